@@ -1,0 +1,49 @@
+"""The errors that overlaplab raises for what it finds; arguments use ValueError.
+
+Every message says what happened, where (rank, stream, time), what was expected and
+found, and how to repair it.
+"""
+
+from __future__ import annotations
+
+
+class OverlaplabError(Exception):
+    """Base of everything that the package itself diagnoses."""
+
+
+class DeadlockError(OverlaplabError):
+    """No rank can move: a cycle over streams, communicators and rendezvous."""
+
+
+class MismatchError(OverlaplabError):
+    """Ranks met in one collective with different operations, shapes or dtypes."""
+
+
+class RankError(OverlaplabError):
+    """A rank's function raised; the original exception is `__cause__`.
+
+    Attributes:
+        rank: the rank that failed first.
+        remote_traceback: the text of that rank's traceback, of the user's frames.
+    """
+
+    def __init__(self, message: str, *, rank: int, remote_traceback: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.remote_traceback = remote_traceback
+
+
+class RunTimeoutError(OverlaplabError):
+    """A run passed its deadline; the message says where each rank was."""
+
+
+class CaptureError(OverlaplabError):
+    """A step cannot be captured in a CUDA graph; the message says why."""
+
+
+class ProgramError(OverlaplabError):
+    """A recorded program cannot be resolved or edited as asked."""
+
+
+class NotebookError(OverlaplabError):
+    """A notebook cannot be read or graded; the message names the file and the cell."""

@@ -1,0 +1,196 @@
+"""Device-neutral streams: the names and meaning of torch.cuda, on any cluster.
+
+`Stream`, `Event`, `stream(s)`, `current_stream()` and `synchronize()` are torch.cuda's
+own objects where the calling rank runs on CUDA, virtual ones on the virtual cluster,
+and no-ops in a CPU process, where every operator is finished when it returns.
+`annotate` labels a stretch of work (a profiler range) and `name_tensor` names a tensor
+for reports. This module does not know the clusters: a cluster installs a provider for
+its rank's thread (virtual) or for its whole process (pool).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+
+class Provider(Protocol):
+    """What a cluster gives its ranks. Objects follow torch.cuda's interface."""
+
+    def device(self) -> torch.device: ...
+    def make_stream(self, priority: int) -> Any: ...
+    def make_event(self, enable_timing: bool) -> Any: ...
+    def current_stream(self) -> Any: ...
+    def stream(self, stream: Any) -> AbstractContextManager[Any]: ...
+    def synchronize(self) -> None: ...
+    def annotate(self, name: str) -> AbstractContextManager[Any]: ...
+    def name_tensor(self, tensor: torch.Tensor, name: str) -> None: ...
+
+
+_thread = threading.local()
+_process_provider: Provider | None = None
+
+
+def install_thread_provider(provider: Provider | None) -> Provider | None:
+    """Make `provider` this thread's; returns the one that it replaces."""
+    previous: Provider | None = getattr(_thread, "provider", None)
+    _thread.provider = provider
+    return previous
+
+
+def install_process_provider(provider: Provider | None) -> Provider | None:
+    """Make `provider` that of every thread without its own; returns the old one."""
+    global _process_provider
+    previous, _process_provider = _process_provider, provider
+    return previous
+
+
+def provider() -> Provider:
+    """The calling thread's provider: its own, its process's, or chosen by device."""
+    own: Provider | None = getattr(_thread, "provider", None)
+    if own is not None:
+        return own
+    if _process_provider is not None:
+        return _process_provider
+    return _CUDA if _runs_on_cuda() else _CPU
+
+
+def device() -> torch.device:
+    """The calling rank's device."""
+    return provider().device()
+
+
+def Stream(priority: int = 0) -> Any:  # noqa: N802 (torch.cuda's spelling)
+    """A new stream; a lower `priority` goes first, as in torch.cuda.Stream."""
+    return provider().make_stream(priority)
+
+
+def Event(enable_timing: bool = False) -> Any:  # noqa: N802 (torch.cuda's spelling)
+    """A new event, as torch.cuda.Event."""
+    return provider().make_event(enable_timing)
+
+
+def current_stream() -> Any:
+    """The stream on which the calling rank's next operator is launched."""
+    return provider().current_stream()
+
+
+def stream(stream: Any) -> AbstractContextManager[Any]:
+    """Launch the operators of the `with` block on `stream`."""
+    return provider().stream(stream)
+
+
+def synchronize() -> None:
+    """Block the CPU until everything that this rank launched has ended."""
+    provider().synchronize()
+
+
+def annotate(name: str) -> AbstractContextManager[Any]:
+    """Label what the `with` block launches: a profiler range on real devices."""
+    return provider().annotate(name)
+
+
+def name_tensor(tensor: torch.Tensor, name: str) -> None:
+    """Name the bytes of `tensor` in reports from now on (virtual cluster only)."""
+    provider().name_tensor(tensor, name)
+
+
+def _runs_on_cuda() -> bool:
+    if not torch.cuda.is_available():
+        return False
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized():
+        return "nccl" in str(dist.get_backend())
+    return True
+
+
+class _CudaProvider:
+    """torch.cuda itself."""
+
+    def device(self) -> torch.device:
+        if not torch.cuda.is_initialized() and "LOCAL_RANK" in os.environ:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def make_stream(self, priority: int) -> Any:
+        return torch.cuda.Stream(priority=priority)
+
+    def make_event(self, enable_timing: bool) -> Any:
+        return torch.cuda.Event(enable_timing=enable_timing)
+
+    def current_stream(self) -> Any:
+        return torch.cuda.current_stream()
+
+    def stream(self, stream: Any) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(stream)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def annotate(self, name: str) -> AbstractContextManager[Any]:
+        return torch.profiler.record_function(name)
+
+    def name_tensor(self, tensor: torch.Tensor, name: str) -> None:
+        return None
+
+
+class _CpuStream:
+    """The one stream of a CPU process: work is done when the call returns."""
+
+    def wait_stream(self, stream: Any) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+    def synchronize(self) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        return _CpuEvent() if event is None else event
+
+    def query(self) -> bool:
+        return True
+
+
+class _CpuEvent:
+    def record(self, stream: Any = None) -> None: ...
+    def wait(self, stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+class _CpuProvider:
+    """No-ops: on a CPU process every operator ends before its call returns."""
+
+    _stream = _CpuStream()
+
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def make_stream(self, priority: int) -> Any:
+        return _CpuStream()
+
+    def make_event(self, enable_timing: bool) -> Any:
+        return _CpuEvent()
+
+    def current_stream(self) -> Any:
+        return self._stream
+
+    @contextlib.contextmanager
+    def stream(self, stream: Any) -> Iterator[Any]:
+        yield stream
+
+    def synchronize(self) -> None: ...
+
+    def annotate(self, name: str) -> AbstractContextManager[Any]:
+        return torch.profiler.record_function(name)
+
+    def name_tensor(self, tensor: torch.Tensor, name: str) -> None: ...
+
+
+_CUDA = _CudaProvider()
+_CPU = _CpuProvider()
