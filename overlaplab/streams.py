@@ -66,12 +66,12 @@ def device() -> torch.device:
     return provider().device()
 
 
-def Stream(priority: int = 0) -> Any:  # noqa: N802 (torch.cuda's spelling)
+def Stream(priority: int = 0) -> Any:
     """A new stream; a lower `priority` goes first, as in torch.cuda.Stream."""
     return provider().make_stream(priority)
 
 
-def Event(enable_timing: bool = False) -> Any:  # noqa: N802 (torch.cuda's spelling)
+def Event(enable_timing: bool = False) -> Any:
     """A new event, as torch.cuda.Event."""
     return provider().make_event(enable_timing)
 
@@ -114,15 +114,16 @@ class _CudaProvider:
     """torch.cuda itself."""
 
     def device(self) -> torch.device:
-        if not torch.cuda.is_initialized() and "LOCAL_RANK" in os.environ:
+        initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if not initialized and "LOCAL_RANK" in os.environ:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         return torch.device("cuda", torch.cuda.current_device())
 
     def make_stream(self, priority: int) -> Any:
-        return torch.cuda.Stream(priority=priority)
+        return torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
 
     def make_event(self, enable_timing: bool) -> Any:
-        return torch.cuda.Event(enable_timing=enable_timing)
+        return torch.cuda.Event(enable_timing=enable_timing)  # type: ignore[no-untyped-call]
 
     def current_stream(self) -> Any:
         return torch.cuda.current_stream()
