@@ -1,0 +1,77 @@
+# make lab     set up, then open JupyterLab in labs/
+# make test    set up, then run everything that CI runs
+# make course  regenerate labs/ and solutions/ from course/
+# Another interpreter than python3: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest
+LAB_FLAGS ?=
+
+# Test workers share the cores: one thread for each keeps them from fighting.
+test test-%: export OMP_NUM_THREADS := 1
+test test-%: export MPLBACKEND := agg
+test test-%: export PYTHONHASHSEED := 0
+
+.PHONY: help lab test test-lint test-types test-arrows test-unit test-drift \
+	test-notebooks test-unsolved course clean setup
+.NOTPARALLEL:
+
+help:
+	@sed -n '/^$$/q; s/^# //p' Makefile
+
+setup: $(STAMP)
+
+# The stamp comes last: an install that was interrupted starts again, and one that
+# is older than the versions that it depends on is brought up to date.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "overlaplab needs Python 3.11 or later; '$(PYTHON)' is not one or is" \
+	    "missing. Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' || { \
+	  echo "'$(PYTHON)' lacks the standard modules venv and ensurepip. Install them" \
+	    "(Debian and Ubuntu: apt install python3-venv) or name another" \
+	    "interpreter: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	  --editable '.[course,dev]'
+	@touch $@
+
+lab: setup
+	cd labs && ../$(BIN)/python -m jupyter lab $(LAB_FLAGS)
+
+test: test-lint test-types test-arrows test-drift test-unit test-notebooks \
+	test-unsolved
+	@echo "All checks passed."
+
+test-lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+test-types: setup
+	$(BIN)/mypy
+
+test-arrows: setup
+	$(BIN)/lint-imports --no-cache
+
+test-drift: setup
+	$(BIN)/python course/build.py --check
+
+test-unit: setup
+	$(PYTEST) -q -n $(WORKERS) --dist loadfile
+
+test-notebooks: setup
+	$(PYTEST) -q -p tests.strict_notebooks -p no:doctest -n $(WORKERS) \
+	  --dist loadfile --nbval-lax --nbval-cell-timeout 120 --timeout 300 solutions
+
+test-unsolved: setup
+	$(BIN)/python course/build.py --prove-unsolved
+
+course: setup
+	$(BIN)/python course/build.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
