@@ -1,0 +1,234 @@
+"""How an exercise is declared, and the sheet on which its grader writes.
+
+Fail closed: an exercise promises sentences (`verifies`); it passes only if its grader
+wrote every one of them on the sheet as true. What a grader forgets, or does not reach,
+counts as wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from overlaplab.grading.laws import Violation
+from overlaplab.grading.verdict import CheckResult, Verdict
+from overlaplab.timeline import Timeline
+
+
+class StopGradingError(Exception):
+    """Raised by `Sheet.stop_if_wrong`: what follows would say nothing new."""
+
+
+class Sheet:
+    """What the grader of one exercise saw.
+
+    `ran` says what is run; `verify` and `expect` write one promised sentence each;
+    `show` keeps the learner's timeline and the step reached.
+    """
+
+    def __init__(self, exercise: Exercise) -> None:
+        self._exercise = exercise
+        self._results: dict[str, CheckResult] = {}
+        self._ran = ""
+        self._timeline: Timeline | None = None
+        self._step_ns: int | None = None
+        self._target_ns: int | None = None
+
+    def ran(self, what: str) -> None:
+        """Say what runs next: "3 steps of a 4-layer net on 2 ranks, chalk"."""
+        self._ran = what
+
+    def verify(self, name: str, violations: Sequence[Violation]) -> bool:
+        """The sentence `name` holds if there is no violation; returns whether."""
+        if not violations:
+            return self.expect(name, True)
+        first = violations[0]
+        more = len(violations) - 1
+        seen = first.message + (f"\n(and {more} more like it)" if more else "")
+        return self.expect(
+            name, False, seen=seen, expected=first.expected, hint=first.hint
+        )
+
+    def expect(
+        self,
+        name: str,
+        passed: bool,
+        *,
+        seen: str = "",
+        expected: str = "",
+        hint: str = "",
+    ) -> bool:
+        """Write the promised sentence `name` as true or false; returns `passed`.
+
+        Written twice, it holds only if it held both times; the first failure stays.
+
+        Raises:
+            LookupError: `name` is not among the exercise's `verifies`.
+        """
+        if name not in self._exercise.verifies:
+            raise LookupError(
+                f"exercise {self._exercise.id} does not promise {name!r}; "
+                f"it promises {self._exercise.verifies}"
+            )
+        before = self._results.get(name)
+        if before is None or before.passed:
+            # Only True passes: a truthy tensor or a forgotten call does not.
+            self._results[name] = CheckResult(
+                name, passed is True, seen, expected, hint
+            )
+        return passed is True
+
+    def show(
+        self,
+        timeline: Timeline,
+        *,
+        step_ns: int | None = None,
+        target_ns: int | None = None,
+    ) -> None:
+        """Keep the learner's timeline, and the step reached against the target."""
+        self._timeline = timeline
+        self._step_ns = step_ns
+        self._target_ns = target_ns
+
+    def stop_if_wrong(self) -> None:
+        """End the grading here if something is wrong already."""
+        if not all(result.passed for result in self._results.values()):
+            raise StopGradingError
+
+    def verdict(self, *, error: str = "", hint: str = "") -> Verdict:
+        """The verdict as the sheet stands; promises not written count as wrong."""
+        wrong = error != "" or any(not r.passed for r in self._results.values())
+        checks = []
+        for name in self._exercise.verifies:
+            if name in self._results:
+                checks.append(self._results[name])
+            elif wrong:
+                continue  # not reached because of what is reported already
+            else:
+                checks.append(CheckResult(name, False, "was not verified"))
+        passed = (
+            not error
+            and bool(self._exercise.verifies)
+            and len(checks) == len(self._exercise.verifies)
+            and all(check.passed for check in checks)
+        )
+        first_hint = next((c.hint for c in checks if not c.passed and c.hint), "")
+        return Verdict(
+            exercise=self._exercise.id,
+            title=self._exercise.title,
+            passed=passed,
+            ran=self._ran,
+            checks=tuple(checks),
+            hint="" if passed else first_hint or hint,
+            timeline=self._timeline,
+            step_ns=self._step_ns,
+            target_ns=self._target_ns,
+            error=error,
+        )
+
+
+Grader = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Exercise:
+    """One graded task of a lab.
+
+    Args:
+        id: "6.3".
+        title: as in the lesson.
+        solution: the names that the notebook gives to the learner's objects, in the
+            order in which `check` and `grade` take them.
+        verifies: the sentences that its grader promises to write.
+        points: marks.
+        grade: `grade(sheet, *solutions)`.
+        timeout_s: deadline of one check.
+        optional: an extra: graded and shown, not needed for full marks.
+    """
+
+    id: str
+    title: str
+    solution: tuple[str, ...]
+    verifies: tuple[str, ...]
+    points: int
+    grade: Grader
+    timeout_s: float = 60.0
+    optional: bool = False
+
+    @property
+    def lab(self) -> str:
+        """Two digits: "06"."""
+        return self.id.split(".")[0].zfill(2)
+
+
+_REGISTRY: dict[str, Exercise] = {}
+
+
+def exercise(
+    id: str,
+    *,
+    title: str,
+    solution: str | Sequence[str],
+    verifies: Sequence[str],
+    points: int = 1,
+    timeout_s: float = 60.0,
+    optional: bool = False,
+) -> Callable[[Grader], Grader]:
+    """Register the decorated function as the grader of exercise `id`.
+
+    The function is called as `grade(sheet, *solutions)` and returns None. See
+    `Exercise` for the arguments.
+
+    Raises:
+        ValueError: the id is taken, or nothing is promised.
+    """
+    if not re.fullmatch(r"\d+\.\d+", id):
+        raise ValueError(f"exercise id {id!r}; expected LAB.NUMBER, such as '6.3'")
+    names = (solution,) if isinstance(solution, str) else tuple(solution)
+    if not names or not verifies:
+        raise ValueError(f"exercise {id} names no solution or verifies nothing")
+    if len(set(verifies)) != len(verifies):
+        raise ValueError(f"exercise {id} promises the same sentence twice")
+
+    def register(grade: Grader) -> Grader:
+        before = _REGISTRY.get(id)
+        if before is not None and before.grade.__module__ != grade.__module__:
+            raise ValueError(f"exercise {id} is registered by {before.grade}")
+        _REGISTRY[id] = Exercise(
+            id, title, names, tuple(verifies), points, grade, timeout_s, optional
+        )
+        return grade
+
+    return register
+
+
+def exercises(lab: str | None = None) -> tuple[Exercise, ...]:
+    """Every exercise, or those of `lab` ("06"), by number."""
+    _load_labs()
+    chosen = [e for e in _REGISTRY.values() if lab is None or e.lab == lab]
+    return tuple(sorted(chosen, key=lambda e: [int(x) for x in e.id.split(".")]))
+
+
+def find_exercise(id: str) -> Exercise:
+    """The exercise `id`.
+
+    Raises:
+        ValueError: there is none; the message lists those there are.
+    """
+    _load_labs()
+    if id not in _REGISTRY:
+        known = ", ".join(e.id for e in exercises()) or "none"
+        raise ValueError(f"no exercise {id!r}; known: {known}")
+    return _REGISTRY[id]
+
+
+def _load_labs() -> None:
+    """Import every overlaplab.grading.labNN module, which register their exercises."""
+    package: Any = importlib.import_module("overlaplab.grading")
+    for module in pkgutil.iter_modules(package.__path__):
+        if re.fullmatch(r"lab\d\d\w*", module.name):
+            importlib.import_module(f"overlaplab.grading.{module.name}")

@@ -1,0 +1,130 @@
+"""What a check says. Knows no exercise, no torch; a picture is drawn only if asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from overlaplab.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One thing that was looked at.
+
+    Args:
+        name: the sentence that is true if it passed: "each bucket is sent once a step".
+        passed: whether it is.
+        seen: what the run showed, with numbers, ranks, streams and times.
+        expected: what it should have shown.
+        hint: the smallest hint that helps, "" if none.
+    """
+
+    name: str
+    passed: bool
+    seen: str = ""
+    expected: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of one exercise's check.
+
+    Args:
+        exercise: its number, "6.3".
+        title: its title.
+        passed: every promised check was made, and passed.
+        ran: what ran, one sentence.
+        checks: what was looked at, in order.
+        hint: the hint of the first check that failed.
+        timeline: the learner's own run, if there was one.
+        step_ns: the step time that the learner reached, None where no time counts.
+        target_ns: the step time of the reference.
+        error: the learner's exception with their own frames, "" if none was raised.
+    """
+
+    exercise: str
+    title: str
+    passed: bool
+    ran: str = ""
+    checks: tuple[CheckResult, ...] = ()
+    hint: str = ""
+    timeline: Timeline | None = None
+    step_ns: int | None = None
+    target_ns: int | None = None
+    error: str = ""
+
+    def __str__(self) -> str:
+        return "\n".join(self._right() if self.passed else self._wrong())
+
+    def _heading(self) -> str:
+        outcome = "passed" if self.passed else "not yet"
+        return f"{self.exercise} {self.title}: {outcome}"
+
+    def _right(self) -> list[str]:
+        lines = [self._heading()]
+        lines += [f"  + {check.name}" for check in self.checks]
+        return lines + self._times()
+
+    def _wrong(self) -> list[str]:
+        lines = [self._heading()]
+        if self.ran:
+            lines.append(f"  ran: {self.ran}")
+        lines += [f"  + {check.name}" for check in self.checks if check.passed]
+        for check in self.checks:
+            if check.passed:
+                continue
+            lines.append(f"  - {check.name}: NO")
+            if check.seen:
+                lines += _indent("seen:     ", check.seen)
+            if check.expected:
+                lines += _indent("expected: ", check.expected)
+        if self.error:
+            lines += _indent("your code raised: ", self.error)
+        if self.hint:
+            lines += ["  hint: " + self.hint]
+        return lines + self._times()
+
+    def _times(self) -> list[str]:
+        if self.step_ns is None:
+            return []
+        line = f"  step: {self.step_ns / 1e6:.2f} ms"
+        if self.target_ns is not None:
+            line += f", target: {self.target_ns / 1e6:.2f} ms"
+        return [line]
+
+    def _repr_html_(self) -> str:
+        colour = "#1a7f37" if self.passed else "#b35900"
+        return (
+            f'<pre style="border-left: 4px solid {colour}; padding-left: 8px">'
+            f"{escape(str(self))}</pre>"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values: everything but the timeline."""
+        return {
+            "exercise": self.exercise,
+            "title": self.title,
+            "passed": self.passed,
+            "ran": self.ran,
+            "checks": [
+                {
+                    "name": c.name,
+                    "passed": c.passed,
+                    "seen": c.seen,
+                    "expected": c.expected,
+                }
+                for c in self.checks
+            ],
+            "hint": self.hint,
+            "step_ns": self.step_ns,
+            "target_ns": self.target_ns,
+            "error": self.error,
+        }
+
+
+def _indent(title: str, text: str) -> list[str]:
+    first, *rest = text.splitlines() or [""]
+    return [f"      {title}{first}", *(f"      {' ' * len(title)}{x}" for x in rest)]
