@@ -186,8 +186,10 @@ def exercise(
     Raises:
         ValueError: the id is taken, or nothing is promised.
     """
-    if not re.fullmatch(r"\d+\.\d+", id):
-        raise ValueError(f"exercise id {id!r}; expected LAB.NUMBER, such as '6.3'")
+    if not re.fullmatch(r"\d+\.\d+[a-z]?", id):
+        raise ValueError(
+            f"exercise id {id!r}; expected LAB.NUMBER, such as '6.3' or '6.5b'"
+        )
     names = (solution,) if isinstance(solution, str) else tuple(solution)
     if not names or not verifies:
         raise ValueError(f"exercise {id} names no solution or verifies nothing")
@@ -210,7 +212,12 @@ def exercises(lab: str | None = None) -> tuple[Exercise, ...]:
     """Every exercise, or those of `lab` ("06"), by number."""
     _load_labs()
     chosen = [e for e in _REGISTRY.values() if lab is None or e.lab == lab]
-    return tuple(sorted(chosen, key=lambda e: [int(x) for x in e.id.split(".")]))
+    return tuple(sorted(chosen, key=lambda e: _number(e.id)))
+
+
+def _number(id: str) -> tuple[int, int, str]:
+    lab, number, part = re.fullmatch(r"(\d+)\.(\d+)([a-z]?)", id).groups()  # type: ignore[union-attr]
+    return int(lab), int(number), part
 
 
 def find_exercise(id: str) -> Exercise:
