@@ -138,7 +138,7 @@ class Op:
     label: str = ""
     phase: str = ""
     source: str = ""
-    attributes: Mapping[str, Any] = field(default=NO_ATTRIBUTES)
+    attributes: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRIBUTES)
 
 
 @dataclass(frozen=True, slots=True)

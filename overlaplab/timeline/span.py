@@ -59,7 +59,7 @@ class Span:
     end_ns: int
     bytes: int = 0
     flops: int = 0
-    attributes: Mapping[str, Any] = field(default=NO_ATTRIBUTES)
+    attributes: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRIBUTES)
 
     def __post_init__(self) -> None:
         if self.end_ns < self.start_ns:
