@@ -1,0 +1,211 @@
+"""Run notebooks, and keep of their outputs what is the same in the next run.
+
+Used by build.py. Knows nothing of lessons, markers or what a check checks.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import io
+import os
+import re
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+from PIL import Image
+
+CELL_TIMEOUT_S = 120
+PNG_LIMIT_BYTES = 100_000
+WIDGETS = "application/vnd.jupyter.widget-view+json"
+# A check that stops for one of these has not come to a verdict.
+NO_VERDICT = ("NameError", "SyntaxError", "IndentationError", "ImportError")
+ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "JUPYTER_PLATFORM_DIRS": "1",
+    "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+}
+UNSTABLE = (
+    (re.compile(r"\bat 0x[0-9a-f]+"), "at 0x..."),
+    (re.compile(r"(?:/[\w.-]+)*/ipykernel_\d+/\d+\.py"), "<cell>"),
+)
+
+
+class BuildError(Exception):
+    """The course cannot be built, has drifted or proves nothing; says where and why."""
+
+
+def text(notebook: NotebookNode) -> str:
+    """The notebook as it is stored: the same for equal notebooks."""
+    return str(nbformat.writes(notebook, version=4)).rstrip("\n") + "\n"
+
+
+def write(notebook: NotebookNode, path: Path) -> None:
+    """Store a notebook; a reader never sees half of one."""
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(text(notebook), encoding="utf-8")
+    part.replace(path)
+
+
+def without_outputs(notebook: NotebookNode) -> NotebookNode:
+    """A copy with sources, ids and metadata only."""
+    bare = copy.deepcopy(notebook)
+    for cell in bare.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return bare
+
+
+def execute(notebook: NotebookNode, folder: Path, *, allow_errors: bool) -> None:
+    """Run the cells in `folder`, in a kernel of their own; outputs go into `notebook`.
+
+    Raises:
+        BuildError: for a cell that raises (unless allowed), hangs, or kills its kernel.
+    """
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        kernel_name="python3",
+        allow_errors=allow_errors,
+        record_timing=False,
+        coalesce_streams=True,
+        store_widget_state=False,
+        extra_arguments=["--log-level=40"],  # no warnings among the build's own lines
+        resources={"metadata": {"path": str(folder)}},
+    )
+    folder.mkdir(exist_ok=True)
+    try:
+        client.execute(env=os.environ | ENVIRONMENT)
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        done = [cell.id for cell in notebook.cells if cell.get("execution_count")]
+        last = done[-1] if done else "none"
+        raise BuildError(f"after cell {last!r}: {_plain(str(error))}") from None
+
+
+def execute_solution(notebook: NotebookNode, folder: Path, root: Path) -> None:
+    """Run a solved notebook and make its outputs fit to be stored.
+
+    Raises:
+        BuildError: as `execute`, or for outputs that must not be stored.
+    """
+    metadata = copy.deepcopy(notebook.metadata)
+    execute(notebook, folder, allow_errors=False)
+    notebook.metadata = metadata  # the run added its Python's version
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.metadata.pop("execution", None)
+            cell.outputs = [_stable(output) for output in cell.outputs]
+            cell.outputs = [output for output in cell.outputs if output is not None]
+    if problems := stored_problems(notebook, "the solution", root):
+        raise BuildError("\n".join(problems))
+
+
+def stored_problems(notebook: NotebookNode, name: str, root: Path) -> list[str]:
+    """What must not be stored in a solution: a gap, an error, a path, a widget."""
+    problems: list[str] = []
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        where = f"{name}, cell {cell.id!r}"
+        if cell.source.strip() and not cell.execution_count:
+            problems.append(f"{where}: not executed")
+        for output in cell.outputs:
+            if output.output_type == "error" and "raises-exception" not in (
+                cell.metadata.get("tags", ())
+            ):
+                problems.append(f"{where}: stores an error, {output.ename}")
+            data = output.get("data", {})
+            words = [output.get("text", ""), *output.get("traceback", ())]
+            words += [v for k, v in data.items() if k.startswith("text/")]
+            if any(str(path) in word for word in words for path in (root, Path.home())):
+                problems.append(f"{where}: shows a path of this machine")
+            if len(data.get("image/png", "")) * 3 // 4 > PNG_LIMIT_BYTES:
+                problems.append(f"{where}: a picture over {PNG_LIMIT_BYTES} bytes")
+            if WIDGETS in data:
+                problems.append(f"{where}: a widget's view; it is blank when stored")
+    return problems
+
+
+def prove_unsolved(folder: Path) -> None:
+    """Run every lab as handed out: each check must raise, and no other cell.
+
+    Raises:
+        BuildError: for the labs where that is not so, or if there is no lab.
+    """
+    labs = sorted(folder.glob("*.ipynb"))
+    if not labs:
+        raise BuildError(f"nothing to prove: no lab in {folder}")
+    problems: list[str] = []
+    for path in labs:
+        lab = nbformat.read(path, as_version=4)
+        execute(lab, folder, allow_errors=True)
+        found = unsolved_problems(lab)
+        problems += [f"labs/{path.name}, {problem}" for problem in found]
+        checks = sum(_has_tag(cell, "check") for cell in lab.cells)
+        if not found:
+            print(f"labs/{path.name}: its {checks} checks raise, and nothing else")
+    if problems:
+        raise BuildError("\n".join(problems))
+
+
+def unsolved_problems(lab: NotebookNode) -> list[str]:
+    """Where an executed, unsolved lab does not fail as it should."""
+    problems: list[str] = []
+    if not any(_has_tag(cell, "check") for cell in lab.cells):
+        problems.append("no cell: no check")
+    for cell in lab.cells:
+        errors = [o for o in cell.get("outputs", ()) if o.output_type == "error"]
+        said = f"{errors[0].ename}: {errors[0].evalue}"[:200] if errors else ""
+        where = f"cell {cell.id!r}"
+        if _has_tag(cell, "check"):
+            if not errors:
+                problems.append(f"{where}: this check passes on the bare stub")
+            elif errors[0].ename in NO_VERDICT:
+                problems.append(f"{where}: raises for the wrong reason, {said}")
+        elif errors and not _has_tag(cell, "raises-exception"):
+            problems.append(f"{where}: raises, and is no check: {said}")
+    return problems
+
+
+def _has_tag(cell: NotebookNode, tag: str) -> bool:
+    return tag in cell.metadata.get("tags", ())
+
+
+def _stable(output: NotebookNode) -> NotebookNode | None:
+    """The output without what changes from run to run, None if nothing is left."""
+    if output.output_type == "stream":
+        output.text = _plain(output.text)
+        return output
+    if output.output_type == "error":
+        output.traceback = [_plain(line) for line in output.traceback]
+        return output
+    data = output.data
+    if data.pop(WIDGETS, None) is not None:
+        return None
+    for kind, value in data.items():
+        if kind.startswith("text/"):
+            data[kind] = _plain(value)
+        elif kind == "image/png":
+            data[kind] = _small_png(value)
+    return output
+
+
+def _plain(words: str) -> str:
+    for pattern, instead in UNSTABLE:
+        words = pattern.sub(instead, words)
+    return words
+
+
+def _small_png(encoded: str) -> str:
+    """A drawing needs few colours: a palette makes it a third of the size."""
+    picture = Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB")
+    smaller = io.BytesIO()
+    picture.quantize(128, dither=Image.Dither.NONE).save(
+        smaller, format="PNG", optimize=True
+    )
+    packed = base64.b64encode(smaller.getvalue()).decode()
+    return packed if len(packed) < len(encoded) else encoded
