@@ -1,0 +1,179 @@
+"""The profiles that come with the package, each number with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from overlaplab.hardware.profile import Hardware, Link
+
+_TERA = 10**12
+_GIGA = 10**9
+
+CHALK = Hardware(
+    name="chalk",
+    flops_per_s={"default": _TERA},
+    memory_bytes_per_s=_TERA,
+    kernel_floor_ns=0,
+    launch_ns=0,
+    collective_launch_ns=0,
+    link=Link(
+        latency_ns=1_000,
+        bytes_per_s=10 * _GIGA,
+        source="round numbers: 1 us, then 0.1 ns a byte",
+    ),
+    host_bytes_per_s=10 * _GIGA,
+    source=(
+        "no machine: round numbers for the head. 1000 FLOP or 1000 bytes of memory "
+        "take 1 ns; two ranks all-reduce n bytes in 1000 + n/10 ns, four in 1000 + "
+        "0.15 n ns; launching is free and nothing slows anything else"
+    ),
+)
+
+_NVLINK = Link(
+    latency_ns=44_000,
+    bytes_per_s=340 * _GIGA,
+    source=(
+        "all_reduce alone, NCCL 2.28.9, 18 NVLinks a GPU, H200: empty 0.044 ms on 4 "
+        "ranks; wire bytes 2 (n-1)/n B over (time - 0.044 ms): 25 MiB in 0.161 ms on "
+        "4 ranks 336 GB/s, 100 MiB in 0.518 ms 332, 1.477 GB in 6.3 ms 354, and on 2 "
+        "ranks in 4.4 ms 339; rounded middle. Too low for small ones: 1 MiB is "
+        "predicted at 0.049 ms, measured 0.064"
+    ),
+)
+
+_GPT = (
+    "a GPT of 738.5 M parameters, bf16, 8 sequences of 1024 a GPU, torch 2.11.0, H200s"
+)
+H200_NVLINK = Hardware(
+    name="h200-nvlink",
+    flops_per_s={
+        "default": 50 * _TERA,
+        "float32": 50 * _TERA,
+        "float64": 50 * _TERA,
+        "bfloat16": 780 * _TERA,
+        "float16": 780 * _TERA,
+    },
+    memory_bytes_per_s=4_000 * _GIGA,
+    kernel_floor_ns=2_000,
+    launch_ns=15_000,
+    collective_launch_ns=60_000,
+    link=_NVLINK,
+    compute_rate_permille=550,
+    wire_rate_permille=500,
+    source=f"measured: {_GPT}; where not, the data sheet with a share reached",
+    notes={
+        "flops_per_s": (
+            f"bf16: {_GPT}: 6 x 671 M matmul parameters x 8192 tokens = 33.0 TFLOP in "
+            "42.3 ms of GEMM kernels = 780 TFLOP/s. fp32 and fp64 (no TF32): three "
+            "quarters of the data sheet's 67 TFLOP/s, not measured"
+        ),
+        "memory_bytes_per_s": "five sixths of the data sheet's 4.8 TB/s, not measured",
+        "launch_ns": "about 15 us an operator from Python on those hosts, measured",
+        "collective_launch_ns": (
+            "an operator's 15 us, a hook and the process group's Python: assumed 60 us"
+        ),
+        "compute_rate_permille": (
+            f"{_GPT}, 2 GPUs, coalesced reducer: GEMM kernels grew from 42.3 to 46.1 "
+            "ms while 7.5 ms of NCCL ran beside compute: 1 - 3.8/7.5 = 493; by the "
+            "step, 64.5 + 0.8 exposed + x = 68.3 ms: 1 - 3.0/7.5 = 600; a GEMM loop "
+            "of 14.4 ms took 15.25 under 1.9 ms of all-gather: 1 - 0.85/1.9 = 553. "
+            "Middle: 550"
+        ),
+        "wire_rate_permille": (
+            "the same run: 4.5 ms of NCCL alone took 8.3, 0.8 of it with nothing "
+            "beside: (4.5 - 0.8)/7.5 = 493, so about half. (All-gather under a GEMM "
+            "loop: 684)"
+        ),
+    },
+)
+
+H100_NVLINK = replace(
+    H200_NVLINK,
+    name="h100-nvlink",
+    memory_bytes_per_s=2_800 * _GIGA,
+    source=(
+        "as h200-nvlink (the same chip, clocks and NVLink), with the H100's memory; "
+        "the contention was measured on H200s"
+    ),
+    notes={
+        **H200_NVLINK.notes,
+        "memory_bytes_per_s": "five sixths of the data sheet's 3.35 TB/s, not "
+        "measured",
+    },
+)
+
+ETHERNET_100G = replace(
+    H100_NVLINK,
+    name="ethernet-100g",
+    link=Link(
+        latency_ns=100_000,
+        bytes_per_s=12_500_000_000,
+        source="100 Gbit/s by definition; 100 us a collective, assumed",
+    ),
+    compute_rate_permille=1000,
+    wire_rate_permille=1000,
+    source="one H100 a node, joined by 100 Gbit/s Ethernet with 100 us; not measured",
+    notes={
+        **H100_NVLINK.notes,
+        "compute_rate_permille": (
+            "taken as none: so slow a link needs few of the GPU's processors; not "
+            "measured"
+        ),
+        "wire_rate_permille": "taken as none; not measured",
+    },
+)
+
+PROFILES: Mapping[str, Hardware] = MappingProxyType(
+    {hw.name: hw for hw in (CHALK, H100_NVLINK, H200_NVLINK, ETHERNET_100G)}
+)
+
+
+def profile(name: str | Hardware) -> Hardware:
+    """The profile called `name`; a `Hardware` is returned as it is.
+
+    Raises:
+        ValueError: nobody knows the name; the message lists the known ones.
+        TypeError: neither a name nor a `Hardware`.
+
+    >>> profile("chalk").link.latency_ns
+    1000
+    """
+    if isinstance(name, Hardware):
+        return name
+    if not isinstance(name, str):
+        raise TypeError(
+            f"hardware is {type(name).__name__}; expected a name ({', "
+            "'.join(PROFILES)}) or overlaplab.hardware.Hardware(...)"
+        )
+    if name not in PROFILES:
+        raise ValueError(
+            f"unknown hardware {name!r}; known: {', '.join(PROFILES)}. Or pass a "
+            "Hardware(...), such as dataclasses.replace(profile('h100-nvlink'), ...)"
+        )
+    return PROFILES[name]
+
+
+def with_link(
+    hw: str | Hardware,
+    *,
+    latency_ns: int | None = None,
+    bytes_per_s: int | None = None,
+) -> Hardware:
+    """`hw` with another link; its name gets a "+link" so that reports tell.
+
+    >>> with_link("chalk", latency_ns=500).link.latency_ns
+    500
+    """
+    hw = profile(hw)
+    changes: dict[str, int] = {}
+    if latency_ns is not None:
+        changes["latency_ns"] = latency_ns
+    if bytes_per_s is not None:
+        changes["bytes_per_s"] = bytes_per_s
+    if not changes:
+        return hw
+    link = replace(hw.link, source=f"{hw.link.source}; edited: {changes}", **changes)  # type: ignore[arg-type]
+    name = hw.name if hw.name.endswith("+link") else hw.name + "+link"
+    return replace(hw, name=name, link=link)
