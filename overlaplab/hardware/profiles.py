@@ -99,8 +99,7 @@ H100_NVLINK = replace(
     ),
     notes={
         **H200_NVLINK.notes,
-        "memory_bytes_per_s": "five sixths of the data sheet's 3.35 TB/s, not "
-        "measured",
+        "memory_bytes_per_s": "five sixths of the data sheet's 3.35 TB/s, not measured",
     },
 )
 
@@ -144,8 +143,8 @@ def profile(name: str | Hardware) -> Hardware:
         return name
     if not isinstance(name, str):
         raise TypeError(
-            f"hardware is {type(name).__name__}; expected a name ({', "
-            "'.join(PROFILES)}) or overlaplab.hardware.Hardware(...)"
+            f"hardware is {type(name).__name__}; expected a name "
+            f"({', '.join(PROFILES)}) or overlaplab.hardware.Hardware(...)"
         )
     if name not in PROFILES:
         raise ValueError(
