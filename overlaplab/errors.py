@@ -45,5 +45,9 @@ class ProgramError(OverlaplabError):
     """A recorded program cannot be resolved or edited as asked."""
 
 
+class TraceError(OverlaplabError):
+    """A trace file cannot be read; the message names the file and what is wrong."""
+
+
 class NotebookError(OverlaplabError):
     """A notebook cannot be read or graded; the message names the file and the cell."""

@@ -1,6 +1,19 @@
 """Spans, timelines, overlap arithmetic, critical path, traces. Imports no torch."""
 
+from overlaplab.timeline.critical_path import SHARES, CriticalPath, Segment, Share
+from overlaplab.timeline.report import Report
 from overlaplab.timeline.span import CPU_LANE, KINDS, Kind, Span
 from overlaplab.timeline.timeline import Timeline
 
-__all__ = ["CPU_LANE", "KINDS", "Kind", "Span", "Timeline"]
+__all__ = [
+    "CPU_LANE",
+    "KINDS",
+    "SHARES",
+    "CriticalPath",
+    "Kind",
+    "Report",
+    "Segment",
+    "Share",
+    "Span",
+    "Timeline",
+]

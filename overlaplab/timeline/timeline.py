@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from overlaplab.timeline.span import Span
+from overlaplab.timeline import chrome
+from overlaplab.timeline import critical_path as _path
+from overlaplab.timeline import report as _report
+from overlaplab.timeline.critical_path import CriticalPath
+from overlaplab.timeline.report import Report
+from overlaplab.timeline.span import CPU_LANE, KINDS, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +51,63 @@ class Timeline:
     def lanes(self, rank: int) -> Sequence[str]:
         """The lanes of `rank`, CPU first, in the order of their first span."""
         seen = dict.fromkeys(s.lane for s in self.spans if s.rank == rank)
-        return sorted(seen, key=lambda lane: lane != "cpu")
+        return sorted(seen, key=lambda lane: lane != CPU_LANE)
+
+    @property
+    def start_ns(self) -> int:
+        """First start over all ranks, 0 if nothing happened."""
+        return self.spans[0].start_ns if self.spans else 0
+
+    @property
+    def end_ns(self) -> int:
+        """Last end over all ranks, 0 if nothing happened."""
+        return max((s.end_ns for s in self.spans), default=0)
+
+    @property
+    def step_ns(self) -> int:
+        """The slowest rank's time from its first start to its last end."""
+        return self.report().step_ns
+
+    def report(self) -> Report:
+        """What was computed, sent, hidden, exposed, saved; `Report` defines each."""
+        return _report.report(self)
+
+    def critical_path(self) -> CriticalPath:
+        """The chain that the step is as long as; `CriticalPath` defines its shares."""
+        return _path.critical_path(self)
+
+    def order(self, kinds: Collection[str] = KINDS) -> str:
+        """The spans of these kinds, one a line, for comparison with a literal text.
+
+        >>> Timeline.of([Span(0, "default", "compute", "mm", 5, 105)]).order()
+        '0 default mm 5-105'
+        """
+        return "\n".join(
+            f"{s.rank} {s.lane} {s.name} {s.start_ns}-{s.end_ns}"
+            for s in self.spans
+            if s.kind in kinds
+        )
+
+    def where(self, keep: Callable[[Span], bool]) -> Timeline:
+        """The spans for which `keep` is true; a cause that is not kept is unknown."""
+        kept = [i for i, span in enumerate(self.spans) if keep(span)]
+        new_index: dict[int | None, int] = {old: new for new, old in enumerate(kept)}
+        causes = tuple(new_index.get(self.causes[i]) for i in kept if self.causes)
+        return replace(self, spans=tuple(self.spans[i] for i in kept), causes=causes)
+
+    def of_rank(self, rank: int) -> Timeline:
+        """One rank's spans."""
+        return self.where(lambda span: span.rank == rank)
+
+    def between(self, start_ns: int, end_ns: int) -> Timeline:
+        """The spans that lie within [start_ns, end_ns], for one step of several."""
+        return self.where(lambda s: start_ns <= s.start_ns and s.end_ns <= end_ns)
+
+    def to_chrome(self, path: str | os.PathLike[str]) -> Path:
+        """Write a trace for https://ui.perfetto.dev; see `chrome.write_chrome`."""
+        return chrome.write_chrome(self, path)
+
+    @staticmethod
+    def from_chrome(path: str | os.PathLike[str]) -> Timeline:
+        """Read what `to_chrome` wrote; see `chrome.read_chrome` for its errors."""
+        return chrome.read_chrome(path)

@@ -1,0 +1,226 @@
+"""A timeline as Chrome-trace JSON, which Perfetto opens, and back without loss.
+
+A rank is a process and a lane a thread. The format's `ts` and `dur` are microseconds;
+the exact nanoseconds, the causes and all else are in `args`, and `from_chrome` reads
+only those. A trace of the PyTorch profiler is another dialect: `overlaplab.profiling`
+reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from overlaplab.errors import TraceError
+from overlaplab.timeline.span import NO_ATTRIBUTES, Span
+
+if TYPE_CHECKING:
+    from overlaplab.timeline.timeline import Timeline
+
+FORMAT = 1  # of otherData.overlaplab; a file of another number is refused
+
+
+def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> Path:
+    """Write the trace; a reader sees the whole file or the one that was there before.
+
+    Open it at https://ui.perfetto.dev or chrome://tracing: nothing is uploaded.
+
+    Args:
+        path: usually "NAME.json"; the folder must exist.
+
+    Returns:
+        The path.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+        TypeError: an attribute of a span is no JSON value.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: no folder {path.parent}")
+    trace = {
+        "displayTimeUnit": "ns",
+        "otherData": {
+            "overlaplab": FORMAT,
+            "num_ranks": timeline.num_ranks,
+            "represents": timeline.represents,
+            "origin": timeline.origin,
+            "hardware": timeline.hardware,
+            "causes": bool(timeline.causes),
+        },
+        "traceEvents": list(_events(timeline)),
+    }
+    _write_whole(path, orjson.dumps(trace, default=_plain))
+    return path
+
+
+def read_chrome(path: str | os.PathLike[str]) -> Timeline:
+    """Read what `write_chrome` wrote: an equal timeline.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        TraceError: the file is no such trace; says where it stopped and why.
+    """
+    from overlaplab.timeline.timeline import Timeline
+
+    path = Path(path)
+    other, events = _open_trace(path)
+    spans: list[Span] = []
+    causes: list[int | None] = []
+    try:
+        for event in events:
+            if event.get("ph") == "X":
+                span, cause = _read_span(event)
+                spans.append(span)
+                causes.append(cause)
+        for cause in causes:
+            if cause is not None and not 0 <= cause < len(spans):
+                raise ValueError(f"cause {cause} of {len(spans)} spans")
+        return Timeline(
+            spans=tuple(spans),
+            causes=tuple(causes) if other["causes"] else (),
+            num_ranks=int(other["num_ranks"]),
+            represents=int(other["represents"]),
+            origin=str(other["origin"]),
+            hardware=str(other["hardware"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TraceError(
+            f"{path}: damaged at span {len(spans)} ({type(error).__name__}: {error}). "
+            "Write it again with Timeline.to_chrome."
+        ) from error
+
+
+def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    threads: dict[tuple[int, str], int] = {}
+    for rank in sorted({s.rank for s in timeline.spans}):
+        yield _metadata("process_name", rank, 0, {"name": f"rank {rank}"})
+        yield _metadata("process_sort_index", rank, 0, {"sort_index": rank})
+        for thread, lane in enumerate(timeline.lanes(rank)):
+            threads[rank, lane] = thread
+            yield _metadata("thread_name", rank, thread, {"name": lane})
+            yield _metadata("thread_sort_index", rank, thread, {"sort_index": thread})
+    for index, span in enumerate(timeline.spans):
+        cause = timeline.causes[index] if timeline.causes else None
+        yield _span_event(span, threads[span.rank, span.lane], cause)
+        if cause is not None:
+            source = timeline.spans[cause]
+            yield from _flow(source, span, threads, index)
+
+
+def _metadata(name: str, rank: int, thread: int, args: object) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": rank, "tid": thread, "args": args}
+
+
+def _span_event(span: Span, thread: int, cause: int | None) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.kind,
+        "pid": span.rank,
+        "tid": thread,
+        "ts": span.start_ns / 1000,
+        "dur": span.duration_ns / 1000,
+        "args": {
+            "lane": span.lane,
+            "start_ns": span.start_ns,
+            "end_ns": span.end_ns,
+            "bytes": span.bytes,
+            "flops": span.flops,
+            "cause": cause,
+            "attributes": span.attributes,
+        },
+    }
+
+
+def _flow(
+    source: Span, target: Span, threads: Mapping[tuple[int, str], int], index: int
+) -> Iterator[dict[str, Any]]:
+    """An arrow from a cause on another lane: on the same one the order shows it."""
+    if (source.rank, source.lane) == (target.rank, target.lane):
+        return
+    # Perfetto ties each end of an arrow to the slice that encloses its time stamp:
+    # the last nanosecond is inside, the end is not.
+    leave_ns = max(source.start_ns, source.end_ns - 1)
+    ends = (("s", source, leave_ns), ("f", target, target.start_ns))
+    for phase, span, time_ns in ends:
+        yield {
+            "ph": phase,
+            "bp": "e",
+            "id": index,
+            "name": "cause",
+            "cat": "cause",
+            "pid": span.rank,
+            "tid": threads[span.rank, span.lane],
+            "ts": time_ns / 1000,
+        }
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write beside the target, then rename: a break leaves no half of a file."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)  # mkstemp makes it private
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _plain(value: object) -> object:
+    """For orjson: read-only mappings as objects, tuples are known to it."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"attribute {value!r} of a span is no JSON value")
+
+
+def _open_trace(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    expected = "expected the JSON that Timeline.to_chrome writes"
+    data = path.read_bytes()
+    try:
+        trace = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise TraceError(
+            f"{path}: not JSON, or cut off ({len(data)} bytes; {error}); {expected}."
+        ) from error
+    other = trace.get("otherData") if isinstance(trace, dict) else None
+    if not isinstance(other, dict) or "overlaplab" not in other:
+        raise TraceError(
+            f"{path}: JSON, but without otherData.overlaplab; {expected}. A trace of "
+            "the PyTorch profiler is read by overlaplab.profiling."
+        )
+    if other["overlaplab"] != FORMAT:
+        raise TraceError(
+            f"{path}: trace format {other['overlaplab']!r}; this version reads "
+            f"{FORMAT}. Write it again with this version."
+        )
+    events = trace.get("traceEvents")
+    if not isinstance(events, list):
+        raise TraceError(f"{path}: traceEvents is no list; {expected}.")
+    return other, events
+
+
+def _read_span(event: Mapping[str, Any]) -> tuple[Span, int | None]:
+    args = event["args"]
+    cause = args["cause"]
+    span = Span(
+        rank=int(event["pid"]),
+        lane=str(args["lane"]),
+        kind=event["cat"],
+        name=str(event["name"]),
+        start_ns=int(args["start_ns"]),
+        end_ns=int(args["end_ns"]),
+        bytes=int(args["bytes"]),
+        flops=int(args["flops"]),
+        attributes=dict(args["attributes"]) or NO_ATTRIBUTES,
+    )
+    return span, None if cause is None else int(cause)
