@@ -1,27 +1,208 @@
-"""`check("6.3", BucketedReducer)`: the check of one exercise, inside the notebook."""
+"""`check("6.3", BucketedReducer)`: the check of one exercise, inside the notebook.
+
+Guards what it calls: a deadline, torch's global state, and exceptions, of which the
+learner sees their own frames only.
+"""
 
 from __future__ import annotations
 
-from overlaplab.grading.exercise import Exercise
+import contextlib
+import inspect
+import signal
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+import overlaplab
+from overlaplab.errors import OverlaplabError, RankError
+from overlaplab.grading.exercise import (
+    Exercise,
+    Sheet,
+    StopGradingError,
+    find_exercise,
+)
 from overlaplab.grading.verdict import Verdict
 
+_OURS = str(Path(overlaplab.__file__).parent)
+_NOT_THE_LEARNERS = (
+    _OURS,
+    str(Path(torch.__file__).parent),
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+    "<frozen",
+    "<string>",
+)
 
-class CheckFailed(AssertionError):  # noqa: N818 (reads as a sentence in the notebook)
+
+class CheckFailed(AssertionError):
     """The check did not pass; the verdict has been printed above."""
 
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this instead of our frames."""
+        return [f"CheckFailed: {self}"]
 
-def judge(exercise: Exercise, *solutions: object) -> Verdict:
-    """Grade, catching everything: never raises but for an interrupt."""
-    raise NotImplementedError
+
+class _DeadlineError(BaseException):
+    """Not an Exception: the learner's `except Exception` must not eat it."""
 
 
 def check(exercise_id: str, *solutions: object) -> Verdict:
     """Run the check of `exercise_id` on the learner's object(s), print and draw it.
 
+    Args:
+        exercise_id: "6.3".
+        solutions: what the exercise asks for, in the order that its text gives.
+
     Returns:
         The verdict, if it passed.
 
     Raises:
-        CheckFailed: it did not.
+        CheckFailed: it did not; what was seen has been printed.
+        ValueError: there is no such exercise.
     """
-    raise NotImplementedError
+    verdict = judge(find_exercise(exercise_id), *solutions)
+    print(verdict)
+    _draw(verdict)
+    if not verdict.passed:
+        raise CheckFailed(f"{exercise_id} is not solved yet; see above")
+    return verdict
+
+
+def judge(exercise: Exercise, *solutions: object) -> Verdict:
+    """Grade without printing. Raises only KeyboardInterrupt.
+
+    Every other exception is a fail: of the learner's code, or of the grader's.
+    """
+    sheet = Sheet(exercise)
+    refusal = _refusal(exercise, solutions)
+    if refusal:
+        return sheet.verdict(error=refusal)
+    try:
+        with _clean_torch(), _deadline(exercise.timeout_s):
+            exercise.grade(sheet, *solutions)
+    except StopGradingError:
+        return sheet.verdict()
+    except _DeadlineError as error:
+        return sheet.verdict(
+            error=f"nothing: it was stopped after {exercise.timeout_s:g} s\n{error}",
+            hint="which loop, or which wait, does not end?",
+        )
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit and GeneratorExit fail as well
+        return sheet.verdict(error=describe_error(error))
+    return sheet.verdict()
+
+
+def describe_error(error: BaseException) -> str:
+    """The exception and the learner's frames of its traceback, none of ours."""
+    while isinstance(error, RankError) and error.__cause__ is not None:
+        error = error.__cause__
+    lines = [f"{type(error).__name__}: {error}".rstrip(": ")]
+    if isinstance(error, OverlaplabError):
+        return lines[0]  # a diagnosis, which says where
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.startswith(_NOT_THE_LEARNERS):
+            continue
+        lines.append(f"  in {frame.name}, line {frame.lineno}: {frame.line or ''}")
+    return "\n".join(lines)
+
+
+def _refusal(exercise: Exercise, solutions: tuple[object, ...]) -> str:
+    """Why these objects are not graded at all, "" if they are."""
+    if len(solutions) != len(exercise.solution):
+        wanted = ", ".join(exercise.solution)
+        return (
+            f"nothing: check({exercise.id!r}, {wanted}) takes "
+            f"{len(exercise.solution)} object(s), got {len(solutions)}"
+        )
+    for name, solution in zip(exercise.solution, solutions, strict=True):
+        if solution is None:
+            return f"nothing: {name} is None"
+        if _is_packages_own(solution):
+            return f"nothing: {name} is overlaplab's own; the exercise asks for yours"
+    return ""
+
+
+def _is_packages_own(solution: object) -> bool:
+    """Whether it is (or derives from) one of the package's techniques."""
+    candidates = list(inspect.getmro(solution)) if inspect.isclass(solution) else []
+    candidates += [solution, type(solution)]
+    inner = getattr(solution, "func", None) or getattr(solution, "__wrapped__", None)
+    candidates += [inner, getattr(solution, "__self__", None)]
+    modules = (str(getattr(c, "__module__", "")) for c in candidates)
+    return any(m.startswith("overlaplab.data_parallel") for m in modules)
+
+
+@contextlib.contextmanager
+def _clean_torch() -> Iterator[None]:
+    """Default dtype, gradient mode and random state as a fresh process has them."""
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)
+            torch.set_grad_enabled(grad)
+
+
+@contextlib.contextmanager
+def _deadline(timeout_s: float) -> Iterator[None]:
+    """Raise in the main thread when the time is up; no guard in other threads.
+
+    Runs on clusters carry deadlines of their own, and a graded notebook runs in a
+    child process that can be killed.
+    """
+    usable = hasattr(signal, "SIGALRM") and (
+        threading.current_thread() is threading.main_thread()
+    )
+    if not usable:
+        yield
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise _DeadlineError(_where(frame))
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _where(frame: FrameType | None) -> str:
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_NOT_THE_LEARNERS):
+            return f"  in {frame.f_code.co_name}, line {frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _draw(verdict: Verdict) -> None:
+    """The learner's own timeline: a figure in a notebook, text elsewhere."""
+    if verdict.timeline is None:
+        return
+    from overlaplab import view
+
+    if "ipykernel" not in sys.modules:
+        print(view.text(verdict.timeline))
+        return
+    from IPython.display import display
+
+    figure = view.draw(verdict.timeline, title=f"{verdict.exercise}: your run")
+    display(figure)
+    # Without this the inline backend shows the figure a second time.
+    from matplotlib import pyplot
+
+    pyplot.close(figure)

@@ -1,22 +1,58 @@
 """What a run proves about its gradients, read from program and timeline.
 
 The learner is not asked: gradients are found through the names that the harness gave
-them (`watch`), what a collective covers by following the learner's own copies.
+them (`watch`), what a collective covers by following the learner's own copies. Knows
+no law and judges nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 import torch
 
-from overlaplab.program import Program
-from overlaplab.timeline import Timeline
+from overlaplab import streams
+from overlaplab.grading.provenance import Ledger, length, runs
+from overlaplab.program import Access, Op, Program, TensorName
+from overlaplab.timeline import Span, Timeline
 
-if TYPE_CHECKING:
-    from overlaplab.grading.laws import Violation
+_GRADIENT = "grad "
+_STEP = "overlaplab step "
+# Autograd may hand a gradient on through one of these before it becomes `.grad`.
+_HANDED_ON = {"clone", "_to_copy", "copy_"}
+
+
+def watch(model: torch.nn.Module) -> None:
+    """Name the parameters and, in a hook of its own, each gradient as it arrives.
+
+    Call it on each rank before the learner's reducer registers its hooks: hooks run in
+    the order of their registration.
+    """
+    for name, parameter in model.named_parameters():
+        streams.name_tensor(parameter, f"param {name}")
+        if parameter.requires_grad:
+            hook = _NameGradient(name)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+
+class _NameGradient:
+    """A hook that names `.grad`; a class, so that a copy per rank keeps its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = _GRADIENT + name
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            streams.name_tensor(parameter.grad, self._name)
+
+
+def mark_step(step: int) -> None:
+    """Say that step `step` (from 1) begins here; used on each rank by fixtures."""
+    streams.name_tensor(torch.empty(1), f"{_STEP}{step}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +64,11 @@ class GradientEvidence:
         name: the parameter's.
         bytes: its size.
         writer: index of the last operator that wrote it before any hook ran.
+        origin: where autograd copied it once more (a clone, because somebody holds
+            the original), the operator that made the original; else `writer`.
         since: index of the next operator when its hook ran.
         ready_ns: end of `writer`.
+        origin_ns: end of `origin`.
         sent_bytes: how many of its bytes were sent in its step, with multiplicity.
         sends: collectives that sent any byte of it, as indices of operators.
     """
@@ -39,8 +78,10 @@ class GradientEvidence:
     name: str
     bytes: int
     writer: int | None
+    origin: int | None
     since: int
     ready_ns: int
+    origin_ns: int
     sent_bytes: int
     sends: tuple[int, ...]
 
@@ -53,12 +94,14 @@ class SendEvidence:
         rank, step: where; step 0 is before the first step.
         op: index of the operator.
         group, sequence, operation: which meeting.
-        start_ns, end_ns: of its span on this rank.
+        start_ns, end_ns: on the wire: from the arrival of its last rank.
+        own_start_ns: start of its span on this rank.
         bytes: of its input on this rank.
-        covers: (parameter, bytes) of this step's gradients.
-        stale_bytes: bytes of an earlier step's gradients, or of ones sent already.
+        covers: (parameter, bytes of its gradient of this step), first sent here.
+        stale: (parameter, bytes): an earlier step's gradient, or sent already.
         other_bytes: bytes that are no gradient's.
-        pack: indices of the learner's copies from the gradients to its input.
+        packs: (parameter, indices of the learner's copies from its gradient to the
+            collective's input).
     """
 
     rank: int
@@ -69,11 +112,21 @@ class SendEvidence:
     operation: str
     start_ns: int
     end_ns: int
+    own_start_ns: int
     bytes: int
     covers: tuple[tuple[str, int], ...]
-    stale_bytes: int
+    stale: tuple[tuple[str, int], ...]
     other_bytes: int
-    pack: tuple[int, ...]
+    packs: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def stale_bytes(self) -> int:
+        return sum(size for _, size in self.stale)
+
+    @property
+    def pack(self) -> tuple[int, ...]:
+        """Every copy from a gradient to the input, each once."""
+        return tuple(sorted({op for _, ops in self.packs for op in ops}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +134,23 @@ class BucketEvidence:
     """One bucket (a set of parameters) in one step, over all ranks (the latest counts).
 
     Args:
+        step: which.
+        names: of its parameters.
+        rank: the one whose gradients were complete last.
         ready_ns: end of the last operator that wrote any gradient of it.
-        armed_ns: end of what its stream held when the last hook of it ran: the first
-            moment at which a collective launched in that hook can start.
+        armed_ns: end of what the gradients' stream held when its last hook ran: the
+            first moment at which something launched in that hook can start.
         pack_ns: duration of the learner's own copies for it.
-        launched_ns: end of the CPU's launches of copies and collective, if launched
-            at once in that hook.
+        launched_ns: end of the CPU's launches of copies and collective, if all are
+            launched at once in that hook.
         previous_end_ns: end of the communicator's previous collective, 0 if none.
         start_ns: start of the last collective that carries bytes of it, None if
-            some byte of it is never sent.
+            no byte of it is sent.
     """
 
     step: int
     names: tuple[str, ...]
+    rank: int
     ready_ns: int
     armed_ns: int
     pack_ns: int
@@ -107,35 +164,411 @@ class Evidence:
     """All evidence of one run; build it with `collect_evidence`.
 
     Args:
+        program, timeline: of the run.
         gradients: of every rank and step, in the order of their hooks.
         sends: every collective, by rank and program order.
-        step_ns: time of each step (slowest rank), step 1 first.
-        num_ranks: recorded ranks.
+        marks: `[rank]`: index of the first operator of step 1, 2, ...
     """
 
+    program: Program
+    timeline: Timeline
     gradients: tuple[GradientEvidence, ...]
     sends: tuple[SendEvidence, ...]
-    step_ns: tuple[int, ...]
-    num_ranks: int
+    marks: tuple[tuple[int, ...], ...]
 
-    def bucket(self, names: Sequence[str], step: int) -> BucketEvidence:
-        """The terms of the prompt law for the parameters `names` in `step`."""
-        raise NotImplementedError
+    @property
+    def num_ranks(self) -> int:
+        return len(self.program.ranks)
+
+    @property
+    def num_steps(self) -> int:
+        return min((len(marks) for marks in self.marks), default=0)
+
+    @cached_property
+    def clock(self) -> Clock:
+        """Start and end of every operator."""
+        return Clock(self.program, self.timeline)
+
+    @cached_property
+    def step_ns(self) -> tuple[int, ...]:
+        """Time of each step: from the last end before it to its own, over all ranks."""
+        before = min(
+            (
+                self.clock.launch_start(rank, marks[0])
+                for rank, marks in enumerate(self.marks)
+                if marks and marks[0] < len(self.program.ranks[rank])
+            ),
+            default=0,
+        )
+        times = []
+        for step in range(1, self.num_steps + 1):
+            ends = [
+                self.clock.end(rank, op)
+                for rank in range(self.num_ranks)
+                for op in self.ops_of(rank, step)
+            ]
+            end = max(ends, default=before)
+            times.append(end - before)
+            before = end
+        return tuple(times)
+
+    @cached_property
+    def live_bytes(self) -> tuple[tuple[int, ...], ...]:
+        """`[rank][step - 1]`: bytes allocated at the end of each step."""
+        rows = []
+        for rank, marks in enumerate(self.marks):
+            ends = (*marks[1:], len(self.program.ranks[rank]))
+            lives = [s for s in self.program.storages if s.rank == rank]
+            rows.append(
+                tuple(
+                    sum(
+                        s.bytes
+                        for s in lives
+                        if s.born <= end and (s.freed is None or s.freed > end)
+                    )
+                    for end in ends
+                )
+            )
+        return tuple(rows)
+
+    def ops_of(self, rank: int, step: int) -> range:
+        """Indices of the operators of `step` on `rank`; step 0 is before the first."""
+        marks = (0, *self.marks[rank], len(self.program.ranks[rank]))
+        return range(marks[step], marks[step + 1])
+
+    def step_timeline(self, step: int) -> Timeline:
+        """The spans of one step, as a timeline of its own (causes unknown)."""
+        wanted = [set(self.ops_of(rank, step)) for rank in range(self.num_ranks)]
+        spans = [
+            span
+            for span in self.timeline.spans
+            if span.rank < len(wanted)
+            and span.attributes.get("op") in wanted[span.rank]
+        ]
+        return Timeline.of(spans, origin=self.timeline.origin)
+
+    def sends_of(self, rank: int, step: int) -> tuple[SendEvidence, ...]:
+        """The collectives that `rank` launched in `step`, in its order."""
+        return tuple(s for s in self.sends if s.rank == rank and s.step == step)
+
+    def gradients_of(
+        self, rank: int, step: int, names: Sequence[str] | None = None
+    ) -> tuple[GradientEvidence, ...]:
+        """The gradients of `rank` in `step`; of the parameters `names`, if given."""
+        return tuple(
+            g
+            for g in self.gradients
+            if g.rank == rank and g.step == step and (names is None or g.name in names)
+        )
+
+    def bucket(self, names: Sequence[str], step: int) -> BucketEvidence | None:
+        """The terms of the prompt law for the parameters `names` in `step`.
+
+        None where no rank has a gradient for any of them in that step.
+        """
+        found = [
+            _bucket_on_rank(self, rank, tuple(names), step)
+            for rank in range(self.num_ranks)
+        ]
+        ranks = [bucket for bucket in found if bucket is not None]
+        if not ranks:
+            return None
+        last = max(ranks, key=lambda bucket: bucket.ready_ns)
+        starts = [b.start_ns for b in ranks if b.start_ns is not None]
+        return BucketEvidence(
+            step=step,
+            names=tuple(names),
+            rank=last.rank,
+            ready_ns=last.ready_ns,
+            armed_ns=max(b.armed_ns for b in ranks),
+            pack_ns=max(b.pack_ns for b in ranks),
+            launched_ns=max(b.launched_ns for b in ranks),
+            previous_end_ns=max(b.previous_end_ns for b in ranks),
+            start_ns=max(starts) if len(starts) == len(ranks) else None,
+        )
+
+
+class Clock:
+    """When each operator of a program ran, from its timeline's spans."""
+
+    def __init__(self, program: Program, timeline: Timeline) -> None:
+        self._spans: dict[tuple[int, int], Span] = {}
+        self._launches: dict[tuple[int, int], Span] = {}
+        meetings: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+        for span in timeline.spans:
+            op = span.attributes.get("op")
+            if op is None:
+                continue
+            target = self._launches if span.kind == "launch" else self._spans
+            target[span.rank, op] = span
+        for ops in program.ranks:
+            for op in ops:
+                if op.collective is not None:
+                    key = (op.collective.group, op.collective.sequence)
+                    meetings[key].append((op.rank, op.index))
+        self._wire = {key: self._meet(members) for key, members in meetings.items()}
+
+    def _meet(self, members: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        spans = [self._spans[m] for m in members if m in self._spans]
+        starts = [int(s.attributes.get("ready_ns", s.start_ns)) for s in spans]
+        return max(starts, default=0), max((s.end_ns for s in spans), default=0)
+
+    def start(self, rank: int, op: int) -> int:
+        span = self._spans.get((rank, op))
+        return span.start_ns if span else 0
+
+    def end(self, rank: int, op: int) -> int:
+        span = self._spans.get((rank, op))
+        return span.end_ns if span else 0
+
+    def duration(self, rank: int, op: int) -> int:
+        return self.end(rank, op) - self.start(rank, op)
+
+    def launch_start(self, rank: int, op: int) -> int:
+        """When the CPU began to launch `op`; its start where launches cost nothing."""
+        span = self._launches.get((rank, op))
+        return span.start_ns if span else self.start(rank, op)
+
+    def launch_end(self, rank: int, op: int) -> int:
+        span = self._launches.get((rank, op))
+        return span.end_ns if span else 0
+
+    def launch_ns(self, rank: int, op: int) -> int:
+        span = self._launches.get((rank, op))
+        return span.duration_ns if span else 0
+
+    def wire(self, group: str, sequence: int) -> tuple[int, int]:
+        """[arrival of the last rank, last end) of a meeting, (0, 0) if unknown."""
+        return self._wire.get((group, sequence), (0, 0))
 
 
 def collect_evidence(program: Program, timeline: Timeline) -> Evidence:
-    """Read the evidence of a run in which `watch` and `mark_step` were called."""
-    raise NotImplementedError
+    """Read the evidence of a run in which `watch` and `mark_step` were called.
 
-
-def watch(model: torch.nn.Module) -> None:
-    """Name the parameters and, in a hook of its own, each gradient as it arrives.
-
-    Call it before the learner's reducer registers its hooks.
+    Args:
+        program: the record, with the names that the harness gave.
+        timeline: the same program, resolved; spans carry "op".
     """
-    raise NotImplementedError
+    clock = Clock(program, timeline)
+    gradients: list[GradientEvidence] = []
+    sends: list[SendEvidence] = []
+    marks = []
+    for rank in range(len(program.ranks)):
+        rank_marks, rank_gradients, rank_sends = _read_rank(program, clock, rank)
+        marks.append(rank_marks)
+        gradients += rank_gradients
+        sends += rank_sends
+    return Evidence(program, timeline, tuple(gradients), tuple(sends), tuple(marks))
 
 
-def mark_step(step: int) -> None:
-    """Say that step `step` (from 1) begins here; used on each rank by fixtures."""
-    raise NotImplementedError
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A gradient as named: where its bytes are, and from which operator on."""
+
+    name: str
+    step: int
+    access: Access
+    since: int
+    writer: int | None
+    origin: int | None
+    origin_access: Access
+
+
+def _read_rank(
+    program: Program, clock: Clock, rank: int
+) -> tuple[tuple[int, ...], list[GradientEvidence], list[SendEvidence]]:
+    ops = program.ranks[rank]
+    names = [n for n in program.names if n.rank == rank]
+    marks = tuple(n.since for n in names if n.name.startswith(_STEP))
+    named = _named_gradients(ops, names, marks)
+    by_index: dict[int, list[int]] = defaultdict(list)
+    for number, gradient in enumerate(named):
+        first = gradient.since if gradient.origin is None else gradient.origin + 1
+        by_index[first].append(number)
+
+    ledger = Ledger()
+    sends = []
+    sent: dict[int, int] = defaultdict(int)
+    senders: dict[int, dict[int, None]] = defaultdict(dict)
+    for op in ops:
+        for number in by_index.get(op.index, ()):
+            ledger.name(named[number].origin_access, number)
+        if op.collective is None:
+            ledger.step(op)
+            continue
+        step = bisect_right(marks, op.index)
+        cargo = ledger.send(op)
+        covers: dict[str, int] = defaultdict(int)
+        stale: dict[str, int] = defaultdict(int)
+        packs: dict[str, set[int]] = defaultdict(set)
+        for mark in (*cargo.fresh, *cargo.stale):
+            gradient = named[mark.gradient]
+            size = mark.high - mark.low
+            current = gradient.step == step
+            if current:
+                sent[mark.gradient] += size
+                senders[mark.gradient][op.index] = None
+            if current and not mark.sent:
+                covers[gradient.name] += size
+                packs[gradient.name].update(mark.via)
+            else:
+                stale[gradient.name] += size
+        group, sequence = op.collective.group, op.collective.sequence
+        start_ns, end_ns = clock.wire(group, sequence)
+        sends.append(
+            SendEvidence(
+                rank=rank,
+                step=step,
+                op=op.index,
+                group=group,
+                sequence=sequence,
+                operation=op.collective.operation,
+                start_ns=start_ns,
+                end_ns=end_ns,
+                own_start_ns=clock.start(rank, op.index),
+                bytes=cargo.bytes,
+                covers=tuple(covers.items()),
+                stale=tuple(stale.items()),
+                other_bytes=cargo.bytes - cargo.marked_bytes,
+                packs=tuple((name, tuple(sorted(via))) for name, via in packs.items()),
+            )
+        )
+    gradients = [
+        GradientEvidence(
+            rank=rank,
+            step=g.step,
+            name=g.name,
+            bytes=length(g.access),
+            writer=g.writer,
+            origin=g.origin,
+            since=g.since,
+            ready_ns=0 if g.writer is None else clock.end(rank, g.writer),
+            origin_ns=0 if g.origin is None else clock.end(rank, g.origin),
+            sent_bytes=sent[number],
+            sends=tuple(senders[number]),
+        )
+        for number, g in enumerate(named)
+    ]
+    return marks, gradients, sends
+
+
+def _named_gradients(
+    ops: Sequence[Op], names: Sequence[TensorName], marks: Sequence[int]
+) -> list[_Named]:
+    writes: dict[int, list[int]] = defaultdict(list)
+    for op in ops:
+        if op.collective is None:
+            for access in op.writes:
+                if not writes[access.storage] or writes[access.storage][-1] != op.index:
+                    writes[access.storage].append(op.index)
+    taken: set[tuple[int | None, int, int]] = set()
+    named = []
+    for entry in names:
+        if not entry.name.startswith(_GRADIENT):
+            continue
+        writer = _last_writer(ops, writes, entry.access, entry.since)
+        origin, access = _origin(ops, writes, writer, entry.access)
+        key = (origin, access.storage, access.offset_bytes)
+        if key in taken:  # two parameters with one upstream gradient
+            origin, access = writer, entry.access
+            key = (origin, access.storage, access.offset_bytes)
+        taken.add(key)
+        named.append(
+            _Named(
+                name=entry.name.removeprefix(_GRADIENT),
+                step=bisect_right(marks, entry.since),
+                access=entry.access,
+                since=entry.since,
+                writer=writer,
+                origin=origin,
+                origin_access=access,
+            )
+        )
+    return named
+
+
+def _last_writer(
+    ops: Sequence[Op], writes: Mapping[int, Sequence[int]], access: Access, before: int
+) -> int | None:
+    wanted = runs(access)
+    for index in reversed(writes.get(access.storage, ())):
+        if index < before and any(
+            low < end and start < high
+            for write in ops[index].writes
+            if write.storage == access.storage
+            for low, high in runs(write)
+            for start, end in wanted
+        ):
+            return index
+    return None
+
+
+def _origin(
+    ops: Sequence[Op],
+    writes: Mapping[int, Sequence[int]],
+    writer: int | None,
+    access: Access,
+) -> tuple[int | None, Access]:
+    """Follow the copies that autograd makes on the way into `.grad`."""
+    if writer is None or ops[writer].name.split(".")[0] not in _HANDED_ON:
+        return writer, access
+    sources = [r for r in ops[writer].reads if r not in ops[writer].writes]
+    if len(sources) != 1 or length(sources[0]) != length(access):
+        return writer, access
+    before = _last_writer(ops, writes, sources[0], writer)
+    return (writer, access) if before is None else (before, sources[0])
+
+
+def _bucket_on_rank(
+    evidence: Evidence, rank: int, names: tuple[str, ...], step: int
+) -> BucketEvidence | None:
+    gradients = evidence.gradients_of(rank, step, names)
+    gradients = tuple(g for g in gradients if g.bytes)
+    if not gradients:
+        return None
+    clock, ops = evidence.clock, evidence.program.ranks[rank]
+    last_hook = max(g.since for g in gradients)
+    sends = [
+        send
+        for send in evidence.sends_of(rank, step)
+        if any(name in names for name, _ in send.covers)
+    ]
+    own = sorted(
+        {op for s in sends for name, via in s.packs if name in names for op in via}
+    )
+    streams_used = {ops[g.writer].stream for g in gradients if g.writer is not None}
+    armed = max(
+        (
+            clock.end(rank, _last_on_stream(ops, stream, last_hook))
+            for stream in streams_used
+        ),
+        default=0,
+    )
+    in_hook = [op for op in own if op >= last_hook]
+    launched = clock.launch_end(rank, last_hook - 1) if last_hook else 0
+    launched += sum(clock.launch_ns(rank, op) for op in in_hook)
+    launched += sum(clock.launch_ns(rank, s.op) for s in sends if s.op >= last_hook)
+    last = max(sends, key=lambda send: (send.start_ns, send.op), default=None)
+    return BucketEvidence(
+        step=step,
+        names=names,
+        rank=rank,
+        ready_ns=max(g.ready_ns for g in gradients),
+        armed_ns=armed,
+        pack_ns=sum(clock.duration(rank, op) for op in own),
+        launched_ns=launched,
+        previous_end_ns=_previous_end(clock, last),
+        start_ns=None if last is None else last.start_ns,
+    )
+
+
+def _last_on_stream(ops: Sequence[Op], stream: str, before: int) -> int:
+    return next(
+        (i for i in range(before - 1, -1, -1) if ops[i].stream == stream), before
+    )
+
+
+def _previous_end(clock: Clock, send: SendEvidence | None) -> int:
+    if send is None or send.sequence == 0:
+        return 0
+    return clock.wire(send.group, send.sequence - 1)[1]

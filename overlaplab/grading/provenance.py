@@ -1,0 +1,275 @@
+"""Which gradient bytes lie where: follows copies through one rank's program.
+
+Every named gradient marks its bytes. Copies, casts, concatenations and scalings carry
+the marks on, anything else that writes erases them, and a collective turns them into
+marks of *sent* bytes. Knows no times and no tensors.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from overlaplab.program import Access, Op
+
+# Operators that carry what they read to what they write, element by element.
+_COPIES = {"copy_", "copy", "_foreach_copy_", "_foreach_copy"}
+_JOINS = {"cat", "stack", "concat", "hstack"}
+_MAPS = {
+    "_to_copy",
+    "clone",
+    "contiguous",
+    "to",
+    "div",
+    "mul",
+    "neg",
+    "constant_pad_nd",
+    "index_select",
+    "add",
+    "add_",
+    "div_",
+    "mul_",
+    "neg_",
+    "_foreach_div",
+    "_foreach_mul",
+    "_foreach_div_",
+    "_foreach_mul_",
+    "_foreach_add_",
+    "_foreach_add",
+}
+# A collective that hands sent bytes back, after a reduce_scatter for example.
+_RETURNS = {"all_gather", "broadcast", "gather", "scatter"}
+_MOST_RUNS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Bytes [start, end) of a storage hold bytes [low, high) of a gradient.
+
+    Args:
+        start, end: in the storage.
+        gradient: the number that the caller gave to the gradient.
+        low, high: in the gradient; lengths differ where a cast changed the width.
+        via: operators that carried them here since they were written or sent.
+        sent: a collective has carried them.
+    """
+
+    start: int
+    end: int
+    gradient: int
+    low: int
+    high: int
+    via: tuple[int, ...] = ()
+    sent: bool = False
+
+    def cut(self, start: int, end: int) -> Mark:
+        """The part inside [start, end), which must meet this mark."""
+        start, end = max(start, self.start), min(end, self.end)
+        width = self.end - self.start
+        span = self.high - self.low
+        low = self.low + (start - self.start) * span // width
+        high = self.low + (end - self.start) * span // width
+        return replace(self, start=start, end=end, low=low, high=high)
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """What one collective carries, from `Ledger.send`.
+
+    Args:
+        fresh: marks of gradients not sent before.
+        stale: marks of bytes that were sent before.
+        bytes: length of the input.
+        marked_bytes: how many of them hold any gradient.
+    """
+
+    fresh: tuple[Mark, ...]
+    stale: tuple[Mark, ...]
+    bytes: int
+    marked_bytes: int
+
+
+class Ledger:
+    """The marks of one rank, moved on operator by operator in program order."""
+
+    def __init__(self) -> None:
+        self._marks: dict[int, list[Mark]] = defaultdict(list)
+
+    def name(self, access: Access, gradient: int) -> None:
+        """From here on the bytes of `access` are gradient number `gradient`."""
+        position = 0
+        for start, end in runs(access):
+            self._erase(access.storage, start, end)
+            length = end - start
+            mark = Mark(start, end, gradient, position, position + length)
+            self._marks[access.storage].append(mark)
+            position += length
+
+    def step(self, op: Op) -> None:
+        """Carry the marks through a compute or copy operator."""
+        name = op.name.split(".")[0]
+        reads = [r for r in op.reads if self._holds(r)]
+        if not reads:
+            return self._erase_all(op.writes)
+        if name in _COPIES:
+            sources: Sequence[Access] = [r for r in op.reads if r not in op.writes]
+            if len(sources) == len(op.writes):
+                return self._carry(sources, op.writes, op.index)
+        elif name in _JOINS and len(op.writes) == 1:
+            return self._join(op.reads, op.writes[0], op.index)
+        elif name in _MAPS:
+            if name.endswith("_") and all(self._holds(w) for w in op.writes):
+                return self._carry(op.writes, op.writes, op.index)
+            if len(reads) == len(op.writes):
+                return self._carry(reads, op.writes, op.index)
+            if len(op.reads) == len(op.writes):
+                return self._carry(op.reads, op.writes, op.index)
+        return self._erase_all(op.writes)
+
+    def send(self, op: Op) -> Cargo:
+        """What the collective `op` carries; its outputs then hold sent bytes."""
+        found = [mark for access in op.reads for _, mark in self._found(access)]
+        returns = op.collective is not None and op.collective.operation in _RETURNS
+        fresh = tuple(mark for mark in found if not mark.sent)
+        stale = () if returns else tuple(mark for mark in found if mark.sent)
+        total = sum(length(access) for access in op.reads)
+        cargo = Cargo(fresh, stale, total, sum(m.end - m.start for m in found))
+        self._deliver(op)
+        return cargo
+
+    def _deliver(self, op: Op) -> None:
+        """Mark a collective's outputs as sent, as exactly as its shapes allow."""
+        sizes_in = sum(length(access) for access in op.reads)
+        sizes_out = sum(length(access) for access in op.writes)
+        if sizes_in == sizes_out:
+            pieces = self._pieces(op.reads, sizes_in)
+        else:
+            # A shard of everything, or everything from shards: which bytes went where
+            # is the peers' business; that they were sent is what counts.
+            pieces = self._pieces(op.reads, sizes_out)
+        self._erase_all(op.writes)
+        self._lay(
+            [(a, b, replace(mark, via=(), sent=True)) for a, b, mark in pieces],
+            op.writes,
+        )
+
+    def _carry(
+        self, sources: Sequence[Access], targets: Sequence[Access], op: int
+    ) -> None:
+        moved = []
+        for source, target in zip(sources, targets, strict=True):
+            pieces = self._pieces([source], length(target))
+            moved.append((pieces, target))
+        for pieces, target in moved:
+            self._erase_all([target])
+            self._lay(_through(pieces, op), [target])
+
+    def _join(self, sources: Sequence[Access], target: Access, op: int) -> None:
+        pieces = self._pieces(sources, length(target))
+        self._erase_all([target])
+        self._lay(_through(pieces, op), [target])
+
+    def _pieces(
+        self, sources: Sequence[Access], target_bytes: int
+    ) -> list[tuple[int, int, Mark]]:
+        """(first, end, mark) of the marks of `sources`, in bytes of the target."""
+        total = sum(length(source) for source in sources)
+        if total == 0:
+            return []
+        pieces = []
+        base = 0
+        for source in sources:
+            for position, mark in self._found(source):
+                first = (base + position) * target_bytes // total
+                last = base + position + mark.end - mark.start
+                pieces.append((first, last * target_bytes // total, mark))
+            base += length(source)
+        return pieces
+
+    def _lay(
+        self, pieces: Sequence[tuple[int, int, Mark]], targets: Sequence[Access]
+    ) -> None:
+        """Put `pieces`, counted along `targets` one after another, into storages."""
+        base = 0
+        for target in targets:
+            for start, end in runs(target):
+                for first, last, mark in pieces:
+                    low, high = max(first, base), min(last, base + end - start)
+                    if low >= high:
+                        continue
+                    whole = replace(mark, start=first, end=last).cut(low, high)
+                    self._marks[target.storage].append(
+                        replace(
+                            whole, start=start + low - base, end=start + high - base
+                        )
+                    )
+                base += end - start
+
+    def _found(self, access: Access) -> Iterator[tuple[int, Mark]]:
+        """(position along the access, mark cut to it), in order."""
+        marks = self._marks.get(access.storage)
+        if not marks:
+            return
+        position = 0
+        for start, end in runs(access):
+            inside = (m.cut(start, end) for m in marks if m.start < end > start < m.end)
+            for mark in sorted(inside, key=lambda m: m.start):
+                yield position + mark.start - start, mark
+            position += end - start
+
+    def _holds(self, access: Access) -> bool:
+        return next(self._found(access), None) is not None
+
+    def _erase_all(self, accesses: Sequence[Access]) -> None:
+        for access in accesses:
+            if self._marks.get(access.storage):
+                for start, end in runs(access):
+                    self._erase(access.storage, start, end)
+
+    def _erase(self, storage: int, start: int, end: int) -> None:
+        kept = []
+        for mark in self._marks[storage]:
+            if mark.end <= start or mark.start >= end:
+                kept.append(mark)
+                continue
+            if mark.start < start:
+                kept.append(mark.cut(mark.start, start))
+            if mark.end > end:
+                kept.append(mark.cut(end, mark.end))
+        self._marks[storage] = kept
+
+
+def _through(
+    pieces: Sequence[tuple[int, int, Mark]], op: int
+) -> list[tuple[int, int, Mark]]:
+    return [(a, b, replace(mark, via=(*mark.via, op))) for a, b, mark in pieces]
+
+
+def length(access: Access) -> int:
+    """Bytes of an access, those of overlapping runs counted each time."""
+    total = access.run_bytes
+    for size, _ in access.dims:
+        total *= size
+    return total
+
+
+def runs(access: Access) -> list[tuple[int, int]]:
+    """The contiguous runs of an access, [start, end) in its storage.
+
+    Where they fill their hull (a transposed matrix), or are too many to follow one by
+    one, the hull stands for them.
+    """
+    if access.run_bytes == 0:
+        return []
+    last = sum((size - 1) * stride for size, stride in access.dims)
+    hull = (access.offset_bytes, access.offset_bytes + last + access.run_bytes)
+    total = length(access)
+    if total == 0:
+        return []
+    if total == hull[1] - hull[0] or total // access.run_bytes > _MOST_RUNS:
+        return [hull]
+    starts = [access.offset_bytes]
+    for size, stride in access.dims:
+        starts = [start + i * stride for start in starts for i in range(size)]
+    return [(start, start + access.run_bytes) for start in starts]
