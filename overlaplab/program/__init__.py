@@ -1,5 +1,7 @@
 """The record of a run and what follows from it without torch: times, hazards, edits."""
 
+from overlaplab.program.build import ProgramBuilder
+from overlaplab.program.deadlock import find_deadlock
 from overlaplab.program.record import (
     Access,
     Collective,
@@ -12,6 +14,7 @@ from overlaplab.program.record import (
     TensorName,
     WorkWait,
 )
+from overlaplab.program.resolve import resolve
 
 __all__ = [
     "Access",
@@ -21,7 +24,10 @@ __all__ = [
     "OpKind",
     "Part",
     "Program",
+    "ProgramBuilder",
     "StorageLife",
     "TensorName",
     "WorkWait",
+    "find_deadlock",
+    "resolve",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -25,6 +26,8 @@ KINDS: tuple[Kind, ...] = (
 )
 CPU_LANE = "cpu"
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+# Spans travel from worker processes, and a mapping proxy does not pickle by itself.
+copyreg.pickle(MappingProxyType, lambda proxy: (MappingProxyType, (dict(proxy),)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,245 @@
+"""Write a program by hand, in a few lines: for tests, lessons and estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from overlaplab.program.record import (
+    Access,
+    Collective,
+    Op,
+    OpKind,
+    Part,
+    Program,
+    StorageLife,
+    WorkWait,
+)
+
+
+@dataclass(slots=True)
+class _Rank:
+    ops: list[Op] = field(default_factory=list)
+    last: dict[str, int] = field(default_factory=dict)  # lane -> index
+    pending: dict[str, list[int]] = field(default_factory=dict)  # stream -> waits
+    sequence: dict[str, int] = field(default_factory=dict)  # group -> next number
+
+
+class ProgramBuilder:
+    """Builds a `Program` call by call, in the order of each rank's CPU.
+
+    Methods that launch return the operator's index in its rank, which is what
+    `after`, `wait` and `host_wait` take. Durations are those on the profile `chalk`
+    (1000 FLOP a ns, no launch cost).
+
+    Args:
+        num_ranks: ranks to write; all are of the communicator "default".
+        represents: with `num_ranks=1`: how many ranks the one stands for.
+
+    >>> from overlaplab.program import ProgramBuilder, resolve
+    >>> b = ProgramBuilder(num_ranks=2)
+    >>> for rank in (0, 1):
+    ...     _ = b.compute(rank, "backward 1", ns=2_000)
+    ...     work = b.collective(rank, "all_reduce", bytes=10_000)
+    ...     _ = b.compute(rank, "backward 0", ns=3_000)
+    ...     b.wait(rank, work)
+    ...     _ = b.compute(rank, "step", ns=500)
+    >>> for s in resolve(b.build(), "chalk").spans:
+    ...     if s.rank == 0:
+    ...         print(s.lane, s.name, s.start_ns, s.end_ns)
+    default backward 1 0 2000
+    comm all_reduce 2000 4000
+    default backward 0 2000 5000
+    default step 5000 5500
+    """
+
+    def __init__(self, num_ranks: int = 1, *, represents: int = 1) -> None:
+        if num_ranks < 1 or represents < 1 or (represents > 1 and num_ranks > 1):
+            raise ValueError(
+                f"num_ranks is {num_ranks} and represents {represents}; expected at "
+                "least 1 each, and one of them 1"
+            )
+        self.world_size = num_ranks * represents
+        self._represents = represents
+        self._ranks = [_Rank() for _ in range(num_ranks)]
+        self._waits: list[WorkWait] = []
+        self._storages: list[StorageLife] = []
+
+    def compute(
+        self,
+        rank: int,
+        name: str,
+        *,
+        ns: int = 0,
+        flops: int = 0,
+        stream: str = "default",
+        **fields: Any,
+    ) -> int:
+        """Launch a kernel of `flops` operations, or of `ns` on `chalk`.
+
+        `fields` are those of `Op`: reads, writes, label, read_bytes, after, ...
+        """
+        return self._launch(
+            rank, "compute", name, stream, flops=flops or ns * 1000, **fields
+        )
+
+    def collective(
+        self,
+        rank: int,
+        operation: str,
+        *,
+        bytes: int = 0,
+        parts: Sequence[Part] = (),
+        group: str = "default",
+        ranks: Sequence[int] | None = None,
+        async_op: bool = True,
+        stream: str = "default",
+        lane: str | None = None,
+        root: int = -1,
+        reduce_op: str = "",
+        **fields: Any,
+    ) -> int:
+        """Launch a collective of `group` while `stream` is current.
+
+        Its lane is "comm" for the default group and "comm:NAME" for another, whose
+        `ranks` are all unless given. With `async_op=False` the stream waits for it.
+        """
+        own = self._ranks[rank]
+        sequence = own.sequence.get(group, 0)
+        own.sequence[group] = sequence + 1
+        collective = Collective(
+            group=group,
+            ranks=tuple(range(self.world_size) if ranks is None else ranks),
+            sequence=sequence,
+            operation=operation,
+            reduce_op=reduce_op,
+            root=root,
+            bytes=bytes or sum(part.bytes for part in parts),
+            parts=tuple(parts),
+            async_op=async_op,
+        )
+        lane = lane or ("comm" if group == "default" else f"comm:{group}")
+        index = self._launch(
+            rank,
+            "communication",
+            operation,
+            lane,
+            launch_stream=stream,
+            collective=collective,
+            **fields,
+        )
+        if not async_op:
+            self._wait(rank, stream, index)
+        return index
+
+    def wait(self, rank: int, work: int, *, stream: str = "default") -> None:
+        """`Work.wait()`: what is launched on `stream` next waits for `work`."""
+        self._wait(rank, stream, work)
+        before = len(self._ranks[rank].ops)
+        self._waits.append(WorkWait(rank, work, stream, before))
+
+    def wait_stream(self, rank: int, waiting: str, waited: str) -> None:
+        """`waiting.wait_stream(waited)`: for what was launched there until now."""
+        own = self._ranks[rank]
+        if waited in own.last:
+            self._wait(rank, waiting, own.last[waited])
+        for index in own.pending.get(waited, ()):
+            self._wait(rank, waiting, index)
+
+    def host_wait(
+        self, rank: int, after: Iterable[int] | None = None, *, name: str = "wait"
+    ) -> int:
+        """The CPU waits for `after`; without it, for all that the rank launched."""
+        own = self._ranks[rank]
+        if after is None:
+            after = set(own.last.values())
+        return self._append(rank, "host_wait", name, "cpu", after=tuple(after))
+
+    def host(self, rank: int, name: str, ns: int) -> int:
+        """The CPU computes for `ns`."""
+        return self._append(rank, "host", name, "cpu", duration_ns=ns)
+
+    def storage(
+        self, rank: int, *, bytes: int, name: str = "", born: int | None = None
+    ) -> Access:
+        """Allocate; returns an access of all its bytes, for `reads` and `writes`."""
+        number = len(self._storages)
+        now = len(self._ranks[rank].ops) if born is None else born
+        self._storages.append(
+            StorageLife(rank, number, bytes, now, None, "default", name)
+        )
+        return Access(number, 0, bytes)
+
+    def free(self, rank: int, access: Access) -> None:
+        """Drop the last reference to the storage of `access`."""
+        life = self._storages[access.storage]
+        freed = len(self._ranks[rank].ops)
+        self._storages[access.storage] = StorageLife(
+            life.rank,
+            life.storage,
+            life.bytes,
+            life.born,
+            freed,
+            life.stream,
+            life.name,
+        )
+
+    def build(self) -> Program:
+        """The program as it is now; the builder can go on."""
+        return Program(
+            ranks=tuple(tuple(own.ops) for own in self._ranks),
+            world_size=self.world_size,
+            represents=self._represents,
+            waits=tuple(sorted(self._waits, key=lambda w: (w.rank, w.before))),
+            storages=tuple(sorted(self._storages, key=lambda s: (s.rank, s.storage))),
+        )
+
+    def _launch(
+        self,
+        rank: int,
+        kind: OpKind,
+        name: str,
+        stream: str,
+        *,
+        launch_stream: str | None = None,
+        after: Iterable[int] = (),
+        **fields: Any,
+    ) -> int:
+        own = self._ranks[rank]
+        launch_stream = launch_stream or stream
+        waits = [*own.pending.get(launch_stream, ()), *after]
+        if launch_stream != stream:
+            # The communicator's stream waits for the launching one; what that waits
+            # for stays pending there, for its own next operator.
+            waits += [own.last[launch_stream]] if launch_stream in own.last else []
+        else:
+            own.pending.pop(stream, None)
+        index = self._append(
+            rank,
+            kind,
+            name,
+            stream,
+            launch_stream=launch_stream,
+            after=tuple(sorted(set(waits))),
+            **fields,
+        )
+        own.last[stream] = index
+        return index
+
+    def _append(
+        self,
+        rank: int,
+        kind: OpKind,
+        name: str,
+        stream: str,
+        *,
+        launch_stream: str = "cpu",
+        **fields: Any,
+    ) -> int:
+        ops = self._ranks[rank].ops
+        ops.append(Op(len(ops), rank, kind, name, stream, launch_stream, **fields))
+        return len(ops) - 1
+
+    def _wait(self, rank: int, stream: str, index: int) -> None:
+        self._ranks[rank].pending.setdefault(stream, []).append(index)

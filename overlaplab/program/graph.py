@@ -1,0 +1,223 @@
+"""Who must end before whom: the dependencies of a program, without any time.
+
+`resolve`, `find_deadlock` and `find_findings` share it. Operators of all recorded ranks
+get one running number ("id"): rank by rank, each in the order of its CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from overlaplab.errors import ProgramError
+from overlaplab.program.record import Op, Program
+
+HOST_KINDS = ("host", "host_wait")
+
+
+@dataclass(slots=True)
+class Meeting:
+    """One collective, as the recorded ranks see it.
+
+    Args:
+        group: its communicator.
+        sequence: its number in it.
+        members: ids of the operators that were launched for it.
+        expected: how many recorded ranks take part.
+    """
+
+    group: str
+    sequence: int
+    members: list[int]
+    expected: int
+
+    @property
+    def matched(self) -> bool:
+        return len(self.members) == self.expected
+
+
+@dataclass(slots=True)
+class Graph:
+    """A program as a graph of ids.
+
+    Args:
+        program: what it was made of.
+        ops: all operators, by id.
+        base: id of each rank's first operator.
+        previous: id before this one on the same lane, -1 for the first. Communication
+            follows its lane and its communicator, see `deps`.
+        last_host: id of the last host operator that the CPU passed before launching
+            this one, -1 if none.
+        deps: ids that must have ended before this one starts (or, for "host_wait",
+            ends), apart from the CPU: lane, communicator and `after`.
+        meeting: for communication, the index in `meetings`, else -1.
+        meetings: every collective.
+    """
+
+    program: Program
+    ops: list[Op]
+    base: list[int]
+    previous: list[int]
+    last_host: list[int]
+    deps: list[list[int]]
+    meeting: list[int]
+    meetings: list[Meeting]
+
+    def unmatched(self, g: int) -> bool:
+        """Is `g` a collective that not all of its ranks launched?"""
+        return self.meeting[g] >= 0 and not self.meetings[self.meeting[g]].matched
+
+    def rank_ids(self, rank: int) -> range:
+        start = self.base[rank]
+        return range(start, start + len(self.program.ranks[rank]))
+
+    def walk(self) -> tuple[list[tuple[int, ...]], list[int]]:
+        """An order in which everything that can end does, and what never ends.
+
+        Returns:
+            The steps, each the ids that end together (one, or the members of a
+            collective), and for each id the number of dependencies that it still
+            waits for: -1 where it ended, 0 for a collective that started and whose
+            peers did not come.
+        """
+        num = len(self.ops)
+        waits_for = [0] * num
+        dependents: list[list[int]] = [[] for _ in range(num)]
+        for g, deps in enumerate(self.deps):
+            for d in deps:
+                dependents[d].append(g)
+            host = self.last_host[g]
+            if host >= 0:
+                dependents[host].append(g)
+            waits_for[g] = len(deps) + (host >= 0)
+        arrived = [0] * len(self.meetings)
+        steps: list[tuple[int, ...]] = []
+        startable = [g for g in range(num - 1, -1, -1) if waits_for[g] == 0]
+        while startable:
+            g = startable.pop()
+            m = self.meeting[g]
+            if m < 0:
+                ended: tuple[int, ...] = (g,)
+            else:
+                arrived[m] += 1
+                if arrived[m] < self.meetings[m].expected:
+                    continue
+                ended = tuple(self.meetings[m].members)
+            steps.append(ended)
+            for e in ended:
+                waits_for[e] = -1
+                for d in dependents[e]:
+                    waits_for[d] -= 1
+                    if waits_for[d] == 0:
+                        startable.append(d)
+        return steps, waits_for
+
+
+def build_graph(program: Program) -> Graph:
+    """The dependencies of `program`.
+
+    Raises:
+        ProgramError: an operator waits for one that is launched after it or is not
+            there; or a rank takes part twice in one collective, or in one of which it
+            is no member.
+    """
+    ops = [op for rank in program.ranks for op in rank]
+    num = len(ops)
+    graph = Graph(program, ops, [], [-1] * num, [-1] * num, [], [-1] * num, [])
+    numbers: dict[tuple[str, int], int] = {}
+    g = 0
+    for rank, recorded in enumerate(program.ranks):
+        base = g
+        graph.base.append(base)
+        last: dict[str, int] = {}
+        host = -1
+        for op in recorded:
+            if op.rank != rank or op.index != g - base:
+                raise ProgramError(
+                    f"op {g - base} of rank {rank} says that it is op {op.index} of "
+                    f"rank {op.rank}; `index` and `rank` are its place in the program"
+                )
+            if op.after and not 0 <= min(op.after) <= max(op.after) < op.index:
+                raise ProgramError(
+                    f"op {op.index} ({op.name}) of rank {rank} waits for ops "
+                    f"{list(op.after)}; expected 0 to {op.index - 1}: launched "
+                    "before it"
+                )
+            # The CPU's own order already puts a launch behind every host operator.
+            deps = [base + a for a in op.after if recorded[a].kind not in HOST_KINDS]
+            graph.last_host[g] = host
+            if op.kind in HOST_KINDS:
+                host = g
+            else:
+                _follow(graph, last, "stream:" + op.stream, g, deps)
+            if op.kind == "communication":
+                _meet(graph, numbers, rank, op, g)
+                assert op.collective is not None
+                _follow(graph, last, "group:" + op.collective.group, g, deps)
+            graph.deps.append(deps)
+            g += 1
+    return graph
+
+
+def _follow(
+    graph: Graph, last: dict[str, int], lane: str, g: int, deps: list[int]
+) -> None:
+    before = last.get(lane, -1)
+    last[lane] = g
+    if lane.startswith("stream:"):
+        graph.previous[g] = before
+    if before >= 0 and before not in deps:
+        deps.append(before)
+
+
+def _meet(
+    graph: Graph, numbers: dict[tuple[str, int], int], rank: int, op: Op, g: int
+) -> None:
+    collective = op.collective
+    if collective is None:
+        raise ProgramError(
+            f"op {op.index} ({op.name}) of rank {rank} is communication without a "
+            "`collective`; give it one, or make it compute"
+        )
+    if rank not in collective.ranks and graph.program.represents == 1:
+        raise ProgramError(
+            f"rank {rank} launches {describe(op)}, but the ranks of "
+            f"{collective.group!r} are {list(collective.ranks)}"
+        )
+    key = (collective.group, collective.sequence)
+    index = numbers.get(key)
+    if index is None:
+        index = numbers[key] = len(graph.meetings)
+        recorded = range(len(graph.program.ranks))
+        # A representative meets itself; other ranks of the group are not recorded.
+        expected = (
+            1
+            if graph.program.represents > 1
+            else sum(1 for r in collective.ranks if r in recorded)
+        )
+        graph.meetings.append(Meeting(*key, [], expected))
+    meeting = graph.meetings[index]
+    if meeting.members and graph.ops[meeting.members[-1]].rank == rank:
+        raise ProgramError(
+            f"rank {rank} launches {describe(op)} twice (op "
+            f"{graph.ops[meeting.members[-1]].index} and op {op.index}); every "
+            "collective of a communicator has its own sequence number"
+        )
+    meeting.members.append(g)
+    graph.meeting[g] = index
+
+
+def describe(op: Op) -> str:
+    """How reports name an operator: 'all_reduce #5 (bucket 2)' or 'mm (op 3)'."""
+    if op.collective is None:
+        return f"{op.name} (op {op.index}{', ' + op.label if op.label else ''})"
+    group = op.collective.group
+    name = f"{op.collective.operation} #{op.collective.sequence}"
+    if group != "default":
+        name += f" of {group!r}"
+    return f"{name} ({op.label})" if op.label else name
+
+
+def iter_collectives(ops: tuple[Op, ...]) -> Iterator[Op]:
+    """The communication operators of one rank, in the order of its CPU."""
+    return (op for op in ops if op.collective is not None)
