@@ -1,0 +1,199 @@
+"""Copies of a function and its arguments, one for each rank.
+
+Threads share what processes copy: a model that is closed over would get every rank's
+hooks. So each rank gets its own copy of the function's closure cells and defaults, of
+bound objects and of all arguments, as a process would have; ties (one object reached by
+two ways) and storage aliasing (views of one flat buffer) are kept. Module globals,
+modules and classes stay shared; tensor hooks are not copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+Memo = dict[Any, Any]
+Job = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def copy_for_rank(obj: Any, *, fake_mode: FakeTensorMode | None = None) -> Any:
+    """A copy of `obj` that shares nothing mutable with it.
+
+    Args:
+        obj: anything; functions are copied with their closure and defaults.
+        fake_mode: tensors become fake tensors of this mode, without data.
+
+    Returns:
+        The copy, owned by the caller.
+
+    Raises:
+        TypeError: something in it cannot be copied; the message names it.
+    """
+    with _copying(fake_mode):
+        return _copy_part(obj, {}, _describe(obj))
+
+
+def copy_job(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    fake_mode: FakeTensorMode | None = None,
+) -> Job:
+    """Copies of a call's function and arguments, ties between them kept.
+
+    Raises:
+        TypeError: one of them cannot be copied; the message names which.
+    """
+    memo: Memo = {}
+    with _copying(fake_mode):
+        new_fn = _copy_part(fn, memo, f"function {_name(fn)}")
+        new_args = tuple(
+            _copy_part(value, memo, f"argument {i} of {_name(fn)}")
+            for i, value in enumerate(args)
+        )
+        new_kwargs = {
+            key: _copy_part(value, memo, f"argument {key!r} of {_name(fn)}")
+            for key, value in kwargs.items()
+        }
+    return new_fn, new_args, new_kwargs
+
+
+def _copy_part(value: Any, memo: Memo, what: str) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except _CannotCopy:
+        raise
+    except Exception as error:
+        hint = ""
+        if "deepcopy protocol" in str(error):
+            error_text = "it holds a tensor that is the result of an operator"
+            hint = "; pass tensor.detach(), or compute it inside the function"
+        else:
+            error_text = f"{type(error).__name__}: {error}"
+        raise _CannotCopy(
+            f"cannot copy {what} ({_type(value)}) for each rank: {error_text}{hint}. "
+            "Make it inside the function that the ranks run."
+        ) from error
+
+
+class _CannotCopy(TypeError):
+    """The innermost part that failed has named itself already."""
+
+
+@contextlib.contextmanager
+def _copying(fake_mode: FakeTensorMode | None) -> Iterator[None]:
+    """Teach `copy.deepcopy` functions, modules and generators for a while."""
+    table: dict[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
+    before = {kind: table.get(kind) for kind in _COPIERS}
+    table.update(_COPIERS)
+    try:
+        with contextlib.nullcontext() if fake_mode is None else _FakeCopies(fake_mode):
+            yield
+    finally:
+        for kind, copier in before.items():
+            if copier is None:
+                del table[kind]
+            else:
+                table[kind] = copier
+
+
+def _copy_function(fn: types.FunctionType, memo: Memo) -> types.FunctionType:
+    """A function without closure, defaults or attributes is shared, like a global."""
+    if not (fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__ or fn.__dict__):
+        return fn
+    cells = tuple(
+        _new_cell(cell, memo) for cell in fn.__closure__ or ()
+    )
+    new = types.FunctionType(
+        fn.__code__, fn.__globals__, fn.__name__, None, cells or None
+    )
+    memo[id(fn)] = new  # before the cells' contents: it may be in one of them
+    new.__qualname__ = fn.__qualname__
+    new.__module__ = fn.__module__
+    new.__doc__ = fn.__doc__
+    new.__annotations__ = fn.__annotations__
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        _fill_cell(cell, memo, f"variable {name!r} of the closure of {_name(fn)}")
+    what = f"a default of {_name(fn)}"
+    new.__defaults__ = _copy_part(fn.__defaults__, memo, what)
+    new.__kwdefaults__ = _copy_part(fn.__kwdefaults__, memo, what)
+    new.__dict__.update(_copy_part(fn.__dict__, memo, f"an attribute of {_name(fn)}"))
+    return new
+
+
+_Filled = object()
+
+
+def _new_cell(cell: types.CellType, memo: Memo) -> types.CellType:
+    new = memo.get(id(cell))
+    if new is None:
+        new = memo[id(cell)] = types.CellType()
+    return new  # type: ignore[no-any-return]
+
+
+def _fill_cell(cell: types.CellType, memo: Memo, what: str) -> None:
+    new = memo[id(cell)]
+    if (id(cell), _Filled) in memo:
+        return
+    memo[id(cell), _Filled] = cell  # also keeps its id from being used again
+    try:
+        value = cell.cell_contents
+    except ValueError:  # an empty cell: assigned later than the call
+        return
+    new.cell_contents = _copy_part(value, memo, what)
+
+
+def _same(value: Any, memo: Memo) -> Any:
+    return value
+
+
+def _copy_generator(generator: torch.Generator, memo: Memo) -> torch.Generator:
+    return generator.clone_state()
+
+
+_COPIERS: dict[type, Callable[[Any, Memo], Any]] = {
+    types.FunctionType: _copy_function,
+    types.ModuleType: _same,
+    torch.Generator: _copy_generator,
+}
+
+
+class _FakeCopies(TorchFunctionMode):
+    """Copies of tensors are fake: same shapes, strides, ties and aliasing, no data."""
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        super().__init__()
+        self._fake_mode = fake_mode
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is not torch.Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            fake = self._fake_mode.from_tensor(tensor, static_shapes=True)
+            memo[id(tensor)] = fake
+        return memo[id(tensor)]
+
+
+def _name(fn: Any) -> str:
+    return getattr(fn, "__qualname__", None) or type(fn).__name__
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+def _describe(obj: Any) -> str:
+    if isinstance(obj, types.FunctionType):
+        return f"function {_name(obj)}"
+    return f"the {_type(obj)}"

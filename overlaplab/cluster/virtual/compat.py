@@ -1,0 +1,62 @@
+"""Names that differ between torch 2.11 and 2.13: kept here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+# Name in 2.13 -> the names by which 2.11, C++ and older callers reach the same.
+_OLDER_NAMES = {
+    "all_gather_single": ("_allgather_base",),
+    "all_gather_single_coalesced": ("allgather_into_tensor_coalesced",),
+    "reduce_scatter_single": ("_reduce_scatter_base",),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_tensor_coalesced",),
+    "all_to_all_single": ("alltoall_base",),
+}
+
+# Of `dist.ProcessGroup`: what a group must answer to; a missing one would otherwise
+# end in "No backend type associated with device type cpu".
+_COLLECTIVES = (
+    "allgather",
+    "allgather_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "gather",
+    "merge_remote_group",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+    "split_group",
+)
+
+Group = TypeVar("Group", bound=type)
+
+
+def complete_group(cls: Group) -> Group:
+    """Give a ProcessGroup class the older names, and a refusal for what it lacks."""
+    for name, older_names in _OLDER_NAMES.items():
+        for older in older_names:
+            setattr(cls, older, getattr(cls, name))
+    for name in _COLLECTIVES:
+        if name not in cls.__dict__ and hasattr(dist.ProcessGroup, name):
+            setattr(cls, name, _refusal(name))
+    return cls
+
+
+def _refusal(name: str) -> Any:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"ProcessGroup.{name} is not supported on the virtual cluster yet; "
+            'run it with cluster="gloo" or cluster="nccl"'
+        )
+
+    refuse.__name__ = name
+    return refuse

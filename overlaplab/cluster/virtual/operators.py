@@ -1,0 +1,183 @@
+"""What an operator does to memory and how much it computes, from its schema.
+
+Facts that a schema does not tell (which operators are views, launch no kernel, or make
+the CPU wait) are listed here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+# Namespaces that launch no kernels of their own. A functional collective reaches the
+# process group, which records it.
+SKIPPED_NAMESPACES = frozenset({"profiler", "prim", "c10d", "_c10d_functional"})
+
+# Share the storage of their input or launch nothing, though the schema does not say.
+_NO_KERNEL = frozenset(
+    {
+        "_unsafe_view",
+        "_reshape_alias",
+        "alias",
+        "as_strided_",
+        "detach",
+        "detach_",
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "lift",
+        "lift_fresh",
+        "new_empty",
+        "new_empty_strided",
+        "record_stream",
+        "resize_",
+        "resize_as_",
+        "set_",
+        "_version",
+        "_has_compatible_shallow_copy_type",
+        "is_same_size",
+    }
+)
+
+# Their result is on the CPU, or its shape is: CUDA waits for the stream.
+_HOST_SYNC = {
+    "_local_scalar_dense": "item",
+    "equal": "equal",
+    "nonzero": "nonzero",
+    "masked_select": "masked_select",
+    "_unique2": "unique",
+    "unique_dim": "unique",
+    "unique_consecutive": "unique",
+}
+
+# Overwrite their first argument without reading it.
+_OVERWRITES = frozenset(
+    {
+        "bernoulli_",
+        "copy_",
+        "exponential_",
+        "fill_",
+        "log_normal_",
+        "normal_",
+        "random_",
+        "uniform_",
+        "zero_",
+        "_foreach_copy_",
+        "_foreach_zero_",
+    }
+)
+
+# Arguments that are written though the schema does not mark them.
+_UNMARKED_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4)}
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What the record needs of one overload.
+
+    Args:
+        name: "mm", without namespace and overload.
+        records: False for views, metadata and allocation.
+        host_sync: name of the wait if the CPU waits for it, "" otherwise.
+        writes: positions of arguments that it writes.
+        writes_named: keyword arguments that it writes.
+        overwrites: what it writes it does not read.
+        flops: counts multiply and add as two; None where it is not a matmul.
+    """
+
+    name: str
+    records: bool
+    host_sync: str
+    writes: tuple[int, ...]
+    writes_named: tuple[str, ...]
+    overwrites: bool
+    flops: Callable[..., int] | None
+
+
+_known: dict[Any, Operator] = {}
+
+
+def operator(func: Any) -> Operator:
+    """The facts about an overload; computed once a process."""
+    known = _known.get(func)
+    if known is None:
+        known = _known[func] = _describe(func)
+    return known
+
+
+def _describe(func: Any) -> Operator:
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher order operator: its insides are recorded
+        return Operator(str(func), False, "", (), (), False, None)
+    space, name = schema.name.split("::")
+    view = func.is_view or torch.Tag.inplace_view in func.tags
+    positions: list[int] = []
+    named: list[str] = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            named.append(argument.name)
+            if not argument.kwarg_only:
+                positions.append(position)
+    positions += _UNMARKED_WRITES.get(name, ())
+    is_out = any(a.is_out for a in schema.arguments)
+    return Operator(
+        name=name,
+        records=not (view or name in _NO_KERNEL or space in SKIPPED_NAMESPACES),
+        host_sync=_HOST_SYNC.get(name, ""),
+        writes=tuple(positions),
+        writes_named=tuple(named),
+        overwrites=is_out or name in _OVERWRITES,
+        flops=_flop_formula(func, name),
+    )
+
+
+def _flop_formula(func: Any, name: str) -> Callable[..., int] | None:
+    own = _FLOPS.get(name)
+    if own is not None:
+        return own
+    formula = flop_registry.get(func.overloadpacket)
+    if formula is None:
+        return None
+
+    def count(args: Any, kwargs: Any, out: Any) -> int:
+        return int(formula(*args, **kwargs, out_val=out))
+
+    return count
+
+
+def _mm(args: Any, kwargs: Any, out: Any) -> int:
+    return 2 * int(out.numel()) * int(args[0].shape[-1])
+
+
+def _addmm(args: Any, kwargs: Any, out: Any) -> int:
+    return 2 * int(out.numel()) * int(args[1].shape[-1])
+
+
+def _attention(args: Any, kwargs: Any, out: Any) -> int:
+    query, key, value = args[:3]
+    batch_heads, rows = query.shape[0] * query.shape[1], query.shape[2]
+    columns, width = key.shape[2], query.shape[3] + value.shape[3]
+    return 2 * int(batch_heads * rows * columns * width)
+
+
+def _attention_backward(args: Any, kwargs: Any, out: Any) -> int:
+    # Scores again, then the gradients of values, weights, queries and keys.
+    _, query, key, value = args[:4]
+    batch_heads, rows = query.shape[0] * query.shape[1], query.shape[2]
+    columns, width = key.shape[2], 3 * query.shape[3] + 2 * value.shape[3]
+    return 2 * int(batch_heads * rows * columns * width)
+
+
+_FLOPS: dict[str, Callable[..., int]] = {
+    "mm": _mm,
+    "bmm": _mm,
+    "addmm": _addmm,
+    "baddbmm": _addmm,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+}

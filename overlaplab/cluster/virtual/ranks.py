@@ -1,0 +1,220 @@
+"""Ranks as threads, of which exactly one runs at a time.
+
+A rank keeps the turn until it needs what it has not got (`block`), then the next rank
+in round robin goes on; each rank has one lock on which it sleeps. So the order of
+everything is a function of the program and not of the machine. This file knows
+nothing of tensors' contents, streams or collectives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from overlaplab.errors import DeadlockError
+
+# A rank that asks "is it done?" this often without doing anything else, while nobody
+# else can move, waits for what will never come.
+_MAX_IDLE_POLLS = 1000
+
+
+class Stop(BaseException):
+    """Unwinds a rank's thread after another rank failed; never seen by users."""
+
+
+class RankThread:
+    """One rank: its thread, its lock, what it waits for, its random state.
+
+    Args:
+        rank: global rank.
+        main: the rank's whole job; called in its thread.
+    """
+
+    def __init__(self, rank: int, main: Callable[[], Any]) -> None:
+        self.rank = rank
+        self.main = main
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.can_move: Callable[[], bool] | None = None
+        self.waits_for: Any = None
+        self.finished = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.random_state: tuple[Any, ...] = ()
+        self.idle_polls = 0
+        self.thread = threading.Thread(
+            target=self._run, name=f"virtual rank {rank}", daemon=True
+        )
+        self.turns: Turns | None = None
+
+    def _run(self) -> None:
+        assert self.turns is not None
+        self.turns.run_rank(self)
+
+
+class Turns:
+    """Hands the turn from rank to rank; notices that no rank can move.
+
+    Args:
+        ranks: every rank that has a thread.
+        explain: makes the error when no rank can move.
+    """
+
+    def __init__(
+        self, ranks: list[RankThread], explain: Callable[[], DeadlockError]
+    ) -> None:
+        self.ranks = ranks
+        self.stopping = False
+        self.first_error: tuple[int, BaseException] | None = None
+        self._explain = explain
+        self._caller = threading.Lock()
+        self._caller.acquire()
+        for rank in ranks:
+            rank.turns = self
+
+    def run(self, timeout_s: float) -> bool:
+        """Run all ranks; False if the time is over before they end."""
+        for rank in self.ranks:
+            rank.random_state = seeded_random_state()
+            rank.thread.start()
+        self.ranks[0].lock.release()
+        return self._caller.acquire(timeout=timeout_s)
+
+    def run_rank(self, me: RankThread) -> None:
+        """The body of a rank's thread."""
+        me.lock.acquire()
+        try:
+            if not self.stopping:
+                set_random_state(me.random_state)
+                me.result = me.main()
+        except Stop:
+            pass
+        except BaseException as error:  # reported in the caller's thread
+            me.error = error
+            if self.first_error is None and not self.stopping:
+                self.first_error = (me.rank, error)
+        me.finished = True
+        me.can_move = None
+        if self.stopping:
+            return
+        if self.first_error is None:
+            following = self._next(me)
+            if following is not None:
+                following.lock.release()
+                return
+            if not all(rank.finished for rank in self.ranks):
+                self.first_error = (me.rank, self._explain())
+        self._caller.release()
+
+    def block(self, me: RankThread, can_move: Callable[[], bool], what: Any) -> None:
+        """Hand on the turn until `can_move()`; returns at once if it is true.
+
+        Args:
+            me: the calling rank.
+            can_move: pure; asked by other ranks' threads.
+            what: what is waited for, for the report.
+
+        Raises:
+            DeadlockError: no rank can move.
+        """
+        self.check()
+        while not can_move():
+            me.can_move, me.waits_for = can_move, what
+            following = self._next(me)
+            if following is None:
+                raise self._explain()
+            self._hand_over(me, following)
+        me.can_move = me.waits_for = None
+
+    def yield_turn(self, me: RankThread, what: Any) -> None:
+        """Let every other rank that can move go first (a poll: `is_completed`)."""
+        self.check()
+        following = self._next(me)
+        if following is None or following is me:
+            me.idle_polls += 1
+            if me.idle_polls > _MAX_IDLE_POLLS:
+                me.waits_for = what
+                raise self._explain()
+            return
+        me.idle_polls = 0
+        self._hand_over(me, following)
+
+    def check(self) -> None:
+        """Leave if the run is being stopped."""
+        if self.stopping:
+            raise Stop
+
+    def stop(self, join_s: float = 2.0) -> list[int]:
+        """End every rank, one after the other; returns those that would not end.
+
+        A rank in C++ cannot be stopped: its thread is left, a daemon, and stops at its
+        next operator.
+        """
+        self.stopping = True
+        stuck = []
+        for rank in self.ranks:
+            thread = rank.thread
+            if thread.ident is None:
+                continue
+            if rank.lock.locked():
+                rank.lock.release()
+            thread.join(0.05)
+            if thread.is_alive():
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread.ident), ctypes.py_object(Stop)
+                )
+                thread.join(join_s)
+            if thread.is_alive():
+                stuck.append(rank.rank)
+        return stuck
+
+    def _next(self, me: RankThread) -> RankThread | None:
+        """The next rank in round robin that can move; `me` last; None if none."""
+        start = self.ranks.index(me) + 1
+        for rank in self.ranks[start:] + self.ranks[:start]:
+            if rank.finished:
+                continue
+            if rank.can_move is None or rank.can_move():
+                return rank
+        return None
+
+    def _hand_over(self, me: RankThread, following: RankThread) -> None:
+        if following is me:
+            return
+        me.random_state = random_state()
+        following.lock.release()
+        me.lock.acquire()
+        self.check()
+        set_random_state(me.random_state)
+
+
+def seeded_random_state() -> tuple[Any, ...]:
+    """The state in which every rank starts: seed 0, as in the process pool."""
+    generator = torch.Generator()
+    generator.manual_seed(0)
+    python = random.Random(0)
+    numpy = sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.RandomState(0).get_state()
+    return generator.get_state(), python.getstate(), numpy_state
+
+
+def random_state() -> tuple[Any, ...]:
+    """This process's generators, as `set_random_state` takes them."""
+    numpy = sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    return torch.default_generator.get_state(), random.getstate(), numpy_state
+
+
+def set_random_state(state: tuple[Any, ...]) -> None:
+    """Put back what `random_state` returned."""
+    torch_state, python_state, numpy_state = state
+    torch.default_generator.set_state(torch_state)
+    random.setstate(python_state)
+    if numpy_state is not None:
+        sys.modules["numpy"].random.set_state(numpy_state)

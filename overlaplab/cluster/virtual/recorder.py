@@ -1,0 +1,294 @@
+"""The record of one rank while it runs: operators, lanes, waits, labels.
+
+Knows streams as *lanes*: what was launched on them last, and what their next operator
+has to wait for. Knows no tensors' values and no other rank, except that an operator
+may not run before the collectives that its lane waits for have met (`Lane.unmet`).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from overlaplab.cluster.virtual.ranks import RankThread, Turns
+from overlaplab.cluster.virtual.source import user_line
+from overlaplab.cluster.virtual.storage import StorageTable
+from overlaplab.program.record import Access, Collective, Op, OpKind, WorkWait
+from overlaplab.timeline.span import CPU_LANE
+
+DEFAULT_LANE = "default"
+
+
+class Meets(Protocol):
+    """What an operator may have to wait for: a collective whose ranks meet."""
+
+    complete: bool
+
+
+@dataclass(slots=True)
+class Lane:
+    """A stream of one rank.
+
+    Args:
+        name: as in `Span.lane`.
+        last: index of its last operator.
+        pending: operators that its next one must wait for.
+        unmet: collectives among them whose ranks have not all arrived.
+        ordered: for each lane the last of its operators that this one is behind.
+    """
+
+    name: str
+    last: int | None = None
+    pending: set[int] = field(default_factory=set)
+    unmet: list[Meets] = field(default_factory=list)
+    ordered: dict[str, int] = field(default_factory=dict)
+
+    def frontier(self) -> Frontier:
+        """What an event recorded here and now stands for."""
+        ops = self.pending if self.last is None else self.pending | {self.last}
+        return Frontier(frozenset(ops), tuple(self.unmet))
+
+    def wait(self, frontier: Frontier) -> None:
+        """The next operator comes after `frontier`."""
+        self.pending.update(frontier.ops)
+        for meeting in frontier.unmet:
+            if not meeting.complete and meeting not in self.unmet:
+                self.unmet.append(meeting)
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Operators that must have ended, and those among them that have not met."""
+
+    ops: frozenset[int] = frozenset()
+    unmet: tuple[Meets, ...] = ()
+
+
+class Recorder:
+    """One rank's record and its current position.
+
+    Args:
+        rank: global rank.
+        turns: hands on the turn.
+        thread: the rank's own thread.
+    """
+
+    def __init__(self, rank: int, turns: Turns, thread: RankThread) -> None:
+        self.rank = rank
+        self.turns = turns
+        self.thread = thread
+        self.ops: list[Op] = []
+        self.waits: list[WorkWait] = []
+        self.storages = StorageTable(rank, self.ops)
+        self.lanes: dict[str, Lane] = {}
+        self.labels: list[str] = []
+        self.groups: dict[str, Any] = {}
+        self._user_lane = self.lane(DEFAULT_LANE)
+        self._num_streams = 0
+        # Autograd's sequence number counts up in the forward pass: from `_starts[i]`
+        # on, nodes were made while `_start_lanes[i]` was current.
+        self._starts: list[int] = [0]
+        self._start_lanes: list[Lane] = [self._user_lane]
+        self._backward_lane: Lane | None = None
+        self._graph_task = -1
+        # A stream that a hook entered while its node runs.
+        self._hook_lane: Lane | None = None
+
+    def lane(self, name: str) -> Lane:
+        """The lane called `name`, made at its first mention."""
+        lane = self.lanes.get(name)
+        if lane is None:
+            lane = self.lanes[name] = Lane(name)
+        return lane
+
+    def new_lane(self) -> Lane:
+        """A lane for a new stream: "stream 1", "stream 2", ..."""
+        self._num_streams += 1
+        return self.lane(f"stream {self._num_streams}")
+
+    def current(self) -> Lane:
+        """The lane of the next operator: in the backward pass, the forward's."""
+        if len(self._starts) == 1:  # one lane so far
+            return self._user_lane
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return self._user_lane
+        lane = self._lane_of(node)
+        return lane if self._hook_lane is None else self._hook_lane
+
+    def enter_stream(self, lane: Lane) -> Callable[[], None]:
+        """Make `lane` current; the result makes current what was before."""
+        in_hook = torch._C._current_autograd_node() is not None
+        self._mark(lane)
+        if in_hook:
+            outer, self._hook_lane = self._hook_lane, lane
+        else:
+            before, self._user_lane = self._user_lane, lane
+
+        def leave() -> None:
+            if in_hook:
+                self._hook_lane = outer
+            else:
+                self._user_lane = before
+            self._mark(self.current())
+
+        return leave
+
+    def _mark(self, lane: Lane) -> None:
+        """Autograd nodes that are made from now on belong to `lane`."""
+        if lane is not self._start_lanes[-1]:
+            number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+            self._starts.append(number)
+            self._start_lanes.append(lane)
+
+    def launch(
+        self,
+        kind: OpKind,
+        name: str,
+        lane: Lane,
+        *,
+        launched_from: Lane | None = None,
+        reads: tuple[Access, ...] = (),
+        writes: tuple[Access, ...] = (),
+        flops: int = 0,
+        dtype: str = "",
+        read_bytes: int = 0,
+        write_bytes: int = 0,
+        collective: Collective | None = None,
+    ) -> int:
+        """Append one device operator on `lane`; returns its index."""
+        source_lane = lane if launched_from is None else launched_from
+        index = len(self.ops)
+        waits: Iterable[int] = lane.pending
+        if launched_from is not None:
+            waits = launched_from.frontier().ops | lane.pending
+        self.ops.append(
+            Op(
+                index,
+                self.rank,
+                kind,
+                name,
+                lane.name,
+                source_lane.name,
+                self._after(lane, waits) if waits else (),
+                flops,
+                dtype,
+                read_bytes,
+                write_bytes,
+                reads,
+                writes,
+                collective,
+                0,
+                self.labels[-1] if self.labels else "",
+                self.phase(),
+                user_line(),
+            )
+        )
+        lane.pending.clear()
+        lane.last = index
+        for access in writes:
+            self.storages.wrote(access, index)
+        self.thread.idle_polls = 0
+        return index
+
+    def host_wait(self, name: str, frontier: Frontier) -> None:
+        """The CPU waits for `frontier`: blocks until its collectives have met."""
+        for meeting in frontier.unmet:
+            self.meet(meeting)
+        if not frontier.ops:
+            return
+        self.ops.append(
+            Op(
+                index=len(self.ops),
+                rank=self.rank,
+                kind="host_wait",
+                name=name,
+                stream=CPU_LANE,
+                launch_stream=self.current().name,
+                after=tuple(sorted(frontier.ops)),
+                label=self.labels[-1] if self.labels else "",
+                phase=self.phase(),
+                source=user_line(),
+            )
+        )
+
+    def everything(self) -> Frontier:
+        """The frontier of all lanes (torch.cuda.synchronize)."""
+        ops: set[int] = set()
+        unmet: list[Meets] = []
+        for lane in self.lanes.values():
+            frontier = lane.frontier()
+            ops |= frontier.ops
+            unmet += [m for m in frontier.unmet if m not in unmet]
+        return Frontier(frozenset(ops), tuple(unmet))
+
+    def settle(self, lane: Lane) -> None:
+        """Block until the collectives that `lane` waits for have met."""
+        self.turns.check()
+        while lane.unmet:
+            self.meet(lane.unmet[0])
+            lane.unmet.pop(0)
+
+    def meet(self, meeting: Meets) -> None:
+        """Block until all ranks of `meeting` have arrived."""
+        if not meeting.complete:
+            self.turns.block(self.thread, lambda: meeting.complete, meeting)
+
+    def phase(self) -> str:
+        """Of the operator that is being launched."""
+        if torch._C._current_graph_task_id() != -1:
+            return "backward"
+        return "forward" if torch.is_grad_enabled() else ""
+
+    def _after(self, lane: Lane, waits: Iterable[int]) -> tuple[int, ...]:
+        """`waits` without what stream order or an earlier wait implies already."""
+        after = []
+        for index in sorted(waits, reverse=True):
+            other = self.ops[index].stream
+            if other != lane.name and lane.ordered.get(other, -1) < index:
+                lane.ordered[other] = index
+                after.append(index)
+        return tuple(reversed(after))
+
+    def _lane_of(self, node: Any) -> Lane:
+        """The lane on which CUDA's engine would run `node`.
+
+        A node runs on the stream of its forward operator; the engine makes it wait for
+        the streams that its gradients come from. The gradient accumulation of a leaf
+        has no forward operator: it follows the node before it.
+        """
+        task = torch._C._current_graph_task_id()
+        before = self._backward_lane
+        if task != self._graph_task or before is None:
+            before = self._user_lane
+            self._graph_task = task
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._end_backward(self._user_lane))
+        number = node._sequence_nr()
+        if number >= 2**63:  # AccumulateGrad
+            lane = before
+        else:
+            at = bisect.bisect_right(self._starts, number) - 1
+            lane = self._start_lanes[at]
+        if lane is not before:
+            lane.wait(before.frontier())
+        self._backward_lane = lane
+        self._mark(lane)  # what is recomputed in the backward pass
+        return lane
+
+    def _end_backward(self, caller: Lane) -> Callable[[], None]:
+        """At the end of backward(), the caller's stream waits for all of it."""
+
+        def end() -> None:
+            for lane in self._start_lanes:
+                if lane is not caller:
+                    caller.wait(lane.frontier())
+            self._backward_lane = None
+            self._graph_task = -1
+            self._mark(caller)
+
+        return end

@@ -1,0 +1,188 @@
+"""One run on the virtual cluster, from the caller's thread and back."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from overlaplab.cluster.copying import copy_job
+from overlaplab.cluster.virtual import report, world
+from overlaplab.cluster.virtual.group import Meetings
+from overlaplab.cluster.virtual.modes import HostSyncMode, RecordMode
+from overlaplab.cluster.virtual.ranks import (
+    RankThread,
+    Turns,
+    random_state,
+    set_random_state,
+)
+from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.streams import VirtualProvider
+from overlaplab.errors import DeadlockError, MismatchError
+from overlaplab.hardware.profile import Hardware
+from overlaplab.program.record import Program
+from overlaplab.streams import install_thread_provider
+
+_running = threading.Lock()
+
+
+def run_virtual(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    world_size: int = 2,
+    hardware: Hardware | None = None,
+    timeout_s: float = 60,
+    fake: bool = False,
+) -> tuple[tuple[Any, ...], Program]:
+    """Run `fn(*args, **kwargs)` on every rank and record what each one launched.
+
+    Ranks are threads of this process and one runs at a time. Function, arguments,
+    closure cells and defaults are copied for each rank, module globals are shared.
+    Every rank starts with its random generators at seed 0; the caller's come back as
+    they were. `torch.distributed` is initialised in the ranks.
+
+    Args:
+        fn: the ranks' function.
+        args, kwargs: its arguments.
+        world_size: ranks of the job.
+        hardware: not needed to record; kept for host code that depends on time.
+        timeout_s: a guard; deadlocks are found without it.
+        fake: compute shapes only, on one rank that stands for all.
+
+    Returns:
+        What each recorded rank returned, and the record.
+
+    Raises:
+        DeadlockError: no rank can move.
+        MismatchError: ranks met with different operations, shapes or dtypes.
+        RankError: a rank raised; its exception is `__cause__`.
+        RunTimeoutError: the time is over.
+        RuntimeError: a run is in progress already.
+        TypeError: something cannot be copied.
+    """
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise TypeError(f"world_size must be an int, got {world_size!r}")
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    if world.current_recorder() is not None:
+        raise RuntimeError(
+            "ol.run was called inside a rank of another run; call it from outside"
+        )
+    if not _running.acquire(blocking=False):
+        raise RuntimeError(
+            "another run on the virtual cluster is in progress in this process; wait "
+            "until it has ended"
+        )
+    try:
+        with _frozen_process():
+            run = _Run(fn, tuple(args), dict(kwargs or {}), world_size, fake)
+            return run.run(timeout_s)
+    finally:
+        _running.release()
+
+
+class _Run:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        world_size: int,
+        fake: bool,
+    ) -> None:
+        self.world_size = world_size
+        self.fake = fake
+        num_recorded = 1 if fake else world_size
+        self.meetings = Meetings(representative=fake)
+        self.store = dist.HashStore()
+        self.fake_modes = [_fake_mode(fake) for _ in range(num_recorded)]
+        self.jobs = [
+            copy_job(fn, args, kwargs, fake_mode=mode)
+            for mode in self.fake_modes
+        ]
+        self.ranks = [
+            RankThread(rank, self._main_of(rank)) for rank in range(num_recorded)
+        ]
+        self.turns = Turns(self.ranks, self._explain)
+        self.recorders = [Recorder(r.rank, self.turns, r) for r in self.ranks]
+
+    def run(self, timeout_s: float) -> tuple[tuple[Any, ...], Program]:
+        in_time = True
+        with world.worlds_of_threads():
+            try:
+                in_time = self.turns.run(timeout_s)
+                if not in_time:
+                    raise report.timed_out(self.ranks, timeout_s)
+            finally:
+                if not all(rank.finished for rank in self.ranks):
+                    self.turns.stop()
+                for rank in self.ranks:
+                    rank.thread.join(5.0)
+        if self.turns.first_error is not None:
+            rank, error = self.turns.first_error
+            if isinstance(error, (DeadlockError, MismatchError)):
+                raise error
+            raise report.failure(rank, error) from error
+        return tuple(rank.result for rank in self.ranks), self._program()
+
+    def _main_of(self, rank: int) -> Callable[[], Any]:
+        def main() -> Any:
+            recorder = self.recorders[rank]
+            fn, args, kwargs = self.jobs[rank]
+            previous = install_thread_provider(VirtualProvider(recorder))
+            torch.set_num_threads(1)
+            try:
+                with torch.autograd.set_multithreading_enabled(False):
+                    world.join(recorder, self.meetings, self.world_size, self.store)
+                    with self.fake_modes[rank] or contextlib.nullcontext():
+                        with HostSyncMode(recorder), RecordMode(recorder):
+                            result = fn(*args, **kwargs)
+                    for lane in list(recorder.lanes.values()):
+                        recorder.settle(lane)
+                    return result
+            finally:
+                world.leave()
+                install_thread_provider(previous)
+
+        return main
+
+    def _explain(self) -> DeadlockError:
+        return report.deadlock(self.ranks, self.recorders)
+
+    def _program(self) -> Program:
+        for recorder in self.recorders:
+            recorder.storages.close()
+        return Program(
+            ranks=tuple(tuple(r.ops) for r in self.recorders),
+            world_size=self.world_size,
+            represents=self.world_size if self.fake else 1,
+            waits=tuple(w for r in self.recorders for w in r.waits),
+            storages=tuple(s for r in self.recorders for s in r.storages.lives()),
+            names=tuple(n for r in self.recorders for n in r.storages.names()),
+        )
+
+
+def _fake_mode(fake: bool) -> FakeTensorMode | None:
+    return FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+
+
+@contextlib.contextmanager
+def _frozen_process() -> Iterator[None]:
+    """No garbage collection (frees are recorded), and the caller's random state."""
+    collected = gc.isenabled()
+    gc.disable()
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)
+        if collected:
+            gc.enable()

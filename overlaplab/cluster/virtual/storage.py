@@ -1,0 +1,165 @@
+"""Which bytes a tensor covers, who wrote them last, and how long they live.
+
+One `StorageTable` a rank. A storage is known by the address of its C++ object while it
+is alive and gets a new number when it is allocated anew (a fake tensor has no data
+pointer, and addresses are used again).
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from overlaplab.program.record import Access, StorageLife, TensorName
+
+
+@dataclass(slots=True)
+class _Storage:
+    number: int
+    bytes: int
+    born: int
+    stream: str
+    freed: int | None = None
+    name: str = ""
+    # (first byte, byte after the last, operator), oldest first.
+    writes: list[tuple[int, int, int]] = field(default_factory=list)
+    watch: Any = None
+
+
+class StorageTable:
+    """The storages of one rank's program.
+
+    Args:
+        rank: global rank.
+        num_ops: tells how many operators the rank has launched so far.
+    """
+
+    def __init__(self, rank: int, ops: list[Any]) -> None:
+        self._rank = rank
+        self._ops = ops
+        self._alive: dict[int, _Storage] = {}
+        self._all: list[_Storage] = []
+        self._names: list[TensorName] = []
+
+    def access(self, tensor: torch.Tensor, stream: str) -> Access | None:
+        """The bytes of `tensor`, or None if it has none; notes a new storage."""
+        try:
+            untyped = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # sparse: no storage
+            return None
+        storage = self._alive.get(untyped._cdata)
+        if storage is None:
+            storage = self._adopt(untyped, stream)
+        numel = tensor.numel()
+        if numel == 0:
+            return None
+        item = tensor.itemsize
+        offset = tensor.storage_offset() * item
+        if tensor.is_contiguous():
+            return Access(storage.number, offset, numel * item)
+        run, dims = runs(tensor.size(), tensor.stride(), item)
+        return Access(storage.number, offset, run, dims)
+
+    def wrote(self, access: Access, op: int) -> None:
+        """Operator `op` writes `access`."""
+        writes = self._all[access.storage].writes
+        first, end = bounds(access)
+        if not access.dims:  # what is covered whole is forgotten
+            writes[:] = [w for w in writes if w[0] < first or w[1] > end]
+        writes.append((first, end, op))
+
+    def last_writer(self, access: Access) -> int | None:
+        """The last operator that wrote any of these bytes."""
+        first, end = bounds(access)
+        for low, high, op in reversed(self._all[access.storage].writes):
+            if low < end and first < high:
+                return op
+        return None
+
+    def name(self, tensor: torch.Tensor, name: str, stream: str) -> None:
+        """Call the bytes of `tensor` `name` from now on."""
+        access = self.access(tensor, stream)
+        if access is None:
+            return
+        storage = self._all[access.storage]
+        if not access.dims and access.run_bytes == storage.bytes:
+            storage.name = name
+        self._names.append(TensorName(self._rank, access, name, len(self._ops)))
+
+    def name_of(self, access: Access) -> str:
+        """The name of exactly these bytes, or ""."""
+        for known in reversed(self._names):
+            if known.access == access:
+                return known.name
+        return ""
+
+    def lives(self) -> tuple[StorageLife, ...]:
+        """Every allocation, in order of birth."""
+        return tuple(
+            StorageLife(
+                self._rank, s.number, s.bytes, s.born, s.freed, s.stream, s.name
+            )
+            for s in self._all
+        )
+
+    def names(self) -> tuple[TensorName, ...]:
+        return tuple(self._names)
+
+    def close(self) -> None:
+        """Stop watching; later frees are not of this run."""
+        for storage in self._alive.values():
+            storage.watch = None
+        self._alive.clear()
+
+    def _adopt(self, untyped: torch.UntypedStorage, stream: str) -> _Storage:
+        number, address = len(self._all), untyped._cdata
+        storage = _Storage(number, untyped.nbytes(), len(self._ops), stream)
+
+        def freed(_: object) -> None:
+            storage.freed = len(self._ops)
+            if self._alive.get(address) is storage:
+                del self._alive[address]
+
+        storage.watch = weakref.ref(untyped, freed)
+        self._alive[address] = storage
+        self._all.append(storage)
+        return storage
+
+
+def runs(
+    size: tuple[int, ...], stride: tuple[int, ...], item: int
+) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Canonical (run_bytes, dims) of a strided tensor with at least one element."""
+    dims = sorted(
+        ((n, s * item) for n, s in zip(size, stride, strict=True) if n > 1 and s),
+        key=lambda dim: dim[1],
+    )
+    run = item
+    outer: list[tuple[int, int]] = []
+    for n, step in dims:
+        if not outer and step == run:
+            run *= n
+        elif outer and step == outer[-1][0] * outer[-1][1]:
+            outer[-1] = (outer[-1][0] * n, outer[-1][1])
+        else:
+            outer.append((n, step))
+    return run, tuple(reversed(outer))
+
+
+def bounds(access: Access) -> tuple[int, int]:
+    """First byte and byte after the last."""
+    end = access.offset_bytes + access.run_bytes
+    for n, step in access.dims:
+        end += (n - 1) * step
+    return access.offset_bytes, end
+
+
+def covered_bytes(access: Access) -> int:
+    """How many bytes the access touches."""
+    total = access.run_bytes
+    for n, _ in access.dims:
+        total *= n
+    return total

@@ -1,0 +1,164 @@
+"""Streams and events of the virtual cluster, with torch.cuda's names and meaning.
+
+See [Note: waits] in recorder.py for how a wait becomes `Op.after`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from overlaplab.cluster.virtual.recorder import Frontier, Lane, Recorder
+
+
+class VirtualStream:
+    """One lane of one rank; as torch.cuda.Stream.
+
+    Args:
+        recorder: the rank's.
+        lane: what it launches on.
+        priority: kept, without effect.
+    """
+
+    def __init__(self, recorder: Recorder, lane: Lane, priority: int = 0) -> None:
+        self._recorder = recorder
+        self.lane = lane
+        self.priority = priority
+        self.device = torch.device("cpu")
+
+    @property
+    def name(self) -> str:
+        """The lane's name in timelines."""
+        return self.lane.name
+
+    def wait_event(self, event: VirtualEvent) -> None:
+        """The next operator here comes after what `event` recorded."""
+        event.wait(self)
+
+    def wait_stream(self, stream: VirtualStream) -> None:
+        """The next operator here comes after all that `stream` has so far."""
+        self.lane.wait(stream.lane.frontier())
+
+    def record_event(self, event: VirtualEvent | None = None) -> VirtualEvent:
+        """Record `event` (a new one if None) here and return it."""
+        if event is None:
+            event = VirtualEvent(self._recorder)
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        """Block the CPU until all that was launched here has ended."""
+        self._recorder.host_wait("stream.synchronize", self.lane.frontier())
+
+    def query(self) -> bool:
+        """Whether all that was launched here can have ended; lets others go on."""
+        if all(meeting.complete for meeting in self.lane.unmet):
+            return True
+        self._recorder.turns.yield_turn(self._recorder.thread, self.lane.unmet[0])
+        return all(meeting.complete for meeting in self.lane.unmet)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VirtualStream) and other.lane is self.lane
+
+    def __hash__(self) -> int:
+        return hash(self.lane.name)
+
+    def __repr__(self) -> str:
+        return f"<virtual stream {self.lane.name!r} of rank {self._recorder.rank}>"
+
+
+class VirtualEvent:
+    """A point of a stream; as torch.cuda.Event. Waiting before recording is no wait."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._frontier = Frontier()
+
+    def record(self, stream: VirtualStream | None = None) -> None:
+        """Stand for all that `stream` (the current one if None) has so far."""
+        lane = self._recorder.current() if stream is None else stream.lane
+        self._frontier = lane.frontier()
+
+    def wait(self, stream: VirtualStream | None = None) -> None:
+        """The next operator on `stream` comes after this event."""
+        lane = self._recorder.current() if stream is None else stream.lane
+        lane.wait(self._frontier)
+
+    def synchronize(self) -> None:
+        """Block the CPU until the event has happened."""
+        self._recorder.host_wait("event.synchronize", self._frontier)
+
+    def query(self) -> bool:
+        """Whether the event can have happened; lets other ranks go on."""
+        unmet = [m for m in self._frontier.unmet if not m.complete]
+        if not unmet:
+            return True
+        self._recorder.turns.yield_turn(self._recorder.thread, unmet[0])
+        return all(meeting.complete for meeting in unmet)
+
+    def elapsed_time(self, end_event: VirtualEvent) -> float:
+        """Not on the virtual cluster, whose times are known after the run."""
+        raise NotImplementedError(
+            "Event.elapsed_time on the virtual cluster: times are resolved after the "
+            "run; read them from run.timeline"
+        )
+
+
+class VirtualProvider:
+    """`overlaplab.streams` for one rank of the virtual cluster."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._streams: dict[str, VirtualStream] = {}
+
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def make_stream(self, priority: int) -> VirtualStream:
+        return self._stream_of(self._recorder.new_lane(), priority)
+
+    def make_event(self, enable_timing: bool) -> VirtualEvent:
+        return VirtualEvent(self._recorder)
+
+    def current_stream(self) -> VirtualStream:
+        return self._stream_of(self._recorder.current())
+
+    @contextlib.contextmanager
+    def stream(self, stream: VirtualStream | None) -> Iterator[VirtualStream | None]:
+        if stream is None:  # as torch.cuda.stream(None)
+            yield None
+            return
+        leave = self._recorder.enter_stream(stream.lane)
+        try:
+            yield stream
+        finally:
+            leave()
+
+    def synchronize(self) -> None:
+        self._recorder.host_wait("synchronize", self._recorder.everything())
+
+    def annotate(self, name: str) -> AbstractContextManager[Any]:
+        return _label(self._recorder, name)
+
+    def name_tensor(self, tensor: torch.Tensor, name: str) -> None:
+        self._recorder.storages.name(tensor, name, self._recorder.current().name)
+
+    def _stream_of(self, lane: Lane, priority: int = 0) -> VirtualStream:
+        stream = self._streams.get(lane.name)
+        if stream is None:
+            stream = VirtualStream(self._recorder, lane, priority)
+            self._streams[lane.name] = stream
+        return stream
+
+
+@contextlib.contextmanager
+def _label(recorder: Recorder, name: str) -> Iterator[None]:
+    recorder.labels.append(name)
+    try:
+        yield
+    finally:
+        recorder.labels.pop()

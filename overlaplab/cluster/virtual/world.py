@@ -1,0 +1,122 @@
+"""torch.distributed's idea of the process, one for each rank thread.
+
+During a run `torch.distributed` sees the world of the calling rank; other threads see
+the process's own as before. Everything is put back at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from overlaplab.cluster.virtual.group import Meetings, VirtualGroup
+from overlaplab.cluster.virtual.recorder import Recorder
+
+BACKEND = "virtual"
+_rank = threading.local()
+
+
+def current_recorder() -> Recorder | None:
+    """The recorder of the calling rank thread, None in any other thread."""
+    recorder: Recorder | None = getattr(_rank, "recorder", None)
+    return recorder
+
+
+class _WorldOfThread:
+    """Stands in for c10d's `_world`: each rank has its own."""
+
+    def __init__(self, process_world: Any) -> None:
+        object.__setattr__(self, "process_world", process_world)
+
+    def __getattr__(self, name: str) -> Any:
+        world = getattr(_rank, "world", None)
+        return getattr(self.process_world if world is None else world, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        world = getattr(_rank, "world", None)
+        setattr(self.process_world if world is None else world, name, value)
+
+
+@contextlib.contextmanager
+def worlds_of_threads() -> Iterator[None]:
+    """While open, threads that `join` have a world of their own."""
+    before = c10d._world
+    excepthook, helper = sys.excepthook, c10d._new_process_group_helper
+    names = ("_backend", "_default_pg_init_method")
+    saved = {n: getattr(c10d, n) for n in names if hasattr(c10d, n)}
+
+    def make_group(*args: Any, **kwargs: Any) -> Any:
+        """In a rank every group is virtual, whatever backend it names."""
+        if current_recorder() is not None:
+            args = (*args[:3], BACKEND, *args[4:])
+            kwargs.pop("backend_options", None)
+        return helper(*args, **kwargs)
+
+    _register_backend()
+    c10d._world = _WorldOfThread(before)
+    c10d._new_process_group_helper = make_group
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    try:
+        yield
+    finally:
+        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        c10d._new_process_group_helper = helper
+        c10d._world = before
+        sys.excepthook = excepthook
+        for name, value in saved.items():
+            setattr(c10d, name, value)
+
+
+def join(recorder: Recorder, meetings: Meetings, world_size: int, store: Any) -> None:
+    """Make the calling thread a rank: `torch.distributed` is initialised in it."""
+    _rank.recorder = recorder
+    _rank.meetings = meetings
+    _rank.world = SimpleNamespace(
+        default_pg=None,
+        pg_map={},
+        pg_names={},
+        pg_group_ranks={},
+        pg_backend_config={},
+        group_count=0,
+        tags_to_pg={},
+        pg_to_tag={},
+        pg_coalesce_state={},
+        pg_config_info=[],
+        comms=[],
+    )
+    dist.init_process_group(
+        BACKEND, rank=recorder.rank, world_size=world_size, store=store
+    )
+
+
+def leave() -> None:
+    """The calling thread is no rank any more."""
+    torch._C._distributed_c10d._unregister_all_process_groups()
+    _rank.recorder = _rank.meetings = _rank.world = None
+
+
+def _register_backend() -> None:
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        dist.Backend.register_backend(
+            BACKEND, _create, extended_api=True, devices=["cpu"]
+        )
+
+
+def _create(options: Any, _: Any) -> VirtualGroup:
+    recorder = current_recorder()
+    if recorder is None:
+        raise RuntimeError(
+            'backend "virtual" exists in the ranks of ol.run(cluster="virtual") only'
+        )
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    return VirtualGroup(
+        recorder, _rank.meetings, options.group_rank, ranks, str(options.group_id)
+    )
