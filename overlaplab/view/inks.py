@@ -1,0 +1,90 @@
+"""What each kind of time looks like: one entry an ink, for pictures and legends.
+
+Colours are those of Okabe and Ito ("Color Universal Design", 2008), which people with
+any kind of colour blindness tell apart; hatching and outline say the same once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from matplotlib.patches import Patch
+
+from overlaplab.timeline import Share, Span
+from overlaplab.timeline.critical_path import is_wait
+
+PATH = "#000000"
+EXPOSED = "#D55E00"
+HIGHLIGHT = "#CC79A7"
+BAND = "#F1F1F1"
+TEXT = "#222222"
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """Args:
+    face: fill.
+    edge: outline, and the colour of the hatching.
+    hatch: matplotlib's code.
+    label: for the legend.
+    text: colour of a name written on it.
+    """
+
+    face: str
+    edge: str
+    label: str
+    hatch: str = ""
+    text: str = TEXT
+
+    def patch(self) -> Patch:
+        """The entry of a legend."""
+        return Patch(
+            facecolor=self.face,
+            edgecolor=self.edge,
+            hatch=2 * self.hatch,
+            label=self.label,
+            linewidth=0.6,
+        )
+
+
+INKS: Mapping[str, Ink] = {
+    "compute": Ink("#0072B2", "#FFFFFF", "compute", text="#FFFFFF"),
+    "forward": Ink("#56B4E9", "#FFFFFF", "compute, forward"),
+    "wire": Ink("#E69F00", "#7A4F00", "communication: wire", hatch="///"),
+    "latency": Ink("#F0E442", "#7A4F00", "communication: latency", hatch="..."),
+    "waiting": Ink("#FFFFFF", "#E69F00", "communication: waits for peers"),
+    "memcpy": Ink("#009E73", "#FFFFFF", "copy", text="#FFFFFF"),
+    "memset": Ink("#66C4A8", "#FFFFFF", "memset"),
+    "launch": Ink("#7F7F7F", "#FFFFFF", "CPU launches", text="#FFFFFF"),
+    "host": Ink("#4D4D4D", "#FFFFFF", "CPU computes", text="#FFFFFF"),
+    "wait": Ink("#DCDCDC", "#FFFFFF", "CPU waits"),
+}
+
+SHARE_INKS: Mapping[Share, Ink] = {
+    "compute": Ink("#0072B2", "#FFFFFF", "compute", text="#FFFFFF"),
+    "wire": Ink("#E69F00", "#7A4F00", "wire", hatch="///"),
+    "latency": Ink("#F0E442", "#7A4F00", "latency", hatch="..."),
+    "launch": Ink("#7F7F7F", "#FFFFFF", "launch", text="#FFFFFF"),
+    "idle": Ink("#FFFFFF", "#7F7F7F", "idle"),
+}
+
+
+def inks_of(span: Span) -> list[tuple[str, int, int]]:
+    """The parts of a span as (ink, start_ns, end_ns), in order, tiling it."""
+    if span.kind == "communication":
+        ready_ns = span.attributes.get("ready_ns", span.start_ns)
+        ready_ns = min(max(ready_ns, span.start_ns), span.end_ns)
+        wire_ns = min(ready_ns + span.attributes.get("latency_ns", 0), span.end_ns)
+        parts = [
+            ("waiting", span.start_ns, ready_ns),
+            ("latency", ready_ns, wire_ns),
+            ("wire", wire_ns, span.end_ns),
+        ]
+        return [part for part in parts if part[1] < part[2]]
+    ink: str = span.kind
+    if is_wait(span):
+        ink = "wait"
+    elif span.kind == "compute" and span.attributes.get("phase") == "forward":
+        ink = "forward"
+    return [(ink, span.start_ns, span.end_ns)]

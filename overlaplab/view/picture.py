@@ -1,0 +1,488 @@
+"""Timelines as matplotlib figures: one lane a stream, time to the right.
+
+Solid is computing, hatched is communication; an outline marks what is exposed, a
+black line the critical path, the pale band a rank's step. Knows spans and causes only.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from overlaplab.timeline import Span, Timeline
+from overlaplab.timeline.intervals import intersect, subtract
+from overlaplab.timeline.report import Report, union
+from overlaplab.view.inks import (
+    BAND,
+    EXPOSED,
+    HIGHLIGHT,
+    INKS,
+    PATH,
+    SHARE_INKS,
+    TEXT,
+    inks_of,
+)
+from overlaplab.view.pieces import Piece, join_close, pieces
+from overlaplab.view.units import format_ns, time_unit
+
+Box = tuple[float, float, float, float]  # left, right, top, bottom, in data units
+
+WIDTH_IN = 10.0
+DPI = 100
+ROW_IN = 0.27
+MAX_RANKS = 8  # more are not drawn unless their lanes are asked for
+_GROUP_GAP = 0.45  # rows between ranks
+_BAR = (0.10, 0.78)  # top and bottom of a bar within its row
+_PATH_AT = 0.89
+_CHAR_PX = 5.5  # a character of the 7-point font at DPI, on the wide side
+_MAX_NAMES = 80
+
+
+class Picture(Figure):
+    """A figure that a notebook shows once, as PNG, without pyplot's state."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(facecolor="white", dpi=DPI, **kwargs)
+        FigureCanvasAgg(self)
+
+    def png(self) -> bytes:
+        """The picture as the bytes of a PNG file."""
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=self.dpi)
+        return buffer.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+
+def draw(
+    timeline: Timeline,
+    *,
+    ax: Axes | None = None,
+    title: str | None = None,
+    lanes: Collection[str] | None = None,
+    window: tuple[int, int] | None = None,
+    highlight: Collection[int] | None = None,
+    critical_path: bool = True,
+) -> Figure:
+    """Draw a timeline.
+
+    Args:
+        ax: draw into these axes, and leave their figure's size alone.
+        title: over the lanes; the step, exposed and saved time stand beside it.
+        lanes: only these; all lanes of the first eight ranks by default.
+        window: (start_ns, end_ns) to show; everything by default.
+        highlight: indices in `timeline.spans` to frame.
+        critical_path: mark it.
+
+    Returns:
+        The figure; the last line of a cell shows it, `savefig` writes it.
+    """
+    panel = _Panel(timeline, title or "", lanes, window, highlight, critical_path)
+    if ax is None:
+        return stack([panel.part()])
+    used = panel.draw(ax)
+    ax.legend(
+        handles=legend_entries(used),
+        **_LEGEND,
+        loc="upper left",
+        bbox_to_anchor=(0, -0.12),
+    )
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
+def draw_many(
+    timelines: Mapping[str, Timeline],
+    *,
+    lanes: Collection[str] | None = None,
+    ranks: Collection[int] | None = None,
+    critical_path: bool = True,
+) -> Figure:
+    """Draw timelines one under the other on one scale: the eye sees the gap close.
+
+    Args:
+        timelines: by title; each starts at its own first span.
+        lanes: only these, in all of them.
+        ranks: only these, in all of them.
+        critical_path: mark it.
+    """
+    if not timelines:
+        raise ValueError("draw_many got no timelines; expected {title: timeline, ...}")
+    longest_ns = max(t.end_ns - t.start_ns for t in timelines.values())
+    parts = []
+    for title, timeline in timelines.items():
+        window = (timeline.start_ns, timeline.start_ns + longest_ns)
+        panel = _Panel(timeline, title, lanes, window, None, critical_path, ranks)
+        parts.append(panel.part())
+    return stack(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One pair of axes of a stacked figure.
+
+    Args:
+        height_in: of the axes.
+        labels: that stand to the left of the axes.
+        draw: fills the axes; returns the legend's entries that it needs.
+    """
+
+    height_in: float
+    labels: Sequence[str]
+    draw: Callable[[Axes], Iterable[str]]
+
+
+_LEGEND: dict[str, Any] = {
+    "frameon": False,
+    "fontsize": 8,
+    "ncols": 5,
+    "handlelength": 2.2,
+    "columnspacing": 1.4,
+    "borderaxespad": 0.0,
+}
+
+
+def stack(parts: Sequence[Part]) -> Picture:
+    """Axes one under the other, their left edges aligned, one legend under all."""
+    left_in = 0.35 + 0.075 * max((len(s) for p in parts for s in p.labels), default=0)
+    above_in, below_in, legend_in = 0.38, 0.32, 0.42
+    height_in = legend_in + sum(p.height_in + above_in + below_in for p in parts)
+    figure = Picture(figsize=(WIDTH_IN, height_in))
+    top_in = height_in
+    used: dict[str, None] = {}
+    for part in parts:
+        bottom_in = top_in - above_in - part.height_in
+        box = (
+            left_in / WIDTH_IN,
+            bottom_in / height_in,
+            (WIDTH_IN - left_in - 0.2) / WIDTH_IN,
+            part.height_in / height_in,
+        )
+        used.update(dict.fromkeys(part.draw(figure.add_axes(box))))
+        top_in = bottom_in - below_in
+    figure.legend(
+        handles=legend_entries(used),
+        **_LEGEND,
+        loc="lower left",
+        bbox_to_anchor=(left_in / WIDTH_IN, 0.08 / height_in),
+    )
+    return figure
+
+
+def legend_entries(used: Iterable[str]) -> list[Patch | Line2D]:
+    """The legend of the inks (and marks) in `used`, in the order of the inks."""
+    used = set(used)
+    entries: list[Patch | Line2D] = [
+        ink.patch() for name, ink in INKS.items() if name in used
+    ]
+    # Beside lanes the shares have the colours that the lanes explain; idle has none.
+    shares = {"idle": SHARE_INKS["idle"]} if entries else SHARE_INKS
+    entries += [ink.patch() for name, ink in shares.items() if f"share {name}" in used]
+    if "exposed" in used:
+        entries.append(
+            Patch(facecolor="none", edgecolor=EXPOSED, linewidth=1.6, label="exposed")
+        )
+    if "highlight" in used:
+        entries.append(
+            Patch(
+                facecolor="none", edgecolor=HIGHLIGHT, linewidth=2.4, label="look here"
+            )
+        )
+    if "path" in used:
+        entries.append(Line2D([], [], color=PATH, linewidth=2.2, label="critical path"))
+    return entries
+
+
+def numbers(report: Report) -> str:
+    """The three numbers of a step, in one line."""
+    return (
+        f"step {format_ns(report.step_ns)}     exposed {format_ns(report.exposed_ns)}"
+        f"     saved {format_ns(report.saved_ns)}"
+    )
+
+
+class _Panel:
+    """One timeline in one pair of axes."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        title: str,
+        lanes: Collection[str] | None = None,
+        window: tuple[int, int] | None = None,
+        highlight: Collection[int] | None = None,
+        critical_path: bool = True,
+        ranks: Collection[int] | None = None,
+    ) -> None:
+        self.timeline = timeline
+        self.title = title
+        self.start_ns, self.end_ns = window or (timeline.start_ns, timeline.end_ns)
+        if self.end_ns < self.start_ns or (window and self.end_ns == self.start_ns):
+            raise ValueError(f"window {window} ns is empty; expected (start, end)")
+        self.end_ns = max(self.end_ns, self.start_ns + 1)
+        self.highlight = sorted(highlight or ())
+        if self.highlight and not 0 <= self.highlight[-1] < len(timeline.spans):
+            raise ValueError(
+                f"highlight {self.highlight[-1]}: the timeline has "
+                f"{len(timeline.spans)} spans"
+            )
+        self.critical_path = critical_path
+        self.scale, self.unit = time_unit(self.end_ns - self.start_ns)
+        self._place_rows(lanes, ranks)
+
+    def _place_rows(
+        self, lanes: Collection[str] | None, ranks: Collection[int] | None
+    ) -> None:
+        self.rows: dict[tuple[int, str], float] = {}
+        self.spans: dict[tuple[int, str], list[Span]] = {}
+        self.by_rank: dict[int, list[Span]] = {}
+        for span in self.timeline.spans:
+            self.by_rank.setdefault(span.rank, []).append(span)
+        present = sorted(self.by_rank)
+        drawn = [r for r in present if ranks is None or r in ranks][:MAX_RANKS]
+        self.num_left_out = len(present) - len(drawn)
+        y = 0.0
+        for rank in drawn:
+            shown = [
+                lane
+                for lane in self.timeline.lanes(rank)
+                if lanes is None or lane in lanes
+            ]
+            y += _GROUP_GAP if self.rows and shown else 0.0
+            for lane in shown:
+                self.rows[rank, lane] = y
+                self.spans[rank, lane] = []
+                y += 1
+            for span in self.by_rank[rank]:
+                if span.lane in shown:
+                    self.spans[rank, span.lane].append(span)
+        if not self.rows and self.timeline.spans:
+            known = sorted({s.lane for s in self.timeline.spans})
+            raise ValueError(
+                f"nothing to draw of lanes {sorted(lanes or known)} and ranks "
+                f"{sorted(ranks or present)}; there are lanes {known} and ranks "
+                f"{present}"
+            )
+        self.num_rows = max(y, 1.0)
+
+    def part(self) -> Part:
+        labels = [self._label(*key) for key in self.rows]
+        return Part(ROW_IN * self.num_rows, labels, self.draw)
+
+    def _label(self, rank: int, lane: str) -> str:
+        one_rank = len({rank for rank, _ in self.rows}) == 1
+        return lane if one_rank else f"rank {rank}  {lane}"
+
+    def draw(self, ax: Axes) -> list[str]:
+        """Fill the axes; returns what the legend must explain."""
+        width_px = ax.get_position().width * ax.figure.bbox.width
+        self.columns = max(50, int(width_px))
+        self.ns_per_px = (self.end_ns - self.start_ns) / self.columns
+        used = []
+        self._frame(ax)
+        self._bands(ax)
+        used += self._bars(ax)
+        used += self._exposed(ax)
+        if self.critical_path:
+            used += self._path(ax)
+        used += self._highlights(ax)
+        self._names(ax)
+        return used
+
+    def _x(self, time_ns: float) -> float:
+        return (time_ns - self.start_ns) / self.scale
+
+    def _box(self, start_ns: float, end_ns: float, y: float) -> Box:
+        return self._x(start_ns), self._x(end_ns), y + _BAR[0], y + _BAR[1]
+
+    def _frame(self, ax: Axes) -> None:
+        ax.set_facecolor("white")
+        ax.set_xlim(0, self._x(self.end_ns))
+        ax.set_ylim(self.num_rows, 0)
+        ax.set_yticks([y + 0.5 for y in self.rows.values()])
+        ax.set_yticklabels([self._label(*key) for key in self.rows])
+        ax.tick_params(axis="y", length=0, labelsize=8, labelcolor=TEXT)
+        ax.tick_params(axis="x", labelsize=8, labelcolor=TEXT, color=TEXT)
+        ax.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g} {self.unit}"))
+        for side in ("top", "right", "left"):
+            ax.spines[side].set_visible(False)
+        ax.set_title(self._heading(), loc="left", fontsize=10, weight="bold", pad=7)
+        ax.set_title(numbers(self.timeline.report()), loc="right", fontsize=9, pad=7)
+
+    def _heading(self) -> str:
+        heading = self.title
+        if self.timeline.represents > 1:
+            heading += f"  (1 rank stands for {self.timeline.represents})"
+        if self.num_left_out:
+            heading += f"  ({self.num_left_out} more ranks not drawn)"
+        return heading.strip()
+
+    def _bands(self, ax: Axes) -> None:
+        """A pale band from a rank's first start to its last end: white is over."""
+        bands = []
+        for (rank, _), y in self.rows.items():
+            spans = self.by_rank[rank]
+            first, last = spans[0].start_ns, max(s.end_ns for s in spans)
+            bands.append(self._box(first, last, y))
+        _add_boxes(ax, bands, facecolor=BAND, edgecolor="none", zorder=1)
+
+    def _bars(self, ax: Axes) -> list[str]:
+        by_ink: dict[str, list[tuple[Piece, float]]] = {}
+        for key, y in self.rows.items():
+            for piece in pieces(
+                self.spans[key], self.start_ns, self.end_ns, self.columns
+            ):
+                by_ink.setdefault(piece.ink, []).append((piece, y))
+        for name, placed in by_ink.items():
+            ink = INKS[name]
+            for whole in (False, True):
+                boxes = [
+                    self._box(piece.start_ns, piece.end_ns, y)
+                    for piece, y in placed
+                    if piece.whole == whole
+                ]
+                # An outline eats half a pixel on each side: narrow bars get none.
+                _add_boxes(
+                    ax,
+                    boxes,
+                    facecolor=ink.face,
+                    edgecolor=ink.edge,
+                    linewidth=0.4 if whole else 0.0,
+                    hatch=ink.hatch or None,
+                    zorder=2 if whole else 1.9,
+                )
+        return list(by_ink)
+
+    def _exposed(self, ax: Axes) -> list[str]:
+        boxes = []
+        for (rank, lane), y in self.rows.items():
+            sending = union(self.spans[rank, lane], "communication")
+            if not sending:
+                continue
+            everything = self.by_rank[rank]
+            exposed = intersect(
+                sending,
+                subtract(
+                    union(everything, "communication"), union(everything, "compute")
+                ),
+            )
+            visible = intersect(exposed, [(self.start_ns, self.end_ns)])
+            for start_ns, end_ns in join_close(visible, self.ns_per_px):
+                boxes.append(self._box(start_ns, end_ns, y))
+        _add_boxes(ax, boxes, fill=False, edgecolor=EXPOSED, linewidth=1.6, zorder=3)
+        return ["exposed"] if boxes else []
+
+    def _path(self, ax: Axes) -> list[str]:
+        """A line under the spans of the chain, and thin ones where it changes lane."""
+        lines, jumps = [], []
+        previous_y: float | None = None
+        last_jump_px = (-1.0, 0.0)
+        for y, start_ns, end_ns in self._path_runs():
+            x, at = self._x(start_ns), y + _PATH_AT
+            lines.append([(x, at), (self._x(end_ns), at)])
+            if previous_y is not None and previous_y != at:
+                jump_px = (start_ns // max(self.ns_per_px, 1), previous_y + at)
+                if jump_px != last_jump_px:  # one line a column is all that shows
+                    jumps.append([(x, previous_y), (x, at)])
+                last_jump_px = jump_px
+            previous_y = at
+        ax.add_collection(
+            LineCollection(
+                lines, colors=PATH, linewidths=2.2, zorder=4, capstyle="butt"
+            ),
+            autolim=False,
+        )
+        ax.add_collection(
+            LineCollection(jumps, colors=PATH, linewidths=0.7, zorder=4), autolim=False
+        )
+        return ["path"] if lines else []
+
+    def _path_runs(self) -> Iterable[tuple[float, int, int]]:
+        """(row, start_ns, end_ns) of the path, neighbours in one row joined."""
+        run: tuple[float, int, int] | None = None
+        for segment in self.timeline.critical_path().segments:
+            if segment.span is None:
+                continue
+            span = self.timeline.spans[segment.span]
+            y = self.rows.get((span.rank, span.lane))
+            start = max(segment.start_ns, self.start_ns)
+            end = min(segment.end_ns, self.end_ns)
+            if y is None or start >= end:
+                continue
+            if run is not None and run[0] == y and start - run[2] <= 0:
+                run = (y, run[1], end)
+                continue
+            if run is not None:
+                yield run
+            run = (y, start, end)
+        if run is not None:
+            yield run
+
+    def _highlights(self, ax: Axes) -> list[str]:
+        boxes = []
+        for index in self.highlight:
+            span = self.timeline.spans[index]
+            if (span.rank, span.lane) in self.rows:
+                y = self.rows[span.rank, span.lane]
+                boxes.append(self._box(span.start_ns, span.end_ns, y))
+        _add_boxes(ax, boxes, fill=False, edgecolor=HIGHLIGHT, linewidth=2.4, zorder=5)
+        return ["highlight"] if boxes else []
+
+    def _names(self, ax: Axes) -> None:
+        """The widest spans get their names, where these fit."""
+        candidates = []
+        for key, y in self.rows.items():
+            for span in self.spans[key]:
+                first = max(span.start_ns, self.start_ns)
+                last = min(span.end_ns, self.end_ns)
+                text = _name(span)
+                margin = 6 if span.kind == "communication" else 12
+                if (last - first) / self.ns_per_px >= _CHAR_PX * len(text) + margin:
+                    candidates.append((last - first, first + last, y, text, span))
+        candidates.sort(key=lambda c: -c[0])
+        for _, twice_middle, y, text, span in candidates[:_MAX_NAMES]:
+            sends = span.kind == "communication"
+            box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.7}
+            ax.text(
+                self._x(twice_middle / 2),
+                y + sum(_BAR) / 2 + 0.02,
+                text,
+                fontsize=7,
+                ha="center",
+                va="center",
+                color=TEXT if sends else INKS[inks_of(span)[0][0]].text,
+                bbox=box if sends else None,
+                zorder=6,
+                clip_on=True,
+            )
+
+
+def _add_boxes(ax: Axes, boxes: Sequence[Box], **style: Any) -> None:
+    """Add rectangles as one path: hatching many apart takes Agg half a second."""
+    vertices, codes = [], []
+    for left, right, top, bottom in boxes:
+        corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
+        vertices += [*corners, corners[0]]
+        codes += [Path.MOVETO, *3 * [Path.LINETO], Path.CLOSEPOLY]
+    if boxes:
+        # Not add_patch: the limits are set, and working them out takes longer.
+        ax.add_artist(PathPatch(Path(vertices, codes), **style))
+
+
+def _name(span: Span) -> str:
+    label = span.attributes.get("label")
+    return str(label) if span.kind == "communication" and label else span.name

@@ -1,0 +1,87 @@
+"""Critical-path shares as bars that add up to 100 %. Knows timelines only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from overlaplab.timeline import Timeline
+from overlaplab.view.inks import SHARE_INKS, TEXT
+from overlaplab.view.picture import ROW_IN, Part, stack
+from overlaplab.view.units import percentages
+
+
+def shares_bar(timelines: Mapping[str, Timeline]) -> Figure:
+    """One bar a timeline: which share of its critical path computes, sends, waits.
+
+    Args:
+        timelines: by name.
+    """
+    if not timelines:
+        raise ValueError("shares_bar got no timelines; expected {name: timeline, ...}")
+    return stack([shares_part(timelines)])
+
+
+def shares_part(timelines: Mapping[str, Timeline]) -> Part:
+    """The bars as a part of a larger figure."""
+
+    def fill(ax: Axes) -> Iterable[str]:
+        for row, timeline in enumerate(timelines.values()):
+            _bar(ax, row, timeline)
+        ax.set_facecolor("white")
+        ax.set_xlim(0, 100)
+        ax.set_ylim(len(timelines) - 0.5, -0.5)
+        ax.set_yticks(range(len(timelines)), list(timelines))
+        ax.set_xticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
+        ax.tick_params(axis="y", length=0)
+        ax.tick_params(labelsize=8, labelcolor=TEXT, color=TEXT)
+        for side in ("top", "right", "left"):
+            ax.spines[side].set_visible(False)
+        ax.set_title(
+            "critical path", loc="left", fontsize=10, weight="bold", pad=7, color=TEXT
+        )
+        return [f"share {share}" for share in SHARE_INKS]
+
+    return Part(1.15 * ROW_IN * max(1, len(timelines)), list(timelines), fill)
+
+
+def _bar(ax: Axes, row: int, timeline: Timeline) -> None:
+    path = timeline.critical_path()
+    length_ns = max(path.length_ns, 1)
+    percents = percentages(path.shares_ns.values())
+    left = 0.0
+    for (share, share_ns), percent in zip(
+        path.shares_ns.items(), percents, strict=True
+    ):
+        ink, width = SHARE_INKS[share], 100 * share_ns / length_ns
+        if width == 0:
+            continue
+        ax.barh(
+            row,
+            width,
+            left=left,
+            height=0.72,
+            color=ink.face,
+            edgecolor=ink.edge,
+            hatch=ink.hatch or None,
+            linewidth=0.5,
+        )
+        text = f"{share} {percent} %"
+        if width < 1.0 * len(text):
+            text = f"{percent}"
+        if width >= 1.2 * len(text):
+            ax.text(
+                left + width / 2,
+                row,
+                text,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=ink.text,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+                if ink.hatch
+                else None,
+            )
+        left += width
