@@ -70,6 +70,8 @@ H200_NVLINK = Hardware(
             "quarters of the data sheet's 67 TFLOP/s, not measured"
         ),
         "memory_bytes_per_s": "five sixths of the data sheet's 4.8 TB/s, not measured",
+        "kernel_floor_ns": "2 us, assumed",
+        "host_bytes_per_s": "PCIe 5 x16 from pinned memory reaches more; assumed",
         "launch_ns": "about 15 us an operator from Python on those hosts, measured",
         "collective_launch_ns": (
             "an operator's 15 us, a hook and the process group's Python: assumed 60 us"

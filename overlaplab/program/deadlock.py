@@ -61,7 +61,9 @@ def deadlock_error(
     lines = [f"no rank can move{when}."]
     for rank in range(num_ranks):
         mark = "   <-- differs" if rank in differs else ""
-        lines.append(f"  rank {rank} {_state(graph, rank, blocked[rank])}{mark}")
+        lines.append(
+            f"  rank {rank} {_state(graph, waits_for, rank, blocked[rank])}{mark}"
+        )
     lines += explanation
     return DeadlockError("\n".join(lines))
 
@@ -86,10 +88,10 @@ def _blocking(
     return graph.ops[g]
 
 
-def _state(graph: Graph, rank: int, op: Op | None) -> str:
+def _state(graph: Graph, waits_for: list[int], rank: int, op: Op | None) -> str:
     if op is not None:
         meeting = graph.meetings[graph.meeting[graph.base[rank] + op.index]]
-        came = {graph.ops[g].rank for g in meeting.members}
+        came = {graph.ops[g].rank for g in meeting.members if waits_for[g] == 0}
         assert op.collective is not None
         missing = [r for r in op.collective.ranks if r not in came]
         absent = f" for {_ranks(missing)}" if missing else ""
