@@ -109,9 +109,7 @@ def _copy_function(fn: types.FunctionType, memo: Memo) -> types.FunctionType:
     """A function without closure, defaults or attributes is shared, like a global."""
     if not (fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__ or fn.__dict__):
         return fn
-    cells = tuple(
-        _new_cell(cell, memo) for cell in fn.__closure__ or ()
-    )
+    cells = tuple(_new_cell(cell, memo) for cell in fn.__closure__ or ())
     new = types.FunctionType(
         fn.__code__, fn.__globals__, fn.__name__, None, cells or None
     )

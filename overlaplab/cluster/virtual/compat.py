@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.utils import _python_dispatch
 
 # Name in 2.13 -> the names by which 2.11, C++ and older callers reach the same.
 _OLDER_NAMES = {
@@ -60,3 +61,21 @@ def _refusal(name: str) -> Any:
 
     refuse.__name__ = name
     return refuse
+
+
+def mode_flags() -> dict[str, Any]:
+    """torch's process-wide notes of which dispatch modes are on."""
+    names = [n for n in vars(_python_dispatch) if n.startswith("_is_in_")]
+    return {name: getattr(_python_dispatch, name) for name in names}
+
+
+def set_mode_flags(flags: dict[str, Any]) -> None:
+    """Put back what `mode_flags` returned."""
+    for name, value in flags.items():
+        setattr(_python_dispatch, name, value)
+    name = "is_in_mode_without_ignore_compile_internals"
+    tell_dynamo = getattr(_python_dispatch, f"set_{name}", None)  # not in 2.11
+    if tell_dynamo is not None:
+        tell_dynamo(
+            flags.get("_is_in_any_mode_without_ignore_compile_internals", False)
+        )

@@ -496,8 +496,10 @@ def _split(
                 f"not divide by {num_ranks} ranks; pad it"
             )
         elif tensor.is_contiguous():
-            pieces += tensor.view(-1).chunk(num_ranks) if tensor.numel() else (
-                [tensor.view(-1)] * num_ranks
+            pieces += (
+                tensor.view(-1).chunk(num_ranks)
+                if tensor.numel()
+                else ([tensor.view(-1)] * num_ranks)
             )
         else:
             raise ValueError(
@@ -527,4 +529,3 @@ def _reduce_op(opts: Any) -> str:
         f"reduce op {opts.reduceOp} is not supported on the virtual cluster; use SUM, "
         "AVG, MAX, MIN or PRODUCT"
     )
-

@@ -134,7 +134,11 @@ def _compare_tensors(
 def _compare_splits(
     first: Arrival, second: Arrival, same: Callable[[str, object, object], None]
 ) -> None:
-    same("dtypes", sorted(set(_dtypes(first.inputs))), sorted(set(_dtypes(second.inputs))))
+    same(
+        "dtypes",
+        sorted(set(_dtypes(first.inputs))),
+        sorted(set(_dtypes(second.inputs))),
+    )
 
 
 def _shapes(tensors: Tensors) -> list[tuple[int, ...]]:

@@ -33,6 +33,11 @@ class RecordMode(TorchDispatchMode):
         """torch.compile stays on beneath this mode."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; wrapping it would import the compiler (3 s)."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -136,7 +141,7 @@ class HostSyncMode(TorchFunctionMode):
         if name == "to" and "cpu" not in args[1:2] and kwargs.get("device") != "cpu":
             return func(*args, **kwargs)
         tensor = args[0]
-        if type(tensor) in _PLAIN:
+        if type(tensor) in _PLAIN and name != "pin_memory":
             self._wait(name, tensor)
         if name == "print":
             with _disable_current_modes():
@@ -167,7 +172,7 @@ _SYNCS: dict[Any, str] = {
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:
-    """ "float32", "bfloat16", ... """
+    """ "float32", "bfloat16", ..."""
     return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 

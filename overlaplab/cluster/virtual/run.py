@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from overlaplab.cluster.copying import copy_job
 from overlaplab.cluster.virtual import report, world
+from overlaplab.cluster.virtual.compat import mode_flags, set_mode_flags
 from overlaplab.cluster.virtual.group import Meetings
 from overlaplab.cluster.virtual.modes import HostSyncMode, RecordMode
 from overlaplab.cluster.virtual.ranks import (
@@ -83,6 +85,7 @@ def run_virtual(
         )
     try:
         with _frozen_process():
+            _warm_up()
             run = _Run(fn, tuple(args), dict(kwargs or {}), world_size, fake)
             return run.run(timeout_s)
     finally:
@@ -105,8 +108,7 @@ class _Run:
         self.store = dist.HashStore()
         self.fake_modes = [_fake_mode(fake) for _ in range(num_recorded)]
         self.jobs = [
-            copy_job(fn, args, kwargs, fake_mode=mode)
-            for mode in self.fake_modes
+            copy_job(fn, args, kwargs, fake_mode=mode) for mode in self.fake_modes
         ]
         self.ranks = [
             RankThread(rank, self._main_of(rank)) for rank in range(num_recorded)
@@ -142,9 +144,9 @@ class _Run:
             try:
                 with torch.autograd.set_multithreading_enabled(False):
                     world.join(recorder, self.meetings, self.world_size, self.store)
-                    with self.fake_modes[rank] or contextlib.nullcontext():
-                        with HostSyncMode(recorder), RecordMode(recorder):
-                            result = fn(*args, **kwargs)
+                    fake = self.fake_modes[rank] or contextlib.nullcontext()
+                    with fake, HostSyncMode(recorder), RecordMode(recorder):
+                        result = fn(*args, **kwargs)
                     for lane in list(recorder.lanes.values()):
                         recorder.settle(lane)
                     return result
@@ -170,19 +172,42 @@ class _Run:
         )
 
 
+@functools.cache
+def _warm_up() -> None:
+    """torch imports half of itself at the first operator under a mode (seconds).
+
+    Done before the first run, not in it: the deadline is the user's, and the imports
+    keep frames alive, which would make the first record's frees differ.
+    """
+
+    def backward() -> None:
+        weight = torch.ones(2, 2, requires_grad=True)
+        weight.mm(weight).sum().backward()
+        dist.all_reduce(weight.grad)
+        str(weight)
+
+    _Run(backward, (), {}, 1, False).run(60.0)
+
+
 def _fake_mode(fake: bool) -> FakeTensorMode | None:
     return FakeTensorMode(allow_non_fake_inputs=True) if fake else None
 
 
 @contextlib.contextmanager
 def _frozen_process() -> Iterator[None]:
-    """No garbage collection (frees are recorded), and the caller's random state."""
+    """No garbage collection (frees are recorded), and the caller's process state.
+
+    torch keeps "is any mode on" in globals that a mode saves and restores as if there
+    were one thread.
+    """
     collected = gc.isenabled()
     gc.disable()
     state = random_state()
+    flags = mode_flags()
     try:
         yield
     finally:
         set_random_state(state)
+        set_mode_flags(flags)
         if collected:
             gc.enable()
