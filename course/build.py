@@ -358,7 +358,10 @@ def build(root: Path, topics: Sequence[str] = ()) -> None:
         lab, solution = make_lab(cells), make_solution(cells)
         runs.write(lab, root / "labs" / f"{lesson.stem}.ipynb")
         print(f"{lesson.name}: running the solution", flush=True)
-        runs.execute_solution(solution, root / "solutions", root)
+        try:
+            runs.execute_solution(solution, root / "solutions", root)
+        except BuildError as error:
+            raise BuildError(f"{lesson.name}, solved: {error}") from None
         runs.write(solution, root / "solutions" / f"{lesson.stem}.ipynb")
 
 

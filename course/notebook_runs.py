@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
 }
 UNSTABLE = (
+    (re.compile(r"\x1b\[[0-9;]*m"), ""),  # colours
     (re.compile(r"\bat 0x[0-9a-f]+"), "at 0x..."),
     (re.compile(r"(?:/[\w.-]+)*/ipykernel_\d+/\d+\.py"), "<cell>"),
 )
@@ -80,10 +81,16 @@ def execute(notebook: NotebookNode, folder: Path, *, allow_errors: bool) -> None
     folder.mkdir(exist_ok=True)
     try:
         client.execute(env=os.environ | ENVIRONMENT)
-    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        done = [cell.id for cell in notebook.cells if cell.get("execution_count")]
-        last = done[-1] if done else "none"
-        raise BuildError(f"after cell {last!r}: {_plain(str(error))}") from None
+    except CellExecutionError as error:
+        raise BuildError(f"{_reached(notebook)}: {_plain(str(error))}") from None
+    except (CellTimeoutError, DeadKernelError) as error:
+        said = str(error).splitlines()[0]
+        raise BuildError(f"after {_reached(notebook)}: {said}") from None
+
+
+def _reached(notebook: NotebookNode) -> str:
+    done = [cell.id for cell in notebook.cells if cell.get("execution_count")]
+    return f"cell {done[-1]!r}" if done else "no cell"
 
 
 def execute_solution(notebook: NotebookNode, folder: Path, root: Path) -> None:
@@ -147,7 +154,8 @@ def prove_unsolved(folder: Path) -> None:
         problems += [f"labs/{path.name}, {problem}" for problem in found]
         checks = sum(_has_tag(cell, "check") for cell in lab.cells)
         if not found:
-            print(f"labs/{path.name}: its {checks} checks raise, and nothing else")
+            said = "check raises" if checks == 1 else "checks raise"
+            print(f"labs/{path.name}: its {checks} {said}, and nothing else")
     if problems:
         raise BuildError("\n".join(problems))
 

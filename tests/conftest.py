@@ -1,0 +1,29 @@
+"""What every test runs under: where GPUs are absent, and how hypothesis searches."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+
+# The same examples every time: a failure in CI is one that anybody can repeat.
+settings.register_profile(
+    "overlaplab", deadline=None, derandomize=True, database=None, print_blob=True
+)
+settings.load_profile("overlaplab")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip `gpu(num)` tests where fewer than `num` CUDA devices are visible."""
+    marked = [(item, item.get_closest_marker("gpu")) for item in items]
+    if not any(mark for _, mark in marked):
+        return
+    import torch
+
+    found = torch.cuda.device_count()
+    for item, mark in marked:
+        if mark is None:
+            continue
+        needed = mark.kwargs.get("num", mark.args[0] if mark.args else 1)
+        if found < needed:
+            reason = f"needs {needed} CUDA device(s), found {found}"
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,69 @@
+"""The proof that a lab as handed out fails at its checks and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+
+import notebook_runs as runs
+
+
+def cell(name: str, *, raises: str = "", tags: tuple[str, ...] = ()) -> NotebookNode:
+    """An executed cell, which raised an exception of that name if one is given."""
+    outputs = []
+    if raises:
+        outputs = [new_output("error", ename=raises, evalue="why", traceback=[])]
+    return new_code_cell("", id=name, metadata={"tags": tags}, outputs=outputs)
+
+
+CHECK = cell("check-1", raises="AssertionError", tags=("check",))
+
+
+@pytest.mark.parametrize(
+    ("cells", "problems"),
+    [
+        ([cell("given"), CHECK], []),
+        (
+            [cell("shown", raises="KeyError", tags=("raises-exception",)), CHECK],
+            [],
+        ),
+        (
+            [cell("given", raises="KeyError"), CHECK],
+            ["cell 'given': raises, and is no check: KeyError: why"],
+        ),
+        (
+            [cell("check-0", tags=("check",)), CHECK],
+            ["cell 'check-0': this check passes on the bare stub"],
+        ),
+        (
+            [cell("check-1", raises="NameError", tags=("check",))],
+            ["cell 'check-1': raises for the wrong reason, NameError: why"],
+        ),
+        ([cell("given")], ["no cell: no check"]),
+        ([], ["no cell: no check"]),
+    ],
+    ids=["good", "shown", "elsewhere", "passes", "no verdict", "no check", "empty"],
+)
+def test_only_checks_raise_and_each_of_them_does(
+    cells: list[NotebookNode], problems: list[str]
+) -> None:
+    assert runs.unsolved_problems(new_notebook(cells=cells)) == problems
+
+
+def test_a_lab_whose_check_passes_is_refused_with_its_name(tmp_path: Path) -> None:
+    cells = [
+        new_code_cell("x = 1", id="given"),
+        new_code_cell("assert x", id="check-1", metadata={"tags": ["check"]}),
+    ]
+    runs.write(new_notebook(cells=cells), tmp_path / "06_x.ipynb")
+
+    with pytest.raises(runs.BuildError, match=r"06_x\.ipynb, cell 'check-1': this"):
+        runs.prove_unsolved(tmp_path)
+
+
+def test_no_lab_proves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(runs.BuildError, match="nothing to prove"):
+        runs.prove_unsolved(tmp_path)
