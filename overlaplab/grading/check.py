@@ -132,8 +132,8 @@ def _refusal(exercise: Exercise, solutions: tuple[object, ...]) -> str:
 
 def _is_packages_own(solution: object) -> bool:
     """Whether it is (or derives from) one of the package's techniques."""
-    candidates = list(inspect.getmro(solution)) if inspect.isclass(solution) else []
-    candidates += [solution, type(solution)]
+    candidates: list[object] = [solution, type(solution)]
+    candidates += inspect.getmro(solution) if inspect.isclass(solution) else ()
     inner = getattr(solution, "func", None) or getattr(solution, "__wrapped__", None)
     candidates += [inner, getattr(solution, "__self__", None)]
     modules = (str(getattr(c, "__module__", "")) for c in candidates)
@@ -201,7 +201,7 @@ def _draw(verdict: Verdict) -> None:
     from IPython.display import display
 
     figure = view.draw(verdict.timeline, title=f"{verdict.exercise}: your run")
-    display(figure)
+    display(figure)  # type: ignore[no-untyped-call]
     # Without this the inline backend shows the figure a second time.
     from matplotlib import pyplot
 

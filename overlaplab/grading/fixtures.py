@@ -1,17 +1,36 @@
 """Small models and steps on which learners' reducers run, with their oracle.
 
 Each rank has data and an initial seed of its own, so that a missing broadcast shows.
+A fixture trains by the learner's reducer and by nothing else of theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
-from overlaplab.grading.evidence import Evidence
+from overlaplab.cluster.run import run as run_on_cluster
+from overlaplab.grading.evidence import Evidence, collect_evidence, mark_step, watch
+from overlaplab.hardware import Hardware, Link, profile
+from overlaplab.models.toy_nets import TOY_NETS
+
+LEARNING_RATE = 0.1
+
+# `chalk` in slow motion, so that small nets with real values take milliseconds: 1 FLOP
+# or byte of memory takes 1 ns; two ranks all-reduce n bytes in 0.1 ms + 25 n ns.
+SLOW_CHALK: Hardware = replace(
+    profile("chalk"),
+    name="chalk in slow motion",
+    flops_per_s={"default": 10**9},
+    memory_bytes_per_s=10**9,
+    link=Link(latency_ns=100_000, bytes_per_s=40 * 10**6, source="round numbers"),
+    source="no machine: round numbers for small nets",
+)
 
 
 class Reducer(Protocol):
@@ -23,25 +42,40 @@ class Reducer(Protocol):
 MakeReducer = Callable[[torch.nn.Module], Reducer]
 
 
+def model_is_loss(model: torch.nn.Module, *batch: torch.Tensor) -> torch.Tensor:
+    """The loss where the model's forward computes it."""
+    loss: torch.Tensor = model(*batch)
+    return loss
+
+
 @dataclass(frozen=True, slots=True)
 class Fixture:
     """A model, its data and how it is trained.
 
     Args:
         name: "tied", "frozen", ...
-        build: seed -> model; a module-level function (it is copied per rank).
-        batch: (rank, step) -> tensors of that rank's batch, step from 1.
-        loss: (model, batch, rank) -> scalar; a mean over the batch.
+        make_model: builds it from torch's random state; copied per rank.
+        make_batch: (rank, step) -> tensors of that rank's batch, step from 1; all ranks
+            have batches of one size.
+        loss: (model, *batch) -> scalar, a mean over the batch.
         same_seed: ranks build the same weights (else rank 0's must be broadcast).
         set_to_none: as in `zero_grad`.
     """
 
     name: str
-    build: Callable[[int], torch.nn.Module]
-    batch: Callable[[int, int], tuple[torch.Tensor, ...]]
-    loss: Callable[..., torch.Tensor]
+    make_model: Callable[[], torch.nn.Module]
+    make_batch: Callable[[int, int], tuple[torch.Tensor, ...]]
+    loss: Callable[..., torch.Tensor] = model_is_loss
     same_seed: bool = False
     set_to_none: bool = True
+
+    def build(self, rank: int) -> torch.nn.Module:
+        """The model as `rank` initialises it."""
+        torch.manual_seed(100 if self.same_seed else 100 + rank)
+        return self.make_model()
+
+
+Gradients = Mapping[str, torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +84,102 @@ class Trained:
 
     Args:
         run: the `ol.Run`.
-        gradients: `[rank][step - 1][name]` after `wait()`, None where there is none.
+        gradients: `[step - 1][rank][name]` after `wait()`, None where there is none.
         parameters: `[rank][name]` after the last step.
-        live_bytes: `[rank][step - 1]` bytes alive at the end of each step.
         evidence: of the run.
     """
 
     run: Any
-    gradients: tuple[tuple[Mapping[str, torch.Tensor | None], ...], ...]
+    gradients: tuple[tuple[Gradients, ...], ...]
     parameters: tuple[Mapping[str, torch.Tensor], ...]
-    live_bytes: tuple[tuple[int, ...], ...]
     evidence: Evidence
 
 
-def clean_fixture() -> Fixture:
-    """Eight equal layers, time enough to hide every bucket: for the prompt law."""
-    raise NotImplementedError
+class _Layers(torch.nn.Module):
+    """Equal square layers without bias: every gradient takes as long as the others."""
+
+    def __init__(self, num_layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(width, width, bias=False) for _ in range(num_layers)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+@dataclass(frozen=True, slots=True)
+class _MakeLayers:
+    num_layers: int
+    width: int
+
+    def __call__(self) -> torch.nn.Module:
+        return _Layers(self.num_layers, self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class _MakeSamples:
+    batch: int
+    width: int
+
+    def __call__(self, rank: int, step: int) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        return (torch.randn(self.batch, self.width, generator=generator),)
+
+
+def clean_fixture(num_layers: int = 8, width: int = 64, batch: int = 32) -> Fixture:
+    """Equal layers, time enough to hide every bucket but the last: for timing laws.
+
+    On `SLOW_CHALK` a layer's backward takes about 0.55 ms, its gradient of 16 KiB
+    about 0.5 ms on the wire.
+    """
+    return Fixture("clean", _MakeLayers(num_layers, width), _MakeSamples(batch, width))
+
+
+def layer_buckets(num_layers: int = 8, *, layers_a_bucket: int = 2) -> list[list[str]]:
+    """The buckets of `clean_fixture` in reverse order, as `prompt_law` takes them."""
+    names = [f"layers.{i}.weight" for i in reversed(range(num_layers))]
+    return [
+        names[i : i + layers_a_bucket] for i in range(0, num_layers, layers_a_bucket)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _ToyBatch:
+    make: Callable[[int, int], torch.Tensor]
+
+    def __call__(self, rank: int, step: int) -> tuple[torch.Tensor, ...]:
+        return (self.make(rank, step),)
+
+
+def toy_fixture(name: str, *, set_to_none: bool = True) -> Fixture:
+    """The net `name` of `overlaplab.models.toy_nets.TOY_NETS` as a fixture."""
+    net = TOY_NETS[name]
+    return Fixture(
+        name, net.make_model, _ToyBatch(net.make_batch), set_to_none=set_to_none
+    )
+
+
+ADVERSARIAL = (
+    "tied",
+    "frozen",
+    "unused",
+    "uneven",
+    "zero_element",
+    "over_size",
+    "mixed_dtypes",
+    "channels_last",
+    "branches",
+)
 
 
 def adversarial_fixtures() -> tuple[Fixture, ...]:
-    """tied, frozen, unused, uneven, zero_element, mixed_dtype, over_size, in_place."""
-    raise NotImplementedError
+    """A net for each trap of reducers, and one with gradients zeroed in place."""
+    nets = tuple(toy_fixture(name) for name in ADVERSARIAL)
+    in_place = replace(toy_fixture("mlp", set_to_none=False), name="zeroed_in_place")
+    return (*nets, in_place)
 
 
 def train(
@@ -79,18 +188,87 @@ def train(
     *,
     steps: int = 3,
     world_size: int = 2,
-    hardware: Any = "chalk",
+    hardware: Any = SLOW_CHALK,
     timeout_s: float = 30.0,
 ) -> Trained:
     """Train `steps` steps on the virtual cluster with the learner's reducer.
 
-    `make_reducer(model)` is called once on each rank, after the harness's own hooks.
+    `make_reducer(model)` is called once on each rank, after the harness's own hooks;
+    `wait()` after each backward pass, then plain SGD.
+
+    Raises:
+        Whatever the learner's code raises, as a `RankError`, and what the cluster
+        finds: `DeadlockError`, `MismatchError`.
     """
-    raise NotImplementedError
+    run = run_on_cluster(
+        _train_rank,
+        fixture,
+        make_reducer,
+        steps,
+        world_size=world_size,
+        cluster="virtual",
+        hardware=hardware,
+        timeout_s=timeout_s,
+    )
+    by_rank = [gradients for gradients, _ in run.values]
+    return Trained(
+        run=run,
+        gradients=tuple(tuple(rank[step] for rank in by_rank) for step in range(steps)),
+        parameters=tuple(parameters for _, parameters in run.values),
+        evidence=collect_evidence(run.program, run.timeline),
+    )
+
+
+def _train_rank(
+    fixture: Fixture, make_reducer: MakeReducer, steps: int
+) -> tuple[list[Gradients], Mapping[str, torch.Tensor]]:
+    rank = dist.get_rank()
+    model = fixture.build(rank)
+    watch(model)
+    reducer = make_reducer(model)
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE
+    )
+    gradients: list[Gradients] = []
+    for step in range(1, steps + 1):
+        mark_step(step)
+        optimizer.zero_grad(set_to_none=fixture.set_to_none)
+        fixture.loss(model, *fixture.make_batch(rank, step)).backward()  # type: ignore[no-untyped-call]
+        reducer.wait()
+        gradients.append(_copy_gradients(model))
+        optimizer.step()
+    return gradients, _copy_parameters(model)
 
 
 def oracle(
     fixture: Fixture, *, steps: int = 3, world_size: int = 2
-) -> tuple[tuple[Mapping[str, torch.Tensor | None], ...], Mapping[str, torch.Tensor]]:
+) -> tuple[tuple[Gradients, ...], Mapping[str, torch.Tensor]]:
     """One process on the concatenated batch: (gradients by step, final parameters)."""
-    raise NotImplementedError
+    with torch.random.fork_rng(devices=[]):
+        model = fixture.build(0)
+        optimizer = torch.optim.SGD(
+            [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE
+        )
+        gradients = []
+        for step in range(1, steps + 1):
+            batches = [fixture.make_batch(rank, step) for rank in range(world_size)]
+            whole = [torch.cat(tensors) for tensors in zip(*batches, strict=True)]
+            optimizer.zero_grad(set_to_none=fixture.set_to_none)
+            fixture.loss(model, *whole).backward()  # type: ignore[no-untyped-call]
+            gradients.append(_copy_gradients(model))
+            optimizer.step()
+        return tuple(gradients), _copy_parameters(model)
+
+
+def _copy_gradients(model: torch.nn.Module) -> Gradients:
+    # Outside of the record: the copies are the harness's, not the learner's.
+    with _disable_current_modes():
+        return {
+            name: None if p.grad is None else p.grad.detach().clone()
+            for name, p in model.named_parameters()
+        }
+
+
+def _copy_parameters(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
+    with _disable_current_modes():
+        return {name: p.detach().clone() for name, p in model.named_parameters()}

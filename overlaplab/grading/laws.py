@@ -528,8 +528,8 @@ def diagnosis_law(
     """Every field of `truth` (kind, rank, step, span or tensor, number) was said right.
 
     A number in `truth` under a key that ends in "_ns", "_us" or "_ms" is met within
-    3 %, one under "_share" or "_percent" within 3 points; strings by their words, without
-    case; a set or frozenset by any of its members; everything else by ==.
+    3 %, one under "_share" or "_percent" within 3 points; strings by their words,
+    without case; a set or frozenset by any of its members; everything else by ==.
     """
     found = []
     for key, right in truth.items():

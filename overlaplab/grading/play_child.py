@@ -1,0 +1,163 @@
+"""The child that plays a notebook's cells and hands over the learner's objects.
+
+Run as `python -m overlaplab.grading.play_child FD DIRECTORY`. It judges nothing: it is
+told for which exercise to take objects, and when. Whatever the cells do to this process
+stays here.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import signal
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any, Protocol
+
+import cloudpickle
+import orjson
+
+
+class _CellDeadlineError(BaseException):
+    """Not an Exception: a cell's `except Exception` must not eat it."""
+
+
+class Player(Protocol):
+    """Runs source in one namespace."""
+
+    namespace: dict[str, Any]
+
+    def run(self, source: str) -> BaseException | None: ...
+
+
+class _ShellPlayer:
+    """IPython's shell without a kernel: magics and display() work."""
+
+    def __init__(self) -> None:
+        from IPython.core.interactiveshell import InteractiveShell
+
+        self._shell = InteractiveShell.instance()
+        self.namespace: dict[str, Any] = self._shell.user_ns
+
+    def run(self, source: str) -> BaseException | None:
+        result: Any = self._shell.run_cell(source, store_history=False)  # type: ignore[no-untyped-call]
+        error: BaseException | None = result.error_before_exec or result.error_in_exec
+        return error
+
+
+class _PlainPlayer:
+    """Without IPython: plain cells only."""
+
+    def __init__(self) -> None:
+        main = types.ModuleType("__main__")
+        sys.modules["__main__"] = main
+        self.namespace: dict[str, Any] = main.__dict__
+        self._count = 0
+
+    def run(self, source: str) -> BaseException | None:
+        self._count += 1
+        name = f"<ipython-input-{self._count}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        try:
+            exec(compile(source, name, "exec"), self.namespace)
+        except BaseException as error:
+            return error
+        return None
+
+
+def _player() -> Player:
+    try:
+        return _ShellPlayer()
+    except ImportError:
+        return _PlainPlayer()
+
+
+def play(script: Mapping[str, Any], send: Callable[..., None]) -> None:
+    """Run the cells of `script`, sending what each exercise needs.
+
+    Args:
+        script: "cells": [[number, source], ...]; "orders": [[exercise, names, number
+            of the cell before which they are taken, or None], ...]; "cell_timeout_s".
+        send: takes a JSON message and, for objects, the payload.
+    """
+    player = _player()
+    errors: dict[int, str] = {}
+    waiting = list(script["orders"])
+    for number, source in script["cells"]:
+        for order in list(waiting):
+            task, names, before = order
+            if before is not None and before <= number:
+                waiting.remove(order)
+                _hand_over(task, names, player.namespace, errors, send)
+        send({"cell": number})
+        error = _run(player, source, float(script["cell_timeout_s"]))
+        if error is not None:
+            errors[number] = f"cell {number} raised {type(error).__name__}: {error}"
+    for task, names, _ in waiting:
+        _hand_over(task, names, player.namespace, errors, send)
+    send({"end": True})
+
+
+def _run(player: Player, source: str, timeout_s: float) -> BaseException | None:
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise _CellDeadlineError(f"did not end within {timeout_s:g} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        return player.run(source)
+    except BaseException as error:
+        return error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _hand_over(
+    task: str,
+    names: Sequence[str],
+    namespace: Mapping[str, Any],
+    errors: Mapping[int, str],
+    send: Callable[..., None],
+) -> None:
+    absent = [name for name in names if name not in namespace]
+    if absent:
+        reason = f"the notebook defines no {', '.join(absent)}"
+        if errors:
+            reason += f"; {list(errors.values())[-1]}"
+        return send({"missing": task, "reason": reason})
+    try:
+        payload = cloudpickle.dumps([namespace[name] for name in names])  # type: ignore[no-untyped-call]
+    except BaseException as error:
+        reason = f"{', '.join(names)} cannot be copied: {type(error).__name__}: {error}"
+        return send({"missing": task, "reason": reason})
+    return send({"objects": task, "sources": _sources()}, payload)
+
+
+def _sources() -> dict[str, str]:
+    found = {}
+    for name, entry in list(linecache.cache.items()):
+        lines: Sequence[str] = entry[2] if len(entry) > 2 else ()
+        if name.startswith("<ipython-input"):
+            found[name] = "".join(lines)
+    return found
+
+
+def main() -> None:
+    """Serve one script from the parent's connection."""
+    connection = Connection(int(sys.argv[1]))
+    os.set_inheritable(int(sys.argv[1]), False)
+    sys.path.append(sys.argv[2])
+
+    def send(message: Mapping[str, Any], payload: bytes | None = None) -> None:
+        connection.send_bytes(orjson.dumps(message))
+        if payload is not None:
+            connection.send_bytes(payload)
+
+    play(orjson.loads(connection.recv_bytes()), send)
+
+
+if __name__ == "__main__":
+    main()
