@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -86,6 +86,20 @@ def stream(stream: Any) -> AbstractContextManager[Any]:
     return provider().stream(stream)
 
 
+def stream_key() -> Any:
+    """Something hashable, equal for equal current streams, and cheap to get.
+
+    Gradient hooks ask at every parameter; building a torch.cuda.Stream there shows.
+    """
+    return key_reader(provider())()
+
+
+def key_reader(provider: Provider) -> Callable[[], Any]:
+    """`stream_key` for a provider that the caller holds: a provider's own, if any."""
+    own = getattr(provider, "stream_key", None)
+    return own if own is not None else provider.current_stream
+
+
 def synchronize() -> None:
     """Block the CPU until everything that this rank launched has ended."""
     provider().synchronize()
@@ -127,6 +141,10 @@ class _CudaProvider:
 
     def current_stream(self) -> Any:
         return torch.cuda.current_stream()
+
+    def stream_key(self) -> int:
+        key: int = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())[0]
+        return key
 
     def stream(self, stream: Any) -> AbstractContextManager[Any]:
         return torch.cuda.stream(stream)

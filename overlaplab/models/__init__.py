@@ -1,0 +1,6 @@
+"""The models that labs, demo and benchmarks share."""
+
+from overlaplab.models.toy_nets import TOY_NETS, ToyNet, random_batch
+from overlaplab.models.transformer import Transformer, TransformerConfig
+
+__all__ = ["TOY_NETS", "ToyNet", "Transformer", "TransformerConfig", "random_batch"]
