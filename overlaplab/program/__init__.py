@@ -2,6 +2,7 @@
 
 from overlaplab.program.build import ProgramBuilder
 from overlaplab.program.deadlock import find_deadlock
+from overlaplab.program.findings import find_findings
 from overlaplab.program.record import (
     Access,
     Collective,
@@ -29,5 +30,6 @@ __all__ = [
     "TensorName",
     "WorkWait",
     "find_deadlock",
+    "find_findings",
     "resolve",
 ]

@@ -147,6 +147,7 @@ def build_graph(program: Program) -> Graph:
             deps = [base + a for a in op.after if recorded[a].kind not in HOST_KINDS]
             graph.last_host[g] = host
             if op.kind in HOST_KINDS:
+                graph.previous[g] = host
                 host = g
             else:
                 _follow(graph, last, "stream:" + op.stream, g, deps)

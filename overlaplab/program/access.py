@@ -1,0 +1,58 @@
+"""Do two accesses share a byte? Exact for strided ranges, without listing them."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from overlaplab.program.record import Access
+
+
+def overlap(one: Access, other: Access) -> bool:
+    """Whether `one` and `other` have a byte in common.
+
+    Column slices of one matrix interleave without sharing a byte; their first and last
+    bytes do not tell. The question is whether integers c_i exist with 0 <= c_i < n_i
+    and a sum of c_i * stride_i in an interval. Where strides nest, as those of tensors
+    do, at most three values of each c_i can reach it, so the search is short.
+
+    >>> left = Access(0, offset_bytes=0, run_bytes=8, dims=((4, 16),))
+    >>> right = Access(0, offset_bytes=8, run_bytes=8, dims=((4, 16),))
+    >>> overlap(left, right), overlap(left, left)
+    (False, True)
+    """
+    if one.storage != other.storage or _empty(one) or _empty(other):
+        return False
+    # offset_1 + sum_1 + r_1 = offset_2 + sum_2 + r_2, with 0 <= r < run_bytes. The
+    # second sum is counted down from its end, which makes all signs positive.
+    reach = sum((size - 1) * stride for size, stride in other.dims)
+    distance = other.offset_bytes - one.offset_bytes + reach
+    low, high = distance - one.run_bytes + 1, distance + other.run_bytes - 1
+    counts: dict[int, int] = {}
+    for size, stride in (*one.dims, *other.dims):
+        if stride and size > 1:
+            counts[stride] = counts.get(stride, 0) + size - 1
+    return _reachable(sorted(counts.items(), reverse=True), low, high)
+
+
+def _empty(access: Access) -> bool:
+    return access.run_bytes <= 0 or any(size <= 0 for size, _ in access.dims)
+
+
+def _reachable(terms: list[tuple[int, int]], low: int, high: int) -> bool:
+    """Is a sum of c * stride, 0 <= c <= most, in [low, high]? Largest stride first."""
+    if high < 0 or low > sum(stride * most for stride, most in terms):
+        return False
+    if low <= 0:
+        return True
+    step = gcd(*(stride for stride, _ in terms))
+    if high // step * step < low:
+        return False
+    (stride, most), rest = terms[0], terms[1:]
+    if not rest:
+        return True  # a multiple of the stride lies in the interval and in reach
+    reach = sum(s * m for s, m in rest)
+    first = max(0, -(-(low - reach) // stride))
+    return any(
+        _reachable(rest, low - c * stride, high - c * stride)
+        for c in range(min(most, high // stride), first - 1, -1)
+    )
