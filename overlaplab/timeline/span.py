@@ -26,8 +26,14 @@ KINDS: tuple[Kind, ...] = (
 )
 CPU_LANE = "cpu"
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-# Spans travel from worker processes, and a mapping proxy does not pickle by itself.
-copyreg.pickle(MappingProxyType, lambda proxy: (MappingProxyType, (dict(proxy),)))
+
+
+def _read_only(content: dict[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType(content)
+
+
+# Spans travel from worker processes; neither a mapping proxy nor its class pickles.
+copyreg.pickle(MappingProxyType, lambda proxy: (_read_only, (dict(proxy),)))
 
 
 @dataclass(frozen=True, slots=True)
