@@ -16,7 +16,8 @@ _SKIPPED = (
     os.path.dirname(os.path.abspath(os.__file__)) + os.sep,
     "<",
 )
-_is_user: dict[CodeType, bool] = {}
+_is_user: dict[str, bool] = {}
+_lines: dict[tuple[str, int, str], str] = {}
 
 
 def user_line(frame: FrameType | None = None) -> str:
@@ -32,18 +33,27 @@ def user_line(frame: FrameType | None = None) -> str:
     while frame is not None:
         code = frame.f_code
         if is_user_code(code):
-            name = os.path.basename(code.co_filename)
-            return f"{name}:{frame.f_lineno} in {code.co_name}"
+            return _line(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return ""
 
 
 def is_user_code(code: CodeType) -> bool:
     """Whether it is neither torch's, nor ours, nor the standard library's."""
-    users = _is_user.get(code)
+    filename = code.co_filename  # the hash of a code object is slow
+    users = _is_user.get(filename)
     if users is None:
-        users = _is_user[code] = _of_user(code.co_filename)
+        users = _is_user[filename] = _of_user(filename)
     return users
+
+
+def _line(filename: str, line: int, function: str) -> str:
+    key = (filename, line, function)
+    text = _lines.get(key)
+    if text is None:
+        text = f"{os.path.basename(filename)}:{line} in {function}"
+        _lines[key] = text
+    return text
 
 
 def _of_user(filename: str) -> bool:
