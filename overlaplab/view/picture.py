@@ -7,6 +7,7 @@ black line the critical path, the pale band a rank's step. Knows spans and cause
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,9 @@ Box = tuple[float, float, float, float]  # left, right, top, bottom, in data uni
 WIDTH_IN = 10.0
 DPI = 100
 ROW_IN = 0.27
-MAX_RANKS = 8  # more are not drawn unless their lanes are asked for
+MAX_RANKS = 8  # more in one figure nobody can read
+_LONG_TITLE = 56  # characters
+_TITLE_LINE_IN = 0.19
 _GROUP_GAP = 0.45  # rows between ranks
 _BAR = (0.10, 0.78)  # top and bottom of a bar within its row
 _PATH_AT = 0.89
@@ -72,6 +75,7 @@ def draw(
     ax: Axes | None = None,
     title: str | None = None,
     lanes: Collection[str] | None = None,
+    ranks: Collection[int] | None = None,
     window: tuple[int, int] | None = None,
     highlight: Collection[int] | None = None,
     critical_path: bool = True,
@@ -81,7 +85,8 @@ def draw(
     Args:
         ax: draw into these axes, and leave their figure's size alone.
         title: over the lanes; the step, exposed and saved time stand beside it.
-        lanes: only these; all lanes of the first eight ranks by default.
+        lanes: only these; all by default.
+        ranks: only these; the first eight by default, and never more than eight.
         window: (start_ns, end_ns) to show; everything by default.
         highlight: indices in `timeline.spans` to frame.
         critical_path: mark it.
@@ -89,7 +94,15 @@ def draw(
     Returns:
         The figure; the last line of a cell shows it, `savefig` writes it.
     """
-    panel = _Panel(timeline, title or "", lanes, window, highlight, critical_path)
+    panel = Panel(
+        timeline,
+        title or "",
+        lanes=lanes,
+        ranks=ranks,
+        window=window,
+        highlight=highlight,
+        critical_path=critical_path,
+    )
     if ax is None:
         return stack([panel.part()])
     used = panel.draw(ax)
@@ -125,7 +138,14 @@ def draw_many(
     parts = []
     for title, timeline in timelines.items():
         window = (timeline.start_ns, timeline.start_ns + longest_ns)
-        panel = _Panel(timeline, title, lanes, window, None, critical_path, ranks)
+        panel = Panel(
+            timeline,
+            title,
+            lanes=lanes,
+            ranks=ranks,
+            window=window,
+            critical_path=critical_path,
+        )
         parts.append(panel.part())
     return stack(parts)
 
@@ -138,11 +158,13 @@ class Part:
         height_in: of the axes.
         labels: that stand to the left of the axes.
         draw: fills the axes; returns the legend's entries that it needs.
+        num_title_lines: that stand above the line of the numbers.
     """
 
     height_in: float
     labels: Sequence[str]
     draw: Callable[[Axes], Iterable[str]]
+    num_title_lines: int = 0
 
 
 _LEGEND: dict[str, Any] = {
@@ -158,13 +180,15 @@ _LEGEND: dict[str, Any] = {
 def stack(parts: Sequence[Part]) -> Picture:
     """Axes one under the other, their left edges aligned, one legend under all."""
     left_in = 0.35 + 0.075 * max((len(s) for p in parts for s in p.labels), default=0)
-    above_in, below_in, legend_in = 0.38, 0.32, 0.42
-    height_in = legend_in + sum(p.height_in + above_in + below_in for p in parts)
+    above_in = [0.38 + _TITLE_LINE_IN * p.num_title_lines for p in parts]
+    below_in, legend_in = 0.32, 0.42
+    height_in = legend_in + sum(above_in)
+    height_in += sum(p.height_in + below_in for p in parts)
     figure = Picture(figsize=(WIDTH_IN, height_in))
     top_in = height_in
     used: dict[str, None] = {}
-    for part in parts:
-        bottom_in = top_in - above_in - part.height_in
+    for part, part_above_in in zip(parts, above_in, strict=True):
+        bottom_in = top_in - part_above_in - part.height_in
         box = (
             left_in / WIDTH_IN,
             bottom_in / height_in,
@@ -176,8 +200,8 @@ def stack(parts: Sequence[Part]) -> Picture:
     figure.legend(
         handles=legend_entries(used),
         **_LEGEND,
-        loc="lower left",
-        bbox_to_anchor=(left_in / WIDTH_IN, 0.08 / height_in),
+        loc="upper left",
+        bbox_to_anchor=(left_in / WIDTH_IN, legend_in / height_in),
     )
     return figure
 
@@ -206,6 +230,32 @@ def legend_entries(used: Iterable[str]) -> list[Patch | Line2D]:
     return entries
 
 
+def write_above(
+    ax: Axes,
+    text: str,
+    above_pt: float = 7,
+    *,
+    size: float,
+    right: bool = False,
+    bold: bool = False,
+) -> None:
+    """Write over the axes, from their left edge or up to their right one."""
+    side = 1 if right else 0
+    ax.annotate(
+        text,
+        (side, 1),
+        (0, above_pt),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha="right" if right else "left",
+        va="bottom",
+        fontsize=size,
+        weight="bold" if bold else "normal",
+        color=TEXT,
+        annotation_clip=False,
+    )
+
+
 def numbers(report: Report) -> str:
     """The three numbers of a step, in one line."""
     return (
@@ -214,18 +264,19 @@ def numbers(report: Report) -> str:
     )
 
 
-class _Panel:
+class Panel:
     """One timeline in one pair of axes."""
 
     def __init__(
         self,
         timeline: Timeline,
         title: str,
+        *,
         lanes: Collection[str] | None = None,
+        ranks: Collection[int] | None = None,
         window: tuple[int, int] | None = None,
         highlight: Collection[int] | None = None,
         critical_path: bool = True,
-        ranks: Collection[int] | None = None,
     ) -> None:
         self.timeline = timeline
         self.title = title
@@ -242,6 +293,10 @@ class _Panel:
         self.critical_path = critical_path
         self.scale, self.unit = time_unit(self.end_ns - self.start_ns)
         self._place_rows(lanes, ranks)
+        # A title that would run into the numbers gets lines of its own above them.
+        self.title_lines = textwrap.wrap(self._heading(), 110) or [""]
+        long = len(self.title_lines) > 1 or len(self.title_lines[0]) > _LONG_TITLE
+        self.num_title_lines = len(self.title_lines) if long else 0
 
     def _place_rows(
         self, lanes: Collection[str] | None, ranks: Collection[int] | None
@@ -280,7 +335,7 @@ class _Panel:
 
     def part(self) -> Part:
         labels = [self._label(*key) for key in self.rows]
-        return Part(ROW_IN * self.num_rows, labels, self.draw)
+        return Part(ROW_IN * self.num_rows, labels, self.draw, self.num_title_lines)
 
     def _label(self, rank: int, lane: str) -> str:
         one_rank = len({rank for rank, _ in self.rows}) == 1
@@ -320,8 +375,12 @@ class _Panel:
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g} {self.unit}"))
         for side in ("top", "right", "left"):
             ax.spines[side].set_visible(False)
-        ax.set_title(self._heading(), loc="left", fontsize=10, weight="bold", pad=7)
-        ax.set_title(numbers(self.timeline.report()), loc="right", fontsize=9, pad=7)
+        long = self.num_title_lines > 0
+        above_pt = 7 + 72 * _TITLE_LINE_IN if long else 7
+        write_above(
+            ax, "\n".join(self.title_lines), above_pt, size=9 if long else 10, bold=True
+        )
+        write_above(ax, numbers(self.timeline.report()), 7, size=9, right=True)
 
     def _heading(self) -> str:
         heading = self.title

@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 
 from overlaplab.timeline import Timeline
 from overlaplab.view.inks import SHARE_INKS, TEXT
-from overlaplab.view.picture import ROW_IN, Part, stack
+from overlaplab.view.picture import ROW_IN, Part, stack, write_above
 from overlaplab.view.units import percentages
+
+_CHAR_PERCENT = 0.75  # width of a character of 8 points, in percent of a bar
 
 
 def shares_bar(timelines: Mapping[str, Timeline]) -> Figure:
@@ -24,8 +26,8 @@ def shares_bar(timelines: Mapping[str, Timeline]) -> Figure:
     return stack([shares_part(timelines)])
 
 
-def shares_part(timelines: Mapping[str, Timeline]) -> Part:
-    """The bars as a part of a larger figure."""
+def shares_part(timelines: Mapping[str, Timeline], remark: str = "") -> Part:
+    """The bars as a part of a larger figure, a remark over them at the right."""
 
     def fill(ax: Axes) -> Iterable[str]:
         for row, timeline in enumerate(timelines.values()):
@@ -39,9 +41,8 @@ def shares_part(timelines: Mapping[str, Timeline]) -> Part:
         ax.tick_params(labelsize=8, labelcolor=TEXT, color=TEXT)
         for side in ("top", "right", "left"):
             ax.spines[side].set_visible(False)
-        ax.set_title(
-            "critical path", loc="left", fontsize=10, weight="bold", pad=7, color=TEXT
-        )
+        write_above(ax, "critical path", size=10, bold=True)
+        write_above(ax, remark, size=9, right=True)
         return [f"share {share}" for share in SHARE_INKS]
 
     return Part(1.15 * ROW_IN * max(1, len(timelines)), list(timelines), fill)
@@ -69,9 +70,9 @@ def _bar(ax: Axes, row: int, timeline: Timeline) -> None:
             linewidth=0.5,
         )
         text = f"{share} {percent} %"
-        if width < 1.0 * len(text):
-            text = f"{percent}"
-        if width >= 1.2 * len(text):
+        if width < _CHAR_PERCENT * len(text) + 1:
+            text = f"{percent} %"
+        if width >= _CHAR_PERCENT * len(text) + 1:
             ax.text(
                 left + width / 2,
                 row,

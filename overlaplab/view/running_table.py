@@ -1,0 +1,86 @@
+"""The running table: step, exposed, hidden, saved and critical-path shares by name."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from overlaplab.timeline import SHARES, Timeline
+from overlaplab.view.units import decimals, percentages, time_unit
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text that print, and show as a table in a notebook.
+
+    Args:
+        header: of the columns; the first is the name's and empty.
+        rows: one a timeline, as many cells as the header has.
+        note: a line under the table.
+    """
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str
+
+    def __str__(self) -> str:
+        lines = [self.header, *self.rows]
+        widths = [
+            max(len(cell) for cell in column) for column in zip(*lines, strict=True)
+        ]
+        return "\n".join([*(_aligned(cells, widths) for cells in lines), self.note])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_markdown_(self) -> str:
+        rule = ("---", *["---:"] * (len(self.header) - 1))
+        lines = [f"| {' | '.join(c)} |" for c in (self.header, rule, *self.rows)]
+        return "\n".join([*lines, "", self.note])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self.rows
+        )
+        return (
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<p><small>{html.escape(self.note)}</small></p>"
+        )
+
+
+def table(timelines: Mapping[str, Timeline]) -> Table:
+    """The numbers of each timeline, one row each, in one unit.
+
+    Shares are whole percents of the critical path and add up to 100 in each row.
+
+    Args:
+        timelines: by name. Numbers are those of the slowest rank, see `Report`.
+    """
+    reports = [timeline.report() for timeline in timelines.values()]
+    times_ns = [(r.step_ns, r.exposed_ns, r.hidden_ns, r.saved_ns) for r in reports]
+    scale, unit = time_unit(max((max(row) for row in times_ns), default=0))
+    digits = decimals(time_ns / scale for row in times_ns for time_ns in row)
+    rows = []
+    for (name, timeline), row in zip(timelines.items(), times_ns, strict=True):
+        percents = percentages(timeline.critical_path().shares_ns.values())
+        rows.append(
+            (
+                name,
+                *(f"{time_ns / scale:.{digits}f}" for time_ns in row),
+                *(str(percent) for percent in percents),
+            )
+        )
+    columns = [f"{word} ({unit})" for word in ("step", "exposed", "hidden", "saved")]
+    columns += [f"{share} %" for share in SHARES]
+    note = "%: shares of the critical path. saved = compute + communication - step."
+    return Table(("", *columns), tuple(rows), note)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    name, *numbers = cells
+    columns = [name.ljust(widths[0])]
+    columns += [n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True)]
+    return "  ".join(columns).rstrip()
