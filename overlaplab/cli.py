@@ -6,10 +6,12 @@ inside the commands, so that `--help` and `--version` answer at once.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from functools import wraps
 from importlib.metadata import version
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import click
@@ -41,3 +43,61 @@ def _one_error_line(command: Callable[P, R]) -> Callable[P, R]:
 @click.version_option(version("overlaplab"), message="%(prog)s %(version)s")
 def main() -> None:
     """Hide communication behind computation: a course and its library."""
+
+
+@main.command("demo")
+@click.option(
+    "--cluster",
+    default="virtual",
+    show_default=True,
+    help="virtual, gloo (CPU processes) or nccl (one process a GPU).",
+)
+@click.option("--ranks", default=4, show_default=True, help="Ranks of the job.")
+@click.option("--steps", default=4, show_default=True, help="Steps, 2 or more.")
+@click.option(
+    "--hardware",
+    default=None,
+    help="Profile that times the virtual cluster, such as h100-nvlink.  "
+    "[default: round numbers on which a small model has something to hide]",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("demo.png"),
+    show_default=True,
+    help="Where the figure goes.",
+)
+@_one_error_line
+def demo_command(
+    cluster: str, ranks: int, steps: int, hardware: str | None, out: Path
+) -> None:
+    """Train with a serial, a per-parameter and a bucketed reducer; compare a step.
+
+    The exit code is 0 if all of them end with the right parameters, else 1.
+    """
+    from overlaplab import demo
+
+    same = demo.demo(
+        cluster=cluster,
+        num_ranks=ranks,
+        steps=steps,
+        hardware=demo.DEMO_HARDWARE if hardware is None else hardware,
+        out=out,
+    )
+    sys.exit(0 if same else 1)
+
+
+@main.command("grade")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
+@_one_error_line
+def grade_command(path: Path, as_json: bool) -> None:
+    """Run a learner's notebook in a process of its own and print its marks.
+
+    The exit code is 0 for full marks only, else 1; 2 if PATH is no lab's notebook.
+    """
+    from overlaplab.grading.notebook import grade_notebook
+
+    report = grade_notebook(path)
+    click.echo(json.dumps(report.to_dict(), indent=2) if as_json else str(report))
+    sys.exit(0 if report.full_marks else 1)

@@ -1,0 +1,250 @@
+"""`overlaplab demo`: three ways to average gradients, on one cluster, side by side.
+
+Trains a small transformer with each reducer, compares one step of each, and checks
+that all of them end with the parameters that one process gets from the whole batch.
+Prints and saves; what it prints is computed by timeline, view and the reducers.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from torch import Tensor
+
+from overlaplab import streams
+from overlaplab.cluster.run import run
+from overlaplab.data_parallel import (
+    BucketedReducer,
+    HookReducer,
+    Reducer,
+    SerialReducer,
+)
+from overlaplab.hardware import Hardware, profile, with_link
+from overlaplab.models import Transformer, TransformerConfig
+from overlaplab.timeline import Timeline
+
+CONFIG = TransformerConfig(num_layers=4, d_model=128, vocab_size=512, max_tokens=64)
+SEQUENCES = 4  # a rank and step
+BUCKET_MIB = 0.5
+LEARNING_RATE = 0.1
+# Ranks add gradients in another order than one process does. Four steps of float32 move
+# a parameter by rounding of this size at most, and by 1e-3 if a gradient is missing.
+TOLERANCE = 1e-5
+
+# Round numbers, slow enough that a model of a laptop's size has something to hide, and
+# with a latency that messages feel. Launching is free on it; see --hardware for cards.
+DEMO_HARDWARE = replace(
+    with_link(profile("chalk"), latency_ns=20_000), name="chalk, 20 us a message"
+)
+
+MakeReducer = Callable[[Transformer], Reducer]
+VARIANTS: Mapping[str, MakeReducer] = {
+    "serial": SerialReducer,
+    "per parameter": HookReducer,
+    "bucketed": lambda model: BucketedReducer(model, bucket_mib=BUCKET_MIB),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What one reducer came to.
+
+    Args:
+        step: the timeline of one step; the median one where steps were measured.
+        parameters: after the last step, by rank; one flat float32 tensor each.
+    """
+
+    step: Timeline
+    parameters: tuple[Tensor, ...]
+
+
+def demo(
+    *,
+    cluster: str = "virtual",
+    num_ranks: int = 4,
+    steps: int = 4,
+    hardware: str | Hardware = DEMO_HARDWARE,
+    out: Path = Path("demo.png"),
+    console: Console | None = None,
+) -> bool:
+    """Run the demonstration and print it.
+
+    Args:
+        cluster: "virtual", "gloo" or "nccl".
+        num_ranks: ranks of the job.
+        steps: optimizer steps of each variant, at least 2: the first is set-up.
+        hardware: times the virtual cluster; unused by the others.
+        out: where the figure goes.
+        console: where the text goes.
+
+    Returns:
+        Whether all variants ended with the right parameters.
+
+    Raises:
+        ValueError: an argument is out of range.
+        OSError: the figure cannot be written.
+    """
+    console = console or Console(highlight=False, soft_wrap=True)
+    if steps < 2:
+        raise ValueError(f"steps is {steps}; expected 2 or more, the first is set-up")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out}: there is no directory {out.parent}")
+    hardware = profile(hardware)
+    where = f"hardware: {hardware.name}" if cluster == "virtual" else "measured"
+    console.print(
+        f"{num_ranks} ranks on cluster {cluster!r} ({where}), {steps} steps of a "
+        f"transformer with {flat_parameters(make_model(0)).numel() / 1e6:.2f} M "
+        "parameters"
+    )
+    variants: dict[str, Variant] = {}
+    bar = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
+    with Progress(*bar, console=console, transient=True) as progress:
+        task = progress.add_task("one process", total=len(VARIANTS) + 1)
+        expected = train_alone(num_ranks, steps)
+        for name, make_reducer in VARIANTS.items():
+            progress.update(task, description=name, advance=1)
+            variants[name] = run_variant(
+                make_reducer, cluster, num_ranks, steps, hardware
+            )
+    # matplotlib takes a second to import: not before the arguments have been checked.
+    from overlaplab.view import draw_many, table
+
+    timelines = {name: variant.step for name, variant in variants.items()}
+    console.print(f"\n{table(timelines)}")
+    if cluster != "virtual":
+        console.print(f"Measured: the median of steps 2 to {steps}, profiler on.")
+    problems = compare(variants, expected)
+    for problem in problems:
+        console.print(f"DIFFERENT: {problem}", style="bold red")
+    if not problems:
+        console.print(
+            f"\nAll {len(variants)} variants end with the same parameters on every "
+            f"rank, equal to one process\non the whole batch (within {TOLERANCE:g})."
+        )
+    draw_many(timelines, ranks=[0]).savefig(out, dpi=120)
+    console.print(f"Figure: {out}")
+    return not problems
+
+
+def run_variant(
+    make_reducer: MakeReducer,
+    cluster: str,
+    num_ranks: int,
+    steps: int,
+    hardware: Hardware,
+) -> Variant:
+    """Train with one reducer; keep the parameters and the timeline of one step."""
+    result = run(
+        train,
+        make_reducer,
+        steps,
+        world_size=num_ranks,
+        cluster=cluster,
+        hardware=hardware,
+        timeout_s=120,
+    )
+    later = [cut_step(result.timeline, step) for step in range(2, steps + 1)]
+    middle = statistics.median_low(timeline.step_ns for timeline in later)
+    chosen = next(timeline for timeline in later if timeline.step_ns == middle)
+    return Variant(chosen, result.values)
+
+
+def train(make_reducer: MakeReducer, steps: int) -> Tensor:
+    """One rank's training: an ordinary data-parallel loop.
+
+    Returns:
+        All parameters after the last step, flat, on the CPU.
+    """
+    rank = torch.distributed.get_rank()
+    # Other values on every rank: the reducer broadcasts rank 0's.
+    model = make_model(seed=rank).to(streams.device())
+    reducer = make_reducer(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    for step in range(1, steps + 1):
+        tokens, targets = batch(rank, step)
+        streams.synchronize()  # so that steps do not run into one another
+        with streams.annotate(step_label(step)):
+            loss = model(tokens.to(streams.device()), targets.to(streams.device()))
+            loss.backward()
+            reducer.wait()
+            optimizer.step()
+            optimizer.zero_grad()
+            streams.synchronize()
+    reducer.remove()
+    return flat_parameters(model)
+
+
+def train_alone(num_ranks: int, steps: int) -> Tensor:
+    """The same training in one process, on the ranks' batches put together."""
+    model = make_model(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    for step in range(1, steps + 1):
+        batches = [batch(rank, step) for rank in range(num_ranks)]
+        tokens, targets = (torch.cat(part) for part in zip(*batches, strict=True))
+        optimizer.zero_grad()
+        model(tokens, targets).backward()
+        optimizer.step()
+    return flat_parameters(model)
+
+
+def make_model(seed: int) -> Transformer:
+    """The transformer with the initial values of `seed`, on the CPU."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Transformer(CONFIG)
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    """Tokens and the tokens that follow them, int64 (SEQUENCES, max_tokens)."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    shape = (SEQUENCES, CONFIG.max_tokens + 1)
+    text = torch.randint(CONFIG.vocab_size, shape, generator=generator)
+    return text[:, :-1], text[:, 1:]
+
+
+def flat_parameters(model: torch.nn.Module) -> Tensor:
+    """All parameters one after the other, a copy on the CPU."""
+    flat = [p.detach().flatten() for p in model.parameters()]
+    return torch.cat(flat).cpu()
+
+
+def step_label(step: int) -> str:
+    """The profiler range of a step."""
+    return f"step {step}"
+
+
+def cut_step(timeline: Timeline, step: int) -> Timeline:
+    """The spans of one step: on each rank from its first to the next step's first."""
+    starts: dict[tuple[int, str], int] = {}
+    for span in timeline.spans:
+        key = (span.rank, str(span.attributes.get("label", "")))
+        starts.setdefault(key, span.start_ns)  # spans are ordered by their start
+    after_ns = timeline.end_ns + 1
+    return timeline.where(
+        lambda span: (
+            starts[span.rank, step_label(step)]
+            <= span.start_ns
+            < starts.get((span.rank, step_label(step + 1)), after_ns)
+        )
+    )
+
+
+def compare(variants: Mapping[str, Variant], expected: Tensor) -> Sequence[str]:
+    """Where parameters differ: between ranks at all, from one process by too much."""
+    problems = []
+    for name, variant in variants.items():
+        for rank, parameters in enumerate(variant.parameters):
+            if not torch.equal(parameters, variant.parameters[0]):
+                problems.append(f"{name}: rank {rank} and rank 0 have other parameters")
+        largest = (variant.parameters[0] - expected).abs().max().item()
+        if not largest <= TOLERANCE:
+            problems.append(
+                f"{name}: a parameter is {largest:.1e} away from one process's"
+            )
+    return problems

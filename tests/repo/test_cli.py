@@ -1,0 +1,127 @@
+"""The command line: one clear line for bad input, exit codes, no traceback of ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from overlaplab import cli
+from overlaplab.errors import NotebookError
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.main, arguments)
+
+
+def command_that_raises(error: BaseException) -> Callable[[], None]:
+    @cli._one_error_line
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (NotebookError("a.ipynb is no notebook"), 2, "a.ipynb is no notebook"),
+        (ValueError("world_size is 0"), 2, "world_size is 0"),
+        (TypeError("cannot copy fn"), 2, "cannot copy fn"),
+        (FileNotFoundError(2, "No such file", "x"), 2, "No such file: 'x'"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_the_user_can_repair_is_one_line_and_a_code(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command_that_raises(error)()
+
+    assert caught.value.code == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("overlaplab: ") and said in line
+
+
+def test_a_fault_of_the_package_keeps_its_traceback() -> None:
+    with pytest.raises(KeyError):
+        command_that_raises(KeyError("ours"))()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        (["demo", "--cluster", "cloud"], ["cloud", "virtual", "gloo", "nccl"]),
+        (["demo", "--hardware", "h9000"], ["h9000", "h100-nvlink"]),
+        (["demo", "--ranks", "0"], ["0"]),
+        (["demo", "--steps", "1"], ["steps", "1", "2 or more"]),
+        (["demo", "--ranks", "many"], ["many"]),
+        (["demo", "--out", "no/such/place.png"], ["no/such/place.png"]),
+        (["grade", "no-such-file.ipynb"], ["no-such-file.ipynb"]),
+        (["grade"], ["PATH"]),
+        (["train"], ["train"]),
+    ],
+)
+def test_bad_arguments_are_named_with_exit_code_2(
+    arguments: list[str], facts: list[str]
+) -> None:
+    result = call(*arguments)
+
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.output
+    for fact in facts:
+        assert fact in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "not JSON", "[]", '{"cells": []}', "print(1)"])
+def test_a_file_that_is_no_lab_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.ipynb"
+    path.write_text(text)
+
+    result = call("grade", str(path))
+
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert "mine.ipynb" in result.stderr
+
+
+class _Report:
+    """A grade report of so many points out of ten."""
+
+    def __init__(self, points: int) -> None:
+        self.full_marks = points == 10
+        self.points = points
+
+    def __str__(self) -> str:
+        return f"together {self.points}/10"
+
+    def to_dict(self) -> dict[str, int]:
+        return {"points": self.points}
+
+
+@pytest.mark.parametrize(("points", "code"), [(10, 0), (9, 1)])
+def test_grade_exits_with_0_only_for_full_marks(
+    monkeypatch: pytest.MonkeyPatch, points: int, code: int
+) -> None:
+    from overlaplab.grading import notebook
+
+    monkeypatch.setattr(notebook, "grade_notebook", lambda path: _Report(points))
+
+    plain, as_json = call("grade", "x.ipynb"), call("grade", "x.ipynb", "--json")
+
+    assert (plain.exit_code, as_json.exit_code) == (code, code)
+    assert plain.stdout == f"together {points}/10\n"
+    assert json.loads(as_json.stdout) == {"points": points}
+
+
+def test_version_and_help_answer() -> None:
+    assert call("--version").stdout == f"overlaplab {version('overlaplab')}\n"
+    for command in ([], ["demo"], ["grade"]):
+        assert call(*command, "--help").exit_code == 0
+    assert isinstance(cli.main, click.Group)
