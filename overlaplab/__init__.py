@@ -1,5 +1,91 @@
-"""Hide communication behind computation: a course and the library it uses."""
+"""Hide communication behind computation: a course and the library it uses.
 
-from overlaplab.streams import device
+Public names load when they are first used, so that `import overlaplab` takes
+milliseconds.
+"""
 
-__all__ = ["device"]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from overlaplab.cluster import Run as Run
+    from overlaplab.cluster import run as run
+    from overlaplab.data_parallel import BucketedReducer as BucketedReducer
+    from overlaplab.data_parallel import HookReducer as HookReducer
+    from overlaplab.data_parallel import SerialReducer as SerialReducer
+    from overlaplab.data_parallel import plan_buckets as plan_buckets
+    from overlaplab.errors import CaptureError as CaptureError
+    from overlaplab.errors import DeadlockError as DeadlockError
+    from overlaplab.errors import MismatchError as MismatchError
+    from overlaplab.errors import OverlaplabError as OverlaplabError
+    from overlaplab.errors import RankError as RankError
+    from overlaplab.errors import RunTimeoutError as RunTimeoutError
+    from overlaplab.hardware import PROFILES as PROFILES
+    from overlaplab.hardware import Hardware as Hardware
+    from overlaplab.hardware import Link as Link
+    from overlaplab.profiling.capture import capture_step as capture_step
+    from overlaplab.program import Program as Program
+    from overlaplab.program import find_findings as find_findings
+    from overlaplab.program import replay as replay
+    from overlaplab.program import resolve as resolve
+    from overlaplab.streams import annotate as annotate
+    from overlaplab.streams import device as device
+    from overlaplab.streams import name_tensor as name_tensor
+    from overlaplab.timeline import Span as Span
+    from overlaplab.timeline import Timeline as Timeline
+
+_HOMES = {
+    "cluster": ("Run", "run"),
+    "data_parallel": (
+        "BucketedReducer",
+        "HookReducer",
+        "SerialReducer",
+        "plan_buckets",
+    ),
+    "errors": (
+        "CaptureError",
+        "DeadlockError",
+        "MismatchError",
+        "OverlaplabError",
+        "RankError",
+        "RunTimeoutError",
+    ),
+    "grading": ("check",),
+    "hardware": ("PROFILES", "Hardware", "Link"),
+    "profiling.capture": ("capture_step",),
+    "program": ("Program", "find_findings", "replay", "resolve"),
+    "streams": ("annotate", "device", "name_tensor"),
+    "timeline": ("Span", "Timeline"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_ROOMS = (
+    "cluster",
+    "data_parallel",
+    "grading",
+    "hardware",
+    "models",
+    "profiling",
+    "program",
+    "streams",
+    "timeline",
+    "view",
+)
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(f"overlaplab.{_HOME[name]}"), name)
+    elif name in _ROOMS:
+        value = import_module(f"overlaplab.{name}")
+    else:
+        raise AttributeError(f"module 'overlaplab' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, *_ROOMS})

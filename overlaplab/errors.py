@@ -37,6 +37,10 @@ class RunTimeoutError(OverlaplabError):
     """A run passed its deadline; the message says where each rank was."""
 
 
+class TimedOutDeadlockError(DeadlockError, RunTimeoutError):
+    """Processes passed their deadline while each waited for what cannot come."""
+
+
 class CaptureError(OverlaplabError):
     """A step cannot be captured in a CUDA graph; the message says why."""
 

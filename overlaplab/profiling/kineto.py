@@ -8,7 +8,6 @@ torch and no cluster.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -163,12 +162,11 @@ def _cpu_spans(events: Events, rank: int) -> Iterator[Span]:
             name = "wait " + event.name.removeprefix(WAIT_RANGE)
             yield Span(rank, CPU_LANE, "host", name, event.start_ns, event.end_ns)
         elif event.name.startswith(LAUNCH_RANGE):
-            operation, group, sequence, label = json.loads(
-                event.name.removeprefix(LAUNCH_RANGE)
-            )
+            what = event.name.removeprefix(LAUNCH_RANGE)
+            operation, group, sequence, label = what.split("|", 3)
             name = f"launch {operation}"
             yield Span(rank, CPU_LANE, "launch", name, event.start_ns, event.end_ns)
-            launches[operation].append((event, group, sequence, label))
+            launches[operation].append((group, int(sequence), label))
     # Gloo's threads take the works in the order of their launch.
     transfers = defaultdict(list)
     for event in events.of("user_annotation", "cpu_op"):
@@ -180,7 +178,7 @@ def _cpu_spans(events: Events, rank: int) -> Iterator[Span]:
         for i, event in enumerate(sorted(of_operation, key=lambda e: e.start_ns)):
             attributes, lane = _attributes(events, event.thread, event.start_ns), "comm"
             if len(known) == len(of_operation):
-                _, group, attributes["sequence"], label = known[i]
+                group, attributes["sequence"], label = known[i]
                 if label:
                     attributes["label"] = label
                 if group != "default":

@@ -1,0 +1,103 @@
+"""Where a rank was in the user's code: frames of an exception or of a hanging process.
+
+The source lines are looked up in the parent, which alone knows a notebook's cells.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sysconfig
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+
+import overlaplab
+
+_PACKAGE = os.path.dirname(os.path.abspath(overlaplab.__file__)) + os.sep
+_MACHINERY = tuple(_PACKAGE + name for name in ("cluster", "profiling", "streams.py"))
+_LIBRARIES = (
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+    *(
+        sysconfig.get_path(name) + os.sep
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ),
+    "<frozen",
+    "<string>",
+)
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_users(self) -> bool:
+        """Neither torch's, nor a library's, nor this package's."""
+        return not self.file.startswith((*_LIBRARIES, _PACKAGE))
+
+    @property
+    def is_shown(self) -> bool:
+        """The user's, or of a technique that the user can read."""
+        return self.is_users or (
+            self.file.startswith(_PACKAGE) and not self.file.startswith(_MACHINERY)
+        )
+
+    def source(self) -> str:
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        source = self.source()
+        code = f": `{source}`" if source else ""
+        return f"{os.path.basename(self.file)}:{self.line} in {self.function}{code}"
+
+
+def frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:
+    """The frames of an exception that a user wants to see, outermost first."""
+    frames = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        frames.append(Frame(code.co_filename, traceback.tb_lineno, code.co_name))
+        traceback = traceback.tb_next
+    return tuple(frame for frame in frames if frame.is_shown)
+
+
+def format_frames(frames: tuple[Frame, ...]) -> str:
+    """The frames as Python prints a traceback."""
+    lines = []
+    for frame in frames:
+        lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
+        if source := frame.source():
+            lines.append(f"    {source}")
+    return "\n".join(lines)
+
+
+def location(dump: str, main_thread: int) -> Frame | None:
+    """The user's innermost frame in a stack dump of faulthandler.
+
+    Args:
+        dump: all threads, each with its most recent call first.
+        main_thread: `ident` of the thread that runs the user's function. Backward
+            passes run hooks in other threads on CUDA; those count after it.
+    """
+    stacks: dict[int, list[Frame]] = {}
+    stack: list[Frame] = []
+    for line in dump.splitlines():
+        if match := _THREAD.match(line):
+            stack = stacks.setdefault(int(match[1], 16), [])
+        elif match := _FRAME.match(line):
+            stack.append(Frame(match[1], int(match[2]), match[3]))
+    ordered = [stacks.pop(main_thread, []), *stacks.values()]
+    for stack in ordered:
+        for frame in stack:
+            if frame.is_users:
+                return frame
+    return next((stack[0] for stack in ordered if stack), None)

@@ -1,0 +1,122 @@
+"""What a worker of the pool and its parent say to one another, as plain tuples' types.
+
+Parent to worker: `Call`, `Locate`. Worker to parent: once `Ready`; `Printed`, `Answer`,
+`Located`.
+All are pickled by `multiprocessing.connection`; user data travels inside as bytes that
+only the side that needs it unpickles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from overlaplab.cluster.pool.diary import Launch
+from overlaplab.cluster.pool.frames import Frame
+from overlaplab.timeline import Span
+
+Stage = Literal["start", "function", "result"]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One process group; workers keep it from call to call while it stays equal.
+
+    Args:
+        backend: "gloo" or "nccl".
+        size: number of ranks.
+        port: of the parent's TCPStore on 127.0.0.1.
+        generation: keeps the keys of one world in the store from another's.
+    """
+
+    backend: str
+    size: int
+    port: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run a pickled (fn, args, kwargs) as `rank` of `world`."""
+
+    number: int
+    world: World
+    rank: int
+    payload: bytes
+    measure: bool
+    working_directory: str
+    search_path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Locate:
+    """Say what the rank has not finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker serves; `main_thread` will run the user's functions."""
+
+    main_thread: int
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """Whole lines that the rank printed; `stream` is "stdout" or "stderr"."""
+
+    stream: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of the rank's function.
+
+    Args:
+        type_name: "ValueError".
+        text: `str(exception)`.
+        frames: those of the user and of techniques, outermost first.
+        pickled: the exception itself, None if it cannot be pickled.
+        at_ns: when, on the monotonic clock that all processes of a machine share.
+        stage: what failed: "start", "function" (the user's) or "result".
+    """
+
+    type_name: str
+    text: str
+    frames: tuple[Frame, ...]
+    pickled: bytes | None
+    at_ns: int
+    stage: Stage = "function"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The end of a call.
+
+    Args:
+        number: of the call.
+        value: the pickled result, None after a failure.
+        spans: the measured timeline of the rank.
+        failure: None after a success.
+        unwaited: collectives whose end nobody took care of.
+        clean: nothing is in flight; if not, the process cannot be used again.
+        kept: the process group is as it was, and may serve another call.
+        sequences: collectives launched in each group; ranks that differ here need
+            a new process group.
+    """
+
+    number: int
+    value: bytes | None
+    spans: tuple[Span, ...]
+    failure: Failure | None
+    unwaited: tuple[Launch, ...]
+    clean: bool
+    kept: bool
+    sequences: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Answer to `Locate`: the collectives in flight that have not ended."""
+
+    unfinished: tuple[Launch, ...]

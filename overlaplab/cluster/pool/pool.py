@@ -1,0 +1,337 @@
+"""The pool: sends a call to its workers, collects the answers, ends what hangs.
+
+Workers are interchangeable: worker i is rank i of whatever world a call asks for, and
+joins a new process group where that differs from the last call's. A worker that hangs
+or died is replaced at the next call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection
+from typing import Any, NamedTuple
+
+from overlaplab.cluster.pool.frames import location
+from overlaplab.cluster.pool.messages import (
+    Answer,
+    Call,
+    Failure,
+    Locate,
+    Located,
+    Printed,
+    Ready,
+    World,
+)
+from overlaplab.cluster.pool.pickling import dump_call, loads
+from overlaplab.cluster.pool.process import WorkerProcess
+from overlaplab.cluster.pool.report import (
+    State,
+    death_error,
+    rank_error,
+    timeout_error,
+    unwaited_findings,
+)
+from overlaplab.errors import RunTimeoutError
+from overlaplab.profiling.kineto import timeline_of_ranks
+from overlaplab.program import Finding
+from overlaplab.timeline import Timeline
+
+_START_S = 180.0  # torch loads in seconds, on a busy machine in many
+_GRACE_S = 0.5  # after a first failure, for the others' answers
+_LOCATE_S = 1.0
+_TICK_S = 0.2
+# A worker reads these once; a change needs new workers.
+_ENVIRONMENT = ("CUDA_", "NCCL_", "TORCH", "PYTORCH_", "GLOO_", "OMP_", "MKL_")
+# How gloo and NCCL say that a peer has gone: an echo of that peer's failure.
+_ECHOES = ("closed by peer", "connection reset", "broken pipe", "remote process exited")
+
+
+class Outcome(NamedTuple):
+    """What a run on processes gives; see `Run`."""
+
+    values: tuple[Any, ...]
+    timeline: Timeline
+    warnings: tuple[Finding, ...]
+
+
+class Pool:
+    """Workers of this process. One call at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._workers: list[WorkerProcess] = []
+        self._environment = _relevant_environment()
+        self._store: Any = None
+        self._generation = 0
+        self._world: World | None = None
+        self._call_number = 0
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        world_size: int,
+        backend: str,
+        timeout_s: float,
+        *,
+        measure: bool,
+    ) -> Outcome:
+        """See `overlaplab.cluster.pool.run_processes`."""
+        payload = dump_call(fn, args, kwargs)
+        if not self._lock.acquire(timeout=timeout_s):
+            raise RunTimeoutError(
+                f"another thread's run still uses the processes after {timeout_s:g} s"
+            )
+        try:
+            workers = self._get_workers(world_size)
+            world = self._get_world(backend, world_size)
+            self._call_number += 1
+            for rank, worker in enumerate(workers):
+                worker.send(
+                    Call(
+                        self._call_number,
+                        world,
+                        rank,
+                        payload,
+                        measure,
+                        os.getcwd(),
+                        tuple(sys.path),
+                    )
+                )
+            collection = Collection(workers, timeout_s)
+            collection.collect()
+        except BaseException:  # an interrupt, above all
+            self.close()
+            raise
+        else:
+            error = collection.error(backend)
+            self._keep_what_is_good(collection)
+            if error is not None:
+                raise error
+            return _outcome(collection, backend)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """End all workers."""
+        workers, self._workers = self._workers, []
+        self._world = None
+        if self._owner == os.getpid():
+            for worker in workers:
+                worker.kill()
+
+    def pids(self) -> list[int]:
+        """Process ids of the workers, by rank."""
+        return [worker.pid for worker in self._workers]
+
+    def _get_workers(self, number: int) -> list[WorkerProcess]:
+        """The first `number` workers, started where they are missing."""
+        if self._owner != os.getpid():  # after a fork they are our parent's
+            self.__init__()  # type: ignore[misc]
+        environment = _relevant_environment()
+        if environment != self._environment:
+            self.close()
+            self._environment = environment
+        for index, worker in enumerate(self._workers):
+            if worker.has_ended():
+                worker.kill()
+                self._workers[index] = WorkerProcess()
+                self._world = None
+        while len(self._workers) < number:
+            self._workers.append(WorkerProcess())
+        workers = self._workers[:number]
+        _await_ready(workers)
+        return workers
+
+    def _get_world(self, backend: str, size: int) -> World:
+        if self._store is None:
+            from torch.distributed import TCPStore
+
+            self._store = TCPStore(
+                "127.0.0.1", 0, is_master=True, wait_for_workers=False
+            )
+        world = self._world
+        if world is None or (world.backend, world.size) != (backend, size):
+            self._generation += 1
+            world = World(backend, size, self._store.port, self._generation)
+        self._world = world
+        return world
+
+    def _keep_what_is_good(self, collection: Collection) -> None:
+        answers = collection.answers
+        kept = all(answer.kept for answer in answers.values())
+        equal = len({tuple(sorted(a.sequences.items())) for a in answers.values()}) == 1
+        bad = [
+            worker
+            for rank, worker in enumerate(collection.workers)
+            if rank not in answers or not answers[rank].clean
+        ]
+        for worker in bad:
+            worker.kill()
+        self._workers = [worker for worker in self._workers if worker not in bad]
+        if bad or not kept or not equal:
+            self._world = None
+
+
+class Collection:
+    """The answers to one call, as they come; ends by itself after its deadline.
+
+    Args:
+        workers: by rank.
+        timeout_s: from now.
+    """
+
+    def __init__(self, workers: Sequence[WorkerProcess], timeout_s: float) -> None:
+        self.workers = workers
+        self.answers: dict[int, Answer] = {}
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._deaths: list[int] = []
+        self._states: dict[int, State] | None = None
+        self._unfinished: dict[int, Located] = {}
+
+    def collect(self) -> None:
+        """Wait until all have answered, or one failed, or the deadline has passed."""
+        until, failed = self._deadline, False
+        while self._missing() and time.monotonic() < until:
+            self._receive(until - time.monotonic())
+            if not failed and (self._deaths or self._failures()):
+                failed = True
+                until = min(until, time.monotonic() + _GRACE_S)
+        if self._missing() and not failed:
+            self._states = self._locate()
+
+    def error(self, backend: str) -> Exception | None:
+        """Why the run failed, by its first cause; None if it did not."""
+        if self._states is not None:
+            return timeout_error(self._states, backend, self._timeout_s)
+        failures = self._failures()
+        causes = {r: f for r, f in failures.items() if not _is_echo(f)}
+        if self._deaths and not causes:
+            rank = self._deaths[0]
+            worker = self.workers[rank]
+            return death_error(
+                rank,
+                len(self.workers),
+                worker.how_it_ended(),
+                worker.log_tail(),
+                worker.notes(),
+            )
+        causes = causes or failures
+        if not causes:
+            return None
+        rank = min(causes, key=lambda r: (causes[r].at_ns, r))
+        states = {r: State(w.notes()) for r, w in enumerate(self.workers)}
+        return rank_error(rank, causes[rank], len(self.workers), states)
+
+    def _missing(self) -> list[int]:
+        return [
+            rank
+            for rank in range(len(self.workers))
+            if rank not in self.answers and rank not in self._deaths
+        ]
+
+    def _failures(self) -> dict[int, Failure]:
+        return {r: a.failure for r, a in self.answers.items() if a.failure is not None}
+
+    def _receive(self, wait_s: float) -> None:
+        ranks = {self.workers[rank].connection: rank for rank in self._missing()}
+        wait_s = max(0.0, min(wait_s, _TICK_S))
+        for ready in connection.wait(list(ranks), wait_s):
+            rank = ranks[ready]  # type: ignore[index]
+            try:
+                self._take(rank, self.workers[rank].connection.recv())
+            except (EOFError, OSError):
+                self._deaths.append(rank)
+        for rank in self._missing():  # its children may hold the socket open
+            worker = self.workers[rank]
+            if worker.has_ended() and not worker.connection.poll():
+                self._deaths.append(rank)
+
+    def _take(self, rank: int, message: Any) -> None:
+        if isinstance(message, Printed):
+            stream = sys.stdout if message.stream == "stdout" else sys.stderr
+            for line in message.text.split("\n"):
+                print(f"[rank {rank}] {line}", file=stream)
+        elif isinstance(message, Answer):
+            self.answers[rank] = message
+        elif isinstance(message, Located):
+            self._unfinished[rank] = message
+
+    def _locate(self) -> dict[int, State]:
+        """Ask those that hang where they are; the deadline has passed."""
+        missing = self._missing()
+        for rank in missing:
+            self.workers[rank].ask_for_stack()
+            self.workers[rank].send(Locate())
+        until = time.monotonic() + _LOCATE_S
+        while time.monotonic() < until and set(self._missing()) - set(self._unfinished):
+            self._receive(0.05)
+        states = {}
+        for rank, worker in enumerate(self.workers):
+            located = self._unfinished.get(rank)
+            states[rank] = State(
+                worker.notes(),
+                has_ended=rank not in missing,
+                unfinished=located.unfinished if located else (),
+                frame=location(worker.stack(), worker.main_thread or 0),
+            )
+        return states
+
+
+def _outcome(collection: Collection, backend: str) -> Outcome:
+    answers = [collection.answers[rank] for rank in range(len(collection.workers))]
+    spans = {rank: answer.spans for rank, answer in enumerate(answers)}
+    unwaited = {rank: answer.unwaited for rank, answer in enumerate(answers)}
+    return Outcome(
+        tuple(loads(answer.value or b"") for answer in answers),
+        timeline_of_ranks(spans, origin=backend, num_ranks=len(answers)),
+        unwaited_findings(unwaited),
+    )
+
+
+def _await_ready(workers: Sequence[WorkerProcess]) -> None:
+    deadline = time.monotonic() + _START_S
+    for worker in workers:
+        if worker.main_thread is not None:
+            continue
+        try:
+            message: Any = None
+            if worker.connection.poll(max(0.0, deadline - time.monotonic())):
+                message = worker.connection.recv()
+        except (EOFError, OSError):
+            pass
+        if not isinstance(message, Ready):
+            ended = worker.has_ended()
+            how = worker.how_it_ended() if ended else f"is silent after {_START_S:g} s"
+            raise RunTimeoutError(
+                f"a process of the pool did not start: it {how}\n{worker.log_tail()}"
+            )
+        worker.main_thread = message.main_thread
+
+
+def _is_echo(failure: Failure) -> bool:
+    text = failure.text.lower()
+    return any(echo in text for echo in _ECHOES)
+
+
+def _relevant_environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k.startswith(_ENVIRONMENT)}
+
+
+_pool = Pool()
+
+
+def the_pool() -> Pool:
+    """This process's pool; its workers end with the process."""
+    return _pool
+
+
+atexit.register(lambda: the_pool().close())

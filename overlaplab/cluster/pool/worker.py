@@ -1,0 +1,256 @@
+"""The worker process of the pool: takes calls, runs them as one rank, answers.
+
+Started as a fresh interpreter with three descriptors: the socket to the parent, its
+diary, and the file where faulthandler dumps stacks on SIGUSR1. The main thread runs the
+user's function; a second thread listens, so that a hanging rank can still say where it
+is, and a worker whose parent has died ends at once.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import os
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from overlaplab import streams
+from overlaplab.cluster.pool import diary as diary_module
+from overlaplab.cluster.pool.diary import Diary, printable
+from overlaplab.cluster.pool.frames import frames_of
+from overlaplab.cluster.pool.messages import (
+    Answer,
+    Call,
+    Failure,
+    Located,
+    Printed,
+    Ready,
+    Stage,
+    World,
+)
+from overlaplab.cluster.pool.pickling import dumps, loads
+from overlaplab.profiling.measure import recording
+from overlaplab.timeline import Span
+
+SEED = 0  # every rank starts every call with the same random state, as on `virtual`
+# Our own deadline comes first: the process group's must never be what ends a call.
+_GROUP_TIMEOUT = timedelta(days=1)
+_SETTLE_S = 0.5
+_LINUX = sys.platform == "linux"
+
+
+def main(socket: int, diary_file: int, stack_file: int) -> None:
+    """Serve calls until the parent closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupts are the parent's
+    faulthandler.enable(file=sys.__stderr__)
+    faulthandler.register(
+        signal.SIGUSR1, file=os.fdopen(stack_file, "wb"), all_threads=True
+    )
+    worker = _Worker(Connection(socket), diary_module.install(diary_file))
+    worker.serve()
+
+
+class _Worker:
+    def __init__(self, connection: Connection, diary: Diary) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._diary = diary
+        self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._world: World | None = None
+
+    def serve(self) -> None:
+        sys.stdout = _Lines(self, "stdout")  # type: ignore[assignment]
+        sys.stderr = _Lines(self, "stderr")  # type: ignore[assignment]
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.send(Ready(threading.get_ident()))
+        while True:
+            self.send(self._answer(self._calls.get()))
+
+    def send(self, message: Any) -> None:
+        with self._sending:
+            self._connection.send(message)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._connection.recv()
+                if isinstance(message, Call):
+                    self._calls.put(message)
+                else:
+                    self.send(Located(tuple(self._diary.unfinished())))
+        except (EOFError, OSError):
+            os._exit(0)
+
+    def _answer(self, call: Call) -> Answer:
+        self._diary.begin()
+        value: bytes | None = None
+        spans: tuple[Span, ...] = ()
+        failure: Failure | None = None
+        self._stage: Stage = "start"
+        try:
+            value, spans = self._run(call)
+        except BaseException as error:  # also the user's SystemExit
+            failure = _failure(error, self._stage)
+        finally:
+            self._diary.measuring = False
+            sys.stdout.flush()
+            sys.stderr.flush()
+        unwaited = tuple(self._diary.in_flight())
+        sequences = self._diary.sequences()
+        clean = self._settle()
+        kept = clean and self._keep_world()
+        return Answer(
+            call.number, value, spans, failure, unwaited, clean, kept, sequences
+        )
+
+    def _run(self, call: Call) -> tuple[bytes, tuple[Span, ...]]:
+        os.chdir(call.working_directory)
+        sys.path[:] = call.search_path
+        self._enter(call.world, call.rank)
+        device = streams.device()
+        cuda = device.type == "cuda"
+        fn, args, kwargs = loads(call.payload, device)
+        with ExitStack() as stack:
+            record = None
+            if call.measure:
+                record = stack.enter_context(recording(cuda=cuda, align=self._align))
+                self._diary.measuring = True
+            else:
+                self._align()
+            _seed(SEED)
+            self._stage = "function"
+            result = fn(*args, **kwargs)
+            if cuda:  # an error of a kernel is the user's too
+                torch.cuda.synchronize()
+            self._stage = "result"
+        spans = tuple(record.spans(call.rank)) if record is not None else ()
+        return dumps(result, detach=True), spans
+
+    def _align(self) -> None:
+        dist.barrier()
+        self._diary.begin()  # that barrier is not the user's
+
+    def _enter(self, world: World, rank: int) -> None:
+        """Be `rank` of `world`; a group that serves already is kept."""
+        if world == self._world and dist.is_initialized():
+            return
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._world = None
+        if world.backend == "nccl":
+            torch.cuda.set_device(rank)
+        cores = len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // world.size))
+        store = dist.TCPStore("127.0.0.1", world.port, is_master=False)
+        dist.init_process_group(
+            world.backend,
+            store=dist.PrefixStore(f"world {world.generation}", store),
+            rank=rank,
+            world_size=world.size,
+            timeout=_GROUP_TIMEOUT,
+        )
+        streams.install_process_provider(None)
+        provider = _RankProvider(streams.provider(), self._diary)
+        streams.install_process_provider(cast(streams.Provider, provider))
+        self._world = world
+
+    def _settle(self) -> bool:
+        """Whether nothing is in flight, after a moment's patience."""
+        deadline = time.monotonic() + _SETTLE_S
+        while self._diary.unfinished():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+        return True
+
+    def _keep_world(self) -> bool:
+        """Leave no group of the user behind; False if the world itself has gone."""
+        if not dist.is_initialized() or self._world is None:
+            return False
+        if len(dist.distributed_c10d._world.pg_map) == 1:
+            return True
+        dist.destroy_process_group()
+        self._world = None
+        return False
+
+
+class _RankProvider:
+    """The streams of this process's device; its annotations reach the diary too."""
+
+    def __init__(self, base: streams.Provider, diary: Diary) -> None:
+        self._base = base
+        self._diary = diary
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    @contextmanager
+    def annotate(self, name: str) -> Iterator[None]:
+        with self._base.annotate(printable(name)), self._diary.labelled(name):
+            yield
+
+
+class _Lines(io.TextIOBase):
+    """sys.stdout of a rank: sends whole lines to the parent."""
+
+    encoding = "utf-8"
+
+    def __init__(self, worker: _Worker, stream: str) -> None:
+        self._worker = worker
+        self._stream = stream
+        self._rest = ""
+        self._lock = threading.RLock()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            lines, newline, self._rest = (self._rest + text).rpartition("\n")
+            if newline:
+                self._worker.send(Printed(self._stream, lines))
+        return len(text)
+
+    def flush(self) -> None:
+        """Send an unfinished line too: the function has ended, or asks for it."""
+        with self._lock:
+            rest, self._rest = self._rest, ""
+            if rest:
+                self._worker.send(Printed(self._stream, rest))
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def _failure(error: BaseException, stage: Stage) -> Failure:
+    at_ns = time.monotonic_ns()
+    try:
+        pickled = dumps(error, detach=True)
+    except Exception:
+        pickled = None
+    return Failure(
+        type(error).__name__,
+        str(error),
+        frames_of(error.__traceback__),
+        pickled,
+        at_ns,
+        stage,
+    )

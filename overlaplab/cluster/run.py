@@ -1,0 +1,234 @@
+"""`run`: one program, on the cluster of your choice.
+
+Checks its arguments before anything starts, then hands over to the virtual cluster or
+to processes. Knows what both give back, and neither how.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from overlaplab.hardware import Hardware
+from overlaplab.hardware import profile as hardware_profile
+from overlaplab.program import Finding, Program
+from overlaplab.timeline import Timeline
+
+if TYPE_CHECKING:
+    from overlaplab.cluster.pool.pool import Outcome
+
+CLUSTERS = ("virtual", "gloo", "nccl")
+# More processes than this on one machine is a slip of the keyboard.
+_MAX_PROCESSES = 64
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Run:
+    """What a run leaves.
+
+    Args:
+        values: what each rank's function returned, by rank; one value where one rank
+            stands for all (`fake=True`). Tensors of GPU processes come back on the
+            CPU.
+        timeline: what happened, when: resolved for the hardware profile on `virtual`,
+            measured on `gloo` and `nccl`.
+        program: the record, on `virtual`; None on processes.
+        warnings: what the run should not have done: hazards, works that nobody waited
+            for, collectives that were never matched. Processes see only the second.
+    """
+
+    values: tuple[Any, ...]
+    timeline: Timeline
+    program: Program | None = None
+    warnings: tuple[Finding, ...] = ()
+
+    @property
+    def cluster(self) -> str:
+        """ "virtual", "gloo" or "nccl"."""
+        return self.timeline.origin
+
+    def __repr__(self) -> str:
+        report = self.timeline.report()
+        num_ranks = self.timeline.num_ranks * self.timeline.represents
+        parts = [
+            self.cluster + (f" ({name})" if (name := self.timeline.hardware) else ""),
+            _count(num_ranks, "rank"),
+            f"step {report.step_ns / 1e6:.3f} ms",
+            f"exposed {report.exposed_ns / 1e6:.3f} ms of communication",
+            _count(len(self.warnings), "finding") if self.warnings else "no findings",
+        ]
+        return f"Run({', '.join(parts)})"
+
+
+def run(
+    fn: Callable[..., Any],
+    *args: Any,
+    world_size: int = 2,
+    cluster: str = "virtual",
+    hardware: str | Hardware = "h100-nvlink",
+    timeout_s: float = 60,
+    fake: bool = False,
+    **kwargs: Any,
+) -> Run:
+    """Call `fn(*args, **kwargs)` once on every rank of a cluster.
+
+    Each rank gets its own copy of the function's closure and of the arguments, the
+    same random state, and an initialised torch.distributed. Under `torchrun` every
+    process calls `run`, and each is one rank of `cluster="gloo"` or `"nccl"`.
+
+    Args:
+        fn: may be defined in a notebook cell.
+        args, kwargs: its arguments; tensors that share memory share it in the copies.
+        world_size: number of ranks.
+        cluster: "virtual" (ranks in this process, on a virtual clock), "gloo" (CPU
+            processes of this machine) or "nccl" (a process a GPU).
+        hardware: name of a profile, or a `Hardware`: times the virtual cluster.
+        timeout_s: a guard. On processes it ends what hangs and says which rank was
+            where; it counts from when all ranks are ready.
+        fake: virtual only: compute shapes instead of values, on one rank that stands
+            for all.
+
+    Returns:
+        See `Run`.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong, or cannot be copied to the ranks.
+        RankError: a rank raised.
+        DeadlockError, MismatchError: the ranks' collectives do not fit together.
+        RunTimeoutError: the run took longer than `timeout_s`.
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> run(lambda: dist.get_rank(), world_size=3).values
+        (0, 1, 2)
+    """
+    _check(fn, world_size, cluster, timeout_s, fake)
+    machine = hardware_profile(hardware)
+    if cluster == "virtual":
+        return _run_virtual(fn, args, kwargs, world_size, machine, timeout_s, fake)
+    if _started_by_torchrun():
+        outcome = _run_in_world(fn, args, kwargs, world_size, cluster, timeout_s)
+    else:
+        from overlaplab.cluster.pool import run_processes
+
+        outcome = run_processes(fn, args, kwargs, world_size, cluster, timeout_s)
+    return Run(outcome.values, outcome.timeline, None, outcome.warnings)
+
+
+def _run_virtual(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    world_size: int,
+    hardware: Hardware,
+    timeout_s: float,
+    fake: bool,
+) -> Run:
+    from overlaplab.cluster.virtual import run_virtual
+    from overlaplab.program import find_findings, resolve
+
+    values, program = run_virtual(
+        fn,
+        args,
+        kwargs,
+        world_size=world_size,
+        hardware=hardware,
+        timeout_s=timeout_s,
+        fake=fake,
+    )
+    timeline = resolve(program, hardware)
+    return Run(tuple(values), timeline, program, find_findings(program))
+
+
+def _run_in_world(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    world_size: int,
+    cluster: str,
+    timeout_s: float,
+) -> Outcome:
+    started = int(os.environ["WORLD_SIZE"])
+    if world_size != started:
+        raise ValueError(
+            f"world_size={world_size}, but this process is one of {started} that "
+            f"torchrun started: pass world_size={started}"
+        )
+    from overlaplab.cluster.pool.torchrun import run_in_world
+
+    return run_in_world(fn, args, kwargs, cluster, timeout_s)
+
+
+def _started_by_torchrun() -> bool:
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def _check(
+    fn: object, world_size: object, cluster: object, timeout_s: object, fake: object
+) -> None:
+    if not callable(fn):
+        raise TypeError(
+            f"the first argument of run is called on every rank; expected a function, "
+            f"got {fn!r} ({type(fn).__name__})"
+        )
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise TypeError(
+            f"world_size is a number of ranks; expected an int, got {world_size!r} "
+            f"({type(world_size).__name__})"
+        )
+    if world_size < 1:
+        raise ValueError(
+            f"world_size is a number of ranks; expected at least 1, got {world_size}"
+        )
+    if cluster not in CLUSTERS:
+        raise ValueError(
+            f"unknown cluster {cluster!r}; known are "
+            + ", ".join(repr(name) for name in CLUSTERS)
+        )
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise TypeError(
+            f"timeout_s is a number of seconds; expected an int or a float, got "
+            f"{timeout_s!r} ({type(timeout_s).__name__})"
+        )
+    if not timeout_s > 0:
+        raise ValueError(
+            f"timeout_s is a number of seconds; expected more than 0, got {timeout_s}"
+        )
+    if cluster != "virtual":
+        _check_processes(world_size, str(cluster), fake)
+
+
+def _check_processes(world_size: int, cluster: str, fake: object) -> None:
+    if fake:
+        raise ValueError(
+            f"fake=True computes no values, so cluster={cluster!r} has nothing to "
+            "send: use cluster='virtual'"
+        )
+    if _started_by_torchrun():
+        return
+    if os.environ.get("OVERLAPLAB_RANK"):
+        raise ValueError(
+            f"run(cluster={cluster!r}) inside a rank of another run: ranks cannot "
+            "start processes of their own"
+        )
+    if world_size > _MAX_PROCESSES:
+        raise ValueError(
+            f"world_size={world_size} would start as many processes; at most "
+            f"{_MAX_PROCESSES} on one machine: use cluster='virtual'"
+        )
+    if cluster == "nccl":
+        import torch
+
+        available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if available < world_size:
+            devices = "device" if world_size == 1 else "devices"
+            raise ValueError(
+                f"nccl needs {world_size} CUDA {devices}, this machine has "
+                f"{available}: use cluster='virtual' or 'gloo'"
+            )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
