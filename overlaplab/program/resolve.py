@@ -402,6 +402,8 @@ def _span(run: _Run, row: tuple[int, int, str, int, int]) -> Span:
     g = code - num if code >= num else code
     op = run.graph.ops[g]
     attributes: dict[str, object] = {"op": op.index, "label": op.label}
+    if op.phase:
+        attributes["phase"] = op.phase
     if op.attributes:
         attributes.update(op.attributes)
     if code >= num:

@@ -57,6 +57,7 @@ class Span:
             "latency_ns", "wire_ns": communication: the two parts of
             [ready_ns, end_ns), which add up to it;
             "alone_ns": how long it would have taken with nothing beside it;
+            "phase": "forward" or "backward", where known;
             "step": which step it belongs to.
     """
 

@@ -111,7 +111,7 @@ class _Grid:
 
     def axis(self, left: int) -> str:
         end = format_ns(self.length_ns)
-        return f"{'':{left}} 0{end:>{self.columns}}"
+        return f"{'':{left}}  0{end:>{self.columns - 1}}"
 
     def row(
         self, layers: Mapping[Any, Sequence[Interval]], marks: Mapping[Any, str]

@@ -1,0 +1,146 @@
+"""Figures: what is drawn where. How they look, a person has to judge."""
+
+import pytest
+from matplotlib.figure import Figure
+
+from overlaplab.timeline import Span, Timeline
+from overlaplab.view import draw, draw_many, shares_bar
+from tests.view.steps import step
+
+
+def row_labels(figure, axes=0):
+    return [label.get_text() for label in figure.axes[axes].get_yticklabels()]
+
+
+def texts(figure):
+    return [t.get_text() for ax in figure.axes for t in ax.texts]
+
+
+def legend(figure):
+    return [t.get_text() for t in figure.legends[0].get_texts()]
+
+
+def test_there_is_one_lane_a_rank_and_stream_cpu_first():
+    assert row_labels(draw(step(ranks=2))) == [
+        "rank 0  cpu",
+        "rank 0  default",
+        "rank 0  comm",
+        "rank 1  cpu",
+        "rank 1  default",
+        "rank 1  comm",
+    ]
+
+
+def test_one_rank_needs_no_rank_in_its_labels():
+    assert row_labels(draw(step())) == ["cpu", "default", "comm"]
+
+
+def test_lanes_and_ranks_can_be_chosen():
+    assert row_labels(draw(step(ranks=3), lanes=["comm"], ranks=[2, 1])) == [
+        "rank 1  comm",
+        "rank 2  comm",
+    ]
+
+
+def test_more_than_eight_ranks_are_not_drawn_and_the_title_says_so():
+    figure = draw(step(ranks=10, layers=1), title="many")
+    assert len(row_labels(figure)) == 8 * 3
+    assert "many  (2 more ranks not drawn)" in texts(figure)
+
+
+def test_a_representative_rank_says_for_how_many_it_stands():
+    timeline = Timeline(step().spans, represents=64)
+    assert "(1 rank stands for 64)" in texts(draw(timeline))
+
+
+def test_the_three_numbers_stand_over_the_lanes():
+    line = Timeline.of([Span(0, "default", "compute", "mm", 0, 2_500_000)])
+    assert "step 2.5 ms     exposed 0 ms     saved 0 ms" in texts(draw(line))
+
+
+def test_messages_carry_their_label_where_it_fits():
+    figure = draw(step(ranks=1, latency_ns=500_000))
+    assert {"bucket 0", "bucket 1"} <= set(texts(figure))
+
+
+def test_the_legend_explains_what_is_there_and_nothing_else():
+    compute_only = Timeline.of([Span(0, "default", "compute", "mm", 0, 100)])
+    assert legend(draw(compute_only)) == ["compute", "critical path"]
+    assert legend(draw(compute_only, critical_path=False)) == ["compute"]
+    assert "exposed" in legend(draw(step(plan="serial")))
+
+
+def test_a_step_with_everything_hidden_has_no_outline():
+    hidden = [
+        Span(0, "default", "compute", "mm", 0, 100),
+        Span(0, "comm", "communication", "all_reduce", 10, 90),
+    ]
+    assert "exposed" not in legend(draw(Timeline.of(hidden)))
+
+
+def test_three_thousand_spans_are_few_boxes():
+    line = step(layers=24, kernels=30, plan="parameter", kernel_ns=9_000)
+    figure = draw(line)
+    (axes,) = figure.axes
+    boxes = sum(len(patch.get_path().codes) // 5 for patch in axes.patches)
+    assert len(line.spans) > 3000
+    assert 0 < boxes < 2500
+
+
+def test_many_timelines_share_one_scale():
+    figure = draw_many({"short": step(layers=1), "long": step(layers=4)})
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
+    assert {"short", "long"} <= set(texts(figure))
+
+
+def test_a_window_is_the_whole_width():
+    figure = draw(step(), window=(1_000_000, 3_000_000))
+    assert figure.axes[0].get_xlim() == (0, 2.0)
+
+
+def test_highlighted_spans_are_framed_and_explained():
+    assert "look here" in legend(draw(step(), highlight=[3]))
+
+
+def test_given_axes_are_drawn_into_and_keep_their_figure():
+    own = Figure(figsize=(6, 3))
+    axes = own.add_subplot()
+    assert draw(step(), ax=axes) is own
+    assert axes.get_legend() is not None
+
+
+def test_a_figure_shows_itself_in_a_notebook_as_png():
+    assert draw(step())._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lanes": ["nccl"]}, r"nothing to draw of lanes \['nccl'\].*'comm'"),
+        ({"ranks": [7]}, r"ranks \[7\]; .* ranks \[0\]"),
+        ({"window": (5, 5)}, "is empty"),
+        ({"highlight": [10_000]}, "highlight 10000: the timeline has"),
+    ],
+)
+def test_what_is_not_there_cannot_be_drawn(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        draw(step(), **arguments)
+
+
+def test_nothing_to_draw_is_refused_by_name():
+    with pytest.raises(ValueError, match="draw_many got no timelines"):
+        draw_many({})
+    with pytest.raises(ValueError, match="shares_bar got no timelines"):
+        shares_bar({})
+
+
+def test_an_empty_timeline_draws_an_empty_figure():
+    assert draw(Timeline(())).axes
+
+
+def test_bars_of_shares_reach_from_0_to_100():
+    figure = shares_bar({"one": step(plan="serial"), "two": step()})
+    for row in (0, 1):
+        bars = [p for p in figure.axes[0].patches if round(p.get_y() + 0.36) == row]
+        assert bars[0].get_x() == 0
+        assert bars[-1].get_x() + bars[-1].get_width() == pytest.approx(100)
