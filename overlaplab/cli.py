@@ -40,7 +40,9 @@ def _one_error_line(command: Callable[P, R]) -> Callable[P, R]:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("overlaplab"), message="%(prog)s %(version)s")
+@click.version_option(
+    version("overlaplab"), prog_name="overlaplab", message="%(prog)s %(version)s"
+)
 def main() -> None:
     """Hide communication behind computation: a course and its library."""
 

@@ -105,13 +105,15 @@ def demo(
     variants: dict[str, Variant] = {}
     bar = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
     with Progress(*bar, console=console, transient=True) as progress:
-        task = progress.add_task("one process", total=len(VARIANTS) + 1)
-        expected = train_alone(num_ranks, steps)
+        task = progress.add_task("", total=len(VARIANTS) + 1)
         for name, make_reducer in VARIANTS.items():
-            progress.update(task, description=name, advance=1)
+            progress.update(task, description=name)
             variants[name] = run_variant(
                 make_reducer, cluster, num_ranks, steps, hardware
             )
+            progress.advance(task)
+        progress.update(task, description="one process")
+        expected = train_alone(num_ranks, steps)
     # matplotlib takes a second to import: not before the arguments have been checked.
     from overlaplab.view import draw_many, table
 
