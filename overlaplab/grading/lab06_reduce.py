@@ -1,0 +1,295 @@
+"""Exercises 6.2 and 6.3: the hooks that launch, and the finish that waits.
+
+Each half is run behind the reference's other half, so that neither needs the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from overlaplab.errors import DeadlockError, MismatchError
+from overlaplab.grading import fixtures, laws
+from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.fixtures import Fixture, Trained
+from overlaplab.grading.lab06_reference import finish as reference_finish
+from overlaplab.grading.lab06_reference import install_hooks as reference_hooks
+from overlaplab.grading.lab06_reference import plan_buckets
+from overlaplab.grading.lab06_state import ReducerState
+from overlaplab.grading.laws import Violation
+
+NUM_BUCKETS = 4
+FLAG_BYTES = 1024
+STEPS = 3
+
+SENT = "what is sent is the gradient, of every parameter"
+ONCE = "each gradient is sent once a step, in steps 1, 2 and 3"
+BYTES = "the bytes on the wire are those of the gradients, no more"
+PROMPT = "each bucket starts when it is full and the wire is free"
+ORDER = "all ranks launch the same buckets in one order, whatever arrives first"
+SAFE = "no bytes are touched by two streams at once"
+
+MEAN = "after finish, .grad is the mean over ranks, in steps 1, 2 and 3"
+TRAPS = "also for tied, frozen, over-size, channels_last and mixed-dtype parameters"
+UNUSED = "also where a parameter gets no gradient, on one rank or on all"
+WAITED = "every message is waited for"
+AGAIN = "the next step starts anew: each gradient is sent once a step"
+KEPT = "the overlap that the hooks made is kept"
+LEAK = "memory does not grow from step to step"
+
+Hooks = Callable[[ReducerState], Any]
+Finish = Callable[[ReducerState], Any]
+
+
+@dataclass(frozen=True)
+class MakeReducer:
+    """A reducer out of two halves, as `fixtures.train` wants it."""
+
+    install_hooks: Hooks
+    finish: Finish
+    cap_bytes: int
+
+    def __call__(self, model: torch.nn.Module) -> fixtures.Reducer:
+        params = [p for p in model.parameters() if p.requires_grad]
+        state = ReducerState.of(model, plan_buckets(params, self.cap_bytes))
+        self.install_hooks(state)
+        return _Reducer(state, self.finish)
+
+
+@dataclass(frozen=True)
+class _Reducer:
+    state: ReducerState
+    finish: Finish
+
+    def wait(self) -> None:
+        self.finish(self.state)
+
+
+@exercise(
+    "6.2",
+    title="the hook",
+    solution="install_hooks",
+    verifies=(SENT, ONCE, BYTES, PROMPT, ORDER, SAFE),
+    points=3,
+    timeout_s=30.0,
+)
+def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
+    """The learner's hooks before the reference's finish."""
+    clean = _same_weights(fixtures.clean_fixture())
+    sheet.ran(f"your hooks and our finish: {STEPS} steps, 8 layers, 2 ranks")
+    finish = _matching_finish(clean, install_hooks)
+    cap_bytes = clean_cap_bytes()
+    trained = fixtures.train(clean, MakeReducer(install_hooks, finish, cap_bytes))
+    reference = _reference()
+    evidence = trained.evidence
+    sheet.show(
+        evidence.step_timeline(2),
+        step_ns=evidence.step_ns[1],
+        target_ns=reference.evidence.step_ns[1],
+    )
+    sheet.verify(ONCE, laws.once_law(evidence))
+    sheet.verify(BYTES, laws.bytes_law(evidence))
+    sheet.verify(SAFE, laws.no_findings_law(trained.run.warnings, kinds=("hazard",)))
+    sheet.verify(SENT, _wrong_values(trained, clean, 2))
+    sheet.stop_if_wrong()
+    sheet.verify(
+        PROMPT,
+        laws.overlap_law(evidence, clean_buckets(), reference.evidence.step_ns),
+    )
+    sheet.stop_if_wrong()
+    for fixture in traps():
+        if fixture.name not in ("branches", "tied", "channels_last", "mixed_dtypes"):
+            continue  # the others are about the finish
+        sheet.ran(
+            f"your hooks and our finish: {STEPS} steps of the net {fixture.name!r}"
+        )
+        try:
+            trained = fixtures.train(fixture, MakeReducer(install_hooks, finish, 300))
+        except (DeadlockError, MismatchError) as error:
+            hint = "a full bucket waits until every bucket before it has been launched"
+            sheet.verify(ORDER, [Violation("order", str(error), hint=hint)])
+            sheet.stop_if_wrong()
+            raise
+        sheet.verify(ORDER, laws.same_order_law(trained.evidence))
+        sheet.verify(SENT, _wrong_values(trained, fixture, 2))
+        sheet.verify(ONCE, laws.once_law(trained.evidence))
+        warnings = trained.run.warnings
+        sheet.verify(SAFE, laws.no_findings_law(warnings, kinds=("hazard",)))
+        sheet.stop_if_wrong()
+
+
+@exercise(
+    "6.3",
+    title="the finish",
+    solution="finish",
+    verifies=(MEAN, AGAIN, WAITED, SAFE, LEAK, KEPT, TRAPS, UNUSED),
+    points=3,
+    timeout_s=45.0,
+)
+def grade_finish(sheet: Sheet, finish: Finish) -> None:
+    """The learner's finish behind the reference's hooks."""
+    clean = _same_weights(fixtures.clean_fixture())
+    sheet.ran(f"our hooks and your finish: {STEPS} steps, 8 layers, 2 ranks")
+    trained = fixtures.train(
+        clean,
+        MakeReducer(reference_hooks, finish, clean_cap_bytes()),
+        steps=STEPS + 1,  # the end of the run is not like the end of a step
+    )
+    reference = _reference()
+    evidence = trained.evidence
+    sheet.show(
+        evidence.step_timeline(2),
+        step_ns=evidence.step_ns[1],
+        target_ns=reference.evidence.step_ns[1],
+    )
+    warnings = trained.run.warnings
+    sheet.verify(WAITED, laws.no_findings_law(warnings, kinds=("unwaited",)))
+    sheet.verify(SAFE, laws.no_findings_law(warnings, kinds=("hazard", "unmatched")))
+    hint = "what must be as it was, before the next backward pass begins?"
+    again = [replace(v, hint=hint) for v in laws.once_law(evidence)]
+    sheet.verify(AGAIN, again)
+    sheet.verify(MEAN, _wrong_values(trained, clean, 2))
+    sheet.stop_if_wrong()
+    # Flags of who used what may travel too.
+    sheet.verify(AGAIN, laws.bytes_law(evidence, extra_bytes=FLAG_BYTES))
+    live_bytes = [row[:STEPS] for row in evidence.live_bytes]
+    sheet.verify(LEAK, laws.leak_law(live_bytes))
+    sheet.verify(
+        KEPT,
+        laws.overlap_law(
+            evidence,
+            clean_buckets(),
+            reference.evidence.step_ns,
+            steps=range(1, STEPS + 1),
+        ),
+    )
+    for number, fixture in enumerate(traps()):
+        num_ranks = (3, 2)[number % 2]
+        sheet.ran(
+            f"our hooks and your finish: {STEPS} steps of the net {fixture.name!r} on "
+            f"{num_ranks} ranks"
+        )
+        _grade_trap(sheet, finish, fixture, num_ranks)
+        sheet.stop_if_wrong()
+
+
+def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) -> None:
+    sentence = {"unused": UNUSED, "uneven": UNUSED}.get(fixture.name, TRAPS)
+    make = MakeReducer(reference_hooks, finish, 300)
+    try:
+        trained = fixtures.train(fixture, make, world_size=num_ranks)
+    except (DeadlockError, MismatchError) as error:
+        hint = "which ranks launch the buckets that are not full after the backward?"
+        sheet.verify(sentence, [Violation("order", str(error), hint=hint)])
+        return
+    wrong = _wrong_values(trained, fixture, num_ranks)
+    sheet.verify(sentence, [_in_net(violation, fixture) for violation in wrong])
+    warnings = trained.run.warnings
+    sheet.verify(WAITED, laws.no_findings_law(warnings, kinds=("unwaited",)))
+    sheet.verify(SAFE, laws.no_findings_law(warnings, kinds=("hazard", "unmatched")))
+
+
+def _in_net(violation: Violation, fixture: Fixture) -> Violation:
+    return replace(violation, message=f"net {fixture.name!r}: {violation.message}")
+
+
+class _MixedDtypes(torch.nn.Module):
+    """float32 and float64 in turn: no rounding that hides a wrong value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(8, 8, dtype=dtype)
+            for dtype in (torch.float32, torch.float64, torch.float32)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x.to(layer.weight.dtype)))
+        return x.square().mean()
+
+
+def traps() -> list[Fixture]:
+    """The adversarial fixtures as this lab uses them."""
+    return [
+        _same_weights(
+            replace(fixture, make_model=_MixedDtypes)
+            if fixture.name == "mixed_dtypes"
+            else fixture
+        )
+        for fixture in fixtures.adversarial_fixtures()
+    ]
+
+
+def _same_weights(fixture: Fixture) -> Fixture:
+    """Ranks start equal: the broadcast at the start is not this lab's task."""
+    return replace(fixture, same_seed=True)
+
+
+def _matching_finish(clean: Fixture, install_hooks: Hooks) -> Finish:
+    """Our finish for these hooks: without a division if they ask for the mean."""
+    undivided = partial(reference_finish, divide=False)
+    make = MakeReducer(install_hooks, undivided, clean_cap_bytes())
+    trained = fixtures.train(clean, make, steps=1)
+    gradients, _ = fixtures.oracle(clean, steps=1)
+    is_mean = not laws.values_law(trained.gradients[0], gradients[0])
+    return undivided if is_mean else reference_finish
+
+
+def _wrong_values(
+    trained: Trained, fixture: Fixture, num_ranks: int
+) -> list[Violation]:
+    """Violations against one process on the concatenated batch, first step first."""
+    gradients, _ = fixtures.oracle(fixture, steps=STEPS, world_size=num_ranks)
+    found = []
+    for step in range(1, STEPS + 1):
+        right = {n: _as_float32(g) for n, g in gradients[step - 1].items()}
+        seen = [_without_zeros(rank, right) for rank in trained.gradients[step - 1]]
+        found += laws.values_law(seen, right, step=step)
+    return found
+
+
+def _without_zeros(
+    seen: Mapping[str, torch.Tensor | None], right: Mapping[str, torch.Tensor | None]
+) -> dict[str, torch.Tensor | None]:
+    """Zeros are None where no rank used the parameter: the task leaves it open."""
+    return {
+        name: None
+        if right.get(name) is None and grad is not None and not bool(grad.any())
+        else _as_float32(grad)
+        for name, grad in seen.items()
+    }
+
+
+def _as_float32(grad: torch.Tensor | None) -> torch.Tensor | None:
+    """float64 gradients of nets that compute in float32 as well are no better."""
+    return grad.float() if grad is not None and grad.dtype == torch.float64 else grad
+
+
+@lru_cache(maxsize=1)
+def _clean_params() -> dict[str, int]:
+    model = fixtures.clean_fixture().build(0)
+    return {n: p.numel() * p.element_size() for n, p in model.named_parameters()}
+
+
+def clean_cap_bytes() -> int:
+    """A cap that cuts the clean fixture into `NUM_BUCKETS` buckets."""
+    return sum(_clean_params().values()) // NUM_BUCKETS
+
+
+def clean_buckets() -> Sequence[Sequence[str]]:
+    """The names in each bucket of the clean fixture, as the reference plans them."""
+    names = list(_clean_params())
+    params = list(fixtures.clean_fixture().build(0).parameters())
+    plan = plan_buckets(params, clean_cap_bytes())
+    return [[names[position] for position in bucket] for bucket in plan]
+
+
+@lru_cache(maxsize=1)
+def _reference() -> Trained:
+    make = MakeReducer(reference_hooks, reference_finish, clean_cap_bytes())
+    return fixtures.train(_same_weights(fixtures.clean_fixture()), make)
