@@ -3,6 +3,7 @@
 from overlaplab.program.build import ProgramBuilder
 from overlaplab.program.deadlock import find_deadlock
 from overlaplab.program.findings import find_findings
+from overlaplab.program.gradients import buckets_of_cap, gradient_parts
 from overlaplab.program.record import (
     Access,
     Collective,
@@ -15,6 +16,7 @@ from overlaplab.program.record import (
     TensorName,
     WorkWait,
 )
+from overlaplab.program.replay import rebucket, replay
 from overlaplab.program.resolve import resolve
 
 __all__ = [
@@ -29,7 +31,11 @@ __all__ = [
     "StorageLife",
     "TensorName",
     "WorkWait",
+    "buckets_of_cap",
     "find_deadlock",
     "find_findings",
+    "gradient_parts",
+    "rebucket",
+    "replay",
     "resolve",
 ]

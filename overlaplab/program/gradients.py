@@ -1,0 +1,217 @@
+"""Which collectives of a program reduce gradients, and in which buckets they could go.
+
+A gradient has a *position*: its place among the parts of a step's gradient all-reduces,
+in the order in which rank 0 launched them, from 0 in each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from overlaplab.errors import ProgramError
+from overlaplab.program.record import Access, Op, Part, Program
+
+Buckets = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One tensor of one gradient all-reduce.
+
+    Args:
+        part: its size, dtype and readiness.
+        old: the all-reduce that carried it.
+        launch: position in its rank's program, in front of which the call was made (or
+            could have been, where it travelled with gradients that came later).
+        reads, writes: its bytes, as far as they are known apart from the others'.
+    """
+
+    part: Part
+    old: Op
+    launch: int
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+
+
+@dataclass(slots=True)
+class Step:
+    """The gradient all-reduces of one step on one rank.
+
+    Args:
+        old: the collectives.
+        members: gradients, by position.
+        riders: what travels with them and is no gradient (a reducer's flags).
+    """
+
+    old: list[Op] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
+    riders: list[Member] = field(default_factory=list)
+
+
+def is_gradient_all_reduce(op: Op) -> bool:
+    """The default rule: an asynchronous all_reduce that says what its parts are."""
+    c = op.collective
+    return (
+        c is not None and c.operation == "all_reduce" and c.async_op and bool(c.parts)
+    )
+
+
+def gradient_parts(
+    program: Program, *, is_gradient: Callable[[Op], bool] | None = None
+) -> tuple[tuple[Part, ...], ...]:
+    """The gradients of each step of rank 0, by position: what buckets are made of."""
+    steps = gradient_steps(program, 0, is_gradient or is_gradient_all_reduce)
+    return tuple(tuple(member.part for member in step.members) for step in steps)
+
+
+def buckets_of_cap(
+    parts: Sequence[Part], cap_bytes: int
+) -> tuple[tuple[int, ...], ...]:
+    """Buckets of at most `cap_bytes`, greedily, in order of position.
+
+    One bucket is open a dtype; it is closed before it would pass the cap, so a gradient
+    larger than the cap travels alone. Buckets are ordered by their last position.
+
+    Raises:
+        ValueError: the cap is not a positive number of bytes.
+    """
+    if isinstance(cap_bytes, bool) or cap_bytes <= 0:
+        raise ValueError(f"bucket cap is {cap_bytes} bytes; expected at least 1")
+    closed: list[list[int]] = []
+    opened: dict[str, list[int]] = {}
+    filled: dict[str, int] = {}
+    for position, part in enumerate(parts):
+        bucket = opened.get(part.dtype)
+        if bucket is None or filled[part.dtype] + part.bytes > cap_bytes:
+            bucket = opened[part.dtype] = []
+            closed.append(bucket)
+            filled[part.dtype] = 0
+        bucket.append(position)
+        filled[part.dtype] += part.bytes
+    return tuple(sorted(map(tuple, closed), key=lambda bucket: bucket[-1]))
+
+
+def check_buckets(parts: Sequence[Part], buckets: Buckets, step: int) -> None:
+    """Refuse buckets that are no plan for `parts`.
+
+    Raises:
+        ValueError: a position is missing, twice, or not there; a bucket is empty or
+            mixes dtypes.
+    """
+    seen: set[int] = set()
+    for index, bucket in enumerate(buckets):
+        if not bucket:
+            raise ValueError(f"bucket {index} is empty; leave it out")
+        for position in bucket:
+            if not 0 <= position < len(parts):
+                raise ValueError(
+                    f"bucket {index} has position {position}; step {step} has "
+                    f"{len(parts)} gradients, positions 0 to {len(parts) - 1}"
+                )
+            if position in seen:
+                raise ValueError(f"position {position} is in the buckets twice")
+            seen.add(position)
+        dtypes = {parts[position].dtype for position in bucket}
+        if len(dtypes) > 1:
+            raise ValueError(
+                f"bucket {index} mixes {', '.join(sorted(dtypes))}; a collective has "
+                "one dtype, so give each its own bucket"
+            )
+    missing = sorted(set(range(len(parts))) - seen)
+    if missing:
+        raise ValueError(
+            f"no bucket has position {missing[0]} ({len(missing)} missing of the "
+            f"{len(parts)} gradients of step {step})"
+        )
+
+
+def gradient_steps(
+    program: Program, rank: int, is_gradient: Callable[[Op], bool]
+) -> list[Step]:
+    """The gradient all-reduces of `rank`, step by step.
+
+    A new step begins with the first all-reduce whose "step" attribute differs, or
+    which carries a gradient of a name that the step had already; where gradients have
+    no names, after all earlier ones have been waited for.
+
+    Raises:
+        ProgramError: there are none.
+    """
+    waited = {w.op: w.before for w in program.waits if w.rank == rank}
+    steps: list[Step] = []
+    names: set[str] = set()
+    seen_waiting = -1  # the last gradient all-reduce that an operator waited for
+    gradients: set[int] = set()
+    for op in program.ranks[rank]:
+        if not is_gradient(op):
+            seen_waiting = max(
+                (a for a in op.after if a in gradients), default=seen_waiting
+            )
+            continue
+        gradients.add(op.index)
+        members = _members(op)
+        own = {m.part.name for m in members if m.part.name}
+        if not steps or _begins(steps[-1], op, own, names, waited, seen_waiting):
+            steps.append(Step())
+            names = set()
+        names |= own
+        steps[-1].old.append(op)
+        # In a reducer that names its gradients, what has no name is no gradient.
+        steps[-1].members += [m for m in members if m.part.name or not own]
+        steps[-1].riders += [m for m in members if own and not m.part.name]
+    if not steps:
+        raise ProgramError(
+            f"rank {rank} launches no asynchronous all_reduce, so there are no "
+            "gradients to put into other buckets. Record a step with HookReducer or "
+            "BucketedReducer, or pass is_gradient="
+        )
+    return steps
+
+
+def _begins(
+    step: Step,
+    op: Op,
+    own: set[str],
+    names: set[str],
+    waited: dict[int, int],
+    seen_waiting: int,
+) -> bool:
+    last = step.old[-1]
+    if "step" in op.attributes or "step" in last.attributes:
+        return op.attributes.get("step") != last.attributes.get("step")
+    if own and names:
+        return bool(own & names)
+    return seen_waiting >= last.index or all(
+        waited.get(old.index, op.index + 1) <= op.index for old in step.old
+    )
+
+
+def _members(op: Op) -> list[Member]:
+    collective = op.collective
+    assert collective is not None
+    parts = collective.parts
+    last = max(_ready(part) for part in parts)
+    found = []
+    for place, part in enumerate(parts):
+        # The one that came last is why the call was made here; the others could have
+        # left as soon as they were written.
+        launch = op.index if _ready(part) == last else _ready(part) + 1
+        found.append(
+            Member(
+                part,
+                op,
+                launch,
+                op.reads[place : place + 1]
+                if len(op.reads) == len(parts)
+                else op.reads,
+                op.writes[place : place + 1]
+                if len(op.writes) == len(parts)
+                else op.writes,
+            )
+        )
+    return found
+
+
+def _ready(part: Part) -> int:
+    return -1 if part.ready is None else part.ready
