@@ -4,6 +4,12 @@ from overlaplab.program.build import ProgramBuilder
 from overlaplab.program.deadlock import find_deadlock
 from overlaplab.program.findings import find_findings
 from overlaplab.program.gradients import buckets_of_cap, gradient_parts
+from overlaplab.program.memory import (
+    end_bytes,
+    held_at_peak,
+    live_bytes,
+    peak_bytes,
+)
 from overlaplab.program.record import (
     Access,
     Collective,
@@ -32,9 +38,13 @@ __all__ = [
     "TensorName",
     "WorkWait",
     "buckets_of_cap",
+    "end_bytes",
     "find_deadlock",
     "find_findings",
     "gradient_parts",
+    "held_at_peak",
+    "live_bytes",
+    "peak_bytes",
     "rebucket",
     "replay",
     "resolve",
