@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -84,6 +84,7 @@ class Reducer:
     """
 
     plan: BucketPlan
+    alive: ClassVar[WeakSet[Reducer]] = WeakSet()  # for those who capture a step
 
     def __init__(
         self,
@@ -120,6 +121,17 @@ class Reducer:
         self._launched: list[Launched] = []
         self._replan()
         self._before = model.register_forward_pre_hook(self._before_forward)
+        Reducer.alive.add(self)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that `wait` has finished."""
+        return self._step
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The model's parameters, frozen ones included."""
+        return self._parameters.slots
 
     def wait(self) -> None:
         """Put the averaged gradients into `.grad`, safe to use on this stream.
@@ -147,12 +159,17 @@ class Reducer:
         with torch.no_grad():
             for launched in self._launched:
                 self._finish_on(launched, key)
-        self._close_step()
+        self.abandon_step()
         self._before.remove()
+        Reducer.alive.discard(self)
         for slot in self._parameters.slots:
             if slot.handle is not None:
                 slot.handle.remove()
                 slot.handle = None
+
+    def abandon_step(self) -> None:
+        """Forget a step that did not end, after an error in it; waits for nothing."""
+        self._close_step()
 
     # What a technique decides.
 

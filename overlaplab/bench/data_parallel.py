@@ -1,0 +1,322 @@
+"""Data-parallel steps, ours beside PyTorch's own, measured in one run.
+
+For each model and batch: sweep the settings of DDP, of our reducer and of its captured
+step; then time the best of each beside the baselines, in turn, and compare every
+variant's gradients with a plain all-reduce before any time is believed.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from overlaplab import streams
+from overlaplab.bench import variants
+from overlaplab.bench.kernels import profile_step
+from overlaplab.bench.timing import Samples, time_in_turn
+from overlaplab.bench.variants import Variant
+from overlaplab.errors import CaptureError
+from overlaplab.models import Transformer, TransformerConfig
+
+MODELS: dict[str, TransformerConfig] = {
+    "tiny": TransformerConfig(),
+    "gpt-162m": TransformerConfig(
+        num_layers=12, d_model=768, num_heads=12, vocab_size=50304
+    ),
+    "gpt-738m": TransformerConfig(
+        num_layers=12, d_model=2048, num_heads=16, vocab_size=32768
+    ),
+    "gpt-1.4b": TransformerConfig(
+        num_layers=24, d_model=2048, num_heads=16, vocab_size=50304
+    ),
+}
+CASES = {"gpt-738m": (1, 2, 8), "gpt-162m": (2, 8), "gpt-1.4b": (1, 2)}
+PROFILED = (
+    "compute",
+    "ddp best",
+    "ours best",
+    "ddp captured",
+    "ours captured",
+)
+TRACED = ("ddp best", "ours best")
+NORM_RTOL = 2e-3  # bfloat16 averages differ in their last bit by the order of sums
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much to measure.
+
+    Args:
+        caps_mib: bucket sizes that the sweeps try for DDP.
+        our_caps_mib: and for ours.
+        captured_caps_mib: and for our captured step.
+        warmup: steps before a variant is timed.
+        sweep_rounds, final_rounds: blocks a variant.
+        steps_a_round: steps a block.
+        tokens: sequence length.
+    """
+
+    caps_mib: tuple[float, ...] = (25, 50, 100, 200)
+    our_caps_mib: tuple[float, ...] = (25, 50, 100, 200, 400)
+    captured_caps_mib: tuple[float, ...] = (50, 100, 400)
+    warmup: int = 6
+    sweep_rounds: int = 2
+    final_rounds: int = 8
+    steps_a_round: int = 5
+    tokens: int = 1024
+
+
+QUICK = Plan(
+    caps_mib=(25, 100),
+    our_caps_mib=(25, 100),
+    captured_caps_mib=(100,),
+    sweep_rounds=1,
+    final_rounds=3,
+    steps_a_round=3,
+)
+
+
+Maker = Callable[[], Variant]
+Swept = list[tuple[Maker, str, Samples]]
+
+
+def measure_case(
+    name: str, batch_size: int, plan: Plan, traces: Path | None = None
+) -> dict[str, Any]:
+    """All variants of one model and batch size. Collective; rank 0's result counts."""
+    device = streams.device()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with torch.device(device):  # on one CPU thread this would take many seconds
+        torch.manual_seed(0)
+        model = Transformer(MODELS[name]).to(dtype)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    say(f"\n{name}: {num_parameters / 1e6:.1f} M parameters, batch {batch_size}")
+    batch = _batch(MODELS[name], batch_size, plan.tokens, device)
+    case = _Case(model, batch, plan)
+    head = {
+        "model": name,
+        "num_parameters": num_parameters,
+        "dtype": str(dtype).removeprefix("torch."),
+        "batch": batch_size,
+        "tokens": plan.tokens,
+    }
+    result = head | case.run(traces and traces / f"{name}-b{batch_size}")
+    del case, model
+    release_memory()
+    return result
+
+
+class _Case:
+    """One model and batch: what is swept, timed and profiled."""
+
+    def __init__(self, model: nn.Module, batch: tuple[Tensor, ...], plan: Plan) -> None:
+        self.model, self.batch, self.plan = model, batch, plan
+        self.not_measured: dict[str, str] = {}
+        self.norm = self._reference_norm()
+
+    def run(self, traces: Path | None) -> dict[str, Any]:
+        swept = {
+            "ours": self._sweep(self._ours(cap) for cap in self.plan.our_caps_mib),
+            "ddp": self._sweep(self._ddp()),
+            "ours captured": self._sweep(
+                self._captured(self._ours(cap)) for cap in self.plan.captured_caps_mib
+            ),
+            "ddp captured": self._sweep(
+                self._captured(self._ddp_views(cap), variants.DDP_GRAPH_WARMUP)
+                for cap in self.plan.captured_caps_mib
+            ),
+        }
+        finals = self._build_finals(swept)
+        steps: dict[str, Callable[[], object]] = {k: v.step for k, v in finals.items()}
+        steps["all-reduce alone"] = variants.all_reduce_alone(self.model)
+        steps["all-reduce alone"]()
+        times = time_in_turn(
+            steps,
+            num_rounds=self.plan.final_rounds,
+            steps_a_round=self.plan.steps_a_round,
+        )
+        base = times["ddp best"].median_ns
+        ratios = {k: round(t.median_ns / base, 4) for k, t in times.items()}
+        for kind, samples in times.items():
+            name = finals[kind].name if kind in finals else ""
+            say(
+                f"  {kind:<18}{samples.median_ns / 1e6:9.3f} ms  "
+                f"{ratios[kind]:.3f}  {name}"
+            )
+        kernels = {k: self._profile(k, v, traces) for k, v in finals.items()}
+        for variant in finals.values():
+            variant.close()
+        bound = max(times["compute"].median_ns, times["all-reduce alone"].median_ns)
+        return {
+            "variants": {
+                kind: (
+                    {"name": finals[kind].name, "settings": finals[kind].settings}
+                    if kind in finals
+                    else {}
+                )
+                | samples.to_json()
+                for kind, samples in times.items()
+            },
+            "ratio_to_ddp_best": ratios,
+            "bound_ms": round(bound / 1e6, 4),
+            "sweeps_median_ms": {
+                kind: {name: round(t.median_ns / 1e6, 4) for _, name, t in found}
+                for kind, found in swept.items()
+            },
+            "not_measured": self.not_measured,
+            "gradient_norm": self.norm,
+            "kernels": {k: found for k, found in kernels.items() if found},
+        }
+
+    # What is tried.
+
+    def _ours(self, cap_mib: float) -> Maker:
+        return lambda: variants.bucketed(self.model, self.batch, cap_mib)
+
+    def _ddp_views(self, cap_mib: float) -> Maker:
+        return lambda: variants.ddp(
+            self.model, self.batch, bucket_cap_mb=cap_mib, views=True
+        )
+
+    def _ddp(self) -> Iterator[Maker]:
+        modes: tuple[dict[str, bool], ...] = (
+            {},
+            {"views": True},
+            {"views": True, "zero": True},
+        )
+        for cap, static, mode in itertools.product(
+            self.plan.caps_mib, (False, True), modes
+        ):
+            yield functools.partial(
+                variants.ddp,
+                self.model,
+                self.batch,
+                bucket_cap_mb=cap,
+                static_graph=static,
+                **mode,
+            )
+
+    def _captured(self, make: Maker, num_warmup: int = 3) -> Maker:
+        return lambda: variants.captured(make, num_warmup=num_warmup)
+
+    def _sweep(self, makers: Iterable[Maker]) -> Swept:
+        """Each alone, one after the other; the best is timed again beside the rest."""
+        found: Swept = []
+        for make in makers:
+            variant = self._build(make)
+            if variant is None:
+                continue
+            times = time_in_turn(
+                {variant.name: variant.step},
+                num_rounds=self.plan.sweep_rounds,
+                steps_a_round=self.plan.steps_a_round,
+            )[variant.name]
+            found.append((make, variant.name, times))
+            say(f"    {variant.name:<34}{times.median_ns / 1e6:9.3f} ms")
+            variant.close()
+            del variant
+            release_memory()
+        return found
+
+    def _build_finals(self, swept: Mapping[str, Swept]) -> dict[str, Variant]:
+        model, batch = self.model, self.batch
+        compute: Maker = functools.partial(variants.compute, model, batch)
+        makers: dict[str, Maker] = {
+            "compute": compute,
+            "compute captured": self._captured(compute),
+            "serial": functools.partial(variants.serial, model, batch),
+            "per parameter": functools.partial(variants.hooks, model, batch),
+            "ddp default": functools.partial(variants.ddp, model, batch),
+            "ours default": self._ours(25),
+        }
+        for kind, found in swept.items():
+            if found:
+                best = min(found, key=lambda row: row[2].median_ns)[0]
+                makers[kind if "captured" in kind else f"{kind} best"] = best
+        built = {kind: self._build(make) for kind, make in makers.items()}
+        return {kind: variant for kind, variant in built.items() if variant}
+
+    def _build(self, make: Maker) -> Variant | None:
+        """Build, warm up and check; None, with the reason kept, if it is refused."""
+        try:
+            variant = make()
+        except CaptureError as error:
+            self.not_measured[f"captured #{len(self.not_measured)}"] = str(error)
+            say(f"    refused: {str(error)[:100]}")
+            return None
+        for _ in range(self.plan.warmup):
+            variant.step()
+        if variant.averages:
+            self._check_gradients(variant)
+        return variant
+
+    # Right first.
+
+    def _reference_norm(self) -> float:
+        variant = variants.compute(self.model, self.batch)
+        variant.step()
+        for parameter in variant.model.parameters():
+            assert parameter.grad is not None
+            total = parameter.grad.float()
+            dist.all_reduce(total)
+            parameter.grad.copy_(total / dist.get_world_size())
+        return variants.gradient_norm(variant.model)
+
+    def _check_gradients(self, variant: Variant) -> None:
+        norm = variants.gradient_norm(variant.model)
+        both = torch.tensor([norm, -norm], dtype=torch.float64, device=streams.device())
+        dist.all_reduce(both, dist.ReduceOp.MAX)
+        if both[0].item() != -both[1].item():
+            raise AssertionError(
+                f"{variant.name}: ranks have different gradients (norms from "
+                f"{-both[1].item()!r} to {both[0].item()!r})"
+            )
+        if not math.isclose(norm, self.norm, rel_tol=NORM_RTOL):
+            raise AssertionError(
+                f"{variant.name}: gradient norm {norm!r}, a plain all-reduce gives "
+                f"{self.norm!r}"
+            )
+
+    def _profile(
+        self, kind: str, variant: Variant, traces: Path | None
+    ) -> dict[str, Any]:
+        if kind not in PROFILED or streams.device().type != "cuda":
+            return {}
+        path = None
+        if traces is not None and dist.get_rank() == 0 and kind in TRACED:
+            traces.parent.mkdir(parents=True, exist_ok=True)
+            path = f"{traces}-{kind.replace(' ', '-')}.json.gz"
+        return profile_step(variant.step, path)
+
+
+def say(text: str) -> None:
+    """Progress, from rank 0 only."""
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def release_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _batch(
+    config: TransformerConfig, size: int, tokens: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Random tokens, other ones on every rank."""
+    generator = torch.Generator(device).manual_seed(1 + dist.get_rank())
+    text = torch.randint(
+        config.vocab_size, (size, tokens + 1), generator=generator, device=device
+    )
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()

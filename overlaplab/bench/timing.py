@@ -1,0 +1,96 @@
+"""Step times of several variants, taken in turn so that all see the same machine.
+
+A block runs a few steps back to back, as training does: the CPU may run ahead of the
+GPU within it. Its first step is thrown away. Blocks of all variants take turns,
+several rounds, so that clocks, temperature and neighbours disturb all alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from overlaplab import streams
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Times of one variant, each the slowest rank's.
+
+    Args:
+        step_ns: one a step, in the order in which they were taken.
+    """
+
+    step_ns: tuple[int, ...]
+
+    @property
+    def median_ns(self) -> int:
+        return int(statistics.median(self.step_ns))
+
+    def quantile_ns(self, tenths: int) -> int:
+        """The value below which `tenths` tenths of the samples lie."""
+        ordered = sorted(self.step_ns)
+        return ordered[min(len(ordered) - 1, tenths * len(ordered) // 10)]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "median_ms": round(self.median_ns / 1e6, 4),
+            "p10_ms": round(self.quantile_ns(1) / 1e6, 4),
+            "p90_ms": round(self.quantile_ns(9) / 1e6, 4),
+            "samples_ms": [round(ns / 1e6, 4) for ns in self.step_ns],
+        }
+
+
+def run_block(step: Step, num_steps: int) -> list[int]:
+    """This rank's times of `num_steps` steps, after one that is not counted."""
+    if streams.device().type != "cuda":
+        times = []
+        for _ in range(num_steps + 1):
+            start = time.perf_counter_ns()
+            step()
+            times.append(time.perf_counter_ns() - start)
+        return times[1:]
+    step()
+    marks = [streams.Event(enable_timing=True) for _ in range(num_steps + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    streams.synchronize()
+    return [round(a.elapsed_time(b) * 1e6) for a, b in itertools.pairwise(marks)]
+
+
+def time_in_turn(
+    steps: Mapping[str, Step], *, num_rounds: int, steps_a_round: int
+) -> dict[str, Samples]:
+    """Time every step function in `num_rounds` rounds. Collective.
+
+    Args:
+        steps: warmed up; the same names in the same order on all ranks.
+        num_rounds: blocks a variant.
+        steps_a_round: counted steps a block.
+
+    Returns:
+        For each name its samples: at every step the slowest rank's time.
+    """
+    mine: dict[str, list[int]] = {name: [] for name in steps}
+    for _ in range(num_rounds):
+        for name, step in steps.items():
+            dist.barrier()
+            mine[name] += run_block(step, steps_a_round)
+    return {name: slowest(times) for name, times in mine.items()}
+
+
+def slowest(times_ns: list[int]) -> Samples:
+    """Element-wise maximum over ranks."""
+    tensor = torch.tensor(times_ns, dtype=torch.int64, device=streams.device())
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return Samples(tuple(tensor.tolist()))

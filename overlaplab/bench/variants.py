@@ -1,0 +1,211 @@
+"""The ways to train one step data-parallel that the benchmark compares.
+
+Each variant has a model object of its own whose parameters share one memory: hooks do
+not mix, and a sweep of thirty variants needs no thirty models. A step is forward,
+backward and the averaging of gradients; there is no optimizer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from overlaplab import streams
+from overlaplab.data_parallel import (
+    BucketedReducer,
+    HookReducer,
+    Reducer,
+    SerialReducer,
+)
+from overlaplab.errors import CaptureError
+from overlaplab.profiling.capture import capture_step
+
+DDP_GRAPH_WARMUP = 11  # "at least 11 DDP-enabled eager iterations" (PyTorch's notes)
+
+
+@dataclass
+class Variant:
+    """One way to run a step.
+
+    Args:
+        name: in tables and results.
+        settings: what it was built with.
+        step: runs one step.
+        model: whose `.grad` the step fills.
+        averages: whether gradients are the mean over ranks afterwards.
+        close: gives its memory and hooks back.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    step: Callable[[], object]
+    model: nn.Module
+    averages: bool = True
+    close: Callable[[], None] = field(default=lambda: None)
+
+
+def share_parameters(model: nn.Module) -> nn.Module:
+    """A copy of `model` with parameter objects of its own in the same memory."""
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad)
+        for p in model.parameters()
+    }
+    memo |= {id(b): b for b in model.buffers()}
+    twin: nn.Module = copy.deepcopy(model, memo)
+    return twin
+
+
+def compute(model: nn.Module, batch: tuple[Tensor, ...]) -> Variant:
+    """Forward and backward alone."""
+    twin = share_parameters(model)
+
+    def step() -> None:
+        twin.zero_grad()
+        twin(*batch).backward()
+
+    return Variant("compute", {}, step, twin, averages=False)
+
+
+def reducer(
+    name: str,
+    make: Callable[[nn.Module], Reducer],
+    model: nn.Module,
+    batch: tuple[Tensor, ...],
+    **settings: Any,
+) -> Variant:
+    """A step with one of our reducers."""
+    twin = share_parameters(model)
+    ours = make(twin)
+
+    def step() -> None:
+        twin.zero_grad()
+        twin(*batch).backward()
+        ours.wait()
+
+    return Variant(name, settings, step, twin, close=ours.remove)
+
+
+def bucketed(model: nn.Module, batch: tuple[Tensor, ...], bucket_mib: float) -> Variant:
+    return reducer(
+        f"ours {bucket_mib:g}",
+        lambda twin: BucketedReducer(twin, bucket_mib=bucket_mib),
+        model,
+        batch,
+        bucket_mib=bucket_mib,
+    )
+
+
+def hooks(model: nn.Module, batch: tuple[Tensor, ...]) -> Variant:
+    return reducer("per parameter", HookReducer, model, batch)
+
+
+def serial(model: nn.Module, batch: tuple[Tensor, ...]) -> Variant:
+    return reducer("serial", SerialReducer, model, batch)
+
+
+def ddp(
+    model: nn.Module,
+    batch: tuple[Tensor, ...],
+    *,
+    bucket_cap_mb: float | None = None,
+    views: bool = False,
+    static_graph: bool = False,
+    zero: bool = False,
+) -> Variant:
+    """PyTorch's DistributedDataParallel.
+
+    With `views` the gradients live in its buckets; `zero` then clears them in place
+    (no copy into the bucket, one addition a gradient) instead of dropping them.
+    """
+    twin = share_parameters(model)
+    on_cuda = next(twin.parameters()).is_cuda
+    wrapped = DistributedDataParallel(
+        twin,
+        device_ids=[streams.device().index] if on_cuda else None,
+        bucket_cap_mb=bucket_cap_mb,
+        gradient_as_bucket_view=views,
+        static_graph=static_graph,
+    )
+
+    def step() -> None:
+        twin.zero_grad(set_to_none=not zero)
+        wrapped(*batch).backward()
+
+    settings = {
+        "bucket_cap_mb": bucket_cap_mb,
+        "gradient_as_bucket_view": views,
+        "static_graph": static_graph,
+        "set_to_none": not zero,
+    }
+    parts = [f"ddp {bucket_cap_mb:g}" if bucket_cap_mb else "ddp default"]
+    parts += [
+        word
+        for word, on in (("views", views), ("static", static_graph), ("zero", zero))
+        if on
+    ]
+    return Variant(" ".join(parts), settings, step, twin)
+
+
+def captured(make: Callable[[], Variant], *, num_warmup: int = 3) -> Variant:
+    """The step of another variant as one CUDA graph.
+
+    Raises:
+        CaptureError: it cannot be.
+    """
+    side = streams.Stream() if streams.device().type == "cuda" else None
+    if side is None:
+        raise CaptureError("a CUDA graph needs CUDA")
+    side.wait_stream(streams.current_stream())
+    with streams.stream(side):  # DDP must be built off the default stream
+        variant = make()
+    streams.current_stream().wait_stream(side)
+    step = capture_step(variant.step, num_warmup=num_warmup)
+    while not step.captured:
+        step()
+
+    def close() -> None:
+        step.release()
+        variant.close()
+
+    return Variant(
+        f"{variant.name} captured",
+        variant.settings,
+        step,
+        variant.model,
+        variant.averages,
+        close,
+    )
+
+
+def all_reduce_alone(model: nn.Module) -> Callable[[], None]:
+    """One coalesced all-reduce of as many bytes as the gradients."""
+    grads = [torch.zeros_like(p) for p in model.parameters() if p.requires_grad]
+    on_cuda = grads[0].is_cuda
+    op = dist.ReduceOp.AVG if on_cuda else dist.ReduceOp.SUM
+    options = dist.AllreduceCoalescedOptions()
+    options.reduceOp = dist.ReduceOp(op)
+    options.asyncOp = True
+    group = dist.group.WORLD
+    assert group is not None
+
+    def step() -> None:
+        group.allreduce_coalesced(grads, options).wait()
+
+    return step
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """Root of the sum of squares of all gradients, summed in float64."""
+    squares = [
+        p.grad.float().square().sum(dtype=torch.float64)
+        for p in model.parameters()
+        if p.grad is not None
+    ]
+    return float(torch.stack(squares).sum().sqrt())
