@@ -49,23 +49,23 @@ class Ink:
 
 
 INKS: Mapping[str, Ink] = {
-    "compute": Ink("#0072B2", "#FFFFFF", "compute", text="#FFFFFF"),
-    "forward": Ink("#56B4E9", "#FFFFFF", "compute, forward"),
+    "compute": Ink("#0072B2", "#5BA6D0", "compute", text="#FFFFFF"),
+    "forward": Ink("#56B4E9", "#A6D8F5", "compute, forward"),
     "wire": Ink("#E69F00", "#7A4F00", "communication: wire", hatch="///"),
     "latency": Ink("#F0E442", "#7A4F00", "communication: latency", hatch="..."),
     "waiting": Ink("#FFFFFF", "#E69F00", "communication: waits for peers"),
-    "memcpy": Ink("#009E73", "#FFFFFF", "copy", text="#FFFFFF"),
-    "memset": Ink("#66C4A8", "#FFFFFF", "memset"),
-    "launch": Ink("#7F7F7F", "#FFFFFF", "CPU launches", text="#FFFFFF"),
-    "host": Ink("#4D4D4D", "#FFFFFF", "CPU computes", text="#FFFFFF"),
+    "memcpy": Ink("#009E73", "#66C5AB", "copy", text="#FFFFFF"),
+    "memset": Ink("#66C4A8", "#B5E3D6", "memset"),
+    "launch": Ink("#7F7F7F", "#B3B3B3", "CPU launches", text="#FFFFFF"),
+    "host": Ink("#4D4D4D", "#949494", "CPU computes", text="#FFFFFF"),
     "wait": Ink("#DCDCDC", "#FFFFFF", "CPU waits"),
 }
 
 SHARE_INKS: Mapping[Share, Ink] = {
-    "compute": Ink("#0072B2", "#FFFFFF", "compute", text="#FFFFFF"),
+    "compute": Ink("#0072B2", "#5BA6D0", "compute", text="#FFFFFF"),
     "wire": Ink("#E69F00", "#7A4F00", "wire", hatch="///"),
     "latency": Ink("#F0E442", "#7A4F00", "latency", hatch="..."),
-    "launch": Ink("#7F7F7F", "#FFFFFF", "launch", text="#FFFFFF"),
+    "launch": Ink("#7F7F7F", "#B3B3B3", "launch", text="#FFFFFF"),
     "idle": Ink("#FFFFFF", "#7F7F7F", "idle"),
 }
 

@@ -291,7 +291,7 @@ class Panel:
                 f"{len(timeline.spans)} spans"
             )
         self.critical_path = critical_path
-        self.scale, self.unit = time_unit(self.end_ns - self.start_ns)
+        self.scale, self.unit = time_unit(self.end_ns - timeline.start_ns)
         self._place_rows(lanes, ranks)
         # A title that would run into the numbers gets lines of its own above them.
         self.title_lines = textwrap.wrap(self._heading(), 110) or [""]
@@ -308,7 +308,7 @@ class Panel:
             self.by_rank.setdefault(span.rank, []).append(span)
         present = sorted(self.by_rank)
         drawn = [r for r in present if ranks is None or r in ranks][:MAX_RANKS]
-        self.num_left_out = len(present) - len(drawn)
+        self.num_drawn = len(drawn)
         y = 0.0
         for rank in drawn:
             shown = [
@@ -358,14 +358,15 @@ class Panel:
         return used
 
     def _x(self, time_ns: float) -> float:
-        return (time_ns - self.start_ns) / self.scale
+        """In the axis' unit, since the timeline's first start."""
+        return (time_ns - self.timeline.start_ns) / self.scale
 
     def _box(self, start_ns: float, end_ns: float, y: float) -> Box:
         return self._x(start_ns), self._x(end_ns), y + _BAR[0], y + _BAR[1]
 
     def _frame(self, ax: Axes) -> None:
         ax.set_facecolor("white")
-        ax.set_xlim(0, self._x(self.end_ns))
+        ax.set_xlim(self._x(self.start_ns), self._x(self.end_ns))
         ax.set_ylim(self.num_rows, 0)
         ax.set_yticks([y + 0.5 for y in self.rows.values()])
         ax.set_yticklabels([self._label(*key) for key in self.rows])
@@ -386,8 +387,10 @@ class Panel:
         heading = self.title
         if self.timeline.represents > 1:
             heading += f"  (1 rank stands for {self.timeline.represents})"
-        if self.num_left_out:
-            heading += f"  ({self.num_left_out} more ranks not drawn)"
+        if self.num_drawn < len(self.by_rank):
+            drawn = sorted({rank for rank, _ in self.rows})
+            shown = f"rank {drawn[0]}" if len(drawn) == 1 else f"{len(drawn)} ranks"
+            heading += f"  ({shown} of {len(self.by_rank)})"
         return heading.strip()
 
     def _bands(self, ax: Axes) -> None:
@@ -408,23 +411,27 @@ class Panel:
                 by_ink.setdefault(piece.ink, []).append((piece, y))
         for name, placed in by_ink.items():
             ink = INKS[name]
-            for whole in (False, True):
+            # Between bars of a few pixels an outline would look like idle time.
+            for outlined in (False, True):
                 boxes = [
                     self._box(piece.start_ns, piece.end_ns, y)
                     for piece, y in placed
-                    if piece.whole == whole
+                    if (piece.whole and self._is_wide(piece)) == outlined
                 ]
-                # An outline eats half a pixel on each side: narrow bars get none.
                 _add_boxes(
                     ax,
                     boxes,
                     facecolor=ink.face,
                     edgecolor=ink.edge,
-                    linewidth=0.4 if whole else 0.0,
+                    linewidth=0.5 if outlined else 0.0,
                     hatch=ink.hatch or None,
-                    zorder=2 if whole else 1.9,
+                    zorder=2 if outlined else 1.9,
                 )
         return list(by_ink)
+
+    def _is_wide(self, piece: Piece) -> bool:
+        narrowest_px = 2 if INKS[piece.ink].hatch else 4
+        return piece.end_ns - piece.start_ns >= narrowest_px * self.ns_per_px
 
     def _exposed(self, ax: Axes) -> list[str]:
         boxes = []

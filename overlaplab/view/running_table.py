@@ -61,7 +61,7 @@ def table(timelines: Mapping[str, Timeline]) -> Table:
     """
     reports = [timeline.report() for timeline in timelines.values()]
     times_ns = [(r.step_ns, r.exposed_ns, r.hidden_ns, r.saved_ns) for r in reports]
-    scale, unit = time_unit(max((max(row) for row in times_ns), default=0))
+    scale, unit = time_unit(max((row[0] for row in times_ns), default=0))
     digits = decimals(time_ns / scale for row in times_ns for time_ns in row)
     rows = []
     for (name, timeline), row in zip(timelines.items(), times_ns, strict=True):

@@ -45,7 +45,7 @@ def test_lanes_and_ranks_can_be_chosen():
 def test_more_than_eight_ranks_are_not_drawn_and_the_title_says_so():
     figure = draw(step(ranks=10, layers=1), title="many")
     assert len(row_labels(figure)) == 8 * 3
-    assert "many  (2 more ranks not drawn)" in texts(figure)
+    assert "many  (8 ranks of 10)" in texts(figure)
 
 
 def test_a_representative_rank_says_for_how_many_it_stands():
@@ -95,7 +95,18 @@ def test_many_timelines_share_one_scale():
 
 def test_a_window_is_the_whole_width():
     figure = draw(step(), window=(1_000_000, 3_000_000))
-    assert figure.axes[0].get_xlim() == (0, 2.0)
+    assert figure.axes[0].get_xlim() == (1.0, 3.0)
+
+
+def test_times_count_from_the_first_start():
+    late = [Span(0, "default", "compute", "mm", 7_000_000, 9_000_000)]
+    figure = draw(Timeline.of(late))
+    assert figure.axes[0].get_xlim() == (0.0, 2.0)
+
+
+def test_one_rank_of_several_says_which():
+    figure = draw(step(ranks=4), ranks=[2], title="bucketed")
+    assert "bucketed  (rank 2 of 4)" in texts(figure)
 
 
 def test_highlighted_spans_are_framed_and_explained():
