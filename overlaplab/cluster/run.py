@@ -196,6 +196,11 @@ def _check(
         raise ValueError(
             f"timeout_s is a number of seconds; expected more than 0, got {timeout_s}"
         )
+    if os.environ.get("OVERLAPLAB_RANK"):
+        raise ValueError(
+            "run was called inside a rank of another run: a rank cannot have ranks of "
+            "its own; call torch.distributed directly"
+        )
     if cluster != "virtual":
         _check_processes(world_size, str(cluster), fake)
 
@@ -208,11 +213,6 @@ def _check_processes(world_size: int, cluster: str, fake: object) -> None:
         )
     if _started_by_torchrun():
         return
-    if os.environ.get("OVERLAPLAB_RANK"):
-        raise ValueError(
-            f"run(cluster={cluster!r}) inside a rank of another run: ranks cannot "
-            "start processes of their own"
-        )
     if world_size > _MAX_PROCESSES:
         raise ValueError(
             f"world_size={world_size} would start as many processes; at most "

@@ -163,10 +163,10 @@ def _cpu_spans(events: Events, rank: int) -> Iterator[Span]:
             yield Span(rank, CPU_LANE, "host", name, event.start_ns, event.end_ns)
         elif event.name.startswith(LAUNCH_RANGE):
             what = event.name.removeprefix(LAUNCH_RANGE)
-            operation, group, sequence, label = what.split("|", 3)
+            operation, group, sequence, size, label = what.split("|", 4)
             name = f"launch {operation}"
             yield Span(rank, CPU_LANE, "launch", name, event.start_ns, event.end_ns)
-            launches[operation].append((group, int(sequence), label))
+            launches[operation].append((group, int(sequence), int(size), label))
     # Gloo's threads take the works in the order of their launch.
     transfers = defaultdict(list)
     for event in events.of("user_annotation", "cpu_op"):
@@ -177,8 +177,9 @@ def _cpu_spans(events: Events, rank: int) -> Iterator[Span]:
         known = launches[operation]
         for i, event in enumerate(sorted(of_operation, key=lambda e: e.start_ns)):
             attributes, lane = _attributes(events, event.thread, event.start_ns), "comm"
+            num_bytes = _input_bytes(event.args)
             if len(known) == len(of_operation):
-                group, attributes["sequence"], label = known[i]
+                group, attributes["sequence"], num_bytes, label = known[i]
                 if label:
                     attributes["label"] = label
                 if group != "default":
@@ -190,7 +191,7 @@ def _cpu_spans(events: Events, rank: int) -> Iterator[Span]:
                 operation,
                 event.start_ns,
                 event.end_ns,
-                bytes=_input_bytes(event.args),
+                bytes=num_bytes,
                 attributes=attributes,
             )
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import orjson
 import torch
-from torch.profiler import ProfilerActivity
 
 from overlaplab.profiling.events import RUN_RANGE
 from overlaplab.profiling.kineto import spans_from_trace
@@ -47,11 +46,12 @@ def recording(
         align: called when the profiler runs, before the recording begins: the ranks
             meet here, so that they start together.
     """
-    activities = [ProfilerActivity.CPU]
-    if cuda:
-        activities.append(ProfilerActivity.CUDA)
     result = Recording()
-    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+    # torch.profiler.profile is a shell around this one, and imports the compiler
+    # (seconds) when it starts. Shapes give the size of NCCL's messages.
+    with torch.autograd.profiler.profile(
+        use_device="cuda" if cuda else None, record_shapes=cuda
+    ) as profiler:
         if align is not None:
             align()
         with torch.profiler.record_function(RUN_RANGE):

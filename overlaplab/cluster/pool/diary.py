@@ -78,6 +78,7 @@ class Launch:
         payload: "float32[4, 2]", the first tensor and how many more; "" without
             tensors. For point-to-point with the peer: "float32[4] with rank 1".
         label: innermost annotation.
+        bytes: the larger of all inputs and all outputs.
     """
 
     number: int
@@ -87,6 +88,7 @@ class Launch:
     operation: str
     payload: str
     label: str
+    bytes: int = 0
 
     def __str__(self) -> str:
         group = "" if self.group == "default" else f" of group {self.group}"
@@ -158,6 +160,7 @@ class Diary:
                 operation,
                 _describe_payload(arguments, ranks if point_to_point else ()),
                 getattr(self._labels, "name", ""),
+                max(map(_num_bytes, arguments), default=0),
             )
             self._number += 1
             self._sequences[counter] += 1
@@ -298,8 +301,8 @@ def _wrap_coalescing(diary: Diary) -> None:
         diary.end_coalescing(work)
         return work
 
-    ProcessGroup._start_coalescing = start_and_note
-    ProcessGroup._end_coalescing = end_and_note
+    setattr(ProcessGroup, "_start_coalescing", start_and_note)  # noqa: B010 (mypy)
+    setattr(ProcessGroup, "_end_coalescing", end_and_note)  # noqa: B010
 
 
 def _wrap_work(diary: Diary, method: str) -> None:
@@ -320,7 +323,13 @@ def _wrap_work(diary: Diary, method: str) -> None:
 
 
 def _launch_range(launch: Launch) -> str:
-    fields = (launch.operation, launch.group, str(launch.sequence), launch.label)
+    fields = (
+        launch.operation,
+        launch.group,
+        str(launch.sequence),
+        str(launch.bytes),
+        launch.label,
+    )
     return LAUNCH_RANGE + "|".join(printable(field) for field in fields)
 
 
@@ -330,7 +339,7 @@ def printable(name: str) -> str:
 
 
 def _describe_group(group: Any) -> tuple[str, tuple[int, ...]]:
-    dist = torch.distributed
+    dist: Any = torch.distributed
     if group is dist.group.WORLD:
         return "default", tuple(range(group.size()))
     ranks = tuple(dist.get_process_group_ranks(group))
@@ -349,6 +358,10 @@ def _describe_payload(arguments: tuple[Any, ...], peers: tuple[int, ...]) -> str
     if peers and len(arguments) > 1 and isinstance(arguments[1], int):
         peer = f" with rank {peers[arguments[1]]}"
     return f"{dtype}{list(tensors[0].shape)}{more}{peer}"
+
+
+def _num_bytes(value: Any) -> int:
+    return sum(tensor.nbytes for tensor in _tensors(value))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -5,6 +5,7 @@ The source lines are looked up in the parent, which alone knows a notebook's cel
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import re
@@ -96,8 +97,7 @@ def location(dump: str, main_thread: int) -> Frame | None:
         elif match := _FRAME.match(line):
             stack.append(Frame(match[1], int(match[2]), match[3]))
     ordered = [stacks.pop(main_thread, []), *stacks.values()]
-    for stack in ordered:
-        for frame in stack:
-            if frame.is_users:
-                return frame
-    return next((stack[0] for stack in ordered if stack), None)
+    for frame in itertools.chain(*ordered):
+        if frame.is_users:
+            return frame
+    return None

@@ -1,7 +1,7 @@
 """What a worker of the pool and its parent say to one another, as plain tuples' types.
 
-Parent to worker: `Call`, `Locate`. Worker to parent: once `Ready`; `Printed`, `Answer`,
-`Located`.
+Parent to worker: `Call`, `Locate`. Worker to parent: once `Ready`; in each call
+`Started`, `Printed`, `Located`, `Answer`.
 All are pickled by `multiprocessing.connection`; user data travels inside as bytes that
 only the side that needs it unpickles.
 """
@@ -58,6 +58,11 @@ class Ready:
     """The worker serves; `main_thread` will run the user's functions."""
 
     main_thread: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """All ranks have met, and the user's function is about to be called."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 import torch
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -36,7 +36,7 @@ def dumps(value: Any, *, detach: bool = False) -> bytes:
             be pickled.
     """
     file = io.BytesIO()
-    _Pickler(file, detach=detach).dump(value)
+    _Pickler(file, detach=detach).dump(value)  # type: ignore[no-untyped-call]
     return file.getvalue()
 
 
@@ -102,11 +102,11 @@ def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", None) or repr(fn)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(cloudpickle.Pickler):
     """cloudpickle that goes through a tensor's storage, each storage once."""
 
     def __init__(self, file: io.BytesIO, *, detach: bool) -> None:
-        super().__init__(file, protocol=5)
+        super().__init__(file, protocol=5)  # type: ignore[no-untyped-call]
         self._detach = detach
         # The memo of pickle goes by identity: one wrapper object a storage.
         self._storages: dict[int, torch.UntypedStorage] = {}
@@ -116,9 +116,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduce_tensor(obj)
         if type(obj) is torch.UntypedStorage:
             return _reduce_storage(obj)
+        if isinstance(obj, CodeType):
+            return self._reduce_code(obj)
         if isinstance(obj, FunctionType | type):
             _by_value_unless_importable(obj)
-        return super().reducer_override(obj)
+        return super().reducer_override(obj)  # type: ignore[no-untyped-call]
+
+    def _reduce_code(self, code: CodeType) -> Any:
+        """As cloudpickle, but with the file's name: errors shall say where."""
+        reduced: Any = self.dispatch_table[CodeType](code)
+        return reduced[0], tuple(
+            code.co_filename if value == "<dynamic-code>" else value
+            for value in reduced[1]
+        )
 
     def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         requires_grad = tensor.requires_grad
@@ -168,7 +178,7 @@ def _rebuild_tensor(
     requires_grad: bool,
 ) -> torch.Tensor:
     plain = torch.empty(0, dtype=dtype, device=storage.device)
-    plain.set_(storage, offset, shape, stride)  # type: ignore[call-overload]
+    plain.set_(storage, offset, shape, stride)
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(plain, requires_grad)
     if kind is torch.nn.Buffer:
@@ -188,20 +198,20 @@ _accelerator = torch.device("cpu")
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
-    on_cpu = storage.cpu()
-    content = torch.empty(0, dtype=torch.uint8).set_(on_cpu)  # type: ignore[call-overload]
-    data = pickle.PickleBuffer(content.numpy())
+    on_cpu: torch.UntypedStorage = storage.cpu()  # type: ignore[no-untyped-call]
+    content: Any = torch.empty(0, dtype=torch.uint8).set_(on_cpu).numpy()
+    data = pickle.PickleBuffer(content)
     return _rebuild_storage, (data, storage.nbytes(), storage.device.type)
 
 
 def _rebuild_storage(data: Any, num_bytes: int, kind: str) -> torch.UntypedStorage:
     # A storage of torch's own allocator: one over Python's memory cannot be resized,
     # which sharded parameters do.
-    storage = torch.UntypedStorage(num_bytes)
+    storage = torch.UntypedStorage(num_bytes)  # type: ignore[no-untyped-call]
     if num_bytes:
         storage.copy_(torch.frombuffer(data, dtype=torch.uint8).untyped_storage())
     if kind != "cpu" and _accelerator.type != "cpu":
-        return storage.to(device=_accelerator)
+        storage = storage.to(device=_accelerator)
     return storage
 
 
@@ -210,7 +220,7 @@ def _by_value_unless_importable(obj: Any) -> None:
     name = getattr(obj, "__module__", None)
     module = sys.modules.get(name) if isinstance(name, str) else None
     if isinstance(module, ModuleType) and not _is_importable(module):
-        cloudpickle.register_pickle_by_value(module)
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 @cache

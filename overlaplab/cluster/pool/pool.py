@@ -25,6 +25,7 @@ from overlaplab.cluster.pool.messages import (
     Located,
     Printed,
     Ready,
+    Started,
     World,
 )
 from overlaplab.cluster.pool.pickling import dump_call, loads
@@ -32,6 +33,7 @@ from overlaplab.cluster.pool.process import WorkerProcess
 from overlaplab.cluster.pool.report import (
     State,
     death_error,
+    mismatch_error,
     rank_error,
     timeout_error,
     unwaited_findings,
@@ -94,6 +96,7 @@ class Pool:
             world = self._get_world(backend, world_size)
             self._call_number += 1
             for rank, worker in enumerate(workers):
+                worker.mark_log()
                 worker.send(
                     Call(
                         self._call_number,
@@ -152,9 +155,9 @@ class Pool:
 
     def _get_world(self, backend: str, size: int) -> World:
         if self._store is None:
-            from torch.distributed import TCPStore
+            import torch.distributed as dist
 
-            self._store = TCPStore(
+            self._store = dist.TCPStore(  # type: ignore[attr-defined]
                 "127.0.0.1", 0, is_master=True, wait_for_workers=False
             )
         world = self._world
@@ -168,15 +171,15 @@ class Pool:
         answers = collection.answers
         kept = all(answer.kept for answer in answers.values())
         equal = len({tuple(sorted(a.sequences.items())) for a in answers.values()}) == 1
-        bad = [
-            worker
-            for rank, worker in enumerate(collection.workers)
-            if rank not in answers or not answers[rank].clean
-        ]
-        for worker in bad:
-            worker.kill()
-        self._workers = [worker for worker in self._workers if worker not in bad]
-        if bad or not kept or not equal:
+        if len(answers) < len(collection.workers) or not all(
+            answer.clean for answer in answers.values()
+        ):
+            # Gloo aborts a process that leaves a group whose peer has died: so all go.
+            # New ones load torch while the user reads the error.
+            number = len(collection.workers)
+            self.close()
+            self._workers = [WorkerProcess() for _ in range(number)]
+        if not kept or not equal:
             self._world = None
 
 
@@ -185,23 +188,26 @@ class Collection:
 
     Args:
         workers: by rank.
-        timeout_s: from now.
+        timeout_s: from when all ranks have met.
     """
 
     def __init__(self, workers: Sequence[WorkerProcess], timeout_s: float) -> None:
         self.workers = workers
         self.answers: dict[int, Answer] = {}
         self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
+        self._started: set[int] = set()
         self._deaths: list[int] = []
         self._states: dict[int, State] | None = None
         self._unfinished: dict[int, Located] = {}
 
     def collect(self) -> None:
         """Wait until all have answered, or one failed, or the deadline has passed."""
-        until, failed = self._deadline, False
+        until, started, failed = time.monotonic() + _START_S, False, False
         while self._missing() and time.monotonic() < until:
             self._receive(until - time.monotonic())
+            if not started and len(self._started) == len(self.workers):
+                started = True
+                until = time.monotonic() + self._timeout_s
             if not failed and (self._deaths or self._failures()):
                 failed = True
                 until = min(until, time.monotonic() + _GRACE_S)
@@ -217,19 +223,22 @@ class Collection:
         if self._deaths and not causes:
             rank = self._deaths[0]
             worker = self.workers[rank]
-            return death_error(
-                rank,
-                len(self.workers),
-                worker.how_it_ended(),
-                worker.log_tail(),
-                worker.notes(),
+            how = worker.how_it_ended()
+            error = death_error(
+                rank, len(self.workers), how, worker.log(), worker.notes()
             )
+            return self._mismatch(error) or error if "SIGABRT" in how else error
         causes = causes or failures
         if not causes:
             return None
         rank = min(causes, key=lambda r: (causes[r].at_ns, r))
+        raised = rank_error(rank, causes[rank], len(self.workers))
+        from_torch = causes[rank].type_name in ("RuntimeError", "DistBackendError")
+        return self._mismatch(raised) or raised if from_torch else raised
+
+    def _mismatch(self, seen: Exception) -> Exception | None:
         states = {r: State(w.notes()) for r, w in enumerate(self.workers)}
-        return rank_error(rank, causes[rank], len(self.workers), states)
+        return mismatch_error(states, seen)
 
     def _missing(self) -> list[int]:
         return [
@@ -260,6 +269,8 @@ class Collection:
             stream = sys.stdout if message.stream == "stdout" else sys.stderr
             for line in message.text.split("\n"):
                 print(f"[rank {rank}] {line}", file=stream)
+        elif isinstance(message, Started):
+            self._started.add(rank)
         elif isinstance(message, Answer):
             self.answers[rank] = message
         elif isinstance(message, Located):
@@ -312,7 +323,7 @@ def _await_ready(workers: Sequence[WorkerProcess]) -> None:
             ended = worker.has_ended()
             how = worker.how_it_ended() if ended else f"is silent after {_START_S:g} s"
             raise RunTimeoutError(
-                f"a process of the pool did not start: it {how}\n{worker.log_tail()}"
+                f"a process of the pool did not start: it {how}\n{worker.log()}"
             )
         worker.main_thread = message.main_thread
 

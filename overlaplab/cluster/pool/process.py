@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,7 +23,8 @@ _BOOTSTRAP = (
 )
 # torchrun's variables would make a worker believe that it is somebody's rank.
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-_LOG_TAIL_BYTES = 2000
+_LOG_BYTES = 100_000
+_STACKS = re.compile(r"^(Current thread|Thread|Extension modules)\b", re.MULTILINE)
 
 # The kernel kills a worker when the *thread* that started it ends: so one thread that
 # lives as long as this process starts them all.
@@ -59,6 +61,7 @@ class WorkerProcess:
             ).result()
         self.connection = Connection(ours.detach())
         self.main_thread: int | None = None
+        self._log_start = 0
 
     @property
     def pid(self) -> int:
@@ -86,11 +89,15 @@ class WorkerProcess:
             return f"was killed by {signal.Signals(-code).name}"
         return f"exited with code {code}"
 
-    def log_tail(self) -> str:
-        """The last of what C++ code and the interpreter themselves printed."""
-        size = os.fstat(self._log.fileno()).st_size
-        data = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, max(0, size - 2000))
-        return data.decode(errors="replace").strip()
+    def mark_log(self) -> None:
+        """`log()` gives what is written from now on."""
+        self._log_start = os.fstat(self._log.fileno()).st_size
+
+    def log(self) -> str:
+        """What C++ code and the dying interpreter wrote, without the stacks."""
+        data = os.pread(self._log.fileno(), _LOG_BYTES, self._log_start)
+        text = data.decode(errors="replace")
+        return _STACKS.split(text, maxsplit=1)[0].strip()
 
     def notes(self) -> Notes:
         return read_notes(self._diary.fileno())
@@ -121,6 +128,7 @@ class WorkerProcess:
 
 def _environment() -> dict[str, str]:
     environment = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
+    environment["OVERLAPLAB_RANK"] = "1"  # `run` refuses to nest
     environment.setdefault("KINETO_LOG_LEVEL", "99")  # it prints on every start
     if sys.platform == "linux":  # all ranks are on this machine
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -12,7 +12,12 @@ from overlaplab.cluster.pool.diary import Launch, Notes
 from overlaplab.cluster.pool.frames import Frame, format_frames
 from overlaplab.cluster.pool.messages import Failure
 from overlaplab.cluster.pool.pickling import loads
-from overlaplab.errors import RankError, RunTimeoutError, TimedOutDeadlockError
+from overlaplab.errors import (
+    MismatchError,
+    RankError,
+    RunTimeoutError,
+    TimedOutDeadlockError,
+)
 from overlaplab.program import Finding
 
 _DIFFERS = "   <-- differs"
@@ -47,12 +52,12 @@ def timeout_error(
 ) -> RunTimeoutError:
     """The error for a run that passed its deadline."""
     differing = first_difference(states)
-    shown: set[int] = set()
+    shown = set()
     lines = []
     for rank, state in sorted(states.items()):
         waits_in = state.waits_in
         mark = ""
-        if waits_in is not None and waits_in == differing.get(rank):
+        if rank in differing and waits_in == differing[rank]:
             shown.add(rank)
             mark = _DIFFERS
         lines.append(f"  rank {rank} {_what(state)}{mark}")
@@ -66,7 +71,7 @@ def timeout_error(
     deadline = f"deadline of {timeout_s:g} s"
     if _is_deadlock(states):
         head = f"no rank can move: the run on {backend} was stopped at its {deadline}."
-        lines.append("Every rank must launch collectives in the same order.")
+        lines.append(_repair(states))
         return TimedOutDeadlockError("\n".join([head, *lines]))
     head = f"the run on {backend} passed its {deadline} and was stopped."
     lines.append(
@@ -76,9 +81,7 @@ def timeout_error(
     return RunTimeoutError("\n".join([head, *lines]))
 
 
-def rank_error(
-    rank: int, failure: Failure, world_size: int, states: Mapping[int, State]
-) -> RankError | TypeError:
+def rank_error(rank: int, failure: Failure, world_size: int) -> RankError | TypeError:
     """The error for a rank whose function raised."""
     what = f"{failure.type_name}: {failure.text}".removesuffix(": ")
     if failure.stage == "result":
@@ -90,12 +93,6 @@ def rank_error(
     verb = "raised" if failure.stage == "function" else "could not start:"
     lines = [f"rank {rank} of {world_size} {verb} {what}"]
     lines += [traceback] if traceback else []
-    differing = first_difference(states) if failure.type_name == "RuntimeError" else {}
-    if differing and None not in differing.values():
-        lines.append("The ranks' collectives differ first here:")
-        for other, launch in sorted(differing.items()):
-            assert launch is not None
-            lines.append(f"  rank {other} launched {_in_full(launch)}{_DIFFERS}")
     error = RankError("\n".join(lines), rank=rank, remote_traceback=traceback)
     error.__cause__ = _original(failure)
     return error
@@ -109,9 +106,41 @@ def death_error(
     if notes.launches:
         lines.append(f"  the last collective that it launched: {notes.launches[-1]}")
     if log:
-        lines.append("  it last wrote:")
-        lines += [f"    {line}" for line in log.splitlines()[-15:]]
+        lines.append("  it wrote:")
+        lines += [f"    {line[:300]}" for line in log.splitlines()[:10]]
     return RankError("\n".join(lines), rank=rank)
+
+
+def mismatch_error(
+    states: Mapping[int, State], cause: Exception
+) -> MismatchError | None:
+    """The error for ranks that met in one collective with different ideas of it.
+
+    Gloo kills the process, or raises, where the sizes of two ranks differ, and says
+    neither which collective nor what the other rank did.
+
+    Args:
+        states: of all ranks.
+        cause: what was seen; becomes `__cause__`.
+
+    Returns:
+        None if the diaries show no such meeting.
+    """
+    differing = first_difference(states)
+    if not differing or None in differing.values():
+        return None
+    ranks = " and ".join(f"rank {rank}" for rank in sorted(differing))
+    lines = [f"{ranks} met in one collective with different calls:"]
+    for rank, launch in sorted(differing.items()):
+        assert launch is not None
+        lines.append(f"  rank {rank} launched {_in_full(launch)}{_DIFFERS}")
+    lines.append(
+        "Every rank must launch the same collectives in the same order, with tensors "
+        "of equal shape and dtype."
+    )
+    error = MismatchError("\n".join(lines))
+    error.__cause__ = cause
+    return error
 
 
 def unwaited_findings(unwaited: Mapping[int, Sequence[Launch]]) -> tuple[Finding, ...]:
@@ -191,9 +220,14 @@ def _common(
     return list(filter(kept, of_a)), list(filter(kept, of_b))
 
 
+# Where the ranks' tensors may differ in size, or in number (the root's).
+_UNEVEN = ("all_to_all", "all_gather", "gather", "scatter")
+
+
 def _signature(launch: Launch, with_label: bool) -> tuple[str, ...]:
     label = launch.label if with_label else ""
-    return launch.group, launch.operation, launch.payload, label
+    payload = "" if launch.operation in _UNEVEN else launch.payload
+    return launch.group, launch.operation, payload, label
 
 
 def _stands_still(state: State) -> bool:
@@ -220,6 +254,13 @@ def _is_deadlock(states: Mapping[int, State]) -> bool:
         if here >= set(launch.ranks):
             return False  # all have arrived: it is only slow
     return bool(waiting)
+
+
+def _repair(states: Mapping[int, State]) -> str:
+    waiting = [s.waits_in for s in states.values() if s.waits_in is not None]
+    if all(launch.is_point_to_point for launch in waiting):
+        return "Every receive needs a send that its peer launches before it waits."
+    return "Every rank must launch collectives in the same order."
 
 
 def _what(state: State) -> str:

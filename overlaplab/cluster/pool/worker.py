@@ -12,7 +12,6 @@ import faulthandler
 import io
 import os
 import queue
-import random
 import signal
 import sys
 import threading
@@ -23,7 +22,6 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -39,13 +37,14 @@ from overlaplab.cluster.pool.messages import (
     Printed,
     Ready,
     Stage,
+    Started,
     World,
 )
 from overlaplab.cluster.pool.pickling import dumps, loads
+from overlaplab.cluster.pool.seeding import seed
 from overlaplab.profiling.measure import recording
 from overlaplab.timeline import Span
 
-SEED = 0  # every rank starts every call with the same random state, as on `virtual`
 # Our own deadline comes first: the process group's must never be what ends a call.
 _GROUP_TIMEOUT = timedelta(days=1)
 _SETTLE_S = 0.5
@@ -55,7 +54,7 @@ _LINUX = sys.platform == "linux"
 def main(socket: int, diary_file: int, stack_file: int) -> None:
     """Serve calls until the parent closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupts are the parent's
-    faulthandler.enable(file=sys.__stderr__)
+    faulthandler.enable(file=2)
     faulthandler.register(
         signal.SIGUSR1, file=os.fdopen(stack_file, "wb"), all_threads=True
     )
@@ -72,8 +71,8 @@ class _Worker:
         self._world: World | None = None
 
     def serve(self) -> None:
-        sys.stdout = _Lines(self, "stdout")  # type: ignore[assignment]
-        sys.stderr = _Lines(self, "stderr")  # type: ignore[assignment]
+        sys.stdout = _Lines(self, "stdout")
+        sys.stderr = _Lines(self, "stderr")
         threading.Thread(target=self._listen, daemon=True).start()
         self.send(Ready(threading.get_ident()))
         while True:
@@ -130,7 +129,7 @@ class _Worker:
                 self._diary.measuring = True
             else:
                 self._align()
-            _seed(SEED)
+            seed()
             self._stage = "function"
             result = fn(*args, **kwargs)
             if cuda:  # an error of a kernel is the user's too
@@ -142,6 +141,7 @@ class _Worker:
     def _align(self) -> None:
         dist.barrier()
         self._diary.begin()  # that barrier is not the user's
+        self.send(Started())
 
     def _enter(self, world: World, rank: int) -> None:
         """Be `rank` of `world`; a group that serves already is kept."""
@@ -154,10 +154,14 @@ class _Worker:
             torch.cuda.set_device(rank)
         cores = len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // world.size))
-        store = dist.TCPStore("127.0.0.1", world.port, is_master=False)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1", world.port, is_master=False
+        )
         dist.init_process_group(
             world.backend,
-            store=dist.PrefixStore(f"world {world.generation}", store),
+            store=dist.PrefixStore(  # type: ignore[attr-defined]
+                f"world {world.generation}", store
+            ),
             rank=rank,
             world_size=world.size,
             timeout=_GROUP_TIMEOUT,
@@ -232,12 +236,6 @@ class _Lines(io.TextIOBase):
             rest, self._rest = self._rest, ""
             if rest:
                 self._worker.send(Printed(self._stream, rest))
-
-
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
 
 
 def _failure(error: BaseException, stage: Stage) -> Failure:

@@ -1,0 +1,100 @@
+"""A run in a world that torchrun started: no process is ours, every one is a rank.
+
+All processes call; each gets every rank's value. Nobody outside watches, so a timer in
+each process ends it after the deadline, and torchrun then ends the others.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlaplab import streams
+from overlaplab.cluster.pool.pickling import dump_call, dumps, loads
+from overlaplab.cluster.pool.pool import Outcome
+from overlaplab.cluster.pool.seeding import seeded
+from overlaplab.profiling.kineto import timeline_of_ranks
+from overlaplab.profiling.measure import recording
+
+_EXIT_CODE = 124  # as coreutils' timeout
+
+
+def run_in_world(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    backend: str,
+    timeout_s: float,
+) -> Outcome:
+    """Call `fn` as this process's rank; see `overlaplab.cluster.pool.run_processes`.
+
+    An exception of this rank is raised as it is. The world stays initialised. On
+    several machines the ranks' clocks differ by what the machines' clocks do.
+
+    Raises:
+        ValueError: torch.distributed is initialised with another backend.
+    """
+    _join(backend)
+    rank = dist.get_rank()
+    device = streams.device()
+    cuda = device.type == "cuda"
+    call = dump_call(fn, args, kwargs)
+    with _deadline(timeout_s, rank), seeded():
+        own_fn, own_args, own_kwargs = loads(call, device)
+        with recording(cuda=cuda, align=dist.barrier) as record:
+            result = own_fn(*own_args, **own_kwargs)
+        mine = (dumps(result, detach=True), record.spans(rank))
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+    return Outcome(
+        tuple(loads(value) for value, _ in everyone),
+        timeline_of_ranks(
+            {r: spans for r, (_, spans) in enumerate(everyone)},
+            origin=backend,
+            num_ranks=len(everyone),
+        ),
+        (),
+    )
+
+
+def _join(backend: str) -> None:
+    if backend == "nccl":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if not dist.is_initialized():
+        dist.init_process_group(backend)
+        return
+    existing = str(dist.get_backend())
+    if backend not in existing:
+        raise ValueError(
+            f"cluster={backend!r}, but this process's torch.distributed is initialised "
+            f"with {existing!r}: initialise it with {backend!r}, or leave it to run"
+        )
+
+
+@contextmanager
+def _deadline(timeout_s: float, rank: int) -> Iterator[None]:
+    def end() -> None:
+        print(
+            f"RunTimeoutError: rank {rank} passed its deadline of {timeout_s:g} s; it "
+            "was here:",
+            file=sys.__stderr__,
+            flush=True,
+        )
+        faulthandler.dump_traceback(2, all_threads=True)
+        os._exit(_EXIT_CODE)
+
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
