@@ -4,7 +4,8 @@ Threads share what processes copy: a model that is closed over would get every r
 hooks. So each rank gets its own copy of the function's closure cells and defaults, of
 bound objects and of all arguments, as a process would have; ties (one object reached by
 two ways) and storage aliasing (views of one flat buffer) are kept. Module globals,
-modules and classes stay shared; tensor hooks are not copied.
+modules and classes stay shared; tensor hooks and parameters' gradients are not copied
+(a pickle drops them, too).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from overlaplab import streams
 from overlaplab.cluster.virtual import run_virtual
+from overlaplab.program import find_findings
 
 
 def order(program, rank=0):
@@ -289,3 +290,15 @@ def test_a_line_of_the_users_code_stands_at_every_operator():
     assert {o.source for o in program.ranks[0]} == {
         f"test_virtual_streams.py:{first} in step"
     }
+
+
+def test_taking_the_shape_of_a_tensor_in_flight_is_no_read():
+    def step():
+        flight = torch.ones(8)
+        work = dist.all_reduce(flight, async_op=True)
+        fresh = flight.new_ones(8) + torch.zeros_like(flight)
+        work.wait()
+        return fresh
+
+    _, program = run_virtual(step, world_size=2)
+    assert find_findings(program) == ()

@@ -83,14 +83,21 @@ class Meeting:
 
 def compare(meeting: Meeting, first: Arrival, second: Arrival) -> None:
     """Refuse a pair of ranks that do not fit together."""
+    if first.rank > second.rank:
+        first, second = second, first
     differs: list[tuple[str, str, str]] = []
 
     def same(what: str, one: object, other: object) -> None:
         if one != other:
             differs.append((what, str(one), str(other)))
 
-    same("operation", first.operation, second.operation)
-    if not differs:
+    if {first.operation, second.operation} == {"send", "recv"}:
+        sender, receiver = _sender_first((first, second))
+        same("shapes", _shapes(sender.inputs), _shapes(receiver.outputs))
+        same("dtypes", _dtypes(sender.inputs), _dtypes(receiver.outputs))
+    else:
+        same("operation", first.operation, second.operation)
+    if not differs and first.operation == second.operation:
         same("reduce op", first.reduce_op, second.reduce_op)
         same("root", first.root, second.root)
         _compare_tensors(first, second, same)
@@ -230,8 +237,12 @@ def _scatter(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
 
 
 def _send(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
-    sender, receiver = sorted(arrivals, key=lambda a: a.operation == "recv")
+    sender, receiver = _sender_first(arrivals)
     _fill(receiver.outputs[0], sender.inputs[0])
+
+
+def _sender_first(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    return sorted(arrivals, key=lambda a: a.operation == "recv")
 
 
 _OPERATIONS: dict[str, Callable[[Meeting, Sequence[Arrival]], None]] = {
@@ -243,6 +254,8 @@ _OPERATIONS: dict[str, Callable[[Meeting, Sequence[Arrival]], None]] = {
     "all_to_all": _all_to_all,
     "gather": _gather,
     "scatter": _scatter,
+    "send": _send,
+    "recv": _send,
 }
 
 

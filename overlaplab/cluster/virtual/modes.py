@@ -67,7 +67,7 @@ class RecordMode(TorchDispatchMode):
             for tensor in overwritten:
                 _add(writes, access(tensor, name))
         reads: dict[Access, None] = {}
-        for tensor in _tensors(args):
+        for tensor in _tensors(args) if facts.reads else ():
             if not (facts.overwrites and any(tensor is w for w in overwritten)):
                 _add(reads, access(tensor, name))
         if kwargs:

@@ -72,6 +72,21 @@ _OVERWRITES = frozenset(
     }
 )
 
+# Take only shape and dtype of their tensor, not its values.
+_READS_NOTHING = frozenset(
+    {
+        "full_like",
+        "new_full",
+        "new_ones",
+        "new_zeros",
+        "ones_like",
+        "rand_like",
+        "randint_like",
+        "randn_like",
+        "zeros_like",
+    }
+)
+
 # Arguments that are written though the schema does not mark them.
 _UNMARKED_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4)}
 
@@ -87,6 +102,7 @@ class Operator:
         writes: positions of arguments that it writes.
         writes_named: keyword arguments that it writes.
         overwrites: what it writes it does not read.
+        reads: False where its tensor arguments give only shape and dtype.
         flops: counts multiply and add as two; None where it is not a matmul.
     """
 
@@ -96,6 +112,7 @@ class Operator:
     writes: tuple[int, ...]
     writes_named: tuple[str, ...]
     overwrites: bool
+    reads: bool
     flops: Callable[..., int] | None
 
 
@@ -113,7 +130,7 @@ def operator(func: Any) -> Operator:
 def _describe(func: Any) -> Operator:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher order operator: its insides are recorded
-        return Operator(str(func), False, "", (), (), False, None)
+        return Operator(str(func), False, "", (), (), False, True, None)
     space, name = schema.name.split("::")
     view = func.is_view or torch.Tag.inplace_view in func.tags
     positions: list[int] = []
@@ -132,6 +149,7 @@ def _describe(func: Any) -> Operator:
         writes=tuple(positions),
         writes_named=tuple(named),
         overwrites=is_out or name in _OVERWRITES,
+        reads=name not in _READS_NOTHING,
         flops=_flop_formula(func, name),
     )
 
