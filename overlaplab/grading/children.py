@@ -38,7 +38,7 @@ _MOST_DEATHS = 5
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Take the objects `names` for `exercise` before cell `before` (None: at the end)."""
+    """Take the objects `names` for `exercise` before cell `before` (None: last)."""
 
     exercise: str
     names: tuple[str, ...]
@@ -67,9 +67,9 @@ class Handover:
 
 
 class _Child:
-    """`python -m MODULE` in a session of its own, with a connection to it."""
+    """A file of this folder as a process in a session of its own, and a connection."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, file: str, *arguments: str) -> None:
         ours, theirs = socket.socketpair()
         self._scratch = tempfile.TemporaryDirectory(prefix="overlaplab-grade-")
         package_parent = str(Path(overlaplab.__file__).parent.parent)
@@ -78,9 +78,11 @@ class _Child:
             "MPLBACKEND": "Agg",
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         }
+        script = str(Path(__file__).with_name(file))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+                # -P: this folder's modules (check, laws) are not top-level ones.
+                [sys.executable, "-P", script, str(theirs.fileno()), *arguments],
                 pass_fds=[theirs.fileno()],
                 cwd=self._scratch.name,
                 env=environment,
@@ -168,7 +170,7 @@ def play_cells(
             ],
             "cell_timeout_s": cell_timeout_s,
         }
-        child = _Child("overlaplab.grading.play_child", str(directory))
+        child = _Child("play_child.py", str(directory))
         try:
             child.send(script)
             culprit, reason = _listen(child, handover, stop_at, cell_timeout_s)
@@ -283,7 +285,7 @@ class Judge:
         return answer["verdict"], ""
 
     def _start(self) -> _Child:
-        return _Child("overlaplab.grading.judge_child", *self._arguments)
+        return _Child("judge_child.py", *self._arguments)
 
     def _drop(self) -> None:
         if self._child is not None:

@@ -214,7 +214,10 @@ class Evidence:
 
     @cached_property
     def live_bytes(self) -> tuple[tuple[int, ...], ...]:
-        """`[rank][step - 1]`: bytes allocated at the end of each step."""
+        """`[rank][step - 1]`: bytes alive when the step's last operator was launched.
+
+        What goes between that and the next step's first operator still counts.
+        """
         rows = []
         for rank, marks in enumerate(self.marks):
             ends = (*marks[1:], len(self.program.ranks[rank]))
@@ -224,7 +227,7 @@ class Evidence:
                     sum(
                         s.bytes
                         for s in lives
-                        if s.born <= end and (s.freed is None or s.freed > end)
+                        if s.born < end and (s.freed is None or s.freed >= end)
                     )
                     for end in ends
                 )

@@ -1,8 +1,9 @@
 """The child that judges a learner's objects; it has never run the notebook.
 
-Run as `python -m overlaplab.grading.judge_child FD DIRECTORY [MODULE ...]`. Each
-exercise is judged in a fork of its own, so that what one does to torch or to this package does not reach
-the next. The server itself runs no torch operator: a fork after one may hang.
+Run as `python -P judge_child.py FD DIRECTORY [MODULE ...]`. Each
+exercise is judged in a fork of its own, so that what one does to torch or to this
+package does not reach the next. The server itself runs no torch operator: a fork after
+one may hang.
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ import orjson
 import overlaplab.cluster
 import overlaplab.view  # noqa: F401  (imported before the fork, not in each)
 from overlaplab.grading.check import describe_error, judge
-from overlaplab.grading.exercise import exercises, find_exercise
+from overlaplab.grading.exercise import find_exercise
 
 
 def serve(connection: Connection, directory: str) -> None:
     """Judge exercise after exercise until the parent hangs up."""
-    exercises()
     while True:
         try:
             request = orjson.loads(connection.recv_bytes())

@@ -217,13 +217,19 @@ def find_lab(cells: Sequence[NotebookCell], path: Path) -> str:
             "notebook made from labs/, such as labs/06_bucketing.ipynb"
         )
     labs = {name.split(".")[0].zfill(2) for name in named}
-    known = {task.lab for task in exercises()}
-    if len(labs) > 1 or not labs <= known:
+    lab = labs.pop()
+    if labs:
         raise NotebookError(
-            f"{path}: exercises of lab {', '.join(sorted(labs))}; expected those of "
-            f"one lab of {', '.join(sorted(known)) or 'none'}"
+            f"{path}: exercises of labs {lab} and {', '.join(sorted(labs))}; expected "
+            "those of one lab"
         )
-    return labs.pop()
+    if not exercises(lab):
+        known = ", ".join(sorted({task.lab for task in exercises()})) or "none"
+        raise NotebookError(
+            f"{path}: exercises of lab {lab}, which is not installed; there are those "
+            f"of {known}"
+        )
+    return lab
 
 
 def read_notebook(path: Path) -> list[NotebookCell]:

@@ -1,8 +1,8 @@
 """The child that plays a notebook's cells and hands over the learner's objects.
 
-Run as `python -m overlaplab.grading.play_child FD DIRECTORY`. It judges nothing: it is
-told for which exercise to take objects, and when. Whatever the cells do to this process
-stays here.
+Run as `python -P play_child.py FD DIRECTORY`. It imports nothing of ours and judges
+nothing: it is told which objects to take, and when. Whatever the cells do to this
+process stays here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ class _ShellPlayer:
     def __init__(self) -> None:
         from IPython.core.interactiveshell import InteractiveShell
 
-        self._shell = InteractiveShell.instance()
+        class Shell(InteractiveShell):
+            def enable_gui(self, gui: Any = None) -> None:
+                """`%matplotlib` asks for one; there is none."""
+
+        self._shell = Shell.instance()
         self.namespace: dict[str, Any] = self._shell.user_ns
 
     def run(self, source: str) -> BaseException | None:

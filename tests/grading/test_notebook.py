@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 
 from overlaplab.errors import NotebookError
-from overlaplab.grading.notebook import grade_notebook
+from overlaplab.grading.notebook import GradeReport, grade_notebook
 
 MODULES = ("tests.grading.lab98",)
 DOUBLE = "def double(x):\n    return factor * x"
@@ -53,22 +52,40 @@ def write(folder: Path, *sources: str, **solved: str) -> Path:
     return path
 
 
-def grade(path: Path, **limits: float):
+Seen = dict[str, tuple[bool, str]]
+
+
+def grade(path: Path, **limits: float) -> tuple[GradeReport, Seen]:
     report = grade_notebook(path, modules=MODULES, timeout_s=90, **limits)
     return report, {r.exercise: (r.passed, r.reason) for r in report.results}
 
 
-def test_a_solved_notebook_gets_full_marks_and_a_table(tmp_path):
-    report, _ = grade(write(tmp_path, "factor = 2"))
-    assert report.full_marks and (report.points, report.max_points) == (4, 4)
+def test_a_solved_notebook_gets_full_marks_and_is_left_as_it_was(tmp_path):
+    """With magics, display(), a module beside it, a file it writes, no checks left."""
+    (tmp_path / "beside.py").write_text("FACTOR = 2\n")
+    path = write(
+        tmp_path,
+        "%matplotlib inline\nimport beside\nfrom IPython.display import display\n"
+        "display(1)\nopen('left', 'w').write('x')",
+        double="def double(x):\n    return beside.FACTOR * x",
+        check="# deleted",
+    )
+    raw = json.loads(path.read_text())
+    raw["cells"] = [c for c in raw["cells"] if c["source"] != "# deleted"]
+    path.write_text(json.dumps(raw))
+    before = path.read_bytes()
+    report, _ = grade(path)
     assert str(report).splitlines() == [
-        "exercise            points",
-        "98.1 Double            1/1  passed",
-        "98.2 Counter           2/2  passed",
-        "98.3 Answer (extra)    1/1  passed",
-        "together               4/4",
+        "exercise             points",
+        "98.1 Double             1/1  passed",
+        "98.2 Counter            2/2  passed",
+        "98.3 Answer (extra)     1/1  passed",
+        "together                4/4",
     ]
+    assert report.full_marks
     assert json.loads(json.dumps(report.to_dict()))["full_marks"] is True
+    assert path.read_bytes() == before
+    assert not (tmp_path / "left").exists()
 
 
 def test_a_wrong_solution_costs_its_own_points_and_no_others(tmp_path):
@@ -78,78 +95,77 @@ def test_a_wrong_solution_costs_its_own_points_and_no_others(tmp_path):
     assert not passed and "median ratio to the right value is 1.5" in reason
 
 
-def test_an_extra_is_not_needed_for_full_marks(tmp_path):
-    report, _ = grade(write(tmp_path, "factor = 2", answer="answer = reason = 'no'"))
+def test_extras_are_not_needed_and_objects_are_taken_where_the_check_stands(tmp_path):
+    path = write(tmp_path, "factor = 2", answer="answer = reason = 'no'")
+    raw = json.loads(path.read_text())
+    later = {"cell_type": "code", "source": "double = None", "metadata": {}}
+    raw["cells"].append(later)
+    path.write_text(json.dumps(raw))
+    report, _ = grade(path)
     assert report.full_marks and (report.points, report.max_points) == (3, 4)
 
 
-def test_a_stub_that_raises_and_a_cell_that_raises_spare_the_others(tmp_path):
+def test_cells_that_raise_cost_what_they_should_have_defined(tmp_path):
     path = write(
         tmp_path,
         "1 / 0",
-        "factor = 2",
+        "import threading",
         double="raise NotImplementedError",
         counter="class Counter:\n    def __init__(self):\n        raise KeyError(7)",
+        answer="answer, reason = threading.Lock(), 1",
     )
     _, seen = grade(path)
-    assert seen["98.1"][0] is False
     assert "defines no double" in seen["98.1"][1]
-    assert "NotImplementedError" in seen["98.1"][1]
+    assert "cell 3 raised NotImplementedError" in seen["98.1"][1]
     assert seen["98.2"] == (False, "raised KeyError: 7")
-    assert seen["98.3"][0] is True
+    assert "answer, reason cannot be copied" in seen["98.3"][1]
 
 
-def test_a_cell_that_ends_the_process_costs_what_it_should_have_defined(tmp_path):
-    path = write(tmp_path, "factor = 2", counter="import os; os._exit(0)")
+def test_cells_that_end_their_process_are_named_and_the_others_are_graded(tmp_path):
+    path = write(
+        tmp_path,
+        double="import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        counter="import os; os._exit(0)",
+    )
     _, seen = grade(path)
-    assert seen["98.1"][0] and seen["98.3"][0]
-    assert seen["98.2"] == (False, "cell 4 ended the process with code 0")
-
-
-def test_a_cell_that_kills_itself_is_named_with_its_signal(tmp_path):
-    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    _, seen = grade(write(tmp_path, "factor = 2", double=kill))
-    assert seen["98.1"] == (False, "cell 2 was killed by SIGKILL")
-    assert seen["98.2"][0] and seen["98.3"][0]
+    assert seen == {
+        "98.1": (False, "cell 1 was killed by SIGKILL"),
+        "98.2": (False, "cell 3 ended the process with code 0"),
+        "98.3": (True, ""),
+    }
 
 
 def test_a_cell_that_never_ends_is_stopped_at_its_deadline(tmp_path):
-    path = write(tmp_path, "factor = 2", double="while True: pass")
-    start = time.monotonic()
+    path = write(tmp_path, double="while True: pass")
     _, seen = grade(path, cell_timeout_s=1)
-    assert time.monotonic() - start < 60
     assert "did not end within 1 s" in seen["98.1"][1]
     assert seen["98.2"][0] and seen["98.3"][0]
 
 
-def test_a_solution_that_never_ends_or_exits_fails_alone(tmp_path):
+def test_solutions_that_never_end_or_exit_fail_alone(tmp_path):
     path = write(
         tmp_path,
         double="def double(x):\n    import os\n    os._exit(0)",
         counter="class Counter:\n    def __init__(self):\n        while True: pass",
+        answer="class Exit:\n    def __eq__(self, other):\n"
+        "        raise SystemExit(0)\nanswer = reason = Exit()",
     )
     _, seen = grade(path)
     assert seen["98.1"][0] is False and "ended the process" in seen["98.1"][1]
     assert seen["98.2"][0] is False and "stopped after 3 s" in seen["98.2"][1]
-    assert seen["98.3"][0] is True
-
-
-def test_sys_exit_in_a_solution_is_a_fail(tmp_path):
-    path = write(tmp_path, double="import sys\ndef double(x):\n    sys.exit(0)")
-    _, seen = grade(path)
-    assert seen["98.1"] == (False, "raised SystemExit: 0")
+    assert seen["98.3"] == (False, "raised SystemExit: 0")
 
 
 CHEATS = """
 import overlaplab.grading as g, overlaplab.grading.laws as laws
 import overlaplab.grading.exercise as e, overlaplab.grading.check as c
-import overlaplab.grading.verdict as v, torch, builtins
+import overlaplab.grading.verdict as v, torch, builtins, sys
 print('98.1 Double: passed')
-check = g.check = c.check = lambda *a: True
+check = g.check = sys.modules['overlaplab.grading.check'].check = lambda *a: True
 laws.values_law = lambda *a, **k: []
-e.Sheet.expect = lambda *a, **k: True
-e.Sheet.verdict = lambda self, **k: v.Verdict('98.1', 'Double', True)
-e._REGISTRY.clear()
+sheet = sys.modules['overlaplab.grading.exercise'].Sheet
+sheet.expect = lambda *a, **k: True
+sheet.verdict = lambda self, **k: v.Verdict('98.1', 'Double', True)
 torch.isclose = lambda *a, **k: torch.ones(3, dtype=torch.bool)
 torch.set_default_dtype(torch.float64)
 builtins.all = lambda *a: True
@@ -163,59 +179,12 @@ def test_nothing_that_a_cell_prints_patches_or_redefines_reaches_a_verdict(tmp_p
         "factor = 3",
         counter="class Counter: value = 0",
         answer="class Yes:\n    def __eq__(self, other): return 1\n"
-        "answer, reason = Yes(), ''",
+        "answer = reason = Yes()",
         check="print('passed')",
     )
     report, seen = grade(path)
     assert report.points == 0
     assert "AttributeError" in seen["98.2"][1]
-
-
-def test_checks_may_be_edited_or_deleted(tmp_path):
-    path = write(tmp_path, "factor = 2", check="raise SystemExit")
-    raw = json.loads(path.read_text())
-    raw["cells"] = [c for c in raw["cells"] if c["source"] != "raise SystemExit"]
-    path.write_text(json.dumps(raw))
-    report, _ = grade(path)
-    assert report.full_marks
-
-
-def test_objects_are_taken_where_the_check_stands(tmp_path):
-    path = write(tmp_path, "factor = 2")
-    raw = json.loads(path.read_text())
-    later = {"cell_type": "code", "source": "double = None", "metadata": {}}
-    raw["cells"].append(later)
-    path.write_text(json.dumps(raw))
-    _, seen = grade(path)
-    assert seen["98.1"][0] is True
-
-
-def test_magics_display_and_modules_beside_the_notebook_work(tmp_path):
-    (tmp_path / "beside.py").write_text("FACTOR = 2\n")
-    path = write(
-        tmp_path,
-        "%matplotlib inline\nimport beside\nfrom IPython.display import display\n"
-        "display(1)\nfactor = beside.FACTOR",
-        double="def double(x):\n    return beside.FACTOR * x",
-    )
-    report, _ = grade(path)
-    assert report.full_marks
-
-
-def test_a_solution_that_cannot_be_copied_says_so(tmp_path):
-    path = write(
-        tmp_path, "import threading", answer="answer, reason = threading.Lock(), 1"
-    )
-    _, seen = grade(path)
-    assert "cannot be copied" in seen["98.3"][1]
-
-
-def test_the_notebook_itself_is_not_written(tmp_path):
-    path = write(tmp_path, "factor = 2\nopen('left', 'w').write('x')")
-    before = path.read_bytes()
-    grade(path)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["lab.ipynb"]
 
 
 @pytest.mark.parametrize(
@@ -248,5 +217,7 @@ def test_a_missing_file_and_a_directory_get_one_clear_error(tmp_path):
 def test_a_lab_that_is_not_installed_is_refused(tmp_path):
     path = write(tmp_path)
     path.write_text(path.read_text().replace("98.", "97."))
-    with pytest.raises(NotebookError, match="exercises of lab 97"):
+    with pytest.raises(
+        NotebookError, match="exercises of lab 97, which is not installed"
+    ):
         grade_notebook(path, modules=MODULES)
