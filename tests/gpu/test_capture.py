@@ -1,0 +1,31 @@
+"""A step captured in a CUDA graph is the same step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.gpu import programs
+from tests.gpu.processes import run_on_gpus
+
+pytestmark = pytest.mark.gpu(2)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_eight_captured_steps_end_where_eight_eager_ones_do(set_to_none: bool) -> None:
+    eager = run_on_gpus(programs.trained_transformer, False, set_to_none)
+    captured = run_on_gpus(programs.trained_transformer, True, set_to_none)
+    for ours, theirs in zip(eager, captured, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+    for a, b in zip(captured[0], captured[1], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_step_that_cannot_be_captured_is_refused_with_the_reason() -> None:
+    for found in run_on_gpus(programs.refusals):
+        assert found["plain"] == "captured"
+        assert "programs.py" in found["item"] and "wait for the GPU" in found["item"]
+        assert "argument 0" in found["shape"] and "(32, 512)" in found["shape"]
+        assert "overwritten, not accumulated" in found["accumulates"]
+        assert "set_to_none=False" in found["replaced"]
