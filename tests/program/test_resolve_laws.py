@@ -168,3 +168,19 @@ def test_a_faster_link_makes_no_step_slower_without_contention(program, hw):
     hw = replace(hw, compute_rate_permille=1000, wire_rate_permille=1000)
     fast: Hardware = replace(hw, link=replace(hw.link, bytes_per_s=20 * 10**9))
     assert length(resolve(program, fast)) <= length(resolve(program, hw))
+
+
+@given(programs(), hardwares)
+def test_exposed_and_hidden_communication_add_up_and_a_step_is_not_under_its_bound(
+    program, hw
+):
+    for report in resolve(program, hw).report().ranks:
+        assert report.exposed_ns + report.hidden_ns == report.communication_ns
+        assert report.step_ns >= report.bound_ns
+
+
+@given(programs(), hardwares)
+def test_the_critical_path_fills_the_step_without_a_gap(program, hw):
+    timeline = resolve(program, hw)
+    path = timeline.critical_path()
+    assert sum(path.shares_ns.values()) == length(timeline)
