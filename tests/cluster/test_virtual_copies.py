@@ -79,7 +79,7 @@ def test_defaults_partials_bound_methods_and_nested_functions_are_copied():
     def outer():
         total = 0
 
-        def inner(box=[0]):  # noqa: B006: a mutable default is the point
+        def inner(box=[0]):  # noqa: B006 (the point)
             nonlocal total
             total += 1
             box[0] += 1

@@ -12,6 +12,7 @@ import ctypes
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -84,7 +85,13 @@ class Turns:
             rank.random_state = seeded_random_state()
             rank.thread.start()
         self.ranks[0].lock.release()
-        return self._caller.acquire(timeout=timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while True:  # in slices: an interrupt is seen between two, wherever it lands
+            left_s = deadline - time.monotonic()
+            if self._caller.acquire(timeout=max(0.0, min(left_s, 0.1))):
+                return True
+            if left_s <= 0:
+                return False
 
     def run_rank(self, me: RankThread) -> None:
         """The body of a rank's thread."""
