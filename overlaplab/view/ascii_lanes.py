@@ -9,7 +9,7 @@ from overlaplab.timeline import Share, Span, Timeline
 from overlaplab.timeline.critical_path import is_wait
 from overlaplab.timeline.intervals import Interval, intersect, merge, subtract
 from overlaplab.timeline.report import union
-from overlaplab.view.picture import MAX_RANKS, numbers
+from overlaplab.view.panel import MAX_RANKS, numbers
 from overlaplab.view.units import format_ns
 
 # In the order in which marks win a column that several share equally.

@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from overlaplab.timeline import Timeline
-from overlaplab.view.picture import Panel, Picture, numbers, stack
+from overlaplab.view.panel import Panel, numbers
 from overlaplab.view.share_bars import shares_part
+from overlaplab.view.stacking import Picture, stack
 
 Settings = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from overlaplab.timeline import Timeline
 from overlaplab.view.inks import SHARE_INKS, TEXT
-from overlaplab.view.picture import ROW_IN, Part, stack, write_above
+from overlaplab.view.stacking import ROW_IN, Part, stack, write_above
 from overlaplab.view.units import percentages
 
 _CHAR_PERCENT = 0.75  # width of a character of 8 points, in percent of a bar

@@ -8,7 +8,7 @@ import pytest
 
 from overlaplab.timeline import Timeline
 from overlaplab.view import Explorer, Knob, explorer
-from overlaplab.view.picture import Picture
+from overlaplab.view.stacking import Picture
 from tests.view.steps import step
 
 KNOBS = {

@@ -63,6 +63,16 @@ def test_messages_carry_their_label_where_it_fits():
     assert {"bucket 0", "bucket 1"} <= set(texts(figure))
 
 
+def test_of_messages_that_overlap_on_a_lane_only_the_longest_is_named():
+    def sent(start, end, label):
+        name = {"label": label}
+        return Span(0, "comm", "communication", "all_reduce", start, end, 0, 0, name)
+
+    line = Timeline.of([sent(0, 900, "long"), sent(100, 850, "short")])
+    assert "long" in texts(draw(line))
+    assert "short" not in texts(draw(line))
+
+
 def test_the_legend_explains_what_is_there_and_nothing_else():
     compute_only = Timeline.of([Span(0, "default", "compute", "mm", 0, 100)])
     assert legend(draw(compute_only)) == ["compute", "critical path"]

@@ -1,0 +1,343 @@
+"""One timeline in one pair of axes: lanes, bars, outlines, the critical path, names.
+
+Solid is computing, hatched is communication; an outline marks what is exposed, a
+black line the critical path, the pale band a rank's step. Knows spans and causes only.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from overlaplab.timeline import Span, Timeline
+from overlaplab.timeline.intervals import intersect, subtract
+from overlaplab.timeline.report import Report, union
+from overlaplab.view.inks import BAND, EXPOSED, HIGHLIGHT, INKS, PATH, TEXT, inks_of
+from overlaplab.view.pieces import Piece, join_close, pieces
+from overlaplab.view.stacking import ROW_IN, TITLE_LINE_IN, Part, write_above
+from overlaplab.view.units import format_ns, time_unit
+
+Box = tuple[float, float, float, float]  # left, right, top, bottom, in data units
+
+MAX_RANKS = 8  # more in one figure nobody can read
+_LONG_TITLE = 56  # characters
+_GROUP_GAP = 0.45  # rows between ranks
+_BAR = (0.10, 0.78)  # top and bottom of a bar within its row
+_PATH_AT = 0.89
+_CHAR_PX = 5.5  # a character of the 7-point font at DPI, on the wide side
+_MAX_NAMES = 80
+
+
+class Panel:
+    """One timeline in one pair of axes."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        title: str,
+        *,
+        lanes: Collection[str] | None = None,
+        ranks: Collection[int] | None = None,
+        window: tuple[int, int] | None = None,
+        highlight: Collection[int] | None = None,
+        critical_path: bool = True,
+    ) -> None:
+        self.timeline = timeline
+        self.title = title
+        self.start_ns, self.end_ns = window or (timeline.start_ns, timeline.end_ns)
+        if self.end_ns < self.start_ns or (window and self.end_ns == self.start_ns):
+            raise ValueError(f"window {window} ns is empty; expected (start, end)")
+        self.end_ns = max(self.end_ns, self.start_ns + 1)
+        self.highlight = sorted(highlight or ())
+        if self.highlight and not 0 <= self.highlight[-1] < len(timeline.spans):
+            raise ValueError(
+                f"highlight {self.highlight[-1]}: the timeline has "
+                f"{len(timeline.spans)} spans"
+            )
+        self.critical_path = critical_path
+        self.scale, self.unit = time_unit(self.end_ns - timeline.start_ns)
+        self._place_rows(lanes, ranks)
+        # A title that would run into the numbers gets lines of its own above them.
+        self.title_lines = textwrap.wrap(self._heading(), 110) or [""]
+        long = len(self.title_lines) > 1 or len(self.title_lines[0]) > _LONG_TITLE
+        self.num_title_lines = len(self.title_lines) if long else 0
+
+    def _place_rows(
+        self, lanes: Collection[str] | None, ranks: Collection[int] | None
+    ) -> None:
+        self.rows: dict[tuple[int, str], float] = {}
+        self.spans: dict[tuple[int, str], list[Span]] = {}
+        self.by_rank: dict[int, list[Span]] = {}
+        for span in self.timeline.spans:
+            self.by_rank.setdefault(span.rank, []).append(span)
+        present = sorted(self.by_rank)
+        drawn = [r for r in present if ranks is None or r in ranks][:MAX_RANKS]
+        self.num_drawn = len(drawn)
+        y = 0.0
+        for rank in drawn:
+            shown = [
+                lane
+                for lane in self.timeline.lanes(rank)
+                if lanes is None or lane in lanes
+            ]
+            y += _GROUP_GAP if self.rows and shown else 0.0
+            for lane in shown:
+                self.rows[rank, lane] = y
+                self.spans[rank, lane] = []
+                y += 1
+            for span in self.by_rank[rank]:
+                if span.lane in shown:
+                    self.spans[rank, span.lane].append(span)
+        if not self.rows and self.timeline.spans:
+            known = sorted({s.lane for s in self.timeline.spans})
+            raise ValueError(
+                f"nothing to draw of lanes {sorted(lanes or known)} and ranks "
+                f"{sorted(ranks or present)}; there are lanes {known} and ranks "
+                f"{present}"
+            )
+        self.num_rows = max(y, 1.0)
+
+    def part(self) -> Part:
+        labels = [self._label(*key) for key in self.rows]
+        return Part(ROW_IN * self.num_rows, labels, self.draw, self.num_title_lines)
+
+    def _label(self, rank: int, lane: str) -> str:
+        one_rank = len({rank for rank, _ in self.rows}) == 1
+        return lane if one_rank else f"rank {rank}  {lane}"
+
+    def draw(self, ax: Axes) -> list[str]:
+        """Fill the axes; returns what the legend must explain."""
+        width_px = ax.get_position().width * ax.figure.bbox.width
+        self.columns = max(50, int(width_px))
+        self.ns_per_px = (self.end_ns - self.start_ns) / self.columns
+        used = []
+        self._frame(ax)
+        self._bands(ax)
+        used += self._bars(ax)
+        used += self._exposed(ax)
+        if self.critical_path:
+            used += self._path(ax)
+        used += self._highlights(ax)
+        self._names(ax)
+        return used
+
+    def _x(self, time_ns: float) -> float:
+        """In the axis' unit, since the timeline's first start."""
+        return (time_ns - self.timeline.start_ns) / self.scale
+
+    def _box(self, start_ns: float, end_ns: float, y: float) -> Box:
+        return self._x(start_ns), self._x(end_ns), y + _BAR[0], y + _BAR[1]
+
+    def _frame(self, ax: Axes) -> None:
+        ax.set_facecolor("white")
+        ax.set_xlim(self._x(self.start_ns), self._x(self.end_ns))
+        ax.set_ylim(self.num_rows, 0)
+        ax.set_yticks([y + 0.5 for y in self.rows.values()])
+        ax.set_yticklabels([self._label(*key) for key in self.rows])
+        ax.tick_params(axis="y", length=0, labelsize=8, labelcolor=TEXT)
+        ax.tick_params(axis="x", labelsize=8, labelcolor=TEXT, color=TEXT)
+        ax.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g} {self.unit}"))
+        for side in ("top", "right", "left"):
+            ax.spines[side].set_visible(False)
+        long = self.num_title_lines > 0
+        above_pt = 7 + 72 * TITLE_LINE_IN if long else 7
+        write_above(
+            ax, "\n".join(self.title_lines), above_pt, size=9 if long else 10, bold=True
+        )
+        write_above(ax, numbers(self.timeline.report()), 7, size=9, right=True)
+
+    def _heading(self) -> str:
+        heading = self.title
+        if self.timeline.represents > 1:
+            heading += f"  (1 rank stands for {self.timeline.represents})"
+        if self.num_drawn < len(self.by_rank):
+            drawn = sorted({rank for rank, _ in self.rows})
+            shown = f"rank {drawn[0]}" if len(drawn) == 1 else f"{len(drawn)} ranks"
+            heading += f"  ({shown} of {len(self.by_rank)})"
+        return heading.strip()
+
+    def _bands(self, ax: Axes) -> None:
+        """A pale band from a rank's first start to its last end: white is over."""
+        bands = []
+        for (rank, _), y in self.rows.items():
+            spans = self.by_rank[rank]
+            first, last = spans[0].start_ns, max(s.end_ns for s in spans)
+            bands.append(self._box(first, last, y))
+        _add_boxes(ax, bands, facecolor=BAND, edgecolor="none", zorder=1)
+
+    def _bars(self, ax: Axes) -> list[str]:
+        by_ink: dict[str, list[tuple[Piece, float]]] = {}
+        for key, y in self.rows.items():
+            for piece in pieces(
+                self.spans[key], self.start_ns, self.end_ns, self.columns
+            ):
+                by_ink.setdefault(piece.ink, []).append((piece, y))
+        for name, placed in by_ink.items():
+            ink = INKS[name]
+            # Between bars of a few pixels an outline would look like idle time.
+            for outlined in (False, True):
+                boxes = [
+                    self._box(piece.start_ns, piece.end_ns, y)
+                    for piece, y in placed
+                    if (piece.whole and self._is_wide(piece)) == outlined
+                ]
+                _add_boxes(
+                    ax,
+                    boxes,
+                    facecolor=ink.face,
+                    edgecolor=ink.edge,
+                    linewidth=0.5 if outlined else 0.0,
+                    hatch=ink.hatch or None,
+                    zorder=2 if outlined else 1.9,
+                )
+        return list(by_ink)
+
+    def _is_wide(self, piece: Piece) -> bool:
+        narrowest_px = 2 if INKS[piece.ink].hatch else 4
+        return piece.end_ns - piece.start_ns >= narrowest_px * self.ns_per_px
+
+    def _exposed(self, ax: Axes) -> list[str]:
+        boxes = []
+        for (rank, lane), y in self.rows.items():
+            sending = union(self.spans[rank, lane], "communication")
+            if not sending:
+                continue
+            everything = self.by_rank[rank]
+            exposed = intersect(
+                sending,
+                subtract(
+                    union(everything, "communication"), union(everything, "compute")
+                ),
+            )
+            visible = intersect(exposed, [(self.start_ns, self.end_ns)])
+            for start_ns, end_ns in join_close(visible, self.ns_per_px):
+                boxes.append(self._box(start_ns, end_ns, y))
+        _add_boxes(ax, boxes, fill=False, edgecolor=EXPOSED, linewidth=1.6, zorder=3)
+        return ["exposed"] if boxes else []
+
+    def _path(self, ax: Axes) -> list[str]:
+        """A line under the spans of the chain, and thin ones where it changes lane."""
+        lines, jumps = [], []
+        previous_y: float | None = None
+        last_jump_px = (-1.0, 0.0)
+        for y, start_ns, end_ns in self._path_runs():
+            x, at = self._x(start_ns), y + _PATH_AT
+            lines.append([(x, at), (self._x(end_ns), at)])
+            if previous_y is not None and previous_y != at:
+                jump_px = (start_ns // max(self.ns_per_px, 1), previous_y + at)
+                if jump_px != last_jump_px:  # one line a column is all that shows
+                    jumps.append([(x, previous_y), (x, at)])
+                last_jump_px = jump_px
+            previous_y = at
+        ax.add_collection(
+            LineCollection(
+                lines, colors=PATH, linewidths=2.2, zorder=4, capstyle="butt"
+            ),
+            autolim=False,
+        )
+        ax.add_collection(
+            LineCollection(jumps, colors=PATH, linewidths=0.7, zorder=4), autolim=False
+        )
+        return ["path"] if lines else []
+
+    def _path_runs(self) -> Iterable[tuple[float, int, int]]:
+        """(row, start_ns, end_ns) of the path, neighbours in one row joined."""
+        run: tuple[float, int, int] | None = None
+        for segment in self.timeline.critical_path().segments:
+            if segment.span is None:
+                continue
+            span = self.timeline.spans[segment.span]
+            y = self.rows.get((span.rank, span.lane))
+            start = max(segment.start_ns, self.start_ns)
+            end = min(segment.end_ns, self.end_ns)
+            if y is None or start >= end:
+                continue
+            if run is not None and run[0] == y and start - run[2] <= 0:
+                run = (y, run[1], end)
+                continue
+            if run is not None:
+                yield run
+            run = (y, start, end)
+        if run is not None:
+            yield run
+
+    def _highlights(self, ax: Axes) -> list[str]:
+        boxes = []
+        for index in self.highlight:
+            span = self.timeline.spans[index]
+            if (span.rank, span.lane) in self.rows:
+                y = self.rows[span.rank, span.lane]
+                boxes.append(self._box(span.start_ns, span.end_ns, y))
+        _add_boxes(ax, boxes, fill=False, edgecolor=HIGHLIGHT, linewidth=2.4, zorder=5)
+        return ["highlight"] if boxes else []
+
+    def _names(self, ax: Axes) -> None:
+        """The widest spans get their names, where these fit."""
+        candidates = []
+        for y, spans in zip(self.rows.values(), self.spans.values(), strict=True):
+            for span in spans:
+                first = max(span.start_ns, self.start_ns)
+                last = min(span.end_ns, self.end_ns)
+                margin_px = 6 if span.kind == "communication" else 12
+                half_ns = (_CHAR_PX * len(_name(span)) + margin_px) * self.ns_per_px / 2
+                if last - first >= 2 * half_ns:
+                    candidates.append((last - first, first, y, half_ns, span))
+        candidates.sort(key=lambda c: -c[0])
+        taken: dict[float, list[tuple[float, float]]] = {}
+        for length_ns, first, y, half_ns, span in candidates[:_MAX_NAMES]:
+            middle_ns = first + length_ns / 2
+            left, right = middle_ns - half_ns, middle_ns + half_ns
+            row = taken.setdefault(y, [])
+            # Measured collectives may overlap on their lane: the longest is named.
+            if all(right <= a or b <= left for a, b in row):
+                row.append((left, right))
+                self._write_name(ax, span, middle_ns, y)
+
+    def _write_name(self, ax: Axes, span: Span, middle_ns: float, y: float) -> None:
+        sends = span.kind == "communication"
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.7}
+        ax.text(
+            self._x(middle_ns),
+            y + sum(_BAR) / 2 + 0.02,
+            _name(span),
+            fontsize=7,
+            ha="center",
+            va="center",
+            color=TEXT if sends else INKS[inks_of(span)[0][0]].text,
+            bbox=box if sends else None,
+            zorder=6,
+            clip_on=True,
+        )
+
+
+def numbers(report: Report) -> str:
+    """The three numbers of a step, in one line."""
+    return (
+        f"step {format_ns(report.step_ns)}     exposed {format_ns(report.exposed_ns)}"
+        f"     saved {format_ns(report.saved_ns)}"
+    )
+
+
+def _add_boxes(ax: Axes, boxes: Sequence[Box], **style: Any) -> None:
+    """Add rectangles as one path: hatching many apart takes Agg half a second."""
+    vertices, codes = [], []
+    for left, right, top, bottom in boxes:
+        corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
+        vertices += [*corners, corners[0]]
+        codes += [Path.MOVETO, *3 * [Path.LINETO], Path.CLOSEPOLY]
+    if boxes:
+        # Not add_patch: the limits are set, and working them out takes longer.
+        ax.add_artist(PathPatch(Path(vertices, codes), **style))
+
+
+def _name(span: Span) -> str:
+    label = span.attributes.get("label")
+    return str(label) if span.kind == "communication" and label else span.name
