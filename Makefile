@@ -41,7 +41,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 lab: setup
-	cd labs && ../$(BIN)/python -m jupyter lab $(LAB_FLAGS)
+	cd labs && ../$(BIN)/python -m jupyter lab $(LAB_FLAGS) \
+	  $$(test "$$(id -u)" != 0 || echo --allow-root)
 
 test: test-lint test-types test-arrows test-drift test-unit test-notebooks \
 	test-unsolved

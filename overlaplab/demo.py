@@ -104,7 +104,8 @@ def demo(
     )
     variants: dict[str, Variant] = {}
     bar = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
-    with Progress(*bar, console=console, transient=True) as progress:
+    quiet = not console.is_terminal
+    with Progress(*bar, console=console, transient=True, disable=quiet) as progress:
         task = progress.add_task("", total=len(VARIANTS) + 1)
         for name, make_reducer in VARIANTS.items():
             progress.update(task, description=name)
