@@ -21,7 +21,15 @@ from overlaplab.program.gradients import (
     gradient_steps,
     is_gradient_all_reduce,
 )
-from overlaplab.program.record import Collective, Op, Part, Program, WorkWait
+from overlaplab.program.record import (
+    Collective,
+    Op,
+    Part,
+    Program,
+    StorageLife,
+    TensorName,
+    WorkWait,
+)
 from overlaplab.program.resolve import resolve
 from overlaplab.timeline import Timeline
 
@@ -96,20 +104,8 @@ def rebucket(
         program,
         ranks=tuple(edit.ops() for edit in edits),
         waits=tuple(wait for edit in edits for wait in edit.waits()),
-        storages=tuple(
-            replace(
-                life,
-                born=edits[life.rank].first_at[life.born],
-                freed=None
-                if life.freed is None
-                else edits[life.rank].first_at[life.freed],
-            )
-            for life in program.storages
-        ),
-        names=tuple(
-            replace(name, since=edits[name.rank].first_at[name.since])
-            for name in program.names
-        ),
+        storages=tuple(edits[life.rank].storage(life) for life in program.storages),
+        names=tuple(edits[name.rank].name(name) for name in program.names),
     )
 
 
@@ -161,17 +157,17 @@ class _Edit:
         self._place()
 
     def _plan_step(self, step: Step, plan: list[tuple[int, tuple[int, ...]]]) -> None:
-        carrier: dict[int, int] = {}  # id of a member -> its place in `self.new`
+        places: dict[int, set[int]] = {}  # of an old collective, in `self.new`
         at = self.new[-1].at if self.new else 0
         for index, bucket in plan:
             members = [step.members[position] for position in bucket]
             at = max(at, *(member.launch for member in members))
             for member in members:
-                carrier[id(member)] = len(self.new)
+                places.setdefault(member.old.index, set()).add(len(self.new))
             self.new.append(_New(at, members, f"bucket {index}"))
         for rider in step.riders:
             # Its gradients are the reason for its call: it goes with the last of them.
-            place = max(carrier[id(m)] for m in step.members if m.old is rider.old)
+            place = max(places[rider.old.index])
             self.new[place].members.append(rider)
             self.new[place].at = max(self.new[place].at, rider.launch)
             for later, earlier in zip(
@@ -181,7 +177,7 @@ class _Edit:
         # A stream is in order: who waits for a collective waits for those before it.
         last: dict[str, int] = {}
         for op in step.old:
-            own = sorted({carrier[id(m)] for m in step.members if m.old is op})
+            own = sorted(places[op.index])
             last[op.stream] = max(last.get(op.stream, 0), *own)
             self.carriers[op.index] = [self.new[place] for place in own]
             self.carried[op.index] = self.new[last[op.stream]]
@@ -331,6 +327,21 @@ class _Edit:
                 key = (work, wait.stream)
                 found.setdefault(key, WorkWait(self.rank, work, wait.stream, before))
         return sorted(found.values(), key=lambda w: (w.before, w.op))
+
+    def storage(self, life: StorageLife) -> StorageLife:
+        born = self.first_at[life.born]
+        freed = None if life.freed is None else self.first_at[life.freed]
+        if born == life.born and freed == life.freed:
+            return life
+        return StorageLife(
+            self.rank, life.storage, life.bytes, born, freed, life.stream, life.name
+        )
+
+    def name(self, name: TensorName) -> TensorName:
+        since = self.first_at[name.since]
+        if since == name.since:
+            return name
+        return TensorName(self.rank, name.access, name.name, since)
 
     def _refuse(self, late: _New, waiting: int) -> None:
         raise ProgramError(
