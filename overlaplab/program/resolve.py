@@ -34,7 +34,8 @@ from overlaplab.hardware import (
 from overlaplab.program.deadlock import deadlock_error
 from overlaplab.program.graph import Graph, Meeting, build_graph
 from overlaplab.program.record import Op, Program
-from overlaplab.timeline import Span, Timeline
+from overlaplab.program.spans import timeline_of
+from overlaplab.timeline import Timeline
 
 _SHARES = 2520  # divisible by 1 to 10: rates of up to ten sharers are exact
 _FULL = 1000 * _SHARES
@@ -66,10 +67,10 @@ def resolve(program: Program, hardware: str | Hardware) -> Timeline:
         MismatchError: ranks meet in one collective with different operations.
         ProgramError: the program is not well-formed.
     """
-    return _Run(build_graph(program), profile(hardware)).timeline()
+    return Run(build_graph(program), profile(hardware)).timeline()
 
 
-class _Run:
+class Run:
     """The state of one resolution. Lists are indexed by operator id unless said."""
 
     def __init__(self, graph: Graph, hw: Hardware) -> None:
@@ -131,7 +132,7 @@ class _Run:
                     self.stack.append((what, g))
             self._settle()
         self._check_all_ended()
-        return _timeline(self)
+        return timeline_of(self)
 
     def _push(self, time: int, what: int, g: int, version: int = 0) -> None:
         self.events += 1
@@ -362,70 +363,3 @@ class _Run:
             end < 0 and not self.graph.unmatched(g) for g, end in enumerate(self.end)
         ):
             raise deadlock_error(self.graph, time_ns=max(self.now, *self.cpu_ns))
-
-
-def _timeline(run: _Run) -> Timeline:
-    """Spans in the order that `Timeline` promises, and their causes."""
-    graph, num = run.graph, len(run.graph.ops)
-    # (start, rank, lane, end, code); the code is an id, or id + num for its launch.
-    rows: list[tuple[int, int, str, int, int]] = []
-    for g, op in enumerate(graph.ops):
-        if op.kind == "host_wait" or op.kind == "host":
-            if run.end[g] > run.start[g]:
-                rows.append((run.start[g], op.rank, "cpu", run.end[g], g))
-            continue
-        if run.launched[g] > run.launch_ns[g]:
-            rows.append((run.launch_ns[g], op.rank, "cpu", run.launched[g], g + num))
-        if run.end[g] >= 0:
-            rows.append((run.start[g], op.rank, op.stream, run.end[g], g))
-    rows.sort()
-    place = {row[4]: index for index, row in enumerate(rows)}
-    spans = tuple(_span(run, row) for row in rows)
-    causes = tuple(
-        place.get(run.cpu_cause[row[4] - num] if row[4] >= num else run.cause[row[4]])
-        for row in rows
-    )
-    program = graph.program
-    return Timeline(
-        spans,
-        causes,
-        num_ranks=len(program.ranks),
-        represents=program.represents,
-        origin="virtual",
-        hardware=run.hw.name,
-    )
-
-
-def _span(run: _Run, row: tuple[int, int, str, int, int]) -> Span:
-    start, rank, lane, end, code = row
-    num = len(run.graph.ops)
-    g = code - num if code >= num else code
-    op = run.graph.ops[g]
-    attributes: dict[str, object] = {"op": op.index, "label": op.label}
-    if op.phase:
-        attributes["phase"] = op.phase
-    if op.attributes:
-        attributes.update(op.attributes)
-    if code >= num:
-        return Span(
-            rank, lane, "launch", f"launch {op.name}", start, end, 0, 0, attributes
-        )
-    if op.kind == "host":
-        return Span(rank, lane, "host", op.name, start, end, 0, 0, attributes)
-    if op.kind == "host_wait":
-        name = op.name if op.name.startswith("wait") else f"wait {op.name}"
-        return Span(rank, lane, "host", name, start, end, 0, 0, attributes)
-    if op.kind == "communication":
-        m = run.graph.meeting[g]
-        assert op.collective is not None
-        attributes["ready_ns"] = run.ready[m]
-        attributes["latency_ns"] = run.on_wire[m] - run.ready[m]
-        attributes["wire_ns"] = end - run.on_wire[m]
-        attributes["alone_ns"] = sum(run.costs[m])
-        moved = op.collective.bytes
-        return Span(
-            rank, lane, "communication", op.name, start, end, moved, 0, attributes
-        )
-    attributes["alone_ns"] = run.alone[g]
-    moved = op.read_bytes + op.write_bytes
-    return Span(rank, lane, op.kind, op.name, start, end, moved, op.flops, attributes)
