@@ -135,7 +135,7 @@ def _new_cell(cell: types.CellType, memo: Memo) -> types.CellType:
     new = memo.get(id(cell))
     if new is None:
         new = memo[id(cell)] = types.CellType()
-    return new  # type: ignore[no-any-return]
+    return new
 
 
 def _fill_cell(cell: types.CellType, memo: Memo, what: str) -> None:

@@ -7,6 +7,10 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.utils import _python_dispatch
 
+# torch's stubs do not know how its C++ classes are subclassed.
+BaseGroup: Any = dist.ProcessGroup
+BaseWork: Any = dist._Work  # type: ignore[attr-defined]
+
 # Name in 2.13 -> the names by which 2.11, C++ and older callers reach the same.
 _OLDER_NAMES = {
     "all_gather_single": ("_allgather_base",),

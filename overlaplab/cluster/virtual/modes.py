@@ -13,7 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from overlaplab.cluster.virtual.operators import SKIPPED_NAMESPACES, operator
+from overlaplab.cluster.virtual.operators import (
+    SKIPPED_NAMESPACES,
+    dtype_name,
+    operator,
+)
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.storage import covered_bytes
 from overlaplab.program.record import Access
@@ -21,11 +25,11 @@ from overlaplab.program.record import Access
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
 
 
-class RecordMode(TorchDispatchMode):
+class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs each operator and records it."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
     @classmethod
@@ -169,11 +173,6 @@ _SYNCS: dict[Any, str] = {
     torch.Tensor.pin_memory: "pin_memory",
     torch.Tensor.record_stream: "record_stream",
 }
-
-
-def dtype_name(dtype: torch.dtype | None) -> str:
-    """ "float32", "bfloat16", ..."""
-    return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def _add(accesses: dict[Access, None], access: Access | None) -> None:

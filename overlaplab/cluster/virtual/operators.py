@@ -127,6 +127,11 @@ def operator(func: Any) -> Operator:
     return known
 
 
+def dtype_name(dtype: torch.dtype | None) -> str:
+    """ "float32", "bfloat16", ..."""
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
+
+
 def _describe(func: Any) -> Operator:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher order operator: its insides are recorded

@@ -86,7 +86,7 @@ class Recorder:
         self.storages = StorageTable(rank, self.ops)
         self.lanes: dict[str, Lane] = {}
         self.labels: list[str] = []
-        self.groups: dict[str, Any] = {}
+        self.communicator_lanes: set[str] = set()
         self._user_lane = self.lane(DEFAULT_LANE)
         self._num_streams = 0
         # Autograd's sequence number counts up in the forward pass: from `_starts[i]`

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from overlaplab.cluster.copying import copy_job
 from overlaplab.cluster.virtual import report, world
 from overlaplab.cluster.virtual.compat import mode_flags, set_mode_flags
-from overlaplab.cluster.virtual.group import Meetings
+from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.modes import HostSyncMode, RecordMode
 from overlaplab.cluster.virtual.ranks import (
     RankThread,
@@ -105,7 +105,7 @@ class _Run:
         self.fake = fake
         num_recorded = 1 if fake else world_size
         self.meetings = Meetings(representative=fake)
-        self.store = dist.HashStore()
+        self.store = torch._C._distributed_c10d.HashStore()
         self.fake_modes = [_fake_mode(fake) for _ in range(num_recorded)]
         self.jobs = [
             copy_job(fn, args, kwargs, fake_mode=mode) for mode in self.fake_modes
@@ -129,10 +129,10 @@ class _Run:
                 for rank in self.ranks:
                     rank.thread.join(5.0)
         if self.turns.first_error is not None:
-            rank, error = self.turns.first_error
+            number, error = self.turns.first_error
             if isinstance(error, (DeadlockError, MismatchError)):
                 raise error
-            raise report.failure(rank, error) from error
+            raise report.failure(number, error) from error
         return tuple(rank.result for rank in self.ranks), self._program()
 
     def _main_of(self, rank: int) -> Callable[[], Any]:
@@ -182,7 +182,7 @@ def _warm_up() -> None:
 
     def backward() -> None:
         weight = torch.ones(2, 2, requires_grad=True)
-        weight.mm(weight).sum().backward()
+        weight.mm(weight).sum().backward()  # type: ignore[no-untyped-call]
         dist.all_reduce(weight.grad)
         str(weight)
 

@@ -57,7 +57,7 @@ class StorageTable:
         if numel == 0:
             return None
         item = tensor.itemsize
-        offset = tensor.storage_offset() * item
+        offset = int(tensor.storage_offset()) * item
         if tensor.is_contiguous():
             return Access(storage.number, offset, numel * item)
         run, dims = runs(tensor.size(), tensor.stride(), item)

@@ -17,10 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from overlaplab.cluster.virtual.group import Meetings, VirtualGroup
+from overlaplab.cluster.virtual.communicator import Communicator
+from overlaplab.cluster.virtual.group import VirtualGroup
+from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.recorder import Recorder
 
 BACKEND = "virtual"
+_c10d_native: Any = torch._C._distributed_c10d  # its stubs lack a name
 _rank = threading.local()
 
 
@@ -61,13 +64,13 @@ def worlds_of_threads() -> Iterator[None]:
         return helper(*args, **kwargs)
 
     _register_backend()
-    c10d._world = _WorldOfThread(before)
+    setattr(c10d, "_world", _WorldOfThread(before))  # noqa: B010 (typed _World)
     c10d._new_process_group_helper = make_group
-    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    _c10d_native._set_thread_isolation_mode(True)
     try:
         yield
     finally:
-        torch._C._distributed_c10d._set_thread_isolation_mode(False)
+        _c10d_native._set_thread_isolation_mode(False)
         c10d._new_process_group_helper = helper
         c10d._world = before
         sys.excepthook = excepthook
@@ -99,7 +102,7 @@ def join(recorder: Recorder, meetings: Meetings, world_size: int, store: Any) ->
 
 def leave() -> None:
     """The calling thread is no rank any more."""
-    torch._C._distributed_c10d._unregister_all_process_groups()
+    _c10d_native._unregister_all_process_groups()
     _rank.recorder = _rank.meetings = _rank.world = None
 
 
@@ -118,5 +121,11 @@ def _create(options: Any, _: Any) -> VirtualGroup:
         )
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     return VirtualGroup(
-        recorder, _rank.meetings, options.group_rank, ranks, str(options.group_id)
+        Communicator(
+            recorder,
+            _rank.meetings,
+            options.group_rank,
+            ranks,
+            str(options.group_id),
+        )
     )

@@ -1,0 +1,227 @@
+"""A communicator as one rank sees it: launches are recorded and meet in memory.
+
+Knows the lane, the sequence numbers and the bytes; `VirtualGroup` (group.py) is the
+face that torch.distributed sees, `Meeting` does the arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from overlaplab.cluster.virtual.meeting import Arrival, Meeting, Meetings
+from overlaplab.cluster.virtual.operators import dtype_name
+from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.storage import covered_bytes
+from overlaplab.cluster.virtual.work import VirtualBarrier, VirtualWork
+from overlaplab.program.record import Access, Collective, Part
+
+Tensors = Sequence[torch.Tensor]
+Splits = bool | list[int]
+
+
+class Communicator:
+    """One rank's member of a communicator.
+
+    Args:
+        recorder: the rank's.
+        meetings: the run's.
+        rank: in this group.
+        ranks: the global ranks of the group, in group order.
+        torch_name: torch's own name of the group, the same on every rank.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        meetings: Meetings,
+        rank: int,
+        ranks: tuple[int, ...],
+        torch_name: str,
+    ) -> None:
+        self.recorder = recorder
+        self.rank = rank
+        self.ranks = ranks
+        self.torch_name = torch_name
+        self.description = ""
+        self.sequence = 0
+        self._meetings = meetings
+        self._name = ""
+        self._lane = ""
+        self._pair_sequences: dict[tuple[int, int], int] = {}
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def name(self) -> str:
+        """Unlike any other communicator's; settled at its first use."""
+        if not self._name:
+            self._name = self._meetings.group_name(
+                self.torch_name, self.description, self.ranks
+            )
+            self._lane = self._lane_name()
+        return self._name
+
+    def launch(
+        self,
+        operation: str,
+        sources: Tensors,
+        targets: Tensors,
+        async_op: bool,
+        *,
+        reduce_op: str = "",
+        root: int = -1,
+        reads: bool = True,
+        writes: bool = True,
+        split_inputs: Splits = False,
+        split_outputs: Splits = False,
+        pair: tuple[int, int] | None = None,
+    ) -> VirtualWork:
+        """Record the launch, deposit copies of the inputs, and go on.
+
+        Args:
+            operation: as in `Collective`.
+            sources, targets: the user's tensors.
+            async_op: as given by the caller.
+            root: in this group, -1 where there is none.
+            reads, writes: whether this rank reads its sources, writes its targets.
+            split_inputs, split_outputs: each tensor stands for one a rank: equal
+                parts, or parts of these lengths, along dimension 0.
+            pair: group ranks of sender and receiver.
+        """
+        recorder = self.recorder
+        lane = recorder.current()
+        recorder.settle(lane)
+        meeting = self._meeting(pair)
+        read = self._accesses(sources, lane.name) if reads else ()
+        write = self._accesses(targets, lane.name) if writes else ()
+        root = -1 if root < 0 else self.ranks[root]
+        payload = sources if sources else targets
+        collective = Collective(
+            group=meeting.group,
+            ranks=meeting.ranks,
+            sequence=meeting.sequence,
+            operation=operation,
+            reduce_op=reduce_op,
+            root=root,
+            bytes=self._payload_bytes(operation, sources, targets),
+            parts=self._parts(payload, lane.name),
+            async_op=async_op,
+        )
+        op = recorder.launch(
+            "communication",
+            operation,
+            recorder.lane(self._lane if pair is None else _pair_lane(meeting)),
+            launched_from=lane,
+            reads=read,
+            writes=write,
+            dtype=dtype_name(payload[0].dtype) if payload else "",
+            read_bytes=sum(map(covered_bytes, read)),
+            write_bytes=sum(map(covered_bytes, write)),
+            collective=collective,
+        )
+        if self._meetings.representative:
+            meeting.complete = True
+        else:
+            with _disable_current_modes(), torch.no_grad():
+                copies = [t.detach().clone() for t in sources]
+                meeting.arrive(
+                    Arrival(
+                        rank=recorder.rank,
+                        op=op,
+                        operation=operation,
+                        reduce_op=reduce_op,
+                        root=root,
+                        inputs=_split(copies, split_inputs, self.size),
+                        outputs=_split(targets, split_outputs, self.size),
+                        label=recorder.labels[-1] if recorder.labels else "",
+                    )
+                )
+        kind = VirtualBarrier if operation == "barrier" else VirtualWork
+        return kind(recorder, meeting, op, targets)
+
+    def _meeting(self, pair: tuple[int, int] | None) -> Meeting:
+        name = self.name
+        if pair is None:
+            sequence = self.sequence
+            self.sequence += 1
+            return self._meetings.at(name, self.ranks, sequence)
+        ranks = (self.ranks[pair[0]], self.ranks[pair[1]])
+        sequence = self._pair_sequences.get(pair, 0)
+        self._pair_sequences[pair] = sequence + 1
+        return self._meetings.at(f"{name} {ranks[0]}->{ranks[1]}", ranks, sequence)
+
+    def _accesses(self, tensors: Tensors, lane: str) -> tuple[Access, ...]:
+        access = self.recorder.storages.access
+        found = {access(tensor, lane): None for tensor in tensors}
+        return tuple(a for a in found if a is not None)
+
+    def _parts(self, tensors: Tensors, lane: str) -> tuple[Part, ...]:
+        storages = self.recorder.storages
+        parts = []
+        for tensor in tensors:
+            access = storages.access(tensor, lane)
+            parts.append(
+                Part(
+                    bytes=tensor.numel() * tensor.itemsize,
+                    dtype=dtype_name(tensor.dtype),
+                    ready=None if access is None else storages.last_writer(access),
+                    name="" if access is None else storages.name_of(access),
+                )
+            )
+        return tuple(parts) or (Part(0, "", None),)
+
+    def _payload_bytes(self, operation: str, sources: Tensors, targets: Tensors) -> int:
+        """As the cost formulas count it: see `Collective.bytes`."""
+        num_bytes = sum(t.numel() * t.itemsize for t in sources or targets)
+        if operation in ("all_gather", "gather"):
+            return num_bytes * self.size
+        if operation == "scatter" and targets:
+            return sum(t.numel() * t.itemsize for t in targets) * self.size
+        return num_bytes
+
+    def _lane_name(self) -> str:
+        """ "comm", or "comm:NAME" with the user's name, unique in its rank."""
+        if self._name == "default":
+            return "comm"
+        lanes = self.recorder.communicator_lanes
+        lane = f"comm:{self.description or self._name}"
+        if lane in lanes:
+            lane = f"comm:{self._name}"
+        lanes.add(lane)
+        return lane
+
+
+def _pair_lane(meeting: Meeting) -> str:
+    return f"comm:{meeting.group}".replace("comm:default ", "comm:")
+
+
+def _split(tensors: Tensors, how: Splits, num_ranks: int) -> tuple[torch.Tensor, ...]:
+    if how is False:
+        return tuple(t.detach() for t in tensors)
+    pieces: list[torch.Tensor] = []
+    for tensor in tensors:
+        tensor = tensor.detach()
+        if isinstance(how, list):
+            pieces += torch.split(tensor, how)
+        elif tensor.numel() % num_ranks:
+            raise ValueError(
+                f"a tensor of {tuple(tensor.shape)} ({tensor.numel()} elements) does "
+                f"not divide by {num_ranks} ranks; pad it"
+            )
+        elif tensor.is_contiguous():
+            pieces += (
+                tensor.view(-1).chunk(num_ranks)
+                if tensor.numel()
+                else ([tensor.view(-1)] * num_ranks)
+            )
+        else:
+            raise ValueError(
+                "a tensor that stands for one part a rank must be contiguous; got "
+                f"strides {tensor.stride()} of shape {tuple(tensor.shape)}"
+            )
+    return tuple(pieces)

@@ -1,0 +1,94 @@
+"""What a launch returns: torch's `Work`, as NCCL's behaves.
+
+`wait` makes the stream that is current at the call wait; the CPU goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from overlaplab.cluster.virtual.compat import BaseWork
+from overlaplab.cluster.virtual.meeting import Meeting
+from overlaplab.cluster.virtual.recorder import Frontier, Recorder
+from overlaplab.program.record import WorkWait
+from overlaplab.timeline.span import CPU_LANE
+
+
+class VirtualWork(BaseWork):  # type: ignore[misc]
+    """A launched collective.
+
+    `wait` makes the stream that is current at the call wait; waiting twice is waiting
+    once. The tensors hold their results for whatever is launched on that stream next.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        meeting: Meeting,
+        op: int,
+        outputs: Sequence[torch.Tensor],
+    ) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._meeting = meeting
+        self._op = op
+        self._outputs = list(outputs)
+
+    def wait(self, timeout: Any = None) -> bool:
+        recorder = self._recorder
+        recorder.turns.check()
+        lane = recorder.current()
+        self._note(lane.name)
+        lane.wait(self._frontier())
+        return True
+
+    def is_completed(self) -> bool:
+        recorder = self._recorder
+        if not self._meeting.complete:
+            recorder.turns.yield_turn(recorder.thread, self._meeting)
+        return self._meeting.complete
+
+    def is_success(self) -> bool:
+        return self.is_completed()
+
+    def exception(self) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """A finished future; the current stream waits, as with NCCL's futures."""
+        self.wait()
+        self._recorder.meet(self._meeting)
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result(self._outputs)
+        return future
+
+    def _frontier(self) -> Frontier:
+        unmet = () if self._meeting.complete else (self._meeting,)
+        return Frontier(frozenset((self._op,)), unmet)
+
+    def _note(self, stream: str) -> None:
+        recorder = self._recorder
+        recorder.waits.append(
+            WorkWait(recorder.rank, self._op, stream, len(recorder.ops))
+        )
+
+
+class VirtualBarrier(VirtualWork):
+    """A barrier blocks the CPU, as NCCL's does."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._note(CPU_LANE)
+        self._recorder.host_wait("barrier", self._frontier())
+        return True
