@@ -121,6 +121,7 @@ class _Case:
 
     def __init__(self, model: nn.Module, batch: tuple[Tensor, ...], plan: Plan) -> None:
         self.model, self.batch, self.plan = model, batch, plan
+        self.groups = _graph_groups()
         self.not_measured: dict[str, str] = {}
         self.norm = self._reference_norm()
 
@@ -129,7 +130,8 @@ class _Case:
             "ours": self._sweep(self._ours(cap) for cap in self.plan.our_caps_mib),
             "ddp": self._sweep(self._ddp()),
             "ours captured": self._sweep(
-                self._captured(self._ours(cap)) for cap in self.plan.captured_caps_mib
+                self._captured(self._ours(cap, self.groups.get("ours")))
+                for cap in self.plan.captured_caps_mib
             ),
             "ddp captured": self._sweep(
                 self._captured(self._ddp_views(cap), variants.DDP_GRAPH_WARMUP)
@@ -180,16 +182,20 @@ class _Case:
 
     # What is tried.
 
-    def _ours(self, cap_mib: float) -> Maker:
-        return lambda: variants.bucketed(self.model, self.batch, cap_mib)
+    def _ours(self, cap_mib: float, group: dist.ProcessGroup | None = None) -> Maker:
+        return lambda: variants.bucketed(self.model, self.batch, cap_mib, group)
 
     def _ddp_views(self, cap_mib: float) -> Maker:
         return lambda: variants.ddp(
-            self.model, self.batch, bucket_cap_mb=cap_mib, views=True
+            self.model,
+            self.batch,
+            bucket_cap_mb=cap_mib,
+            views=True,
+            group=self.groups.get("ddp"),
         )
 
     def _ddp(self) -> Iterator[Maker]:
-        modes: tuple[dict[str, bool], ...] = (
+        modes: tuple[dict[str, Any], ...] = (
             {},
             {"views": True},
             {"views": True, "zero": True},
@@ -297,6 +303,19 @@ class _Case:
             traces.parent.mkdir(parents=True, exist_ok=True)
             path = f"{traces}-{kind.replace(' ', '-')}.json.gz"
         return profile_step(variant.step, path)
+
+
+@functools.cache
+def _graph_groups() -> dict[str, dist.ProcessGroup]:
+    """Communicators for captured steps alone.
+
+    NCCL orders launches behind the graphs that hold its communicator, which makes
+    every eager launch on it slower: mixing would charge the eager variants for it.
+    """
+    if dist.get_backend() != "nccl":
+        return {}
+    priority = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    return {"ours": dist.new_group(pg_options=priority), "ddp": dist.new_group()}
 
 
 def say(text: str) -> None:

@@ -7,6 +7,7 @@ several rounds, so that clocks, temperature and neighbours disturb all alike.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import statistics
 import time
@@ -82,10 +83,15 @@ def time_in_turn(
         For each name its samples: at every step the slowest rank's time.
     """
     mine: dict[str, list[int]] = {name: [] for name in steps}
-    for _ in range(num_rounds):
-        for name, step in steps.items():
-            dist.barrier()
-            mine[name] += run_block(step, steps_a_round)
+    gc.collect()
+    gc.disable()  # a collection in one variant's step would be its misfortune
+    try:
+        for _ in range(num_rounds):
+            for name, step in steps.items():
+                dist.barrier()
+                mine[name] += run_block(step, steps_a_round)
+    finally:
+        gc.enable()
     return {name: slowest(times) for name, times in mine.items()}
 
 

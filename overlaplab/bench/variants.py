@@ -92,10 +92,16 @@ def reducer(
     return Variant(name, settings, step, twin, close=ours.remove)
 
 
-def bucketed(model: nn.Module, batch: tuple[Tensor, ...], bucket_mib: float) -> Variant:
+def bucketed(
+    model: nn.Module,
+    batch: tuple[Tensor, ...],
+    bucket_mib: float,
+    group: dist.ProcessGroup | None = None,
+) -> Variant:
+    """Our reducer; `group` is for captured steps, which keep a communicator."""
     return reducer(
         f"ours {bucket_mib:g}",
-        lambda twin: BucketedReducer(twin, bucket_mib=bucket_mib),
+        lambda twin: BucketedReducer(twin, bucket_mib=bucket_mib, process_group=group),
         model,
         batch,
         bucket_mib=bucket_mib,
@@ -118,6 +124,7 @@ def ddp(
     views: bool = False,
     static_graph: bool = False,
     zero: bool = False,
+    group: dist.ProcessGroup | None = None,
 ) -> Variant:
     """PyTorch's DistributedDataParallel.
 
@@ -132,6 +139,7 @@ def ddp(
         bucket_cap_mb=bucket_cap_mb,
         gradient_as_bucket_view=views,
         static_graph=static_graph,
+        process_group=group,
     )
 
     def step() -> None:

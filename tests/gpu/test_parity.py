@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from overlaplab.models import TOY_NETS
 from tests.gpu import programs
 from tests.gpu.processes import run_on_gpus
 
 pytestmark = pytest.mark.gpu(2)
 
 
-def all_nets() -> dict[str, float]:
-    return {name: programs.same_as_ddp(name) for name in TOY_NETS}
-
-
 def test_gradients_equal_ddps_on_every_toy_net() -> None:
-    for found in run_on_gpus(all_nets):
+    for found in run_on_gpus(programs.all_nets_as_ddp):
         bad = {name: worst for name, worst in found.items() if worst > 1e-4}
         assert set(bad) <= {"mixed_dtypes"}  # bfloat16, checked to 2 % inside
