@@ -1,5 +1,6 @@
 """Streams, events and works: who comes after whom, as a literal list."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -252,6 +253,7 @@ def test_names_are_those_of_the_bytes_at_the_launch():
     assert program.storages[0].name == "flat"
 
 
+@pytest.mark.filterwarnings("ignore:.*all_reduce_coalesced.*:FutureWarning")
 def test_a_part_is_ready_when_its_last_writer_is_and_not_its_neighbours():
     def step():
         flat = torch.zeros(4)
@@ -302,3 +304,15 @@ def test_taking_the_shape_of_a_tensor_in_flight_is_no_read():
 
     _, program = run_virtual(step, world_size=2)
     assert find_findings(program) == ()
+
+
+def test_a_part_made_of_columns_is_ready_when_its_own_columns_are():
+    def step():
+        table = torch.zeros(4, 6)
+        left, right = table[:, :3], table[:, 3:]
+        left.add_(1)
+        right.add_(1)
+        dist.all_reduce(left)
+
+    _, program = run_virtual(step, world_size=2)
+    assert program.ranks[0][3].collective.parts[0].ready == 1

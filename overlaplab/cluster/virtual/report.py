@@ -8,55 +8,26 @@ from collections.abc import Sequence
 
 from overlaplab.cluster.virtual.meeting import Meeting
 from overlaplab.cluster.virtual.ranks import RankThread
-from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.source import is_user_code, user_line
 from overlaplab.errors import DeadlockError, RankError, RunTimeoutError
-from overlaplab.program.record import Op
-
-_DIFFERS = "   <-- differs"
+from overlaplab.program import Program, find_deadlock
 
 
-def deadlock(
-    ranks: Sequence[RankThread], recorders: Sequence[Recorder]
-) -> DeadlockError:
-    """Name each rank, what it waits in, and the first place where orders differ."""
-    lines = ["no rank can move."]
-    waits: list[Op | None] = []
-    for rank, recorder in zip(ranks, recorders, strict=True):
-        meeting = rank.waits_for if not rank.finished else None
-        waits.append(_op_of(recorder, meeting))
-    kinds = {_what(op) for op in waits}
-    for rank, op in zip(ranks, waits, strict=True):
-        mark = _DIFFERS if len(kinds) > 1 else ""
-        if rank.finished:
-            lines.append(f"  rank {rank.rank} has finished{mark}")
-        elif op is None:
-            lines.append(f"  rank {rank.rank} waits{mark}")
-        else:
-            where = f" at {op.source}" if op.source else ""
-            lines.append(f"  rank {rank.rank} waits in {_what(op)}{where}{mark}")
-    difference = first_difference(recorders)
-    if difference:
-        lines.append(difference)
-    lines.append("Every rank must launch collectives in the same order.")
-    return DeadlockError("\n".join(lines))
+def deadlock(ranks: Sequence[RankThread], program: Program) -> DeadlockError:
+    """Name each rank, what it waits in, and the first place where orders differ.
 
-
-def first_difference(recorders: Sequence[Recorder]) -> str:
-    """The first place where the ranks' orders of launches differ, as one line."""
-    orders = [
-        [op for op in recorder.ops if op.collective is not None]
-        for recorder in recorders
-    ]
-    for place in range(max(map(len, orders), default=0)):
-        here = [order[place] if place < len(order) else None for order in orders]
-        if len({_what(op) for op in here}) > 1:
-            parts = [
-                f"rank {recorder.rank} {'nothing' if op is None else _what(op)}"
-                for recorder, op in zip(recorders, here, strict=True)
-            ]
-            return f"Orders differ first at launch {place}: {', '.join(parts)}."
-    return ""
+    Args:
+        ranks: none of which can move.
+        program: what they have launched until now.
+    """
+    waiting = {}
+    for number, rank in enumerate(ranks):
+        if isinstance(rank.waits_for, Meeting) and not rank.finished:
+            arrival = rank.waits_for.arrivals[rank.rank]
+            waiting[number] = arrival.op
+    error = find_deadlock(program, waiting=waiting)
+    assert error is not None, "no rank can move, and the record shows no reason"
+    return error
 
 
 def failure(rank: int, error: BaseException) -> RankError:
@@ -89,21 +60,3 @@ def timed_out(ranks: Sequence[RankThread], timeout_s: float) -> RunTimeoutError:
         lines.append(f"  rank {rank.rank} {where}")
     lines.append("Raise timeout_s if the work needs longer.")
     return RunTimeoutError("\n".join(lines))
-
-
-def _op_of(recorder: Recorder, meeting: object) -> Op | None:
-    if not isinstance(meeting, Meeting):
-        return None
-    arrival = meeting.arrivals.get(recorder.rank)
-    return None if arrival is None else recorder.ops[arrival.op]
-
-
-def _what(op: Op | None) -> str:
-    """ "all_reduce #5 of group 'grads' (bucket 2)"."""
-    if op is None or op.collective is None:
-        return ""
-    collective = op.collective
-    text = f"{collective.operation} #{collective.sequence}"
-    if collective.group != "default":
-        text += f" of group {collective.group!r}"
-    return f"{text} ({op.label})" if op.label else text

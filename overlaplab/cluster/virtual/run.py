@@ -133,6 +133,8 @@ class _Run:
             if isinstance(error, (DeadlockError, MismatchError)):
                 raise error
             raise report.failure(number, error) from error
+        for recorder in self.recorders:
+            recorder.storages.close()
         return tuple(rank.result for rank in self.ranks), self._program()
 
     def _main_of(self, rank: int) -> Callable[[], Any]:
@@ -157,11 +159,10 @@ class _Run:
         return main
 
     def _explain(self) -> DeadlockError:
-        return report.deadlock(self.ranks, self.recorders)
+        return report.deadlock(self.ranks, self._program())
 
     def _program(self) -> Program:
-        for recorder in self.recorders:
-            recorder.storages.close()
+        """What has been recorded until now."""
         return Program(
             ranks=tuple(tuple(r.ops) for r in self.recorders),
             world_size=self.world_size,

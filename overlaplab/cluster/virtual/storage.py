@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from overlaplab.program.access import overlap
 from overlaplab.program.record import Access, StorageLife, TensorName
 
 
@@ -24,8 +25,7 @@ class _Storage:
     stream: str
     freed: int | None = None
     name: str = ""
-    # (first byte, byte after the last, operator), oldest first.
-    writes: list[tuple[int, int, int]] = field(default_factory=list)
+    writes: list[tuple[Access, int]] = field(default_factory=list)
     watch: Any = None
 
 
@@ -65,17 +65,17 @@ class StorageTable:
 
     def wrote(self, access: Access, op: int) -> None:
         """Operator `op` writes `access`."""
-        writes = self._all[access.storage].writes
-        first, end = bounds(access)
-        if not access.dims:  # what is covered whole is forgotten
-            writes[:] = [w for w in writes if w[0] < first or w[1] > end]
-        writes.append((first, end, op))
+        storage = self._all[access.storage]
+        if access.run_bytes == storage.bytes:  # all that was written before is gone
+            storage.writes.clear()
+        else:
+            storage.writes = [w for w in storage.writes if w[0] != access]
+        storage.writes.append((access, op))
 
     def last_writer(self, access: Access) -> int | None:
         """The last operator that wrote any of these bytes."""
-        first, end = bounds(access)
-        for low, high, op in reversed(self._all[access.storage].writes):
-            if low < end and first < high:
+        for written, op in reversed(self._all[access.storage].writes):
+            if written == access or overlap(written, access):
                 return op
         return None
 
@@ -147,14 +147,6 @@ def runs(
         else:
             outer.append((n, step))
     return run, tuple(reversed(outer))
-
-
-def bounds(access: Access) -> tuple[int, int]:
-    """First byte and byte after the last."""
-    end = access.offset_bytes + access.run_bytes
-    for n, step in access.dims:
-        end += (n - 1) * step
-    return access.offset_bytes, end
 
 
 def covered_bytes(access: Access) -> int:
