@@ -8,12 +8,12 @@ Python attributes of tensors survive, hooks do not. Knows nothing of processes.
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.machinery import PathFinder
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -230,12 +230,12 @@ def _is_importable(module: ModuleType) -> bool:
     top = module.__name__.partition(".")[0]
     if top in ("torch", "numpy", "overlaplab"):
         return True
-    known = sys.modules.pop(module.__name__, None)
-    try:  # find_spec believes sys.modules, so look while the module is not there
-        spec = importlib.util.find_spec(module.__name__)
-    except (ImportError, ValueError, AttributeError):
-        spec = None
-    finally:
-        if known is not None:
-            sys.modules[module.__name__] = known
-    return spec is not None
+    path: Any = None  # not find_spec: that believes what this process has imported
+    name = ""
+    for part in module.__name__.split("."):
+        name = f"{name}.{part}".lstrip(".")
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            return False
+        path = spec.submodule_search_locations or []
+    return True

@@ -283,8 +283,12 @@ class Collection:
             self.workers[rank].ask_for_stack()
             self.workers[rank].send(Locate())
         until = time.monotonic() + _LOCATE_S
-        while time.monotonic() < until and set(self._missing()) - set(self._unfinished):
-            self._receive(0.05)
+        while time.monotonic() < until and not all(
+            rank in self._unfinished and self.workers[rank].has_dumped_stack()
+            for rank in self._missing()
+        ):
+            self._receive(0.02)
+        time.sleep(0.02)  # a dump that has begun is written in less
         states = {}
         for rank, worker in enumerate(self.workers):
             located = self._unfinished.get(rank)

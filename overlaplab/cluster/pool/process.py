@@ -109,6 +109,10 @@ class WorkerProcess:
         if not self.has_ended():
             os.kill(self.pid, signal.SIGUSR1)
 
+    def has_dumped_stack(self) -> bool:
+        """Whether the thread that runs the user's function is in the dump."""
+        return f"{self.main_thread:016x}" in self.stack()
+
     def stack(self) -> str:
         """What faulthandler has dumped so far."""
         size = os.fstat(self._stack.fileno()).st_size

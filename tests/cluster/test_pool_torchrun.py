@@ -1,0 +1,43 @@
+"""Under torchrun `run` starts nothing: every process is a rank and gets all values."""
+
+import json
+import os
+import subprocess
+import sys
+
+import overlaplab as ol
+
+SCRIPT = """
+import json, os, sys
+import torch
+import torch.distributed as dist
+import overlaplab as ol
+
+def step(scale):
+    total = torch.tensor([float(dist.get_rank() + 1)])
+    dist.all_reduce(total)
+    return os.getpid(), total.item() * scale
+
+run = ol.run(step, 10, cluster="gloo", world_size=2, timeout_s=40)
+kinds = sorted({(span.rank, span.kind) for span in run.timeline.spans})
+with open(f"{sys.argv[1]}/{os.environ['RANK']}.json", "w") as file:
+    json.dump([os.getpid(), run.values, kinds], file)
+"""
+
+
+def test_each_process_is_one_rank_and_has_the_values_of_all(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    source = os.path.dirname(os.path.dirname(ol.__file__))
+    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", str(script), str(tmp_path)]
+    subprocess.run(command, env=environment, check=True, timeout=100)
+
+    results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+    values = [[pid, 30.0] for pid, _, _ in results]
+    for _, of_all, kinds in results:
+        assert of_all == values
+        assert [0, "communication"] in kinds
+        assert [1, "communication"] in kinds
