@@ -39,15 +39,15 @@ Rules: an exercise passes only if every sentence of `verifies` was written and t
 Exceptions of the learner's code need no care: let them pass, they become the verdict.
 `check(id, *objects)` calls `grade(sheet, *objects)`, in the order of `solution`.
 
-Evidence (`Trained.evidence`, or `collect_evidence(program, timeline)` of any run whose
-step called `watch(model)` before the reducer was made and `mark_step(k)`):
+Evidence (`Trained.evidence`; or `reading.collect_evidence(program, timeline)` of a run
+whose step called `watch(model)` before the reducer was made, and `mark_step(k)`):
 `.gradients` (ready_ns, sent_bytes, sends), `.sends` (covers, stale_bytes, pack),
 `.bucket(names, step)` (ready, armed, pack, previous end, start), `.step_ns`.
 
 Laws return lists of `Violation` (empty: it holds): prompt_law, step_law, once_law,
 bytes_law, same_order_law, no_findings_law, leak_law, values_law, regret_law,
-diagnosis_law; `regret` is a number. Where a clever design may miss the prompt law:
-`laws.prompt_law(...) if laws.step_law(...) else []` (either is enough).
+diagnosis_law; `regret` is a number. `overlap_law` is what an exercise on overlap asks:
+prompt, and no wait in the backward pass, or else a step as fast as the reference's.
 """
 
 from overlaplab.grading.check import CheckFailed, check, judge

@@ -96,11 +96,13 @@ def judge(exercise: Exercise, *solutions: object) -> Verdict:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit and GeneratorExit fail as well
-        return sheet.verdict(error=describe_error(error))
+        grader = getattr(exercise.grade, "__code__", None)
+        where = "" if grader is None else grader.co_filename
+        return sheet.verdict(error=describe_error(error, grader_file=where))
     return sheet.verdict()
 
 
-def describe_error(error: BaseException) -> str:
+def describe_error(error: BaseException, *, grader_file: str = "") -> str:
     """The exception and the learner's frames of its traceback, none of ours."""
     while isinstance(error, RankError) and error.__cause__ is not None:
         error = error.__cause__
@@ -109,6 +111,8 @@ def describe_error(error: BaseException) -> str:
         return lines[0]  # a diagnosis, which says where
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename.startswith(_NOT_THE_LEARNERS):
+            continue
+        if frame.filename == grader_file:
             continue
         lines.append(f"  in {frame.name}, line {frame.lineno}: {frame.line or ''}")
     return "\n".join(lines)
@@ -131,13 +135,13 @@ def _refusal(exercise: Exercise, solutions: tuple[object, ...]) -> str:
 
 
 def _is_packages_own(solution: object) -> bool:
-    """Whether it is (or derives from) one of the package's techniques."""
-    candidates: list[object] = [solution, type(solution)]
+    """Whether it is (or derives from) a function or class of the package's."""
+    candidates: list[object] = [solution] if callable(solution) else []
     candidates += inspect.getmro(solution) if inspect.isclass(solution) else ()
     inner = getattr(solution, "func", None) or getattr(solution, "__wrapped__", None)
-    candidates += [inner, getattr(solution, "__self__", None)]
+    candidates += [inner, type(getattr(solution, "__self__", None))]
     modules = (str(getattr(c, "__module__", "")) for c in candidates)
-    return any(m.startswith("overlaplab.data_parallel") for m in modules)
+    return any(m.split(".")[0] == "overlaplab" for m in modules)
 
 
 @contextlib.contextmanager

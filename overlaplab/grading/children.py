@@ -236,13 +236,14 @@ def _listen(
 class Judge:
     """The child that judges objects; a new one takes over when one has to go.
 
+    It serves any number of notebooks, one after another.
+
     Args:
-        directory: of the notebook, for modules that the objects refer to.
         modules: to import, for exercises of an instructor's own.
     """
 
-    def __init__(self, directory: Path, modules: Sequence[str] = ()) -> None:
-        self._arguments = (str(directory), *modules)
+    def __init__(self, modules: Sequence[str] = ()) -> None:
+        self.modules = tuple(modules)
         self._child: _Child | None = None
 
     def __enter__(self) -> Judge:
@@ -258,14 +259,25 @@ class Judge:
         self._drop()
 
     def judge(
-        self, task: Exercise, objects: Objects, stop_at: float
+        self, task: Exercise, objects: Objects, directory: Path, stop_at: float
     ) -> tuple[Mapping[str, Any] | None, str]:
-        """(the verdict, "") or (None, why there is none)."""
+        """(the verdict, "") or (None, why there is none).
+
+        Args:
+            task: which exercise.
+            objects: the learner's.
+            directory: of the notebook, for modules that the objects refer to.
+            stop_at: deadline of the notebook, as `time.monotonic()` counts.
+        """
         if time.monotonic() >= stop_at:
             return None, "the deadline of the notebook had passed"
         child = self._child or self._start()
         self._child = child
-        request = {"exercise": task.id, "sources": dict(objects.sources)}
+        request = {
+            "exercise": task.id,
+            "sources": dict(objects.sources),
+            "directory": str(directory),
+        }
         child.send(request, objects.payload)
         own_limit = task.timeout_s + _GRACE_S
         try:
@@ -285,7 +297,7 @@ class Judge:
         return answer["verdict"], ""
 
     def _start(self) -> _Child:
-        return _Child("judge_child.py", *self._arguments)
+        return _Child("judge_child.py", *self.modules)
 
     def _drop(self) -> None:
         if self._child is not None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from overlaplab.grading.laws import Violation
 from overlaplab.grading.verdict import CheckResult, Verdict
+from overlaplab.grading.violation import Violation
 from overlaplab.timeline import Timeline
 
 

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from overlaplab.grading.evidence import Evidence, collect_evidence, mark_step, watch
+from overlaplab.grading.evidence import Evidence
+from overlaplab.grading.reading import collect_evidence, mark_step, watch
 from overlaplab.hardware import Hardware, Link, profile
 from overlaplab.models.toy_nets import TOY_NETS
 
@@ -212,6 +213,7 @@ def train(
         hardware=hardware,
         timeout_s=timeout_s,
     )
+    assert run.program is not None, "the virtual cluster records"
     by_rank = [gradients for gradients, _ in run.values]
     return Trained(
         run=run,

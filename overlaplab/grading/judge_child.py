@@ -1,6 +1,6 @@
 """The child that judges a learner's objects; it has never run the notebook.
 
-Run as `python -P judge_child.py FD DIRECTORY [MODULE ...]`. Each
+Run as `python -P judge_child.py FD [MODULE ...]`. Each
 exercise is judged in a fork of its own, so that what one does to torch or to this
 package does not reach the next. The server itself runs no torch operator: a fork after
 one may hang.
@@ -18,13 +18,12 @@ from typing import Any
 
 import orjson
 
-import overlaplab.cluster
-import overlaplab.view  # noqa: F401  (imported before the fork, not in each)
+import overlaplab.cluster.virtual  # noqa: F401  (before the fork, not in each)
 from overlaplab.grading.check import describe_error, judge
 from overlaplab.grading.exercise import find_exercise
 
 
-def serve(connection: Connection, directory: str) -> None:
+def serve(connection: Connection) -> None:
     """Judge exercise after exercise until the parent hangs up."""
     while True:
         try:
@@ -33,18 +32,18 @@ def serve(connection: Connection, directory: str) -> None:
         except EOFError:
             return
         connection.send_bytes(orjson.dumps({"started": request["exercise"]}))
-        answer = _judge_in_fork(request, payload, directory)
+        answer = _judge_in_fork(request, payload)
         connection.send_bytes(answer)
 
 
-def _judge_in_fork(request: dict[str, Any], payload: bytes, directory: str) -> bytes:
+def _judge_in_fork(request: dict[str, Any], payload: bytes) -> bytes:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         answer = b""
         try:
-            answer = orjson.dumps(_judge(request, payload, directory))
+            answer = orjson.dumps(_judge(request, payload))
         finally:
             with os.fdopen(writing, "wb") as file:
                 file.write(answer)
@@ -62,8 +61,8 @@ def _judge_in_fork(request: dict[str, Any], payload: bytes, directory: str) -> b
     return answer
 
 
-def _judge(request: dict[str, Any], payload: bytes, directory: str) -> dict[str, Any]:
-    sys.path.append(directory)
+def _judge(request: dict[str, Any], payload: bytes) -> dict[str, Any]:
+    sys.path.append(request["directory"])
     for name, source in request["sources"].items():
         lines = source.splitlines(True)
         linecache.cache[name] = (len(source), None, lines, name)
@@ -76,6 +75,6 @@ def _judge(request: dict[str, Any], payload: bytes, directory: str) -> dict[str,
 
 
 if __name__ == "__main__":
-    for module in sys.argv[3:]:
+    for module in sys.argv[2:]:
         importlib.import_module(module)
-    serve(Connection(int(sys.argv[1])), sys.argv[2])
+    serve(Connection(int(sys.argv[1])))

@@ -134,7 +134,7 @@ def grade_notebook(
     *,
     timeout_s: float = 600.0,
     cell_timeout_s: float = 120.0,
-    modules: Sequence[str] = (),
+    judge: Judge | None = None,
 ) -> GradeReport:
     """Run a learner's notebook in child processes and judge each exercise of its lab.
 
@@ -145,36 +145,53 @@ def grade_notebook(
         path: the notebook; it is read, never written.
         timeout_s: deadline of the whole.
         cell_timeout_s: deadline of one cell.
-        modules: importable modules that register exercises of an instructor's own.
+        judge: one that is running already, for many notebooks in a row, or for
+            exercises of an instructor's own (`Judge(modules=["my_exercises"])`).
 
     Raises:
         NotebookError: it is not a notebook of a lab with exercises.
     """
+    if judge is None:
+        with Judge() as judge:
+            return grade_notebook(
+                path,
+                timeout_s=timeout_s,
+                cell_timeout_s=cell_timeout_s,
+                judge=judge,
+            )
     path = Path(path)
-    for module in modules:
+    for module in judge.modules:
         importlib.import_module(module)
     cells = read_notebook(path)
     tasks = exercises(find_lab(cells, path))
     stop_at = time.monotonic() + timeout_s
-    with Judge(path.resolve().parent, modules) as judge:
-        handover = play_cells(
-            [cell for cell in cells if not cell.is_check],
-            _orders(cells, tasks),
-            path.resolve().parent,
-            stop_at=stop_at,
-            cell_timeout_s=cell_timeout_s,
-        )
-        results = tuple(_grade_one(task, handover, judge, stop_at) for task in tasks)
+    directory = path.resolve().parent
+    handover = play_cells(
+        [cell for cell in cells if not cell.is_check],
+        _orders(cells, tasks),
+        directory,
+        stop_at=stop_at,
+        cell_timeout_s=cell_timeout_s,
+    )
+    results = tuple(
+        _grade_one(task, handover, judge, directory, stop_at) for task in tasks
+    )
     return GradeReport(str(path), tasks[0].lab, results)
 
 
 def _grade_one(
-    task: Exercise, handover: Handover, judge: Judge, stop_at: float
+    task: Exercise,
+    handover: Handover,
+    judge: Judge,
+    directory: Path,
+    stop_at: float,
 ) -> ExerciseResult:
     verdict: Mapping[str, Any] | None = None
     reason = handover.missing.get(task.id, "")
     if not reason:
-        verdict, reason = judge.judge(task, handover.objects[task.id], stop_at)
+        verdict, reason = judge.judge(
+            task, handover.objects[task.id], directory, stop_at
+        )
     passed = verdict is not None and verdict.get("passed") is True and not reason
     return ExerciseResult(
         exercise=task.id,

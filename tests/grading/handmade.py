@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from overlaplab.grading.evidence import Evidence, collect_evidence
+from overlaplab.grading.evidence import Evidence
+from overlaplab.grading.reading import collect_evidence
 from overlaplab.program import (
     Access,
     Program,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from overlaplab.errors import NotebookError
+from overlaplab.grading.children import Judge
 from overlaplab.grading.notebook import GradeReport, grade_notebook
 
 MODULES = ("tests.grading.lab98",)
@@ -55,12 +57,23 @@ def write(folder: Path, *sources: str, **solved: str) -> Path:
 Seen = dict[str, tuple[bool, str]]
 
 
-def grade(path: Path, **limits: float) -> tuple[GradeReport, Seen]:
-    report = grade_notebook(path, modules=MODULES, timeout_s=90, **limits)
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with Judge(MODULES) as running:
+        yield running
+
+
+@pytest.fixture
+def grade(judge: Judge) -> Callable[..., tuple[GradeReport, Seen]]:
+    return lambda path, **limits: _grade(path, judge, **limits)
+
+
+def _grade(path: Path, judge: Judge, **limits: float) -> tuple[GradeReport, Seen]:
+    report = grade_notebook(path, judge=judge, timeout_s=100, **limits)
     return report, {r.exercise: (r.passed, r.reason) for r in report.results}
 
 
-def test_a_solved_notebook_gets_full_marks_and_is_left_as_it_was(tmp_path):
+def test_a_solved_notebook_gets_full_marks_and_is_left_as_it_was(tmp_path, grade):
     """With magics, display(), a module beside it, a file it writes, no checks left."""
     (tmp_path / "beside.py").write_text("FACTOR = 2\n")
     path = write(
@@ -88,14 +101,14 @@ def test_a_solved_notebook_gets_full_marks_and_is_left_as_it_was(tmp_path):
     assert not (tmp_path / "left").exists()
 
 
-def test_a_wrong_solution_costs_its_own_points_and_no_others(tmp_path):
+def test_a_wrong_solution_costs_its_own_points_and_no_others(tmp_path, grade):
     report, seen = grade(write(tmp_path, "factor = 3"))
     assert not report.full_marks and report.points == 3
     passed, reason = seen["98.1"]
     assert not passed and "median ratio to the right value is 1.5" in reason
 
 
-def test_extras_are_not_needed_and_objects_are_taken_where_the_check_stands(tmp_path):
+def test_extras_are_no_must_and_objects_are_taken_at_their_check(tmp_path, grade):
     path = write(tmp_path, "factor = 2", answer="answer = reason = 'no'")
     raw = json.loads(path.read_text())
     later = {"cell_type": "code", "source": "double = None", "metadata": {}}
@@ -105,7 +118,7 @@ def test_extras_are_not_needed_and_objects_are_taken_where_the_check_stands(tmp_
     assert report.full_marks and (report.points, report.max_points) == (3, 4)
 
 
-def test_cells_that_raise_cost_what_they_should_have_defined(tmp_path):
+def test_cells_that_raise_cost_what_they_should_have_defined(tmp_path, grade):
     path = write(
         tmp_path,
         "1 / 0",
@@ -121,7 +134,7 @@ def test_cells_that_raise_cost_what_they_should_have_defined(tmp_path):
     assert "answer, reason cannot be copied" in seen["98.3"][1]
 
 
-def test_cells_that_end_their_process_are_named_and_the_others_are_graded(tmp_path):
+def test_cells_that_end_their_process_are_named_and_others_graded(tmp_path, grade):
     path = write(
         tmp_path,
         double="import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
@@ -135,14 +148,14 @@ def test_cells_that_end_their_process_are_named_and_the_others_are_graded(tmp_pa
     }
 
 
-def test_a_cell_that_never_ends_is_stopped_at_its_deadline(tmp_path):
+def test_a_cell_that_never_ends_is_stopped_at_its_deadline(tmp_path, grade):
     path = write(tmp_path, double="while True: pass")
     _, seen = grade(path, cell_timeout_s=1)
     assert "did not end within 1 s" in seen["98.1"][1]
     assert seen["98.2"][0] and seen["98.3"][0]
 
 
-def test_solutions_that_never_end_or_exit_fail_alone(tmp_path):
+def test_solutions_that_never_end_or_exit_fail_alone(tmp_path, grade):
     path = write(
         tmp_path,
         double="def double(x):\n    import os\n    os._exit(0)",
@@ -172,7 +185,7 @@ builtins.all = lambda *a: True
 """
 
 
-def test_nothing_that_a_cell_prints_patches_or_redefines_reaches_a_verdict(tmp_path):
+def test_nothing_that_a_cell_prints_or_patches_reaches_a_verdict(tmp_path, grade):
     path = write(
         tmp_path,
         CHEATS,
@@ -220,4 +233,4 @@ def test_a_lab_that_is_not_installed_is_refused(tmp_path):
     with pytest.raises(
         NotebookError, match="exercises of lab 97, which is not installed"
     ):
-        grade_notebook(path, modules=MODULES)
+        grade_notebook(path)

@@ -1,0 +1,231 @@
+"""When a bucket may start: the prompt law, and what goes with it.
+
+Reads evidence; runs nothing. A bucket is a set of parameters, never a collective's
+number or name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from overlaplab.grading.evidence import BucketEvidence, Evidence
+from overlaplab.grading.violation import Violation, list_names, ms
+
+
+def prompt_law(
+    evidence: Evidence,
+    buckets: Sequence[Sequence[str]],
+    *,
+    steps: Sequence[int] | None = None,
+    slack_ns: int | None = None,
+) -> list[Violation]:
+    """Every bucket starts when it is full and the wire is free, not earlier or later.
+
+        ready(b) <= start(b) <= max(ready(b) + pack(b), previous end) + slack
+
+    ready(b) is the end of the last operator that wrote any gradient of b, pack(b) the
+    learner's own copies for b, previous end that of the communicator's previous
+    collective; see `BucketEvidence`. What nobody could avoid is granted: operators
+    that autograd launched between the gradient and its hook, and the CPU's launches.
+
+    Args:
+        evidence: of the run.
+        buckets: names of the parameters of each bucket, as the *reference* plans them;
+            the first is bucket 0. Finer collectives satisfy the law, coarser do not.
+        steps: which steps to judge, all by default.
+        slack_ns: tolerance; 1 % of the step by default, at least 2 us.
+    """
+    found = []
+    for step in steps or range(1, evidence.num_steps + 1):
+        slack = slack_ns
+        if slack is None:
+            slack = max(2_000, evidence.step_ns[step - 1] // 100)
+        for index, names in enumerate(buckets):
+            bucket = evidence.bucket(names, step)
+            if bucket is not None:
+                found += _prompt(bucket, index, slack)
+        found += _early(evidence, buckets, step)
+    return found
+
+
+def _prompt(bucket: BucketEvidence, index: int, slack_ns: int) -> list[Violation]:
+    full = f"bucket {index} was full at {ms(bucket.ready_ns)}"
+    if bucket.start_ns is None:
+        return [
+            Violation(
+                "prompt",
+                f"{full} and was never sent ({list_names(bucket.names)}, step "
+                f"{bucket.step})",
+                "each bucket is sent in the step that fills it",
+                rank=bucket.rank,
+                step=bucket.step,
+                bucket=index,
+            )
+        ]
+    could = max(
+        bucket.ready_ns + bucket.pack_ns,
+        bucket.armed_ns + bucket.pack_ns,
+        bucket.launched_ns,
+        bucket.previous_end_ns,
+    )
+    if bucket.start_ns <= could + slack_ns:
+        return []
+    free = "the wire was free"
+    if bucket.previous_end_ns > bucket.ready_ns:
+        free += f" from {ms(bucket.previous_end_ns)}"
+    return [
+        Violation(
+            "prompt",
+            f"right gradients, no overlap: {full}, {free}, it started at "
+            f"{ms(bucket.start_ns)}",
+            f"bucket {index} starts by {ms(could + slack_ns)} (step {bucket.step}; "
+            f"it holds {list_names(bucket.names)})",
+            "launch a bucket in the hook that fills it, and wait only at the end",
+            rank=bucket.rank,
+            step=bucket.step,
+            bucket=index,
+        )
+    ]
+
+
+def _early(
+    evidence: Evidence, buckets: Sequence[Sequence[str]], step: int
+) -> list[Violation]:
+    bucket_of = {name: i for i, names in enumerate(buckets) for name in names}
+    found = []
+    for rank in range(evidence.num_ranks):
+        gradients = {g.name: g for g in evidence.gradients_of(rank, step)}
+        for send in evidence.sends_of(rank, step):
+            for name, _ in send.covers:
+                gradient = gradients[name]
+                if send.own_start_ns >= gradient.origin_ns:
+                    continue
+                found.append(
+                    Violation(
+                        "early",
+                        f"rank {rank} began to send the gradient of {name} at "
+                        f"{ms(send.own_start_ns)}; it was complete at "
+                        f"{ms(gradient.origin_ns)} (step {step})",
+                        "a collective starts after the last write of what it sends",
+                        "which stream writes the gradient, and does the collective "
+                        "wait for it?",
+                        rank=rank,
+                        step=step,
+                        bucket=bucket_of.get(name),
+                    )
+                )
+    return found
+
+
+def unblocked_law(
+    evidence: Evidence, *, steps: Sequence[int] | None = None
+) -> list[Violation]:
+    """No gradient's computation waits for a collective of the same step.
+
+    A reducer that waits in its hooks launches each bucket promptly and hides nothing.
+    """
+    found = []
+    for rank in range(evidence.num_ranks):
+        waits_for = _collectives_waited_for(evidence, rank)
+        for step in steps or range(1, evidence.num_steps + 1):
+            gradients = evidence.gradients_of(rank, step)
+            for g in sorted(gradients, key=lambda g: g.writer or 0):
+                sent = waits_for.get((step, g.writer or -1))
+                if sent is None:
+                    continue
+                start, end = evidence.clock.wire(*sent)
+                found.append(
+                    Violation(
+                        "blocked",
+                        f"on rank {rank} the gradient of {g.name} was computed only "
+                        f"after a collective that lasted from {ms(start)} to "
+                        f"{ms(end)} (step {step})",
+                        "the backward pass waits for no collective of its own step",
+                        "who calls wait() during the backward pass?",
+                        rank=rank,
+                        step=step,
+                    )
+                )
+                break
+    return found
+
+
+def _collectives_waited_for(
+    evidence: Evidence, rank: int
+) -> dict[tuple[int, int], tuple[str, int]]:
+    """(step, operator) -> a meeting of the same step that it comes after."""
+    ops = evidence.program.ranks[rank]
+    before: dict[tuple[int, int], tuple[str, int]] = {}
+    for step in range(1, evidence.num_steps + 1):
+        indices = evidence.ops_of(rank, step)
+        known: dict[int, tuple[str, int]] = {}
+        last_on: dict[str, int] = {}
+        cpu: tuple[str, int] | None = None
+        for index in indices:
+            op = ops[index]
+            meeting = cpu
+            previous = last_on.get(op.stream)
+            # Within a communicator collectives follow one another: no wait of ours.
+            follows = op.after if op.collective else (*op.after, previous)
+            for earlier in follows:
+                if earlier is not None and earlier in known:
+                    meeting = known[earlier]
+            if meeting is not None:
+                before[step, index] = meeting
+            if op.collective is not None:
+                meeting = (op.collective.group, op.collective.sequence)
+            if meeting is not None:
+                known[index] = meeting
+                if op.kind == "host_wait":
+                    cpu = meeting
+            last_on[op.stream] = index
+    return before
+
+
+def step_law(
+    step_ns: int, reference_ns: int, *, factor: float = 1.02
+) -> list[Violation]:
+    """The blunt alternative to `prompt_law`: step <= factor * the reference's step."""
+    if step_ns <= factor * reference_ns:
+        return []
+    return [
+        Violation(
+            "step",
+            f"the step took {ms(step_ns)}",
+            f"at most {ms(int(factor * reference_ns))} "
+            f"({factor:g} of the reference's {ms(reference_ns)})",
+        )
+    ]
+
+
+def overlap_law(
+    evidence: Evidence,
+    buckets: Sequence[Sequence[str]],
+    reference_ns: Sequence[int],
+    *,
+    steps: Sequence[int] | None = None,
+    slack_ns: int | None = None,
+) -> list[Violation]:
+    """Prompt and unblocked, or (whatever the design) as fast as the reference.
+
+    Args:
+        evidence: of the run.
+        buckets: as in `prompt_law`.
+        reference_ns: the reference's `Evidence.step_ns` on the same fixture.
+        steps: which steps to judge, all by default.
+        slack_ns: as in `prompt_law`.
+    """
+    judged = list(steps or range(1, evidence.num_steps + 1))
+    slow = [
+        step
+        for step in judged
+        if step_law(evidence.step_ns[step - 1], reference_ns[step - 1])
+    ]
+    found = []
+    for step in judged:
+        if step in slow:
+            found += unblocked_law(evidence, steps=[step])
+            found += prompt_law(evidence, buckets, steps=[step], slack_ns=slack_ns)
+        else:
+            found += _early(evidence, buckets, step)
+    return found

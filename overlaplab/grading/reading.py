@@ -1,0 +1,232 @@
+"""Read evidence from a run's program and timeline.
+
+The learner is not asked: gradients are found through the names that the harness gave
+them (`watch`), what a collective covers by following the learner's own copies.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from overlaplab import streams
+from overlaplab.grading.clock import Clock
+from overlaplab.grading.evidence import Evidence, GradientEvidence, SendEvidence
+from overlaplab.grading.provenance import Ledger, length, runs
+from overlaplab.program import Access, Op, Program, TensorName
+from overlaplab.timeline import Timeline
+
+_GRADIENT = "grad "
+_STEP = "overlaplab step "
+# Autograd may hand a gradient on through one of these before it becomes `.grad`.
+_HANDED_ON = {"clone", "_to_copy", "copy_"}
+
+
+def watch(model: torch.nn.Module) -> None:
+    """Name the parameters and, in a hook of its own, each gradient as it arrives.
+
+    Call it on each rank before the learner's reducer registers its hooks: hooks run in
+    the order of their registration.
+    """
+    for name, parameter in model.named_parameters():
+        streams.name_tensor(parameter, f"param {name}")
+        if parameter.requires_grad:
+            hook = _NameGradient(name)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+
+class _NameGradient:
+    """A hook that names `.grad`; a class, so that a copy per rank keeps its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = _GRADIENT + name
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            streams.name_tensor(parameter.grad, self._name)
+
+
+def mark_step(step: int) -> None:
+    """Say that step `step` (from 1) begins here; used on each rank by fixtures."""
+    streams.name_tensor(torch.empty(1), f"{_STEP}{step}")
+
+
+def collect_evidence(program: Program, timeline: Timeline) -> Evidence:
+    """Read the evidence of a run in which `watch` and `mark_step` were called.
+
+    Args:
+        program: the record, with the names that the harness gave.
+        timeline: the same program, resolved; spans carry "op".
+    """
+    clock = Clock(program, timeline)
+    gradients: list[GradientEvidence] = []
+    sends: list[SendEvidence] = []
+    marks = []
+    for rank in range(len(program.ranks)):
+        rank_marks, rank_gradients, rank_sends = _read_rank(program, clock, rank)
+        marks.append(rank_marks)
+        gradients += rank_gradients
+        sends += rank_sends
+    return Evidence(program, timeline, tuple(gradients), tuple(sends), tuple(marks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A gradient as named: where its bytes are, and from which operator on."""
+
+    name: str
+    step: int
+    access: Access
+    since: int
+    writer: int | None
+    origin: int | None
+    origin_access: Access
+
+
+def _read_rank(
+    program: Program, clock: Clock, rank: int
+) -> tuple[tuple[int, ...], list[GradientEvidence], list[SendEvidence]]:
+    ops = program.ranks[rank]
+    names = [n for n in program.names if n.rank == rank]
+    marks = tuple(n.since for n in names if n.name.startswith(_STEP))
+    named = _named_gradients(ops, names, marks)
+    by_index: dict[int, list[int]] = defaultdict(list)
+    for number, gradient in enumerate(named):
+        first = gradient.since if gradient.origin is None else gradient.origin + 1
+        by_index[first].append(number)
+
+    ledger = Ledger()
+    sends = []
+    sent: dict[int, int] = defaultdict(int)
+    senders: dict[int, dict[int, None]] = defaultdict(dict)
+    for op in ops:
+        for number in by_index.get(op.index, ()):
+            ledger.name(named[number].origin_access, number)
+        if op.collective is None:
+            ledger.step(op)
+            continue
+        step = bisect_right(marks, op.index)
+        cargo = ledger.send(op)
+        covers: dict[str, int] = defaultdict(int)
+        stale: dict[str, int] = defaultdict(int)
+        packs: dict[str, set[int]] = defaultdict(set)
+        for mark in (*cargo.fresh, *cargo.stale):
+            gradient = named[mark.gradient]
+            size = mark.high - mark.low
+            current = gradient.step == step
+            if current:
+                sent[mark.gradient] += size
+                senders[mark.gradient][op.index] = None
+            if current and not mark.sent:
+                covers[gradient.name] += size
+                packs[gradient.name].update(mark.via)
+            else:
+                stale[gradient.name] += size
+        group, sequence = op.collective.group, op.collective.sequence
+        start_ns, end_ns = clock.wire(group, sequence)
+        sends.append(
+            SendEvidence(
+                rank=rank,
+                step=step,
+                op=op.index,
+                group=group,
+                sequence=sequence,
+                operation=op.collective.operation,
+                start_ns=start_ns,
+                end_ns=end_ns,
+                own_start_ns=clock.start(rank, op.index),
+                bytes=cargo.bytes,
+                covers=tuple(covers.items()),
+                stale=tuple(stale.items()),
+                other_bytes=cargo.bytes - cargo.marked_bytes,
+                packs=tuple((name, tuple(sorted(via))) for name, via in packs.items()),
+            )
+        )
+    gradients = [
+        GradientEvidence(
+            rank=rank,
+            step=g.step,
+            name=g.name,
+            bytes=length(g.access),
+            writer=g.writer,
+            origin=g.origin,
+            since=g.since,
+            ready_ns=0 if g.writer is None else clock.end(rank, g.writer),
+            origin_ns=0 if g.origin is None else clock.end(rank, g.origin),
+            sent_bytes=sent[number],
+            sends=tuple(senders[number]),
+        )
+        for number, g in enumerate(named)
+    ]
+    return marks, gradients, sends
+
+
+def _named_gradients(
+    ops: Sequence[Op], names: Sequence[TensorName], marks: Sequence[int]
+) -> list[_Named]:
+    writes: dict[int, list[int]] = defaultdict(list)
+    for op in ops:
+        if op.collective is None:
+            for access in op.writes:
+                if not writes[access.storage] or writes[access.storage][-1] != op.index:
+                    writes[access.storage].append(op.index)
+    taken: set[tuple[int | None, int, int]] = set()
+    named = []
+    for entry in names:
+        if not entry.name.startswith(_GRADIENT):
+            continue
+        writer = _last_writer(ops, writes, entry.access, entry.since)
+        origin, access = _origin(ops, writes, writer, entry.access)
+        key = (origin, access.storage, access.offset_bytes)
+        if key in taken:  # two parameters with one upstream gradient
+            origin, access = writer, entry.access
+            key = (origin, access.storage, access.offset_bytes)
+        taken.add(key)
+        named.append(
+            _Named(
+                name=entry.name.removeprefix(_GRADIENT),
+                step=bisect_right(marks, entry.since),
+                access=entry.access,
+                since=entry.since,
+                writer=writer,
+                origin=origin,
+                origin_access=access,
+            )
+        )
+    return named
+
+
+def _last_writer(
+    ops: Sequence[Op], writes: Mapping[int, Sequence[int]], access: Access, before: int
+) -> int | None:
+    wanted = runs(access)
+    for index in reversed(writes.get(access.storage, ())):
+        if index < before and any(
+            low < end and start < high
+            for write in ops[index].writes
+            if write.storage == access.storage
+            for low, high in runs(write)
+            for start, end in wanted
+        ):
+            return index
+    return None
+
+
+def _origin(
+    ops: Sequence[Op],
+    writes: Mapping[int, Sequence[int]],
+    writer: int | None,
+    access: Access,
+) -> tuple[int | None, Access]:
+    """Follow the copies that autograd makes on the way into `.grad`."""
+    if writer is None or ops[writer].name.split(".")[0] not in _HANDED_ON:
+        return writer, access
+    sources = [r for r in ops[writer].reads if r not in ops[writer].writes]
+    if len(sources) != 1 or length(sources[0]) != length(access):
+        return writer, access
+    before = _last_writer(ops, writes, sources[0], writer)
+    return (writer, access) if before is None else (before, sources[0])

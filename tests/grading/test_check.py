@@ -1,0 +1,217 @@
+"""`check` in the notebook: what it prints, when it raises, and that it fails closed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from overlaplab.data_parallel import BucketedReducer
+from overlaplab.errors import DeadlockError, RankError
+from overlaplab.grading import (
+    CheckFailed,
+    CheckResult,
+    Sheet,
+    Verdict,
+    check,
+    exercise,
+    find_exercise,
+    judge,
+)
+from overlaplab.grading.check import describe_error
+from overlaplab.grading.exercise import _REGISTRY, Exercise
+from overlaplab.grading.laws import Violation
+from tests.grading import lab98  # noqa: F401  (registers its exercises)
+
+
+def made_up(
+    grade: Any, *, verifies: Any = ("it is so",), timeout_s: float = 5.0
+) -> Any:
+    """An exercise that is in no registry."""
+    return Exercise("98.9", "Made up", ("thing",), verifies, 1, grade, timeout_s)
+
+
+def test_a_right_solution_prints_what_was_verified_and_returns_the_verdict(capsys):
+    verdict = check("98.1", lambda x: x + x)
+    assert verdict.passed
+    assert capsys.readouterr().out == "98.1 Double: passed\n  + it doubles\n"
+
+
+def test_a_wrong_solution_prints_seen_and_expected_and_raises_without_our_frames(
+    capsys,
+):
+    with pytest.raises(CheckFailed) as caught:
+        check("98.1", lambda x: 3 * x)
+    out = capsys.readouterr().out
+    assert out.splitlines()[:3] == [
+        "98.1 Double: not yet",
+        "  ran: double on three numbers",
+        "  - it doubles: NO",
+    ]
+    assert "seen:     gradient of x on rank 0: element 2 is 9" in out
+    assert "expected: 6, as one process computes on the whole batch" in out
+    assert caught.value._render_traceback_() == [
+        "CheckFailed: 98.1 is not solved yet; see above"
+    ]
+
+
+def test_the_hint_of_the_first_failure_is_the_one_that_is_shown(capsys):
+    with pytest.raises(CheckFailed):
+        check("98.3", 41, "because")
+    assert "hint: read the book" in capsys.readouterr().out
+
+
+def raise_key_error(x: Any) -> Any:
+    raise KeyError("weight")
+
+
+def test_an_exception_shows_the_learners_frames_and_none_of_ours(capsys):
+    with pytest.raises(CheckFailed):
+        check("98.1", raise_key_error)
+    out = capsys.readouterr().out
+    assert "your code raised: KeyError: 'weight'" in out
+    assert "in raise_key_error, line" in out and 'raise KeyError("weight")' in out
+    assert "grade_double" not in out and "in judge" not in out
+
+
+def test_a_rank_error_shows_its_cause():
+    error = RankError("rank 1 raised", rank=1)
+    try:
+        raise_key_error(0)
+    except KeyError as cause:
+        error.__cause__ = cause
+    assert describe_error(error).startswith("KeyError: 'weight'\n  in raise_key_error")
+
+
+def test_a_diagnosis_of_the_cluster_is_shown_as_it_is():
+    text = "no rank can move at 4.00 us.\n  rank 0 waits in all_reduce #5"
+    assert describe_error(DeadlockError(text)) == f"DeadlockError: {text}"
+
+
+def test_what_a_grader_does_not_verify_counts_as_wrong():
+    assert not judge(made_up(lambda sheet, thing: None), 1).passed
+    verdict = judge(made_up(lambda sheet, thing: None), 1)
+    assert verdict.checks == (CheckResult("it is so", False, "was not verified"),)
+
+
+def test_a_grader_that_raises_half_way_does_not_pass():
+    def grade(sheet: Sheet, thing: Any) -> None:
+        sheet.expect("it is so", True)
+        raise ZeroDivisionError
+
+    assert not judge(made_up(grade), 1).passed
+
+
+def test_a_grader_that_writes_an_unknown_sentence_does_not_pass():
+    def grade(sheet: Sheet, thing: Any) -> None:
+        sheet.expect("it is so", True)
+        sheet.expect("it is not promised", True)
+
+    assert not judge(made_up(grade), 1).passed
+
+
+@pytest.mark.parametrize("almost", [1, "yes", torch.tensor(True), lambda: True])
+def test_only_true_is_true(almost):
+    grade = made_up(lambda sheet, thing: sheet.expect("it is so", almost))
+    assert not judge(grade, 1).passed
+
+
+def test_a_sentence_written_twice_must_hold_twice():
+    def grade(sheet: Sheet, thing: Any) -> None:
+        sheet.expect("it is so", True)
+        sheet.expect("it is so", False, seen="the second time")
+        sheet.expect("it is so", True)
+
+    verdict = judge(made_up(grade), 1)
+    assert not verdict.passed and verdict.checks[0].seen == "the second time"
+
+
+def test_stopping_early_passes_nothing_and_hides_what_was_not_reached():
+    def grade(sheet: Sheet, thing: Any) -> None:
+        sheet.verify("first", [Violation("values", "seen", "expected", "think")])
+        sheet.stop_if_wrong()
+        raise AssertionError("not reached")
+
+    verdict = judge(made_up(grade, verifies=("first", "second")), 1)
+    assert not verdict.passed
+    assert [c.name for c in verdict.checks] == ["first"]
+    assert verdict.hint == "think"
+
+
+def test_a_solution_that_does_not_end_is_stopped():
+    def grade(sheet: Sheet, thing: Any) -> None:
+        thing()
+
+    def never() -> None:
+        while True:
+            try:
+                time.sleep(10)
+            except Exception:
+                pass
+
+    start = time.monotonic()
+    verdict = judge(made_up(grade, timeout_s=0.3), never)
+    assert time.monotonic() - start < 5
+    assert "stopped after 0.3 s" in verdict.error and "in never" in verdict.error
+
+
+def test_an_interrupt_is_the_learners_and_passes_through():
+    def grade(sheet: Sheet, thing: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        judge(made_up(grade), 1)
+
+
+def test_the_packages_own_solution_is_refused():
+    grade = made_up(lambda sheet, thing: sheet.expect("it is so", True))
+    assert judge(grade, object).passed
+
+    class Mine(BucketedReducer):
+        """No work of one's own."""
+
+    for borrowed in (BucketedReducer, Mine, find_exercise, None):
+        verdict = judge(grade, borrowed)
+        assert not verdict.passed and verdict.error
+
+
+def test_the_wrong_number_of_objects_is_refused():
+    assert "takes 1 object(s), got 2" in judge(find_exercise("98.1"), 1, 2).error
+
+
+def test_torchs_default_dtype_is_float32_inside_and_restored_after():
+    seen = []
+
+    def grade(sheet: Sheet, thing: Any) -> None:
+        seen.append(torch.get_default_dtype())
+        torch.set_default_dtype(torch.float16)
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        judge(made_up(grade), 1)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert seen == [torch.float32]
+
+
+def test_an_unknown_exercise_lists_those_there_are():
+    with pytest.raises(ValueError, match=r"no exercise '98.7'; known: .*98.1"):
+        check("98.7", 1)
+
+
+def test_an_exercise_that_promises_nothing_or_twice_is_refused():
+    for promised in ((), ("a", "a")):
+        with pytest.raises(ValueError, match=r"98.8 "):
+            exercise("98.8", title="", solution="x", verifies=promised)(len)
+    with pytest.raises(ValueError, match="LAB.NUMBER"):
+        exercise("first", title="", solution="x", verifies=("a",))
+    assert "98.8" not in _REGISTRY
+
+
+def test_a_verdict_escapes_html_and_shows_the_step_against_its_target():
+    verdict = Verdict("6.3", "Finish <x>", True, step_ns=8_400_000, target_ns=8_200_000)
+    assert "Finish &lt;x&gt;: passed" in verdict._repr_html_()
+    assert str(verdict).splitlines()[-1] == "  step: 8.40 ms, target: 8.20 ms"
