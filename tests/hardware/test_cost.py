@@ -55,7 +55,7 @@ def test_a_collective_of_no_rank_or_of_negative_bytes_is_refused():
 def test_a_kernel_takes_the_larger_of_arithmetic_and_memory_and_never_less_than_floor():
     h100 = profile("h100-nvlink")
     assert compute_ns(h100, 780 * 10**9, "bfloat16") == 1_000_000
-    assert compute_ns(h100, 780 * 10**9, "bfloat16", 28 * 10**9) == 10_000_000
+    assert compute_ns(h100, 780 * 10**9, "bfloat16", 14 * 10**9) == 10_000_000
     assert compute_ns(h100, 1, "bfloat16", 1) == h100.kernel_floor_ns == 2_000
     assert compute_ns(CHALK, 0, "", 0) == 0
 
