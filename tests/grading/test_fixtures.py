@@ -80,6 +80,7 @@ def test_a_sum_that_is_no_mean_is_named_by_its_ratio():
     assert "the median ratio to the right value is 2" in first.message
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("fixture", ADVERSARIAL, ids=lambda f: f.name)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_right_reducer_equals_one_process_on_every_adversarial_fixture(

@@ -167,8 +167,13 @@ def numpy_cumsum(params, cap_bytes):
     return tuple(sorted(buckets, key=lambda b: -b[-1]))
 
 
+def two_lines(params, cap_bytes):
+    """The reference, under a name of its own: imported objects are refused."""
+    return plan_buckets(params, cap_bytes)
+
+
 @pytest.mark.parametrize(
-    "right", [recursive, numpy_cumsum, plan_buckets], ids=lambda f: f.__name__
+    "right", [recursive, numpy_cumsum, two_lines], ids=lambda f: f.__name__
 )
 def test_an_unusual_right_plan_passes(right):
     verdict = judge(find_exercise("6.1"), right)
