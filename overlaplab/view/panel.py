@@ -195,6 +195,8 @@ class Panel:
                     facecolor=ink.face,
                     edgecolor=ink.edge,
                     linewidth=0.5 if outlined else 0.0,
+                    # Smoothed edges of neighbours leave a pale line between them.
+                    antialiased=outlined,
                     hatch=ink.hatch or None,
                     zorder=2 if outlined else 1.9,
                 )

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from overlaplab.timeline import Timeline
 from overlaplab.view.panel import Panel
-from overlaplab.view.stacking import LEGEND, legend_entries, stack
+from overlaplab.view.stacking import legend_entries, stack
 
 
 def draw(
@@ -51,9 +51,11 @@ def draw(
     used = panel.draw(ax)
     ax.legend(
         handles=legend_entries(used),
-        **LEGEND,
         loc="upper left",
         bbox_to_anchor=(0, -0.12),
+        frameon=False,
+        fontsize=8,
+        ncols=4,
     )
     figure = ax.figure
     return figure if isinstance(figure, Figure) else figure.figure

@@ -17,7 +17,7 @@ def texts(figure):
 
 
 def legend(figure):
-    return [t.get_text() for t in figure.legends[0].get_texts()]
+    return [t.get_text() for t in figure.texts]
 
 
 def test_there_is_one_lane_a_rank_and_stream_cpu_first():
