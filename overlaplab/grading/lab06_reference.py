@@ -7,6 +7,7 @@ learner's hooks before `finish`, so that neither exercise waits for the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,7 +50,8 @@ def install_hooks(state: ReducerState) -> None:
             launch(state, bucket)
 
     for param in state.params:
-        state.handles.append(param.register_post_accumulate_grad_hook(hook))
+        register: Any = param.register_post_accumulate_grad_hook
+        state.handles.append(register(hook))
 
 
 def launch(state: ReducerState, bucket: int) -> None:

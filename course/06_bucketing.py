@@ -1,0 +1,644 @@
+# %% [markdown]
+# # How large should a message be?
+#
+# **Lab 06: gradient bucketing.** Core: 50 minutes. Extras: 50 more. You need no GPU.
+#
+# After the core you can
+#
+# - say what a message costs, from two numbers;
+# - write a reducer that sends gradients while the backward pass still runs;
+# - choose a bucket size for a model and a link, and name what bounds the step.
+#
+# You know a PyTorch training loop. You know that an all-reduce adds up the tensors of
+# all ranks. Nothing else is needed, though labs 00 to 05 help.
+#
+# **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
+# numbers, and draws what *your* code did. No exercise needs the one before it: where
+# yours is not finished, the course's own runs in its place and the cell says so.
+
+# %% name="setup"
+import math
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+import overlaplab as ol
+from overlaplab import view
+from overlaplab.grading import check
+from overlaplab.grading import lab06 as lab
+from overlaplab.grading.lab06_state import ReducerState
+from overlaplab.models import Transformer, TransformerConfig
+
+MIB = 2**20
+
+# %% [markdown]
+# ## 1. The waste (6 minutes)
+#
+# Four GPUs hold the same transformer: 24 layers, 1024 wide, in bfloat16. Each sees
+# other data. After the backward pass every gradient must be summed over the four.
+#
+# The step below sends each gradient when it is there. One gradient, one **message**.
+
+# %% name="train-step"
+def train_step(sequences, vocabulary=256):
+    config = TransformerConfig(
+        num_layers=24, d_model=1024, num_heads=16, vocab_size=vocabulary
+    )
+    with lab.in_bfloat16():
+        model = Transformer(config)
+    lab.name_gradients(model)  # so that reports can call them by name
+
+    works = []
+
+    def send(param):  # runs when the gradient of `param` is complete
+        works.append(dist.all_reduce(param.grad, async_op=True))
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(send)
+
+    tokens = torch.randint(vocabulary, (sequences, 1024))
+    with ol.annotate("step"):
+        model(tokens, targets=tokens).backward()
+        for work in works:
+            work.wait()
+
+
+# %% [markdown]
+# You have no four GPUs here. The **virtual cluster** runs this very code, computes
+# shapes only (`fake=True`), and writes down what each GPU was told to do: a *program*.
+# A hardware profile then gives each operator its time.
+#
+# The link is Ethernet with 100 Gbit/s and 0.1 ms of latency, between four nodes. Each
+# GPU works on 12 sequences of 1024 tokens.
+
+# %% name="record-ethernet"
+run = ol.run(train_step, 12, world_size=4, hardware=lab.ETHERNET, fake=True)
+program = lab.cut(run.program)  # from the label "step" on: without making the model
+
+each = ol.replay(program, hardware=lab.ETHERNET)
+sizes = lab.gradient_bytes(program)
+print(f"{len(sizes)} gradients, together {sum(sizes) / MIB:.0f} MiB")
+print(f"compute alone: {each.report().compute_ns / 1e6:.1f} ms")
+
+# %% [markdown]
+# The program can be timed again with other messages, without running it. `buckets=n`
+# puts gradients that follow one another into one message of at most `n` bytes. With a
+# large `n` there is one message for everything, at the end of the backward pass.
+#
+# **Predict.** A message for each gradient, or one message for all: which step is
+# longer? And how long is it, in ms? Type your guess. Nobody marks it.
+
+# %% name="predict-waste" kind="lab-only"
+longer = None  # "each" or "all"
+longer_ms = None
+
+# %% name="predicted-waste" kind="solution-only"
+longer = "each"
+longer_ms = 100
+
+# %% name="waste"
+one = ol.replay(program, hardware=lab.ETHERNET, buckets=sum(sizes))
+worse = "each" if each.step_ns > one.step_ns else "all"
+lab.side_by_side("the longer one", longer, worse)
+lab.side_by_side(
+    "its step in ms", longer_ms, f"{max(each.step_ns, one.step_ns) / 1e6:.0f}"
+)
+ends = {"a message a gradient": each, "one message for all": one}
+view.draw_many(ends)
+
+# %% [markdown]
+# Above, the wire (`comm`) is busy from early on, but each of its pieces begins with
+# 0.1 ms in which nothing moves. Below, look at the white space: the wire is idle while
+# the GPU computes, then the GPU is idle while the wire works.
+#
+# Communication with no computation beside it is **exposed**. Here are the numbers, and
+# where the step's time goes along its *critical path*: the one chain of computing,
+# sending and waiting for latency that the step is as long as.
+
+# %% name="waste-numbers"
+view.table(ends)
+
+# %% name="waste-lost"
+best = min(lab.sweep(program, lab.ETHERNET, [10, 25, 50, 100]).values())
+for name, timeline in ends.items():
+    print(f"{name}: {100 * (1 - best / timeline.step_ns):.0f} % of the step is wasted")
+
+# %% [markdown]
+# Wasted against what? Against the best of four sizes between the two ends. By the end
+# of this lab you will reach it.
+#
+# **Predict.** The same model on one host with NVLink (44 us of latency, 340 GB/s), 2
+# sequences a GPU. Which end is longer now?
+
+# %% name="predict-nvlink" kind="lab-only"
+longer_on_nvlink = None  # "each" or "all"
+
+# %% name="predicted-nvlink" kind="solution-only"
+longer_on_nvlink = "all"
+
+# %% name="nvlink"
+short_program = lab.cut(
+    ol.run(train_step, 2, world_size=4, hardware=lab.NVLINK, fake=True).program
+)
+ends_on_nvlink = {
+    "a message a gradient, NVLink": ol.replay(short_program, hardware=lab.NVLINK),
+    "one message for all, NVLink": ol.replay(
+        short_program, hardware=lab.NVLINK, buckets=sum(sizes)
+    ),
+}
+worse = max(ends_on_nvlink, key=lambda name: ends_on_nvlink[name].step_ns)
+lab.side_by_side("the longer one", longer_on_nvlink, worse)
+view.draw_many(ends_on_nvlink)
+
+# %% [markdown]
+# The answer flips. On the slow wire one late message costs most; on the fast wire many
+# small ones do. No size is right everywhere. What decides?
+
+# %% [markdown]
+# ## 2. Warm-up: what does a message cost? (4 minutes)
+#
+# The simplest model has two numbers. A message of $m$ bytes takes
+#
+# $$T(m) = \alpha + \beta\, m$$
+#
+# **alpha** ($\alpha$) is its **latency**: what it costs to send nothing. **beta**
+# ($\beta$) is the time a byte takes; $1/\beta$ is the **bandwidth**.
+#
+# Here are five all-reduces, each measured alone on real GPUs.
+
+# %% name="points"
+points = lab.message_points()
+for mib, us in points.items():
+    print(f"{mib:>4} MiB {us:>5} us")
+print(lab.machine("all_reduce_alone"))
+
+# %% [markdown]
+# **Exercise 6.0.** Draw the line: type alpha in microseconds and the bandwidth in GB/s
+# (1e9 bytes a second), so that 0, 25 and 100 MiB are met within 10 %. Then type which
+# of the five sizes your line misses most.
+#
+# <details><summary>Hint: where is alpha?</summary>
+#
+# An empty message moves no bytes. What it takes is alpha.
+#
+# </details>
+# <details><summary>Hint: where is the bandwidth?</summary>
+#
+# From 25 to 100 MiB there are 75 MiB more. How many microseconds more?
+#
+# </details>
+
+# %% name="fit" kind="exercise" exercise="6.0"
+### BEGIN SOLUTION
+gbyte_per_s = 75 * MIB / ((points[100] - points[25]) * 1e3)  # bytes a ns
+latency_us = points[100] - 100 * MIB / (gbyte_per_s * 1e3)
+missed_mib = 1
+### END SOLUTION
+### BEGIN STUB
+# latency_us = None
+# gbyte_per_s = None
+# missed_mib = None
+### END STUB
+
+# %% name="fit-drawn"
+for mib, us in points.items():
+    if latency_us is not None and gbyte_per_s is not None:
+        line_us = latency_us + mib * MIB / (gbyte_per_s * 1e3)
+        print(f"{mib:>4} MiB: measured {us:>5} us, your line {line_us:>5.0f} us")
+
+# %% name="check-fit" kind="check" exercise="6.0" points=1
+check("6.0", latency_us, gbyte_per_s, missed_mib)
+
+# %% [markdown]
+# The line is good at the large sizes and at nothing. In between it promises too much:
+# 1 MiB takes longer than alpha and bandwidth say, about as long as 5 MiB. So does a
+# model lie: keep in mind *where*. Small messages are dearer than this lab makes them.
+
+# %% [markdown]
+# ## 3. The plan: which gradients share a message? (8 minutes)
+#
+# The backward pass makes the *last* layer's gradients first. A **bucket** is a set of
+# gradients that travel together. It can leave when its last gradient is there.
+#
+# **Exercise 6.1.** Write `plan_buckets(params, cap_bytes)`.
+#
+# - `params`: parameters in the order of registration. Gradients arrive in *reverse*.
+#   A parameter with `requires_grad` False has none: leave it out.
+# - Fill a bucket while its gradients are at most `cap_bytes` together. A gradient that
+#   is larger than the cap is alone in its bucket. Never split one.
+# - A bucket has one dtype. Keep one open bucket for each dtype; when the next gradient
+#   of that dtype does not fit, close it and open the next.
+# - Return a list of buckets. Each is a list of positions in `params`, in the order of
+#   arrival. The bucket that becomes full first (its *last* gradient arrives first)
+#   stands first.
+# - `cap_bytes` of zero or less: raise `ValueError`.
+#
+# About 15 lines. A gradient has `param.numel() * param.element_size()` bytes.
+#
+# <details><summary>Hint: one open bucket a dtype</summary>
+#
+# Keep a dictionary from dtype to the open bucket, and put each bucket into the result
+# when you *open* it. Nothing can be lost at the end then.
+#
+# </details>
+# <details><summary>Hint: the order of the buckets</summary>
+#
+# Arrival goes from high positions to low ones. A bucket is full at its lowest position.
+# Sort by that.
+#
+# </details>
+
+# %% name="plan" kind="exercise" exercise="6.1"
+def plan_buckets(params, cap_bytes):
+    """Buckets of positions in `params`, in the order in which they become full."""
+    ### BEGIN SOLUTION
+    if cap_bytes <= 0:
+        raise ValueError(f"cap_bytes is {cap_bytes}; expected 1 or more")
+    buckets, open_bucket, room = [], {}, {}
+    for position in reversed(range(len(params))):
+        param = params[position]
+        if not param.requires_grad:
+            continue
+        size = param.numel() * param.element_size()
+        if param.dtype not in open_bucket or size > room[param.dtype]:
+            open_bucket[param.dtype] = []
+            room[param.dtype] = cap_bytes
+            buckets.append(open_bucket[param.dtype])
+        open_bucket[param.dtype].append(position)
+        room[param.dtype] -= size
+    return sorted(buckets, key=min, reverse=True)
+    ### END SOLUTION
+
+
+# %% name="check-plan" kind="check" exercise="6.1" points=2
+check("6.1", plan_buckets)
+lab.keep("6.1", plan_buckets)
+
+# %% [markdown]
+# ## 4. The hook: send while you compute (10 minutes)
+#
+# Now the first half of a reducer. It shares one small object with the second half:
+#
+# | `ReducerState` | |
+# |---|---|
+# | `params` | the trainable parameters |
+# | `plan` | `plan[b]`: positions in `params` of bucket b; buckets leave in this order |
+# | `buffers` | `buffers[b]`: a flat tensor with room for the gradients of b |
+# | `missing` | `missing[b]`: how many gradients of b have not arrived in this step |
+# | `works` | `works[b]`: what the launch of b returned, `None` before |
+# | `bucket_of(param)` | the number of its bucket |
+# | `pairs(b)` | (parameter, its place in the buffer) of each gradient of b |
+#
+# The place is a view of the buffer in the parameter's shape: `place.copy_(...)` fills
+# the buffer.
+
+# %% [markdown]
+# **The API of this screen.** `param.register_post_accumulate_grad_hook(hook)` calls
+# `hook(param)` once a backward pass, when `param.grad` is complete. The hook gets the
+# *parameter*, not the gradient, and must return `None`.
+#
+# `dist.all_reduce(tensor, async_op=True)` starts to sum `tensor` over all ranks and
+# returns at once, with a `Work`. It starts when what you launched before has ended.
+#
+# **Exercise 6.2.** Complete the hook inside `install_hooks`. When a bucket's last
+# gradient arrives, copy its gradients into its buffer, launch one all-reduce (the SUM)
+# and keep the work in `state.works`. Three rules:
+#
+# - Launch buckets in the order of the plan. Ranks may see gradients arrive in different
+#   orders; they must still launch the same buckets in the same order.
+# - Never wait in a hook.
+# - A full bucket is launched in the hook that fills it (or that frees its turn), once.
+#
+# About 10 lines.
+#
+# <details><summary>Hint: the order of the plan</summary>
+#
+# In each hook, walk over the buckets from the first. Skip those that are launched. Stop
+# at the first one that still misses a gradient. Launch what you pass.
+#
+# </details>
+# <details><summary>Hint: full, but when?</summary>
+#
+# Count down: `state.missing[state.bucket_of(param)] -= 1`. A bucket is full at zero.
+#
+# </details>
+
+# %% name="hook" kind="exercise" exercise="6.2"
+def install_hooks(state: ReducerState) -> None:
+    def hook(param):
+        ### BEGIN SOLUTION
+        state.missing[state.bucket_of(param)] -= 1
+        for bucket, work in enumerate(state.works):
+            if work is not None:
+                continue
+            if state.missing[bucket] > 0:
+                return
+            for p, place in state.pairs(bucket):
+                place.copy_(p.grad)
+            buffer = state.buffers[bucket]
+            state.works[bucket] = dist.all_reduce(buffer, async_op=True)
+        ### END SOLUTION
+
+    for param in state.params:
+        handle = param.register_post_accumulate_grad_hook(hook)
+        state.handles.append(handle)
+
+
+# %% name="check-hook" kind="check" exercise="6.2" points=3
+check("6.2", install_hooks)
+lab.keep("6.2", install_hooks)
+
+# %% [markdown]
+# The check ran your hooks before our finish. A reducer that sends everything after the
+# backward pass has the right gradients too. It fails here: it hides nothing.
+
+# %% [markdown]
+# ## 5. The finish: wait, but only now (8 minutes)
+#
+# The backward pass is over. Some messages are still on the wire. Some buckets may have
+# never been launched: a parameter that the loss does not use gets no gradient, so its
+# hook never runs and its bucket is never full.
+#
+# **The API of this screen.** `work.wait()` makes the GPU's *current stream* wait for
+# the message. The CPU goes on. What you launch after it sees the sum; what you launched
+# before it may not.
+#
+# **Exercise 6.3.** Write `finish(state)`. It is called on every rank after each
+# backward pass. When it returns:
+#
+# - every message has been waited for, and every bucket has been sent, in the order of
+#   the plan; a parameter whose `.grad` is `None` on this rank contributes zeros;
+# - `param.grad` is the *mean* over the ranks (`dist.get_world_size()` of them);
+# - the state is as it was before the backward pass: `missing` full, `works` all `None`.
+#
+# A parameter that no rank used may end with zeros or with `None`. About 15 lines.
+#
+# <details><summary>Hint: buckets that were not launched</summary>
+#
+# Walk over `state.works`. Where it is `None`, fill the buffer (`place.zero_()` where
+# there is no gradient) and launch. Every rank does so, hence nobody waits for ever.
+#
+# </details>
+# <details><summary>Hint: writing back</summary>
+#
+# `param.grad = place / num_ranks` makes a new tensor. `param.grad.copy_(place)` writes
+# into the old one, which has to exist.
+#
+# </details>
+
+# %% name="finish" kind="exercise" exercise="6.3"
+def finish(state: ReducerState) -> None:
+    ### BEGIN SOLUTION
+    for bucket, work in enumerate(state.works):
+        if work is None:  # some gradient never came
+            for param, place in state.pairs(bucket):
+                if param.grad is None:
+                    place.zero_()
+                else:
+                    place.copy_(param.grad)
+            buffer = state.buffers[bucket]
+            state.works[bucket] = dist.all_reduce(buffer, async_op=True)
+    for bucket, work in enumerate(state.works):
+        work.wait()
+        for param, place in state.pairs(bucket):
+            param.grad = place / dist.get_world_size()
+    state.missing = [len(bucket) for bucket in state.plan]
+    state.works = [None] * len(state.plan)
+    ### END SOLUTION
+
+
+# %% name="check-finish" kind="check" exercise="6.3" points=3
+check("6.3", finish)
+lab.keep("6.3", finish)
+
+# %% [markdown]
+# ### The same timeline again (2 minutes)
+#
+# Plan, hooks and finish make a reducer. Here it is on the 24 layers and the Ethernet of
+# the beginning, with buckets of 25 MiB, under the two ends. One scale. Watch the gap.
+
+# %% name="again"
+mine = lab.record_reducer(
+    lab.mine_or_ours("6.1"),
+    lab.mine_or_ours("6.2"),
+    lab.mine_or_ours("6.3"),
+    sequences=12,
+    bucket_mib=25,
+)
+so_far = {**ends, "your reducer, 25 MiB": ol.replay(mine, hardware=lab.ETHERNET)}
+view.draw_many(so_far)
+
+# %% name="again-numbers"
+view.table(so_far)
+
+# %% [markdown]
+# ## 6. Choose: how large, then? (12 minutes)
+#
+# Cut $M$ bytes into $n$ equal buckets. The backward pass takes $T_b$; the first bucket
+# is full after $T_b/n$. If the wire is the slow one, the messages then follow one
+# another without a gap. From the start of the backward pass to the last byte:
+#
+# $$\frac{T_b}{n} + n\,\alpha + \beta M$$
+#
+# Few buckets: the wire starts late. Many: each pays alpha. The sum is least where
+# both are equal, at
+#
+# $$n^* = \sqrt{T_b/\alpha}$$
+
+# %% name="n-star"
+def n_star(program, hardware):
+    """Best number of equal buckets, by the formula; and their size in MiB."""
+    timeline = ol.replay(program, hardware=hardware)
+    backward_ns = lab.backward_ns(timeline)
+    number = math.sqrt(backward_ns / hardware.link.latency_ns)
+    return number, sum(lab.gradient_bytes(program)) / number / MIB
+
+
+number, star_mib = n_star(program, lab.ETHERNET)
+print(f"Ethernet: n* = {number:.0f}, buckets of {star_mib:.0f} MiB")
+
+# %% [markdown]
+# **Predict.** Over which range of sizes is the step within 2 % of the best? Smallest
+# and largest size, in MiB.
+
+# %% name="predict-valley" kind="lab-only"
+valley_from_mib, valley_to_mib = None, None
+
+# %% name="predicted-valley" kind="solution-only"
+valley_from_mib, valley_to_mib = 20, 40
+
+# %% name="sweep"
+caps = [1, 2, 5, 10, 15, 20, 25, 32, 40, 50, 64, 80, 100, 150, 200, 300, 600]
+wide = lab.three_runs()["C"].program  # a GPT that knows 32,768 tokens; see below
+cases = {
+    "Ethernet, 12k tokens": (program, lab.ETHERNET),
+    "NVLink, 2k tokens": (short_program, lab.NVLINK),
+    "NVLink, 12k tokens": (program, lab.NVLINK),
+    "InfiniBand, 8k tokens, GPT": (wide, lab.INFINIBAND),
+}
+sweeps = {name: lab.sweep(*case, caps) for name, case in cases.items()}
+stars = {name: n_star(*case)[1] for name, case in cases.items()}
+lab.side_by_side(
+    "within 2 % of the best, in MiB",
+    (valley_from_mib, valley_to_mib),
+    lab.valley(sweeps["Ethernet, 12k tokens"]),
+)
+lab.draw_valleys(sweeps, stars)
+
+# %% name="sweep-numbers"
+for name, steps in sweeps.items():
+    low, high = lab.valley(steps)
+    best_mib = min(steps, key=steps.get)
+    print(
+        f"{name:<28} best {best_mib:>3} MiB, n* says {stars[name]:>3.0f}, "
+        f"within 2 %: {low} to {high} MiB"
+    )
+
+# %% [markdown]
+# On Ethernet the formula is right, and the valley is wide: miss the best size by a
+# factor of two and you lose little. On NVLink with many tokens there is no valley at
+# all: every size is as good.
+#
+# With InfiniBand the formula misses. The backward pass is longer than the messages, so
+# the wire has gaps, and only what is sent *after* the last gradient counts. The
+# smallest buckets that the wire keeps up with are best then.
+
+# %% [markdown]
+# **Exercise 6.4a.** Write `choose_cap` for a model and a link that you have not seen.
+#
+# - `grad_bytes`: size of each gradient, in the order of arrival.
+# - `ready_ns`: when each is complete, in ns from the start of the backward pass.
+# - `latency_ns`: alpha. `bytes_per_s`: the bandwidth, `1e9 / bytes_per_s` is beta in ns.
+# - Return the cap in bytes, for buckets as your plan makes them.
+#
+# It is asked for 12 pairs of a model and a link. On each, you may lose a fifth of what
+# there was to gain over the worse end. No constant answer passes: 25 MiB fails on four.
+# Use the formula, or time the messages yourself for a list of caps. 2 to 20 lines.
+#
+# <details><summary>Hint: time the messages</summary>
+#
+# A bucket starts when its last gradient is ready and the one before it has ended. It
+# takes alpha plus beta times its bytes. Add up; try caps in powers of two.
+#
+# </details>
+
+# %% name="choose" kind="exercise" exercise="6.4a"
+def choose_cap(grad_bytes, ready_ns, latency_ns, bytes_per_s):
+    """The bucket size in bytes with the shortest time to the last byte."""
+    ### BEGIN SOLUTION
+
+    def end_ns(cap):
+        end, bucket = 0.0, 0
+        for i, size in enumerate(grad_bytes):
+            bucket += size
+            is_last = i + 1 == len(grad_bytes)
+            if is_last or bucket + grad_bytes[i + 1] > cap:
+                wire_ns = bucket * 1e9 / bytes_per_s
+                end = max(end, ready_ns[i]) + latency_ns + wire_ns
+                bucket = 0
+        return end
+
+    return min((2**k for k in range(10, 36)), key=end_ns)
+    ### END SOLUTION
+
+
+# %% name="check-choose" kind="check" exercise="6.4a" points=2
+check("6.4a", choose_cap)
+
+# %% [markdown]
+# ### What bounds the step?
+#
+# A percentage of overlap does not say what to do. The critical path does: halve the
+# largest share first. Here are three runs.
+
+# %% name="three-runs"
+runs = lab.three_runs()
+for letter, given in runs.items():
+    print(f"{letter}: {given.name}")
+view.shares_bar({letter: given.timeline() for letter, given in runs.items()})
+
+# %% name="three-runs-drawn"
+view.draw(runs["C"].timeline(), title=f"C: {runs['C'].name}")
+
+# %% [markdown]
+# **Exercise 6.4b.** Fill in `reading`.
+#
+# - `"largest"`: the largest share of the run's critical path: `"compute"`, `"wire"`,
+#   `"latency"`, `"launch"` or `"idle"`. See `given.timeline().critical_path().shares`.
+# - `"half_latency_saves_percent"`: how much of the step half the latency would save, in
+#   percent. A share is no answer to that: what was hidden may come out. Time the step
+#   again: `given.timeline(latency=0.5).step_ns`. Within 3 points.
+# - `"tail"`: when run C has nothing left to compute, *whose* gradient is the last on
+#   the wire? The name of the parameter. `lab.messages(runs["C"])` lists the messages.
+#
+# <details><summary>Hint: percent</summary>
+#
+# 100 * (1 - new step / old step).
+#
+# </details>
+
+# %% name="reading" kind="exercise" exercise="6.4b"
+### BEGIN SOLUTION
+def saves_percent(given):
+    return 100 * (1 - given.timeline(latency=0.5).step_ns / given.timeline().step_ns)
+
+
+def largest(given):
+    shares = given.timeline().critical_path().shares
+    return max(shares, key=shares.get)
+
+
+reading = {
+    letter: {
+        "largest": largest(given),
+        "half_latency_saves_percent": saves_percent(given),
+    }
+    for letter, given in runs.items()
+}
+reading["tail"] = lab.messages(runs["C"])[-1].names[-1]
+### END SOLUTION
+### BEGIN STUB
+# reading = {
+#     "A": {"largest": None, "half_latency_saves_percent": None},
+#     "B": {"largest": None, "half_latency_saves_percent": None},
+#     "C": {"largest": None, "half_latency_saves_percent": None},
+#     "tail": None,
+# }
+### END STUB
+
+# %% name="check-reading" kind="check" exercise="6.4b" points=2
+check("6.4b", reading)
+
+# %% name="tail"
+for message in lab.messages(runs["C"])[-3:]:
+    print(message)
+exposed = {
+    mib: replace(runs["C"], bucket_mib=mib).timeline().report().exposed_ns / 1e6
+    for mib in (1, 5, 10, 25, 64)
+}
+print("exposed ms by bucket size in MiB:", {k: round(v, 2) for k, v in exposed.items()})
+
+# %% [markdown]
+# The surprise of this lab. A GPT's first layer is its embedding: one huge parameter,
+# whose gradient arrives last. No cap splits a parameter, so no bucket size removes this
+# tail. What would? Another order, another layout, or sharding: later labs.
+
+# %% [markdown]
+# ## Takeaways
+
+# %% name="takeaways"
+low, high = lab.valley(sweeps["Ethernet, 12k tokens"])
+tail = lab.messages(runs["C"])[-1]
+print(f"""1. With a slow wire, cut into n* = sqrt(Tb / alpha) buckets: {number:.0f} here, of
+   {star_mib:.0f} MiB. The wrong end wasted up to {100 * (1 - best / one.step_ns):.0f} % of the step.
+2. The valley is wide or absent: {low} to {high} MiB on Ethernet, any size on NVLink
+   with 12k tokens. Sweep before you tune.
+3. Ask whose bytes are in the tail: {tail.names[-1]} alone is {tail.bytes / MIB:.0f} MiB and
+   exposes {tail.duration_ns / 1e6:.1f} ms, whatever the cap.""")
+
+# %% [markdown]
+# ---
+# **Stop line.** That is the core. You may close the laptop here.
+#
+# ---
