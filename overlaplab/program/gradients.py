@@ -191,12 +191,13 @@ def _members(op: Op) -> list[Member]:
     collective = op.collective
     assert collective is not None
     parts = collective.parts
-    last = max(_ready(part) for part in parts)
+    named = [part for part in parts if part.name]
+    last = max(_ready(part) for part in named or parts)
     found = []
     for place, part in enumerate(parts):
-        # The one that came last is why the call was made here; the others could have
-        # left as soon as they were written.
-        launch = op.index if _ready(part) == last else _ready(part) + 1
+        # The gradient that came last is why the call was made here; the others could
+        # have left as soon as they were written.
+        launch = op.index if _ready(part) >= last else _ready(part) + 1
         found.append(
             Member(
                 part,
