@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import orjson
 import torch
 
 from overlaplab.profiling.events import RUN_RANGE
@@ -68,7 +68,7 @@ def _export(profiler: Any) -> dict[str, Any]:
         os.close(descriptor)
         profiler.export_chrome_trace(path)
         with open(path, "rb") as file:
-            trace: dict[str, Any] = orjson.loads(file.read())
+            trace: dict[str, Any] = json.load(file)
         return trace
     finally:
         os.unlink(path)
