@@ -80,6 +80,8 @@ class ProgramBuilder:
 
         `fields` are those of `Op`: reads, writes, label, read_bytes, after, ...
         """
+        if ns and flops:
+            raise ValueError(f"{name}: give ns or flops, not both")
         return self._launch(
             rank, "compute", name, stream, flops=flops or ns * 1000, **fields
         )
@@ -105,7 +107,7 @@ class ProgramBuilder:
         Its lane is "comm" for the default group and "comm:NAME" for another, whose
         `ranks` are all unless given. With `async_op=False` the stream waits for it.
         """
-        own = self._ranks[rank]
+        own = self._own(rank)
         sequence = own.sequence.get(group, 0)
         own.sequence[group] = sequence + 1
         collective = Collective(
@@ -136,12 +138,12 @@ class ProgramBuilder:
     def wait(self, rank: int, work: int, *, stream: str = "default") -> None:
         """`Work.wait()`: what is launched on `stream` next waits for `work`."""
         self._wait(rank, stream, work)
-        before = len(self._ranks[rank].ops)
+        before = len(self._own(rank).ops)
         self._waits.append(WorkWait(rank, work, stream, before))
 
     def wait_stream(self, rank: int, waiting: str, waited: str) -> None:
         """`waiting.wait_stream(waited)`: for what was launched there until now."""
-        own = self._ranks[rank]
+        own = self._own(rank)
         if waited in own.last:
             self._wait(rank, waiting, own.last[waited])
         for index in own.pending.get(waited, ()):
@@ -151,7 +153,7 @@ class ProgramBuilder:
         self, rank: int, after: Iterable[int] | None = None, *, name: str = "wait"
     ) -> int:
         """The CPU waits for `after`; without it, for all that the rank launched."""
-        own = self._ranks[rank]
+        own = self._own(rank)
         if after is None:
             after = set(own.last.values())
         return self._append(rank, "host_wait", name, "cpu", after=tuple(after))
@@ -165,7 +167,7 @@ class ProgramBuilder:
     ) -> Access:
         """Allocate; returns an access of all its bytes, for `reads` and `writes`."""
         number = len(self._storages)
-        now = len(self._ranks[rank].ops) if born is None else born
+        now = len(self._own(rank).ops) if born is None else born
         self._storages.append(
             StorageLife(rank, number, bytes, now, None, "default", name)
         )
@@ -174,7 +176,7 @@ class ProgramBuilder:
     def free(self, rank: int, access: Access) -> None:
         """Drop the last reference to the storage of `access`."""
         life = self._storages[access.storage]
-        freed = len(self._ranks[rank].ops)
+        freed = len(self._own(rank).ops)
         self._storages[access.storage] = StorageLife(
             life.rank,
             life.storage,
@@ -195,6 +197,13 @@ class ProgramBuilder:
             storages=tuple(sorted(self._storages, key=lambda s: (s.rank, s.storage))),
         )
 
+    def _own(self, rank: int) -> _Rank:
+        if not 0 <= rank < len(self._ranks):
+            raise ValueError(
+                f"rank is {rank}; this program has ranks 0 to {len(self._ranks) - 1}"
+            )
+        return self._ranks[rank]
+
     def _launch(
         self,
         rank: int,
@@ -206,7 +215,7 @@ class ProgramBuilder:
         after: Iterable[int] = (),
         **fields: Any,
     ) -> int:
-        own = self._ranks[rank]
+        own = self._own(rank)
         launch_stream = launch_stream or stream
         waits = [*own.pending.get(launch_stream, ()), *after]
         if launch_stream != stream:
@@ -237,9 +246,9 @@ class ProgramBuilder:
         launch_stream: str = "cpu",
         **fields: Any,
     ) -> int:
-        ops = self._ranks[rank].ops
+        ops = self._own(rank).ops
         ops.append(Op(len(ops), rank, kind, name, stream, launch_stream, **fields))
         return len(ops) - 1
 
     def _wait(self, rank: int, stream: str, index: int) -> None:
-        self._ranks[rank].pending.setdefault(stream, []).append(index)
+        self._own(rank).pending.setdefault(stream, []).append(index)

@@ -1,6 +1,6 @@
 """The record of a run: what each rank launched, in order, without any time.
 
-A cluster writes it; `resolve` turns it into a timeline; `find_hazards` and the memory
+A cluster writes it; `resolve` turns it into a timeline; `find_findings` and the memory
 report read it. Imports no torch and knows no hardware.
 """
 

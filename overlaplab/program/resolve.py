@@ -67,11 +67,11 @@ def resolve(program: Program, hardware: str | Hardware) -> Timeline:
         MismatchError: ranks meet in one collective with different operations.
         ProgramError: the program is not well-formed.
     """
-    return Run(build_graph(program), profile(hardware)).timeline()
+    return Resolution(build_graph(program), profile(hardware)).timeline()
 
 
-class Run:
-    """The state of one resolution. Lists are indexed by operator id unless said."""
+class Resolution:
+    """The state of one `resolve`. Lists are indexed by operator id unless said."""
 
     def __init__(self, graph: Graph, hw: Hardware) -> None:
         self.graph = graph

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from overlaplab.timeline import Span, Timeline
 
 if TYPE_CHECKING:
-    from overlaplab.program.resolve import Run
+    from overlaplab.program.resolve import Resolution
 
 
-def timeline_of(run: Run) -> Timeline:
+def timeline_of(run: Resolution) -> Timeline:
     """Spans in the order that `Timeline` promises, and their causes."""
     graph, num = run.graph, len(run.graph.ops)
     # (start, rank, lane, end, code); the code is an id, or id + num for its launch.
@@ -42,7 +42,7 @@ def timeline_of(run: Run) -> Timeline:
     )
 
 
-def _span(run: Run, row: tuple[int, int, str, int, int]) -> Span:
+def _span(run: Resolution, row: tuple[int, int, str, int, int]) -> Span:
     start, rank, lane, end, code = row
     num = len(run.graph.ops)
     g = code - num if code >= num else code
