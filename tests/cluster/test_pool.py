@@ -268,7 +268,8 @@ def test_processes_end_with_their_parent_even_if_it_is_killed(tmp_path):
             """)
     )
     source = os.path.dirname(os.path.dirname(ol.__file__))
-    environment = {**os.environ, "PYTHONPATH": source}
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
     with subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,

@@ -29,7 +29,8 @@ def test_each_process_is_one_rank_and_has_the_values_of_all(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     source = os.path.dirname(os.path.dirname(ol.__file__))
-    environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", str(script), str(tmp_path)]
     subprocess.run(command, env=environment, check=True, timeout=100)

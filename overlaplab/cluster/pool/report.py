@@ -6,7 +6,7 @@ Works on what diaries and stack dumps say; knows no processes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overlaplab.cluster.pool.diary import Launch, Notes
 from overlaplab.cluster.pool.frames import Frame, format_frames
@@ -51,6 +51,8 @@ def timeout_error(
     states: Mapping[int, State], backend: str, timeout_s: float
 ) -> RunTimeoutError:
     """The error for a run that passed its deadline."""
+    if backend == "nccl":
+        states = _with_what_streams_wait_for(states)
     differing = first_difference(states)
     shown = set()
     lines = []
@@ -178,6 +180,32 @@ def first_difference(states: Mapping[int, State]) -> dict[int, Launch | None]:
                     best_key, best = key, {a: pair[0], b: pair[1]}
                 break
     return best
+
+
+def _with_what_streams_wait_for(states: Mapping[int, State]) -> dict[int, State]:
+    """NCCL lets the CPU go on: what blocks a rank is what a peer has not launched."""
+    launched = {
+        rank: {(launch.group, launch.sequence) for launch in state.notes.launches}
+        for rank, state in states.items()
+    }
+
+    def unmatched(state: State) -> tuple[Launch, ...]:
+        return tuple(
+            launch
+            for launch in state.notes.launches
+            if not launch.is_point_to_point
+            and not all(
+                (launch.group, launch.sequence) in launched[rank]
+                for rank in launch.ranks
+            )
+        )
+
+    return {
+        rank: state
+        if state.has_ended or state.waits_in
+        else replace(state, unfinished=unmatched(state))
+        for rank, state in states.items()
+    }
 
 
 def _pair_difference(
