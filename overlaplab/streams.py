@@ -11,9 +11,10 @@ its rank's thread (virtual) or for its whole process (pool).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -86,18 +87,25 @@ def stream(stream: Any) -> AbstractContextManager[Any]:
     return provider().stream(stream)
 
 
-def stream_key() -> Any:
-    """Something hashable, equal for equal current streams, and cheap to get.
+def key_reader(provider: Provider) -> Callable[[], Hashable]:
+    """A fast way to ask which stream is current, for hooks that run very often.
 
-    Gradient hooks ask at every parameter; building a torch.cuda.Stream there shows.
+    Building a torch.cuda.Stream costs microseconds at every gradient. The keys of
+    equal streams are equal; `stream_of` gives the stream of one.
     """
-    return key_reader(provider())()
+    own = getattr(provider, "key_reader", None)
+    reader: Callable[[], Hashable] = own() if own else provider.current_stream
+    return reader
 
 
-def key_reader(provider: Provider) -> Callable[[], Any]:
-    """`stream_key` for a provider that the caller holds: a provider's own, if any."""
-    own = getattr(provider, "stream_key", None)
-    return own if own is not None else provider.current_stream
+def stream_of(key: Any) -> Any:
+    """The stream of a key that a `key_reader` gave."""
+    if not isinstance(key, tuple):
+        return key
+    stream_id, device_index, device_type = key
+    return torch.cuda.Stream(  # type: ignore[no-untyped-call]
+        stream_id=stream_id, device_index=device_index, device_type=device_type
+    )
 
 
 def synchronize() -> None:
@@ -142,9 +150,9 @@ class _CudaProvider:
     def current_stream(self) -> Any:
         return torch.cuda.current_stream()
 
-    def stream_key(self) -> int:
-        key: int = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())[0]
-        return key
+    def key_reader(self) -> Callable[[], Hashable]:
+        read: Any = torch._C._cuda_getCurrentStream  # what torch.cuda itself calls
+        return functools.partial(read, torch.cuda.current_device())
 
     def stream(self, stream: Any) -> AbstractContextManager[Any]:
         return torch.cuda.stream(stream)

@@ -66,6 +66,7 @@ def _spawned(rank: int, options: argparse.Namespace) -> None:
 
 def run_rank(local_rank: int, options: argparse.Namespace) -> None:
     """One process: measure every case, let rank 0 write after each."""
+    _take_share_of_cores(local_rank, int(os.environ["WORLD_SIZE"]))
     device = None
     if options.backend == "nccl":
         torch.cuda.set_device(local_rank)
@@ -87,6 +88,8 @@ def run_rank(local_rank: int, options: argparse.Namespace) -> None:
     }
     try:
         for name in options.models or data_parallel.CASES:
+            if not options.quick and name != data_parallel.MAIN:
+                plan = replace(plan, **data_parallel.BRIEF)
             for batch in options.batches or data_parallel.CASES.get(name, (2,)):
                 case = data_parallel.measure_case(name, batch, plan, options.traces)
                 results["cases"].append(case)
@@ -95,3 +98,11 @@ def run_rank(local_rank: int, options: argparse.Namespace) -> None:
                     options.out.write_text(json.dumps(results, indent=1) + "\n")
     finally:
         dist.destroy_process_group()
+
+
+def _take_share_of_cores(local_rank: int, num_local: int) -> None:
+    """Ranks that share cores disturb one another where steps are launch-bound."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    share = len(cores) // int(os.environ.get("LOCAL_WORLD_SIZE", num_local))
+    if share:
+        os.sched_setaffinity(0, cores[local_rank * share : (local_rank + 1) * share])

@@ -40,6 +40,7 @@ MODELS: dict[str, TransformerConfig] = {
         num_layers=24, d_model=2048, num_heads=16, vocab_size=50304
     ),
 }
+MAIN = "gpt-738m"
 CASES = {"gpt-738m": (1, 2, 8), "gpt-162m": (2, 8), "gpt-1.4b": (1, 2)}
 PROFILED = (
     "compute",
@@ -76,6 +77,11 @@ class Plan:
     tokens: int = 1024
 
 
+BRIEF: dict[str, Any] = {  # sweeps of the models that are not the main one
+    "caps_mib": (25, 100),
+    "our_caps_mib": (25, 100, 400),
+    "captured_caps_mib": (100, 400),
+}
 QUICK = Plan(
     caps_mib=(25, 100),
     our_caps_mib=(25, 100),

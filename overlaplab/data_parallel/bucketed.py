@@ -85,19 +85,16 @@ class BucketedReducer(Reducer):
         counts, notes the stream, and does nothing else.
         """
         stream_key = self._stream_key
-        provider = self._provider
 
         def on_gradient(_: Tensor) -> None:
             if not self._open:
                 self._open_step()
-            bucket = slot.bucket
             if slot.step == self._step:
                 self._arrived_again(slot)
                 return
             slot.step = self._step
-            key = stream_key()
-            if key not in bucket.writers:
-                bucket.writers[key] = provider.current_stream()
+            bucket = slot.bucket
+            bucket.writers[stream_key()] = None
             bucket.missing -= 1
             if bucket.missing == 0:
                 self._launch_full()

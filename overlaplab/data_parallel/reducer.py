@@ -15,7 +15,8 @@ rank that misses a gradient reads them, so the usual step has no host sync.
 
 from __future__ import annotations
 
-import contextlib
+import functools
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -23,11 +24,13 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from overlaplab import streams
 from overlaplab.data_parallel.averaging import Averager, InFlight
 from overlaplab.data_parallel.buckets import BucketPlan
 from overlaplab.data_parallel.parameters import ModelParameters, Slot
+from overlaplab.streams import stream_of
 
 
 @dataclass(eq=False, slots=True)
@@ -38,13 +41,14 @@ class StepBucket:
         index: position in the plan.
         slots: its parameters.
         missing: how many of their gradients have not arrived in this step.
-        writers: the streams that wrote those that have, by `streams.stream_key`.
+        writers: keys of the streams that wrote those that have, in order of arrival
+            (a dict and not a set: a run must not depend on hashes).
     """
 
     index: int
     slots: tuple[Slot, ...]
     missing: int
-    writers: dict[Any, Any] = field(default_factory=dict)
+    writers: dict[Hashable, None] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -53,17 +57,15 @@ class Launched:
 
     Args:
         flight: the collective and its tensors.
-        stream: the stream of the launch, which owns the copies.
-        key: of that stream.
+        key: of the stream of the launch, which owns the copies.
         writers: as in `StepBucket`. They own gradients: until they too have waited,
             the allocator may hand out that memory while the collective still uses it.
-        finished: `stream` has waited and written back.
+        finished: that stream has waited and written back.
     """
 
     flight: InFlight
-    stream: Any
-    key: Any
-    writers: dict[Any, Any]
+    key: Hashable
+    writers: dict[Hashable, None]
     finished: bool = False
 
 
@@ -113,7 +115,12 @@ class Reducer:
         self._max_in_flight = max_in_flight
         # Carries launches while they are capped: it waits for the oldest bucket, and
         # the compute stream goes on. Without it the cap would hold up the backward.
-        self._side = self._provider.make_stream(0) if max_in_flight else None
+        self._side: Any = None
+        self._side_key: Hashable = None
+        if max_in_flight is not None:
+            self._side = self._provider.make_stream(0)
+            with self._provider.stream(self._side):
+                self._side_key = self._stream_key()
         self._trainable: list[torch.dtype | None] = []
         self._step = 0
         self._open = False  # has a gradient of this step arrived?
@@ -213,58 +220,62 @@ class Reducer:
     def _launch_next(self) -> None:
         """Launch the first bucket that has not been: the same order on all ranks."""
         bucket = self._buckets[len(self._launched)]
-        stream = self._provider.current_stream()
         key = self._stream_key()
         if self._side is not None:
-            self._side.wait_stream(stream)
-            bucket.writers.setdefault(key, stream)
-            stream = key = self._side
-        for writer_key, writer in bucket.writers.items():
+            bucket.writers[key] = None
+            key = self._side_key
+        for writer in bucket.writers:
             # Gradients come from the streams of their layers; the collective waits
             # only for the stream of its launch.
-            if writer_key != key:
-                stream.wait_stream(writer)
-        with contextlib.ExitStack() as stack:
-            if self._side is not None:
-                stack.enter_context(self._provider.stream(self._side))
+            if writer != key:
+                stream_of(key).wait_stream(stream_of(writer))
+        if self._side is None:
+            flight = self._send(bucket)
+        else:
+            with self._provider.stream(self._side):
                 self._hold_to_cap()
-            named = not self._on_cuda
-            if named or torch._C._autograd._profiler_enabled():
-                stack.enter_context(self._provider.annotate(f"bucket {bucket.index}"))
-            last = bucket.index == len(self._buckets) - 1
-            flight = self._averager.launch(
-                bucket.slots,
-                num_flags=len(self._parameters.slots) if last else 0,
-                unset=self._absent() if last else (),
-                name_tensors=named,
-            )
-        self._launched.append(Launched(flight, stream, key, bucket.writers))
+                flight = self._send(bucket)
+        self._launched.append(Launched(flight, key, bucket.writers))
+
+    def _send(self, bucket: StepBucket) -> InFlight:
+        last = bucket.index == len(self._buckets) - 1
+        launch = functools.partial(
+            self._averager.launch,
+            bucket.slots,
+            num_flags=len(self._parameters.slots) if last else 0,
+            unset=self._absent() if last else (),
+            name_tensors=not self._on_cuda,
+        )
+        if self._on_cuda and not torch._C._autograd._profiler_enabled():
+            return launch()  # a label costs as much as ten hooks
+        with self._provider.annotate(f"bucket {bucket.index}"):
+            return launch()
 
     def _hold_to_cap(self) -> None:
         """Let the side stream (the CPU, with gloo) wait for the oldest buckets."""
         assert self._max_in_flight is not None
         done = len(self._launched) - self._max_in_flight + 1
         for launched in self._launched[: max(done, 0)]:
-            if not launched.finished:
-                self._averager.finish(launched.flight)
-                launched.finished = True
+            self._finish(launched)
 
-    def _finish_on(self, launched: Launched, key: Any) -> None:
+    def _finish_on(self, launched: Launched, key: Hashable) -> None:
         """Let everyone who owns or will use the gradients wait for their average."""
-        here = launched.key == key
-        if not launched.finished:
-            with contextlib.nullcontext() if here else self._on(launched.stream):
-                self._averager.finish(launched.flight)
-            launched.finished = True
-        if not here:
-            self._provider.current_stream().wait_stream(launched.stream)
-        for writer_key, writer in launched.writers.items():
-            if writer_key != key and writer_key != launched.key:
-                with self._on(writer):
+        if launched.key == key:
+            self._finish(launched)
+        else:
+            stream = stream_of(launched.key)
+            with self._provider.stream(stream):
+                self._finish(launched)
+            self._provider.current_stream().wait_stream(stream)
+        for writer in launched.writers:
+            if writer != key and writer != launched.key:
+                with self._provider.stream(stream_of(writer)):
                     launched.flight.work.wait()
 
-    def _on(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
-        return self._provider.stream(stream)
+    def _finish(self, launched: Launched) -> None:
+        if not launched.finished:
+            self._averager.finish(launched.flight)
+            launched.finished = True
 
     def _absent(self) -> tuple[int, ...]:
         return tuple(
@@ -280,6 +291,8 @@ class Reducer:
             return
         flags = self._launched[-1].flight.flags
         assert flags is not None
+        if is_fake(flags):
+            return  # one rank stands for all: nobody else has what it misses
         used = flags.real.tolist()
         for slot, average in absent:
             if used[slot.index] > 0:
