@@ -21,8 +21,9 @@ from PIL import Image
 CELL_TIMEOUT_S = 120
 PNG_LIMIT_BYTES = 100_000
 WIDGETS = "application/vnd.jupyter.widget-view+json"
-# A check that stops for one of these has not come to a verdict.
-NO_VERDICT = ("NameError", "SyntaxError", "IndentationError", "ImportError")
+# What a check raises that has come to a verdict; anything else is a fault in the lab.
+VERDICTS = ("CheckFailed", "AssertionError", "NotImplementedError")
+ERROR_LINES = 25  # of a traceback in a message
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "JUPYTER_PLATFORM_DIRS": "1",
@@ -82,7 +83,8 @@ def execute(notebook: NotebookNode, folder: Path, *, allow_errors: bool) -> None
     try:
         client.execute(env=os.environ | ENVIRONMENT)
     except CellExecutionError as error:
-        raise BuildError(f"{_reached(notebook)}: {_plain(str(error))}") from None
+        said = "\n".join(_plain(str(error)).rstrip().splitlines()[-ERROR_LINES:])
+        raise BuildError(f"{_reached(notebook)}:\n{said}") from None
     except (CellTimeoutError, DeadKernelError) as error:
         said = str(error).splitlines()[0]
         raise BuildError(f"after {_reached(notebook)}: {said}") from None
@@ -172,7 +174,7 @@ def unsolved_problems(lab: NotebookNode) -> list[str]:
         if _has_tag(cell, "check"):
             if not errors:
                 problems.append(f"{where}: this check passes on the bare stub")
-            elif errors[0].ename in NO_VERDICT:
+            elif errors[0].ename not in VERDICTS:
                 problems.append(f"{where}: raises for the wrong reason, {said}")
         elif errors and not _has_tag(cell, "raises-exception"):
             problems.append(f"{where}: raises, and is no check: {said}")
