@@ -90,7 +90,7 @@ def judge(exercise: Exercise, *solutions: object) -> Verdict:
         return sheet.verdict()
     except _DeadlineError as error:
         return sheet.verdict(
-            error=f"nothing: it was stopped after {exercise.timeout_s:g} s\n{error}",
+            error=f"your code was stopped after {exercise.timeout_s:g} s\n{error}",
             hint="which loop, or which wait, does not end?",
         )
     except KeyboardInterrupt:
@@ -98,24 +98,29 @@ def judge(exercise: Exercise, *solutions: object) -> Verdict:
     except BaseException as error:  # SystemExit and GeneratorExit fail as well
         grader = getattr(exercise.grade, "__code__", None)
         where = "" if grader is None else grader.co_filename
-        return sheet.verdict(error=describe_error(error, grader_file=where))
+        text = describe_error(error, grader_file=where)
+        return sheet.verdict(error=text)
     return sheet.verdict()
 
 
 def describe_error(error: BaseException, *, grader_file: str = "") -> str:
-    """The exception and the learner's frames of its traceback, none of ours."""
+    """Who raised what, and the learner's frames of its traceback, none of ours."""
     while isinstance(error, RankError) and error.__cause__ is not None:
         error = error.__cause__
-    lines = [f"{type(error).__name__}: {error}".rstrip(": ")]
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, OverlaplabError):
-        return lines[0]  # a diagnosis, which says where
+        return f"your code ran into a {what}"  # a diagnosis, which says where
+    lines = []
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename.startswith(_NOT_THE_LEARNERS):
             continue
         if frame.filename == grader_file:
             continue
         lines.append(f"  in {frame.name}, line {frame.lineno}: {frame.line or ''}")
-    return "\n".join(lines)
+    if not lines:
+        # Called with arguments that it does not take, or a fault of ours.
+        return f"calling your code raised {what}\n  in none of its own lines"
+    return "\n".join([f"your code raised {what}", *lines])
 
 
 def _refusal(exercise: Exercise, solutions: tuple[object, ...]) -> str:
@@ -123,14 +128,14 @@ def _refusal(exercise: Exercise, solutions: tuple[object, ...]) -> str:
     if len(solutions) != len(exercise.solution):
         wanted = ", ".join(exercise.solution)
         return (
-            f"nothing: check({exercise.id!r}, {wanted}) takes "
+            f"check({exercise.id!r}, {wanted}) takes "
             f"{len(exercise.solution)} object(s), got {len(solutions)}"
         )
     for name, solution in zip(exercise.solution, solutions, strict=True):
         if solution is None:
-            return f"nothing: {name} is None"
+            return f"{name} is None"
         if _is_packages_own(solution):
-            return f"nothing: {name} is overlaplab's own; the exercise asks for yours"
+            return f"{name} is overlaplab's own; the exercise asks for yours"
     return ""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 import overlaplab.cluster.virtual  # noqa: F401  (before the fork, not in each)
-from overlaplab.grading.check import describe_error, judge
+from overlaplab.grading.check import judge
 from overlaplab.grading.exercise import find_exercise
 
 
@@ -69,7 +69,7 @@ def _judge(request: dict[str, Any], payload: bytes) -> dict[str, Any]:
     try:
         solutions = pickle.loads(payload)
     except BaseException as error:
-        return {"reason": f"cannot be loaded alone: {describe_error(error)}"}
+        return {"reason": f"cannot be loaded: {type(error).__name__}: {error}"}
     verdict = judge(find_exercise(request["exercise"]), *solutions)
     return {"verdict": verdict.to_dict()}
 

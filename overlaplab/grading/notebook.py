@@ -208,7 +208,7 @@ def _grade_one(
 def _first_reason(verdict: Mapping[str, Any]) -> str:
     """The first thing that was wrong, on one line."""
     if verdict.get("error"):
-        return "raised " + str(verdict["error"]).splitlines()[0]
+        return str(verdict["error"]).splitlines()[0]
     for check in verdict.get("checks", ()):
         if not check["passed"]:
             return str(check["seen"] or check["name"]).splitlines()[0]

@@ -42,7 +42,8 @@ class Verdict:
         timeline: the learner's own run, if there was one.
         step_ns: the step time that the learner reached, None where no time counts.
         target_ns: the step time of the reference.
-        error: the learner's exception with their own frames, "" if none was raised.
+        error: what ended the check: "your code raised KeyError: ..." with the frames
+            of the learner's, or why it was not run; "" if it ran to its end.
     """
 
     exercise: str
@@ -82,7 +83,7 @@ class Verdict:
             if check.expected:
                 lines += _indent("expected: ", check.expected)
         if self.error:
-            lines += _indent("your code raised: ", self.error)
+            lines += _indent("", self.error)
         if self.hint:
             lines += ["  hint: " + self.hint]
         return lines + self._times()

@@ -130,7 +130,7 @@ def test_cells_that_raise_cost_what_they_should_have_defined(tmp_path, grade):
     _, seen = grade(path)
     assert "defines no double" in seen["98.1"][1]
     assert "cell 3 raised NotImplementedError" in seen["98.1"][1]
-    assert seen["98.2"] == (False, "raised KeyError: 7")
+    assert seen["98.2"] == (False, "your code raised KeyError: 7")
     assert "answer, reason cannot be copied" in seen["98.3"][1]
 
 
@@ -166,7 +166,7 @@ def test_solutions_that_never_end_or_exit_fail_alone(tmp_path, grade):
     _, seen = grade(path)
     assert seen["98.1"][0] is False and "ended the process" in seen["98.1"][1]
     assert seen["98.2"][0] is False and "stopped after 3 s" in seen["98.2"][1]
-    assert seen["98.3"] == (False, "raised SystemExit: 0")
+    assert seen["98.3"] == (False, "your code raised SystemExit: 0")
 
 
 CHEATS = """
