@@ -24,14 +24,12 @@ REDUCERS: dict[str, Callable[[nn.Module], Reducer]] = {
     "hooks": HookReducer,
     "bucketed": lambda model: BucketedReducer(model, bucket_mib=0.0005),
     "one bucket": lambda model: BucketedReducer(model),
-    "capped": lambda model: BucketedReducer(
-        model, bucket_mib=0.0003, max_in_flight=1
-    ),
+    "capped": lambda model: BucketedReducer(model, bucket_mib=0.0003, max_in_flight=1),
 }
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Momentum and decay: a parameter with a zero gradient moves, with None it rests."""
+    """With decay a parameter of zero gradient moves; one with None rests."""
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
