@@ -130,7 +130,7 @@ def unblocked_law(
         for step in steps or range(1, evidence.num_steps + 1):
             gradients = evidence.gradients_of(rank, step)
             for g in sorted(gradients, key=lambda g: g.writer or 0):
-                sent = waits_for.get((step, g.writer or -1))
+                sent = waits_for.get((step, -1 if g.writer is None else g.writer))
                 if sent is None:
                     continue
                 start, end = evidence.clock.wire(*sent)

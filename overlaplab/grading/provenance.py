@@ -8,7 +8,7 @@ marks of *sent* bytes. Knows no times and no tensors.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from overlaplab.program import Access, Op
@@ -28,16 +28,14 @@ _MAPS = {
     "index_select",
     "add",
     "add_",
-    "div_",
-    "mul_",
-    "neg_",
     "_foreach_div",
     "_foreach_mul",
-    "_foreach_div_",
-    "_foreach_mul_",
-    "_foreach_add_",
     "_foreach_add",
+    "_foreach_add_",
 }
+# In place, and nothing is left of what was there; any other operator in place changes
+# values (scales, clips, accumulates) and leaves bytes what they are.
+_OVERWRITES = {"zero_", "fill_", "uniform_", "normal_", "random_", "set_"}
 # A collective that hands sent bytes back, after a reduce_scatter for example.
 _RETURNS = {"all_gather", "broadcast", "gather", "scatter"}
 _MOST_RUNS = 1024
@@ -91,10 +89,16 @@ class Cargo:
 
 
 class Ledger:
-    """The marks of one rank, moved on operator by operator in program order."""
+    """The marks of one rank, moved on operator by operator in program order.
 
-    def __init__(self) -> None:
+    Args:
+        parameters: storages that hold parameters; what an optimizer adds to them is
+            no longer a gradient.
+    """
+
+    def __init__(self, parameters: Iterable[int] = ()) -> None:
         self._marks: dict[int, list[Mark]] = defaultdict(list)
+        self._parameters = frozenset(parameters)
 
     def name(self, access: Access, gradient: int) -> None:
         """From here on the bytes of `access` are gradient number `gradient`."""
@@ -110,17 +114,19 @@ class Ledger:
         """Carry the marks through a compute or copy operator."""
         name = op.name.split(".")[0]
         reads = [r for r in op.reads if self._holds(r)]
-        if not reads:
+        into_parameters = any(w.storage in self._parameters for w in op.writes)
+        in_place = name.endswith("_") and all(self._holds(w) for w in op.writes)
+        sources = [r for r in op.reads if r not in op.writes]
+        if into_parameters or not (reads or in_place):
             return self._erase_all(op.writes)
         if name in _COPIES:
-            sources: Sequence[Access] = [r for r in op.reads if r not in op.writes]
             if len(sources) == len(op.writes):
                 return self._carry(sources, op.writes, op.index)
         elif name in _JOINS and len(op.writes) == 1:
-            return self._join(op.reads, op.writes[0], op.index)
+            return self._join(sources, op.writes[0], op.index)
+        elif in_place and name not in _OVERWRITES:
+            return self._carry(op.writes, op.writes, op.index)
         elif name in _MAPS:
-            if name.endswith("_") and all(self._holds(w) for w in op.writes):
-                return self._carry(op.writes, op.writes, op.index)
             if len(reads) == len(op.writes):
                 return self._carry(reads, op.writes, op.index)
             if len(op.reads) == len(op.writes):

@@ -21,6 +21,7 @@ from overlaplab.program import Access, Op, Program, TensorName
 from overlaplab.timeline import Timeline
 
 _GRADIENT = "grad "
+_PARAMETER = "param "
 _STEP = "overlaplab step "
 # Autograd may hand a gradient on through one of these before it becomes `.grad`.
 _HANDED_ON = {"clone", "_to_copy", "copy_"}
@@ -33,7 +34,7 @@ def watch(model: torch.nn.Module) -> None:
     the order of their registration.
     """
     for name, parameter in model.named_parameters():
-        streams.name_tensor(parameter, f"param {name}")
+        streams.name_tensor(parameter, _PARAMETER + name)
         if parameter.requires_grad:
             hook = _NameGradient(name)
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -99,7 +100,7 @@ def _read_rank(
         first = gradient.since if gradient.origin is None else gradient.origin + 1
         by_index[first].append(number)
 
-    ledger = Ledger()
+    ledger = Ledger(n.access.storage for n in names if n.name.startswith(_PARAMETER))
     sends = []
     sent: dict[int, int] = defaultdict(int)
     senders: dict[int, dict[int, None]] = defaultdict(dict)

@@ -98,6 +98,25 @@ def test_scaling_before_and_in_place_keeps_the_cover():
     assert covers(write) == {"a": SIZE}
 
 
+def test_clipping_in_place_keeps_the_cover():
+    def write(s: Script, r: int) -> None:
+        grad = s.gradient(r, "a")
+        s.compute(r, "clamp_", ns=10, reads=(grad,), writes=(grad,))
+        s.send(r, grad)
+
+    assert covers(write) == {"a": SIZE}
+
+
+def test_a_parameter_that_a_gradient_was_added_to_is_no_gradient():
+    def write(s: Script, r: int) -> None:
+        parameter = s.builder.storage(r, bytes=SIZE)
+        s.name(r, parameter, "param a")
+        s.compute(r, "add_", reads=(parameter, s.gradient(r, "a")), writes=(parameter,))
+        s.send(r, parameter)
+
+    assert covers(write) == {}
+
+
 def test_a_buffer_that_was_zeroed_after_the_copy_covers_nothing():
     def write(s: Script, r: int) -> None:
         flat = s.builder.storage(r, bytes=SIZE)
