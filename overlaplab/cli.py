@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Callable
 from functools import wraps
-from importlib.metadata import version
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -41,7 +40,7 @@ def _one_error_line(command: Callable[P, R]) -> Callable[P, R]:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(
-    version("overlaplab"), prog_name="overlaplab", message="%(prog)s %(version)s"
+    package_name="overlaplab", prog_name="overlaplab", message="%(prog)s %(version)s"
 )
 def main() -> None:
     """Hide communication behind computation: a course and its library."""

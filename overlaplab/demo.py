@@ -29,9 +29,33 @@ from overlaplab.hardware import Hardware, profile, with_link
 from overlaplab.models import Transformer, TransformerConfig
 from overlaplab.timeline import Timeline
 
-CONFIG = TransformerConfig(num_layers=4, d_model=128, vocab_size=512, max_tokens=64)
-SEQUENCES = 4  # a rank and step
-BUCKET_MIB = 0.5
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is trained.
+
+    Args:
+        config: the model's sizes; sequences have `config.max_tokens` tokens.
+        sequences: a rank and step.
+        bucket_mib: of the bucketed reducer.
+    """
+
+    config: TransformerConfig
+    sequences: int
+    bucket_mib: float
+
+
+# On a GPU a small model is bound by launches, on a laptop a large one takes too long.
+SMALL = Sizes(
+    TransformerConfig(num_layers=4, d_model=128, vocab_size=512, max_tokens=64), 4, 0.5
+)
+LARGE = Sizes(
+    TransformerConfig(
+        num_layers=8, d_model=1024, num_heads=16, vocab_size=4096, max_tokens=256
+    ),
+    sequences=8,
+    bucket_mib=25,
+)
 LEARNING_RATE = 0.1
 # Ranks add gradients in another order than one process does. Four steps of float32 move
 # a parameter by rounding of this size at most, and by 1e-3 if a gradient is missing.
@@ -43,11 +67,13 @@ DEMO_HARDWARE = replace(
     with_link(profile("chalk"), latency_ns=20_000), name="chalk, 20 us a message"
 )
 
-MakeReducer = Callable[[Transformer], Reducer]
+MakeReducer = Callable[[Transformer, Sizes], Reducer]
 VARIANTS: Mapping[str, MakeReducer] = {
-    "serial": SerialReducer,
-    "per parameter": HookReducer,
-    "bucketed": lambda model: BucketedReducer(model, bucket_mib=BUCKET_MIB),
+    "serial": lambda model, _: SerialReducer(model),
+    "per parameter": lambda model, _: HookReducer(model),
+    "bucketed": lambda model, sizes: BucketedReducer(
+        model, bucket_mib=sizes.bucket_mib
+    ),
 }
 
 
@@ -97,10 +123,10 @@ def demo(
         raise FileNotFoundError(f"{out}: there is no directory {out.parent}")
     hardware = profile(hardware)
     where = f"hardware: {hardware.name}" if cluster == "virtual" else "measured"
+    sizes = LARGE if cluster == "nccl" else SMALL
     console.print(
         f"{num_ranks} ranks on cluster {cluster!r} ({where}), {steps} steps of a "
-        f"transformer with {flat_parameters(make_model(0)).numel() / 1e6:.2f} M "
-        "parameters"
+        f"transformer with {_num_parameters(sizes) / 1e6:.2f} M parameters"
     )
     variants: dict[str, Variant] = {}
     bar = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
@@ -110,11 +136,12 @@ def demo(
         for name, make_reducer in VARIANTS.items():
             progress.update(task, description=name)
             variants[name] = run_variant(
-                make_reducer, cluster, num_ranks, steps, hardware
+                make_reducer, cluster, num_ranks, steps, hardware, sizes
             )
             progress.advance(task)
         progress.update(task, description="one process")
-        expected = train_alone(num_ranks, steps)
+        device = torch.device("cuda" if cluster == "nccl" else "cpu")
+        expected = train_alone(num_ranks, steps, sizes, device)
     # matplotlib takes a second to import: not before the arguments have been checked.
     from overlaplab.view import draw_many, table
 
@@ -141,12 +168,14 @@ def run_variant(
     num_ranks: int,
     steps: int,
     hardware: Hardware,
+    sizes: Sizes = SMALL,
 ) -> Variant:
     """Train with one reducer; keep the parameters and the timeline of one step."""
     result = run(
         train,
         make_reducer,
         steps,
+        sizes,
         world_size=num_ranks,
         cluster=cluster,
         hardware=hardware,
@@ -158,7 +187,7 @@ def run_variant(
     return Variant(chosen, result.values)
 
 
-def train(make_reducer: MakeReducer, steps: int) -> Tensor:
+def train(make_reducer: MakeReducer, steps: int, sizes: Sizes) -> Tensor:
     """One rank's training: an ordinary data-parallel loop.
 
     Returns:
@@ -166,11 +195,11 @@ def train(make_reducer: MakeReducer, steps: int) -> Tensor:
     """
     rank = torch.distributed.get_rank()
     # Other values on every rank: the reducer broadcasts rank 0's.
-    model = make_model(seed=rank).to(streams.device())
-    reducer = make_reducer(model)
+    model = make_model(rank, sizes).to(streams.device())
+    reducer = make_reducer(model, sizes)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
     for step in range(1, steps + 1):
-        tokens, targets = batch(rank, step)
+        tokens, targets = batch(rank, step, sizes)
         streams.synchronize()  # so that steps do not run into one another
         with streams.annotate(step_label(step)):
             loss = model(tokens.to(streams.device()), targets.to(streams.device()))
@@ -183,31 +212,33 @@ def train(make_reducer: MakeReducer, steps: int) -> Tensor:
     return flat_parameters(model)
 
 
-def train_alone(num_ranks: int, steps: int) -> Tensor:
+def train_alone(
+    num_ranks: int, steps: int, sizes: Sizes, device: torch.device
+) -> Tensor:
     """The same training in one process, on the ranks' batches put together."""
-    model = make_model(seed=0)
+    model = make_model(0, sizes).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
     for step in range(1, steps + 1):
-        batches = [batch(rank, step) for rank in range(num_ranks)]
+        batches = [batch(rank, step, sizes) for rank in range(num_ranks)]
         tokens, targets = (torch.cat(part) for part in zip(*batches, strict=True))
         optimizer.zero_grad()
-        model(tokens, targets).backward()
+        model(tokens.to(device), targets.to(device)).backward()
         optimizer.step()
     return flat_parameters(model)
 
 
-def make_model(seed: int) -> Transformer:
+def make_model(seed: int, sizes: Sizes) -> Transformer:
     """The transformer with the initial values of `seed`, on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Transformer(CONFIG)
+        return Transformer(sizes.config)
 
 
-def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
-    """Tokens and the tokens that follow them, int64 (SEQUENCES, max_tokens)."""
+def batch(rank: int, step: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Tokens and the tokens that follow them, int64 (sequences, max_tokens)."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    shape = (SEQUENCES, CONFIG.max_tokens + 1)
-    text = torch.randint(CONFIG.vocab_size, shape, generator=generator)
+    shape = (sizes.sequences, sizes.config.max_tokens + 1)
+    text = torch.randint(sizes.config.vocab_size, shape, generator=generator)
     return text[:, :-1], text[:, 1:]
 
 
@@ -251,3 +282,7 @@ def compare(variants: Mapping[str, Variant], expected: Tensor) -> Sequence[str]:
                 f"{name}: a parameter is {largest:.1e} away from one process's"
             )
     return problems
+
+
+def _num_parameters(sizes: Sizes) -> int:
+    return flat_parameters(make_model(0, sizes)).numel()

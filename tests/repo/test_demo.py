@@ -25,7 +25,7 @@ def variants() -> dict[str, demo.Variant]:
 
 @pytest.fixture(scope="module")
 def expected() -> Tensor:
-    return demo.train_alone(2, 2)
+    return demo.train_alone(2, 2, demo.SMALL, torch.device("cpu"))
 
 
 def test_every_variant_ends_with_the_parameters_of_one_process(
@@ -53,7 +53,7 @@ class _SumsInsteadOfAveraging(SerialReducer):
         for parameter in self.model_parameters:
             parameter.grad.mul_(2)  # type: ignore[union-attr]
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, sizes: demo.Sizes) -> None:
         super().__init__(model)
         self.model_parameters = list(model.parameters())
 
@@ -107,7 +107,9 @@ def test_a_step_is_cut_from_its_label_to_the_next_ones_on_each_rank() -> None:
     )
 
 
-@pytest.mark.parametrize("cluster", ["virtual", "gloo"])
+@pytest.mark.parametrize(
+    "cluster", ["virtual", "gloo", pytest.param("nccl", marks=pytest.mark.gpu(2))]
+)
 def test_the_command_prints_the_table_and_saves_the_figure(
     tmp_path: Path, cluster: str
 ) -> None:
@@ -120,11 +122,11 @@ def test_the_command_prints_the_table_and_saves_the_figure(
     for fact in ("serial", "per parameter", "bucketed", "step (", "latency %"):
         assert fact in result.stdout
     assert "All 3 variants end with the same parameters" in result.stdout
-    assert ("Measured:" in result.stdout) == (cluster == "gloo")
+    assert ("Measured:" in result.stdout) == (cluster != "virtual")
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
 def test_batches_differ_between_ranks_and_steps() -> None:
-    first = demo.batch(0, 1)[0]
-    assert not torch.equal(first, demo.batch(1, 1)[0])
-    assert not torch.equal(first, demo.batch(0, 2)[0])
+    first = demo.batch(0, 1, demo.SMALL)[0]
+    assert not torch.equal(first, demo.batch(1, 1, demo.SMALL)[0])
+    assert not torch.equal(first, demo.batch(0, 2, demo.SMALL)[0])
