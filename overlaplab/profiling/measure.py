@@ -48,9 +48,9 @@ def recording(
     """
     result = Recording()
     # torch.profiler.profile is a shell around this one, and imports the compiler
-    # (seconds) when it starts. Shapes give the size of NCCL's messages.
+    # (seconds) when it starts. Without use_kineto it would time with CUDA events.
     with torch.autograd.profiler.profile(
-        use_device="cuda" if cuda else None, record_shapes=cuda
+        use_device="cuda" if cuda else None, use_kineto=True
     ) as profiler:
         if align is not None:
             align()

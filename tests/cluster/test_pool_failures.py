@@ -1,6 +1,6 @@
 """Processes that raise, die, hang or disagree: the error says who, where and why.
 
-Each of these costs new processes for the next call, so every test here does one thing.
+Each of these costs new processes for the next call.
 """
 
 import os

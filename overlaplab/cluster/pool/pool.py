@@ -38,6 +38,7 @@ from overlaplab.cluster.pool.report import (
     timeout_error,
     unwaited_findings,
 )
+from overlaplab.cluster.pool.starting import Starter
 from overlaplab.errors import RunTimeoutError
 from overlaplab.profiling.kineto import timeline_of_ranks
 from overlaplab.program import Finding
@@ -68,6 +69,7 @@ class Pool:
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._workers: list[WorkerProcess] = []
+        self._starter = Starter()
         self._environment = _relevant_environment()
         self._store: Any = None
         self._generation = 0
@@ -111,7 +113,7 @@ class Pool:
             collection = Collection(workers, timeout_s)
             collection.collect()
         except BaseException:  # an interrupt, above all
-            self.close()
+            self._end_workers()
             raise
         else:
             error = collection.error(backend)
@@ -123,12 +125,16 @@ class Pool:
             self._lock.release()
 
     def close(self) -> None:
-        """End all workers."""
+        """End all processes."""
+        if self._owner == os.getpid():
+            self._end_workers()
+            self._starter.close()
+
+    def _end_workers(self) -> None:
         workers, self._workers = self._workers, []
         self._world = None
-        if self._owner == os.getpid():
-            for worker in workers:
-                worker.kill()
+        for worker in workers:
+            worker.kill()
 
     def pids(self) -> list[int]:
         """Process ids of the workers, by rank."""
@@ -145,10 +151,10 @@ class Pool:
         for index, worker in enumerate(self._workers):
             if worker.has_ended():
                 worker.kill()
-                self._workers[index] = WorkerProcess()
+                self._workers[index] = WorkerProcess(self._starter)
                 self._world = None
         while len(self._workers) < number:
-            self._workers.append(WorkerProcess())
+            self._workers.append(WorkerProcess(self._starter))
         workers = self._workers[:number]
         _await_ready(workers)
         return workers
@@ -175,10 +181,7 @@ class Pool:
             answer.clean for answer in answers.values()
         ):
             # Gloo aborts a process that leaves a group whose peer has died: so all go.
-            # New ones load torch while the user reads the error.
-            number = len(collection.workers)
-            self.close()
-            self._workers = [WorkerProcess() for _ in range(number)]
+            self._end_workers()
         if not kept or not equal:
             self._world = None
 

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
 from multiprocessing.connection import Connection
-from typing import IO, Any
+from typing import Any
 
 from overlaplab.cluster.pool.diary import Notes, read_notes
+from overlaplab.cluster.pool.starting import Starter
 
-_BOOTSTRAP = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "numbers = [int(a) for a in sys.argv[2:]]; sys.argv = ['']; "
-    "from overlaplab.cluster.pool.lifeline import start; start(*numbers)"
-)
-# torchrun's variables would make a worker believe that it is somebody's rank.
-_NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _LOG_BYTES = 100_000
+_END_S = 2.0  # for a killed process to be gone
 _STACKS = re.compile(r"^(Current thread|Thread|Extension modules)\b", re.MULTILINE)
-
-# The kernel kills a worker when the *thread* that started it ends: so one thread that
-# lives as long as this process starts them all.
-_launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="overlaplab pool")
 
 
 class WorkerProcess:
@@ -37,36 +26,22 @@ class WorkerProcess:
     `main_thread` is set by the first message that the worker sends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, starter: Starter) -> None:
         ours, theirs = socket.socketpair()
-        # fmt: off
-        self._diary: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in kill)
-        self._stack: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        # fmt: on
-        files = (theirs.fileno(), self._diary.fileno(), self._stack.fileno())
-        command = [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path)]
-        command += [str(number) for number in (os.getpid(), *files)]
+        self._diary, self._stack, self._log = files = [
+            tempfile.TemporaryFile()  # noqa: SIM115 (closed in kill)
+            for _ in range(3)
+        ]
         with theirs:
-            self._popen = _launcher.submit(
-                subprocess.Popen,
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                env=_environment(),
-                pass_fds=files,
-                # An interrupt of the terminal or kernel is the parent's to handle.
-                start_new_session=True,
-            ).result()
+            numbers = [theirs.fileno(), *(file.fileno() for file in files)]
+            self._handle = starter.start(numbers)
         self.connection = Connection(ours.detach())
         self.main_thread: int | None = None
         self._log_start = 0
 
     @property
     def pid(self) -> int:
-        pid: int = self._popen.pid
-        return pid
+        return self._handle.pid
 
     def send(self, message: Any) -> bool:
         """Send; False if the worker is dead."""
@@ -77,13 +52,12 @@ class WorkerProcess:
         return True
 
     def has_ended(self) -> bool:
-        return self._popen.poll() is not None
+        return self._handle.poll() is not None
 
     def how_it_ended(self) -> str:
         """ "killed by SIGKILL", "exited with code 3"."""
-        try:
-            code = self._popen.wait(timeout=1)
-        except subprocess.TimeoutExpired:
+        code = self._wait()
+        if code is None:
             return "closed its connection"
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
@@ -120,20 +94,16 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the worker, and what it started, at once."""
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            self._popen.kill()
-        self._popen.wait()
+        self._wait()
         self.connection.close()
         for file in (self._diary, self._stack, self._log):
             file.close()
 
-
-def _environment() -> dict[str, str]:
-    environment = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
-    environment["OVERLAPLAB_RANK"] = "1"  # `run` refuses to nest
-    environment.setdefault("KINETO_LOG_LEVEL", "99")  # it prints on every start
-    if sys.platform == "linux":  # all ranks are on this machine
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    return environment
+    def _wait(self) -> int | None:
+        """Its exit code; None if it still runs after a moment."""
+        until = time.monotonic() + _END_S
+        while (code := self._handle.poll()) is None and time.monotonic() < until:
+            time.sleep(0.001)
+        return code

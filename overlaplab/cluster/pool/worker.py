@@ -139,7 +139,9 @@ class _Worker:
         return dumps(result, detach=True), spans
 
     def _align(self) -> None:
-        dist.barrier()
+        assert self._world is not None
+        on_gpu = self._world.backend == "nccl"
+        dist.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
         self._diary.begin()  # that barrier is not the user's
         self.send(Started())
 
