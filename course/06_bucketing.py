@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 import overlaplab as ol
-from overlaplab import view
+from overlaplab import streams, view
 from overlaplab.grading import check
 from overlaplab.grading import lab06 as lab
 from overlaplab.grading.lab06_state import ReducerState
@@ -208,7 +208,7 @@ for mib, us in points.items():
         print(f"{mib:>4} MiB: measured {us:>5} us, your line {line_us:>5.0f} us")
 
 # %% name="check-fit" kind="check" exercise="6.0" points=1
-check("6.0", latency_us, gbyte_per_s, missed_mib)
+_ = check("6.0", latency_us, gbyte_per_s, missed_mib)
 
 # %% [markdown]
 # The line is good at the large sizes and at nothing. In between it promises too much:
@@ -272,7 +272,7 @@ def plan_buckets(params, cap_bytes):
 
 
 # %% name="check-plan" kind="check" exercise="6.1" points=2
-check("6.1", plan_buckets)
+_ = check("6.1", plan_buckets)
 lab.keep("6.1", plan_buckets)
 
 # %% [markdown]
@@ -346,7 +346,7 @@ def install_hooks(state: ReducerState) -> None:
 
 
 # %% name="check-hook" kind="check" exercise="6.2" points=3
-check("6.2", install_hooks)
+_ = check("6.2", install_hooks)
 lab.keep("6.2", install_hooks)
 
 # %% [markdown]
@@ -409,7 +409,7 @@ def finish(state: ReducerState) -> None:
 
 
 # %% name="check-finish" kind="check" exercise="6.3" points=3
-check("6.3", finish)
+_ = check("6.3", finish)
 lab.keep("6.3", finish)
 
 # %% [markdown]
@@ -490,19 +490,20 @@ lab.draw_valleys(sweeps, stars)
 for name, steps in sweeps.items():
     low, high = lab.valley(steps)
     best_mib = min(steps, key=steps.get)
+    at_star = lab.sweep(*cases[name], [stars[name]])[stars[name]]
     print(
-        f"{name:<28} best {best_mib:>3} MiB, n* says {stars[name]:>3.0f}, "
-        f"within 2 %: {low} to {high} MiB"
+        f"{name:<27} best {best_mib:>3} MiB, within 2 %: {low} to {high} MiB; "
+        f"n* says {stars[name]:.0f} and loses {100 * (at_star / steps[best_mib] - 1):.1f} %"
     )
 
 # %% [markdown]
-# On Ethernet the formula is right, and the valley is wide: miss the best size by a
-# factor of two and you lose little. On NVLink with many tokens there is no valley at
-# all: every size is as good.
+# On Ethernet the valley is wide: miss the best size by a factor of two and you lose
+# little. On NVLink with many tokens there is no valley at all: any size will do.
 #
-# With InfiniBand the formula misses. The backward pass is longer than the messages, so
-# the wire has gaps, and only what is sent *after* the last gradient counts. The
-# smallest buckets that the wire keeps up with are best then.
+# Where does the formula fail? With InfiniBand the messages fit into the backward pass.
+# The wire has gaps, the first bucket's delay costs nothing, and only what is sent
+# *after* the last gradient counts. The best buckets are smaller than $M/n^*$ then: as
+# small as the wire keeps up with. But the valley forgives the formula.
 
 # %% [markdown]
 # **Exercise 6.4a.** Write `choose_cap` for a model and a link that you have not seen.
@@ -513,8 +514,8 @@ for name, steps in sweeps.items():
 # - Return the cap in bytes, for buckets as your plan makes them.
 #
 # It is asked for 12 pairs of a model and a link. On each, you may lose a fifth of what
-# there was to gain over the worse end. No constant answer passes: 25 MiB fails on four.
-# Use the formula, or time the messages yourself for a list of caps. 2 to 20 lines.
+# there was to gain over the worse end. No constant answer passes. Use the formula, or
+# time the messages yourself for a list of caps. 2 to 20 lines.
 #
 # <details><summary>Hint: time the messages</summary>
 #
@@ -544,7 +545,7 @@ def choose_cap(grad_bytes, ready_ns, latency_ns, bytes_per_s):
 
 
 # %% name="check-choose" kind="check" exercise="6.4a" points=2
-check("6.4a", choose_cap)
+_ = check("6.4a", choose_cap)
 
 # %% [markdown]
 # ### What bounds the step?
@@ -554,12 +555,9 @@ check("6.4a", choose_cap)
 
 # %% name="three-runs"
 runs = lab.three_runs()
-for letter, given in runs.items():
-    print(f"{letter}: {given.name}")
-view.shares_bar({letter: given.timeline() for letter, given in runs.items()})
-
-# %% name="three-runs-drawn"
-view.draw(runs["C"].timeline(), title=f"C: {runs['C'].name}")
+view.draw_many(
+    {f"{letter}: {given.name}": given.timeline() for letter, given in runs.items()}
+)
 
 # %% [markdown]
 # **Exercise 6.4b.** Fill in `reading`.
@@ -608,16 +606,21 @@ reading["tail"] = lab.messages(runs["C"])[-1].names[-1]
 ### END STUB
 
 # %% name="check-reading" kind="check" exercise="6.4b" points=2
-check("6.4b", reading)
+_ = check("6.4b", reading)
+
+# %% name="three-shares"
+view.shares_bar({letter: given.timeline() for letter, given in runs.items()})
+
+# %% [markdown]
+# Look at C. Almost all of its step computes, half the latency saves nothing, and twice
+# the bandwidth little. Yet some of it is exposed. What is it, and which cap removes it?
 
 # %% name="tail"
 for message in lab.messages(runs["C"])[-3:]:
     print(message)
-exposed = {
-    mib: replace(runs["C"], bucket_mib=mib).timeline().report().exposed_ns / 1e6
-    for mib in (1, 5, 10, 25, 64)
-}
-print("exposed ms by bucket size in MiB:", {k: round(v, 2) for k, v in exposed.items()})
+for mib in (1, 5, 10, 25, 64):
+    timeline = replace(runs["C"], bucket_mib=mib).timeline()
+    print(f"cap {mib:>2} MiB: {timeline.report().exposed_ns / 1e6:.1f} ms exposed")
 
 # %% [markdown]
 # The surprise of this lab. A GPT's first layer is its embedding: one huge parameter,
@@ -642,3 +645,362 @@ print(f"""1. With a slow wire, cut into n* = sqrt(Tb / alpha) buckets: {number:.
 # **Stop line.** That is the core. You may close the laptop here.
 #
 # ---
+
+# %% [markdown]
+# # Extras
+#
+# Each stands alone. Take what you like.
+#
+# ## 7. Two repairs (16 minutes)
+#
+# Two reducers that people really write. Both end with the right numbers on most runs.
+# Your number draws your own net: what you find is not what your neighbour finds.
+
+# %% name="my-number"
+my_number = 6  # any whole number: your day of birth, your desk
+
+# %% name="patient"
+patient = lab.patient(my_number)
+for bucket, names in enumerate(patient.buckets()):
+    print(f"bucket {bucket}: {', '.join(names)}")
+
+# %% [markdown]
+# **Exercise 6.5a.** This reducer is slow, and gets slow only after a while. Run it,
+# look, then diagnose it and repair it. Keep the overlap: a reducer that sends all at
+# the end is no repair.
+
+# %% name="resending" kind="exercise" exercise="6.5a"
+class ResendingReducer:
+    def __init__(self, state):
+        self.state = state
+        self.arrived = set()
+        self.in_flight = []
+        for param in state.params:
+            param.register_post_accumulate_grad_hook(self.hook)
+
+    def hook(self, param):
+        self.arrived.add(param)
+        bucket = self.state.bucket_of(param)
+        members = [self.state.params[i] for i in self.state.plan[bucket]]
+        if all(member in self.arrived for member in members):
+            for member, place in self.state.pairs(bucket):
+                if member.grad is not None:
+                    place.copy_(member.grad)
+            buffer = self.state.buffers[bucket]
+            work = dist.all_reduce(buffer, async_op=True)
+            self.in_flight.append((bucket, work))
+
+    def wait(self):
+        for bucket, work in self.in_flight:
+            work.wait()
+            for member, place in self.state.pairs(bucket):
+                member.grad = place / dist.get_world_size()
+        self.in_flight.clear()
+        ### BEGIN SOLUTION
+        self.arrived.clear()  # the next step's gradients have not arrived
+        ### END SOLUTION
+        ### BEGIN STUB
+        ### END STUB
+
+
+# %% name="resending-seen"
+trained = patient.train(ResendingReducer)
+for step in (1, 2, 3):
+    sent = trained.evidence.sends_of(rank=0, step=step)
+    print(f"step {step}: rank 0 sent {len(sent)} messages")
+view.draw(trained.evidence.step_timeline(2), title="your run, step 2")
+
+# %% [markdown]
+# Fill in what the *broken* reducer did (run the cell above before you repair it).
+#
+# - `"kind"`: `"sent again"`, `"never sent"`, `"race"` or `"blocked"`.
+# - `"step"`: the first step in which it shows; steps count from 1.
+# - `"messages"`: how many messages rank 0 sent in that step.
+#
+# <details><summary>Hint</summary>
+#
+# What does the reducer know about the second step's gradients before they arrive?
+#
+# </details>
+
+# %% name="first-diagnosis" kind="exercise" exercise="6.5a"
+### BEGIN SOLUTION
+num_gradients = sum(len(names) for names in patient.buckets())
+first_diagnosis = {"kind": "sent again", "step": 2, "messages": num_gradients}
+### END SOLUTION
+### BEGIN STUB
+# first_diagnosis = {"kind": None, "step": None, "messages": None}
+### END STUB
+
+# %% name="check-resending" kind="check" exercise="6.5a" points=2
+_ = check("6.5a", my_number, first_diagnosis, ResendingReducer)
+
+# %% [markdown]
+# **Exercise 6.5b.** This one packs large buckets on a stream of its own, beside the
+# backward pass. On a quiet GPU its numbers are right. On a busy one they are not,
+# sometimes. The virtual cluster knows which bytes are touched by whom and after what.
+
+# %% name="racing" kind="exercise" exercise="6.5b"
+class RacingReducer:
+    def __init__(self, state):
+        self.state = state
+        self.packing = streams.Stream()
+        for param in state.params:
+            param.register_post_accumulate_grad_hook(self.hook)
+
+    def hook(self, param):
+        bucket = self.state.bucket_of(param)
+        self.state.missing[bucket] -= 1
+        if self.state.missing[bucket] > 0:
+            return
+        pairs = self.state.pairs(bucket)
+        if len(pairs) == 1:  # nothing to pack together
+            pairs[0][1].copy_(param.grad)
+        else:
+            self.packing.wait_stream(streams.current_stream())
+            with streams.stream(self.packing):
+                for member, place in pairs:
+                    place.copy_(member.grad)
+        buffer = self.state.buffers[bucket]
+        ### BEGIN SOLUTION
+        # Launched from the packing stream, the message starts after the copies; the
+        # backward pass on its own stream does not wait for them.
+        with streams.stream(self.packing if len(pairs) > 1 else streams.current_stream()):
+            self.state.works[bucket] = dist.all_reduce(buffer, async_op=True)
+        ### END SOLUTION
+        ### BEGIN STUB
+        # self.state.works[bucket] = dist.all_reduce(buffer, async_op=True)
+        ### END STUB
+
+    def wait(self):
+        for bucket, work in enumerate(self.state.works):
+            work.wait()
+            for member, place in self.state.pairs(bucket):
+                member.grad = place / dist.get_world_size()
+        self.state.missing = [len(bucket) for bucket in self.state.plan]
+        self.state.works = [None] * len(self.state.plan)
+
+
+# %% name="racing-seen"
+trained = patient.train(RacingReducer)
+print(f"{len(trained.run.warnings)} findings")
+for finding in trained.run.warnings[:1]:
+    print(finding)
+view.draw(trained.evidence.step_timeline(2), title="your run, step 2")
+
+# %% [markdown]
+# Again for the *broken* reducer:
+#
+# - `"kind"`, as above;
+# - `"bucket"`: the number of the first bucket concerned;
+# - `"written_on"`: the stream that writes its buffer, as the finding calls it.
+#
+# <details><summary>Hint: the missing edge</summary>
+#
+# A collective starts after what the *current* stream holds at its launch. Which stream
+# is current there, and which one does the copying?
+#
+# </details>
+# <details><summary>Hint: not too much</summary>
+#
+# `streams.current_stream().wait_stream(...)` mends the race, and makes the backward
+# pass wait for the copies. Is there a stream from which the launch needs no wait?
+#
+# </details>
+
+# %% name="second-diagnosis" kind="exercise" exercise="6.5b"
+### BEGIN SOLUTION
+first_packed = next(b for b, names in enumerate(patient.buckets()) if len(names) > 1)
+second_diagnosis = {"kind": "race", "bucket": first_packed, "written_on": "stream 1"}
+### END SOLUTION
+### BEGIN STUB
+# second_diagnosis = {"kind": None, "bucket": None, "written_on": None}
+### END STUB
+
+# %% name="check-racing" kind="check" exercise="6.5b" points=2
+_ = check("6.5b", my_number, second_diagnosis, RacingReducer)
+
+# %% [markdown]
+# ## 8. The settings of DDP (8 minutes)
+#
+# `torch.nn.parallel.DistributedDataParallel` is such a reducer. It runs on the virtual
+# cluster too. Here is each of its settings, tried on a small transformer in slow
+# motion: the third step, since DDP cuts its buckets anew after the first or second.
+
+# %% name="ddp"
+for settings in (
+    {},
+    {"bucket_cap_mb": 25},
+    {"bucket_cap_mb": 0.5},
+    {"gradient_as_bucket_view": True},
+    {"static_graph": True},
+    {"broadcast_buffers": False},
+    {"find_unused_parameters": True},
+):
+    print(lab.try_ddp(**settings))
+
+# %% [markdown]
+# Compare the first two lines. 25 is the default, yet typing it changes the run: only
+# while the cap is *not* typed, the first bucket is cut at 1 MiB, so that the wire gets
+# to work early.
+#
+# **Exercise 6.6.** Choose keyword arguments for four wishes. The check runs DDP with
+# them on this model and link.
+#
+# - `"one message"`: all gradients of the third step in one message;
+# - `"no copies"`: no gradient is copied into a bucket;
+# - `"unused parameter"`: a layer that gets no gradient does not stop the training;
+# - `"short step"`: the step is nearly as short as the best size makes it.
+
+# %% name="wishes" kind="exercise" exercise="6.6"
+### BEGIN SOLUTION
+wishes = {
+    "one message": {"bucket_cap_mb": 100},
+    "no copies": {"gradient_as_bucket_view": True},
+    "unused parameter": {"find_unused_parameters": True},
+    "short step": {"bucket_cap_mb": 0.5},
+}
+### END SOLUTION
+### BEGIN STUB
+# wishes = {
+#     "one message": {},
+#     "no copies": {},
+#     "unused parameter": {},
+#     "short step": {},
+# }
+### END STUB
+
+# %% name="check-wishes" kind="check" exercise="6.6" points=1
+_ = check("6.6", wishes)
+
+# %% [markdown]
+# ## 9. Knobs (10 minutes)
+#
+# The 24 layers again, now with sliders. Under the timeline are the shares of its
+# critical path, and what half the latency or twice the bandwidth would save. Without
+# sliders, type: `knobs.set(latency_us=500)`.
+
+# %% name="knobs"
+knobs = view.explorer(lab.turn, lab.KNOBS, what_if=lab.WHAT_IF)
+knobs
+
+# %% [markdown]
+# **Exercise 6.7.** Find four settings. Turn the knobs, then keep what you found with
+# `found["latency"] = knobs.settings`, or type the numbers.
+#
+# - `"latency"`: half the latency saves 15 % or more, twice the bandwidth under 8 %;
+# - `"bandwidth"`: the other way round;
+# - `"neither"`: neither saves 2 %;
+# - `"25 MiB loses"`: buckets of 25 MiB take 10 % longer than the best size.
+#
+# <details><summary>Hint: latency</summary>
+#
+# Many messages, a fast wire, little to compute.
+#
+# </details>
+
+# %% name="found" kind="exercise" exercise="6.7"
+### BEGIN SOLUTION
+start = {name: knob.default for name, knob in lab.KNOBS.items()}
+found = {
+    "latency": {**start, "bucket_mib": 1, "latency_us": 200, "gbyte_per_s": 340},
+    "bandwidth": start,
+    "neither": {**start, "gbyte_per_s": 340, "latency_us": 10, "ktokens": 16},
+    "25 MiB loses": {**start, "latency_us": 1000, "ktokens": 4},
+}
+found["latency"]["ktokens"] = 2
+### END SOLUTION
+### BEGIN STUB
+# found = {
+#     "latency": None,
+#     "bandwidth": None,
+#     "neither": None,
+#     "25 MiB loses": None,
+# }
+### END STUB
+
+# %% name="found-seen"
+for name, settings in found.items():
+    if settings is not None:
+        timeline = lab.turn(**settings)
+        shares = timeline.critical_path().shares
+        text = ", ".join(f"{k} {100 * v:.0f} %" for k, v in shares.items() if v >= 0.01)
+        print(f"{name}: step {timeline.step_ns / 1e6:.1f} ms; {text}")
+
+# %% name="check-found" kind="check" exercise="6.7" points=2
+_ = check("6.7", found)
+
+# %% [markdown]
+# ## 10. On real GPUs (6 minutes)
+#
+# The virtual cluster is a model. Here is what GPUs did, stored; nothing is measured
+# now. First the two ends again, and DDP.
+
+# %% name="gpu-ends"
+lab.measured("ends")
+
+# %% [markdown]
+# On NVLink a message a gradient is worst, as predicted: it is slower than no overlap at
+# all. The model blames latency. On this machine the CPU adds to it: each launch from
+# Python costs it some 15 us, and the hooks launch hundreds.
+
+# %% name="gpu-best"
+lab.measured("data_parallel")
+
+# %% [markdown]
+# The fastest reducer has *no flat buffer at all*: it hands the gradients themselves to
+# one grouped all-reduce a bucket, and copies nothing. Captured in a CUDA graph the
+# launches are gone too: at batch 1 that matters more than any bucket size.
+
+# %% name="gpu-hidden"
+hidden = lab.measured("hidden")
+print(hidden)
+row = "hooks, coalesced"
+saved = hidden.number("compute alone", "step") + 4.5 - hidden.number(row, "step")
+print(f"\nhidden: {hidden.number(row, 'hidden')} ms, saved: {saved:.1f} ms of 4.5")
+
+# %% [markdown]
+# **Hidden is not saved.** Nearly all of the communication has computation beside it,
+# and the step gains little: NCCL's kernels take processors, memory bandwidth and power
+# from the matmuls, which get slower, and take longer themselves. `h100-nvlink` has that
+# *contention*; the Ethernet of this lab does not. So much for the prediction:
+
+# %% name="gpu-model"
+late, early = lab.replay_both_ends(short_program, lab.NVLINK, bucket_mib=100)
+report = early.report()
+print(f"the model, 2k tokens: hidden {report.hidden_ns / 1e6:.1f} ms,")
+print(f"saved {(late.step_ns - early.step_ns) / 1e6:.1f} ms against one message for all")
+
+# %% name="gpu-bench"
+for line in lab.stored_benchmarks():
+    print(line)
+
+# %% [markdown]
+# ## 11. Where the model lies
+#
+# Launching costs nothing in this lab, as if each step were one CUDA graph. In eager
+# mode the short step on NVLink takes longer to *launch* than to run; then no bucket
+# size helps:
+
+# %% name="lies"
+eager = ol.PROFILES["h100-nvlink"]
+for mib in (1, 25, 600):
+    timeline = ol.replay(short_program, hardware=eager, buckets=mib * MIB)
+    share = timeline.critical_path().shares["launch"]
+    print(f"{mib:>3} MiB: {timeline.step_ns / 1e6:.1f} ms, {100 * share:.0f} % launch")
+
+# %% [markdown]
+# Small messages cost more than alpha + beta m (section 2). Ranks never differ here, so
+# nobody waits for a late one. And a real link is shared with others.
+#
+# ## In production
+#
+# - PyTorch DDP: `torch/csrc/distributed/c10d/reducer.cpp`, `mark_variable_ready` and
+#   `finalize_backward`. It also rebuilds its buckets in the order of arrival, has a
+#   first bucket of 1 MiB, and handles unused parameters.
+# - Megatron-LM: `megatron/core/distributed/param_and_grad_buffer.py`. All gradients
+#   live in one contiguous buffer from the start; a bucket is a slice, so no copies.
+# - This package: `overlaplab/data_parallel/bucketed.py` sends the gradients themselves.
+#
+# Further reading: Li et al., *PyTorch Distributed: Experiences on Accelerating Data
+# Parallel Training*, VLDB 2020.

@@ -16,8 +16,14 @@ from torch import nn
 from overlaplab.cluster.run import run
 from overlaplab.grading import lab06_reference
 from overlaplab.grading.exercise import Sheet, exercise
-from overlaplab.grading.lab06_measured import machine, measured, message_points
+from overlaplab.grading.lab06_measured import (
+    machine,
+    measured,
+    message_points,
+    stored_benchmarks,
+)
 from overlaplab.grading.lab06_reading import KNOBS, WHAT_IF, turn
+from overlaplab.grading.lab06_repair import patient
 from overlaplab.grading.lab06_runs import (
     ETHERNET,
     INFINIBAND,
@@ -35,6 +41,7 @@ from overlaplab.grading.lab06_runs import (
     name_gradients,
     three_runs,
 )
+from overlaplab.grading.lab06_settings import try_ddp
 from overlaplab.grading.lab06_state import ReducerState
 from overlaplab.hardware import Hardware
 from overlaplab.models import Transformer, TransformerConfig
@@ -64,10 +71,14 @@ __all__ = [
     "messages",
     "mine_or_ours",
     "name_gradients",
+    "patient",
     "record_reducer",
+    "replay_both_ends",
     "side_by_side",
+    "stored_benchmarks",
     "sweep",
     "three_runs",
+    "try_ddp",
     "turn",
     "valley",
 ]
@@ -178,6 +189,17 @@ def sweep(
         cap = int(min(mib * MIB, total))
         steps[mib] = replay(program, hardware=hardware, buckets=cap).step_ns
     return steps
+
+
+def replay_both_ends(
+    program: Program, hardware: Hardware, bucket_mib: float
+) -> tuple[Timeline, Timeline]:
+    """The step with one message for all, and with buckets of `bucket_mib`."""
+    total = sum(gradient_bytes(program))
+    return (
+        replay(program, hardware=hardware, buckets=total),
+        replay(program, hardware=hardware, buckets=int(bucket_mib * MIB)),
+    )
 
 
 def valley(steps: Mapping[float, int], within: float = 0.02) -> tuple[float, float]:

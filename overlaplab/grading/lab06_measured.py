@@ -76,3 +76,29 @@ def measured(table: str) -> Measured:
         columns=tuple(entry["columns"]),
         rows=tuple((name, tuple(numbers)) for name, *numbers in entry["rows"]),
     )
+
+
+def stored_benchmarks(folder: Path | None = None) -> list[str]:
+    """What `python -m overlaplab.bench data-parallel` stored: lines to print.
+
+    One paragraph for each file on GPUs: the machine, then each case's variants with
+    their median and their ratio to DDP at its best setting in the same run.
+    """
+    folder = folder or Path(__file__).parents[1] / "bench" / "results"
+    lines = []
+    for path in sorted(folder.glob("*.json")):
+        stored = json.loads(path.read_text())
+        if stored.get("backend") != "nccl":
+            continue
+        lines.append(
+            f"{stored['world_size']} x {stored['card']}, torch {stored['torch']}, NCCL "
+            f"{stored['nccl']}, {stored['date'][:10]}: {stored['command']}"
+        )
+        for case in stored["cases"]:
+            lines.append(f"  {case['model']}, batch {case['batch']}:")
+            ratios = case["ratio_to_ddp_best"]
+            for kind, found in case["variants"].items():
+                line = f"    {kind:<18} {found['median_ms']:8.2f} ms   "
+                line += f"{ratios[kind]:.2f} of DDP's best   {found.get('name', '')}"
+                lines.append(line.rstrip())
+    return lines or ["No benchmark of this version is stored yet."]

@@ -95,7 +95,7 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
     sheet.verify(ONCE, laws.once_law(evidence))
     sheet.verify(BYTES, laws.bytes_law(evidence))
     sheet.verify(SAFE, laws.no_findings_law(trained.run.warnings, kinds=("hazard",)))
-    sheet.verify(SENT, _wrong_values(trained, clean, 2))
+    sheet.verify(SENT, wrong_values(trained, clean, 2))
     sheet.stop_if_wrong()
     sheet.verify(
         PROMPT,
@@ -116,7 +116,7 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
             sheet.stop_if_wrong()
             raise
         sheet.verify(ORDER, laws.same_order_law(trained.evidence))
-        sheet.verify(SENT, _wrong_values(trained, fixture, 2))
+        sheet.verify(SENT, wrong_values(trained, fixture, 2))
         sheet.verify(ONCE, laws.once_law(trained.evidence))
         seen = trained.run.warnings
         sheet.verify(SAFE, laws.no_findings_law(seen, kinds=("hazard",)))
@@ -153,7 +153,7 @@ def grade_finish(sheet: Sheet, finish: Finish) -> None:
     hint = "what must be as it was, before the next backward pass begins?"
     again = [replace(v, hint=hint) for v in laws.once_law(evidence)]
     sheet.verify(AGAIN, again)
-    sheet.verify(MEAN, _wrong_values(trained, clean, 2))
+    sheet.verify(MEAN, wrong_values(trained, clean, 2))
     sheet.stop_if_wrong()
     # Flags of who used what may travel too.
     sheet.verify(AGAIN, laws.bytes_law(evidence, extra_bytes=FLAG_BYTES))
@@ -189,7 +189,7 @@ def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) 
         hint = "which ranks launch the buckets that are not full after the backward?"
         sheet.verify(sentence, [Violation("order", str(error), hint=hint)])
         return
-    wrong = _wrong_values(trained, fixture, num_ranks)
+    wrong = wrong_values(trained, fixture, num_ranks)
     sheet.verify(sentence, [_in_net(violation, fixture) for violation in wrong])
     seen = trained.run.warnings
     sheet.verify(WAITED, laws.no_findings_law(seen, kinds=("unwaited",)))
@@ -244,9 +244,7 @@ def _matching_finish(clean: Fixture, install_hooks: Hooks) -> Finish:
     return undivided if is_mean else reference_finish
 
 
-def _wrong_values(
-    trained: Trained, fixture: Fixture, num_ranks: int
-) -> list[Violation]:
+def wrong_values(trained: Trained, fixture: Fixture, num_ranks: int) -> list[Violation]:
     """Violations against one process on the concatenated batch, first step first."""
     gradients, _ = fixtures.oracle(fixture, steps=STEPS, world_size=num_ranks)
     found = []
