@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlaplab.program import (
@@ -337,6 +337,7 @@ def test_hazards_are_exactly_the_conflicting_pairs_without_a_chain(script):
     assert all(f.ops not in ordered for f in found)
 
 
+@settings(max_examples=30)
 @given(scripts())
 def test_a_program_that_synchronizes_before_each_launch_has_no_hazard(script):
     b = ProgramBuilder()

@@ -50,6 +50,7 @@ def test_a_free_in_front_of_an_operator_comes_before_its_allocation():
     b.free(0, old)
     b.storage(0, bytes=60)
     assert peak_bytes(b.build()) == 60
+    assert [life.bytes for life in held_at_peak(b.build())] == [60]
 
 
 def test_a_rank_without_storages_holds_nothing():

@@ -291,3 +291,17 @@ def test_a_rule_of_ones_own_says_what_reduces_gradients():
         b.collective(0, "all_reduce", parts=[Part(8, "float32", None)], label=name)
     program = rebucket(b.build(), [[0, 1]], is_gradient=lambda op: op.label == "grad")
     assert [op.label for op in program.ranks[0]] == ["loss", "bucket 0"]
+
+
+def test_buckets_leave_in_one_order_on_all_ranks_though_readiness_differs():
+    b = ProgramBuilder(2)
+    for rank in (0, 1):
+        written = {p: b.compute(rank, f"mm {p}", ns=5) for p in ((0, 1), (1, 0))[rank]}
+        parts = [Part(8 + p, "float32", written[p], f"grad {p}") for p in (0, 1)]
+        b.collective(rank, "all_reduce", parts=parts)
+    program = rebucket(b.build(), [[0], [1]])
+    for rank, after in ((0, [(0,), (2,)]), (1, [(1,), (1,)])):
+        reduces = [op for op in program.ranks[rank] if op.collective is not None]
+        assert [op.label for op in reduces] == ["bucket 0", "bucket 1"]
+        assert [op.after for op in reduces] == after
+        assert [op.collective.bytes for op in reduces] == [8, 9]

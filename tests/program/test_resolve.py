@@ -421,3 +421,25 @@ def test_an_operator_in_the_wrong_place_is_refused():
 def test_an_unknown_hardware_name_is_refused_before_anything_runs():
     with pytest.raises(ValueError, match="unknown hardware 'h42'"):
         resolve(ProgramBuilder().build(), "h42")
+
+
+def test_a_slowed_kernel_ends_at_the_next_whole_nanosecond():
+    # 1000 of 1100 ns pass during the latency; 100 at 3/10 take 333.3.
+    slow = replace(CHALK, name="slow", compute_rate_permille=300)
+    b = ProgramBuilder(2)
+    for rank in (0, 1):
+        b.collective(rank, "all_reduce", bytes=50_000)
+        b.compute(rank, "mm", ns=1_100)
+    assert span(resolve(b.build(), slow), "mm").end_ns == 1_334
+
+
+def test_a_communicator_is_in_order_also_over_two_lanes():
+    # What is launched synchronously may run on the stream of its launch.
+    b = ProgramBuilder(2)
+    for rank in (0, 1):
+        b.collective(rank, "all_reduce", bytes=10_000)
+        b.collective(rank, "all_reduce", bytes=20_000, lane="side", stream="side")
+    assert rows(resolve(b.build(), CHALK)) == [
+        ("comm", "all_reduce", 0, 2_000),
+        ("side", "all_reduce", 2_000, 5_000),
+    ]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlaplab.hardware import Hardware, profile
@@ -12,6 +12,8 @@ from overlaplab.timeline import Span, Timeline
 CHALK = profile("chalk")
 STREAMS = ("default", "side")
 GROUPS = ("default", "other")
+
+few = settings(max_examples=60)  # random programs are large enough to count twice
 
 hardwares = st.builds(
     lambda launch, collective, compute, wire, latency: replace(
@@ -71,17 +73,20 @@ def length(timeline: Timeline) -> int:
     return max((s.end_ns for s in timeline.spans), default=0)
 
 
+@few
 @given(programs(), hardwares)
 def test_a_program_in_one_order_on_all_ranks_has_no_deadlock(program, hw):
     assert find_deadlock(program) is None
     resolve(program, hw)
 
 
+@few
 @given(programs(), hardwares)
 def test_resolving_again_gives_the_same_timeline(program, hw):
     assert resolve(program, hw) == resolve(program, hw)
 
 
+@few
 @given(programs(), hardwares)
 def test_every_operator_of_the_device_has_exactly_one_span(program, hw):
     launched = [
@@ -94,6 +99,7 @@ def test_every_operator_of_the_device_has_exactly_one_span(program, hw):
     assert sorted((s.rank, s.attributes["op"]) for s in spans) == launched
 
 
+@few
 @given(programs(), hardwares)
 def test_nothing_is_faster_than_alone(program, hw):
     for span in device(resolve(program, hw)):
@@ -101,6 +107,7 @@ def test_nothing_is_faster_than_alone(program, hw):
         assert span.end_ns - start >= span.attributes["alone_ns"]
 
 
+@few
 @given(programs(), hardwares)
 def test_spans_of_one_lane_do_not_overlap(program, hw):
     ends: dict[tuple[int, str], int] = {}
@@ -110,6 +117,7 @@ def test_spans_of_one_lane_do_not_overlap(program, hw):
         ends[lane] = span.end_ns
 
 
+@few
 @given(programs(), hardwares)
 def test_a_step_is_never_under_its_bound(program, hw):
     timeline = resolve(program, hw)
@@ -124,6 +132,7 @@ def test_a_step_is_never_under_its_bound(program, hw):
         assert length(timeline) >= max(kernels, wires)
 
 
+@few
 @given(programs(), hardwares)
 def test_latency_and_wire_fill_a_collective_from_the_last_arrival_on(program, hw):
     timeline = resolve(program, hw)
@@ -142,6 +151,7 @@ def test_latency_and_wire_fill_a_collective_from_the_last_arrival_on(program, hw
             assert span.attributes["ready_ns"] == latest[key]
 
 
+@few
 @given(programs(), hardwares)
 def test_a_cause_ends_where_what_it_caused_begins_to_move(program, hw):
     timeline = resolve(program, hw)
@@ -154,6 +164,7 @@ def test_a_cause_ends_where_what_it_caused_begins_to_move(program, hw):
         assert (0 if cause is None else timeline.spans[cause].end_ns) == moves
 
 
+@few
 @given(programs(streams=("default",), groups=("default",)), hardwares)
 def test_removing_contention_makes_nothing_slower_where_nothing_is_shared(program, hw):
     free = replace(hw, compute_rate_permille=1000, wire_rate_permille=1000)
@@ -163,6 +174,7 @@ def test_removing_contention_makes_nothing_slower_where_nothing_is_shared(progra
         assert span.end_ns <= ends[span.rank, span.lane, span.attributes["op"]]
 
 
+@few
 @given(programs(streams=("default",), groups=("default",)), hardwares)
 def test_a_faster_link_makes_no_step_slower_without_contention(program, hw):
     hw = replace(hw, compute_rate_permille=1000, wire_rate_permille=1000)
@@ -170,6 +182,7 @@ def test_a_faster_link_makes_no_step_slower_without_contention(program, hw):
     assert length(resolve(program, fast)) <= length(resolve(program, hw))
 
 
+@few
 @given(programs(), hardwares)
 def test_exposed_and_hidden_communication_add_up_and_a_step_is_not_under_its_bound(
     program, hw
@@ -179,6 +192,7 @@ def test_exposed_and_hidden_communication_add_up_and_a_step_is_not_under_its_bou
         assert report.step_ns >= report.bound_ns
 
 
+@few
 @given(programs(), hardwares)
 def test_the_critical_path_fills_the_step_without_a_gap(program, hw):
     timeline = resolve(program, hw)
