@@ -4,14 +4,17 @@ Threads share what processes copy: a model that is closed over would get every r
 hooks. So each rank gets its own copy of the function's closure cells and defaults, of
 bound objects and of all arguments, as a process would have; ties (one object reached by
 two ways) and storage aliasing (views of one flat buffer) are kept. Module globals,
-modules and classes stay shared; tensor hooks and parameters' gradients are not copied
-(a pickle drops them, too).
+modules, classes and libraries' functions stay shared; tensor hooks are not copied (a
+pickle drops them, too).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import os
+import sys
+import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +22,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
+
+import overlaplab
 
 Memo = dict[Any, Any]
 Job = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -110,6 +115,8 @@ def _copy_function(fn: types.FunctionType, memo: Memo) -> types.FunctionType:
     """A function without closure, defaults or attributes is shared, like a global."""
     if not (fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__ or fn.__dict__):
         return fn
+    if _of_library(fn):
+        return fn
     cells = tuple(_new_cell(cell, memo) for cell in fn.__closure__ or ())
     new = types.FunctionType(
         fn.__code__, fn.__globals__, fn.__name__, None, cells or None
@@ -128,6 +135,24 @@ def _copy_function(fn: types.FunctionType, memo: Memo) -> types.FunctionType:
     return new
 
 
+def _of_library(fn: types.FunctionType) -> bool:
+    """A library's function that has a name is referred to by it, as in a pickle.
+
+    Libraries use such functions as keys (torch's `contract`): a copy is another key.
+    """
+    if not fn.__code__.co_filename.startswith(_LIBRARIES):
+        return False
+    found: Any = sys.modules.get(fn.__module__)
+    for name in fn.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is fn
+
+
+_LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))),
+    os.path.dirname(os.path.abspath(overlaplab.__file__)),
+)
 _Filled = object()
 
 
@@ -158,10 +183,22 @@ def _copy_generator(generator: torch.Generator, memo: Memo) -> torch.Generator:
     return generator.clone_state()
 
 
+def _copy_parameter(parameter: torch.nn.Parameter, memo: Memo) -> torch.nn.Parameter:
+    """Its own `__deepcopy__` forgets shared memory, `.grad` and attributes."""
+    new = torch.nn.Parameter(
+        copy.deepcopy(parameter.data, memo), parameter.requires_grad
+    )
+    memo[id(parameter)] = new
+    new.grad = copy.deepcopy(parameter.grad, memo)
+    new.__dict__.update(copy.deepcopy(parameter.__dict__, memo))
+    return new
+
+
 _COPIERS: dict[type, Callable[[Any, Memo], Any]] = {
     types.FunctionType: _copy_function,
     types.ModuleType: _same,
     torch.Generator: _copy_generator,
+    torch.nn.Parameter: _copy_parameter,
 }
 
 

@@ -93,23 +93,24 @@ def test_a_closure_and_an_argument_that_share_memory_share_it_on_a_rank(cluster)
 
 
 @both
-def test_parameters_keep_class_gradient_and_attributes(cluster):
+def test_parameters_keep_class_memory_gradient_and_attributes(cluster):
     flat = torch.arange(4.0)
     parameter = torch.nn.Parameter(flat[:2])
     parameter.grad = flat[2:]
     parameter.tag = "mine"
 
-    def look(parameter):
-        parameter.grad.add_(1)
+    def look(parameter, flat):
+        flat.add_(1)  # a parameter and its gradient are views of it
         return (
             type(parameter).__name__,
             parameter.requires_grad,
+            parameter.tolist(),
             parameter.grad.tolist(),
             parameter.tag,
         )
 
-    expected = ("Parameter", True, [3.0, 4.0], "mine")
-    assert run(look, parameter, cluster=cluster).values == (expected,) * 2
+    expected = ("Parameter", True, [1.0, 2.0], [3.0, 4.0], "mine")
+    assert run(look, parameter, flat, cluster=cluster).values == (expected,) * 2
 
 
 @both
