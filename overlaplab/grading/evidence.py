@@ -193,6 +193,15 @@ class Evidence:
             )
         return tuple(rows)
 
+    def begin_ns(self, step: int) -> int:
+        """The first start of anything of the step: where `step_timeline` begins."""
+        starts = (
+            self.clock.launch_start(rank, ops[0])
+            for rank in range(self.num_ranks)
+            if (ops := self.ops_of(rank, step))
+        )
+        return min(starts, default=0)
+
     def ops_of(self, rank: int, step: int) -> range:
         """Indices of the operators of `step` on `rank`; step 0 is before the first."""
         marks = (0, *self.marks[rank], len(self.program.ranks[rank]))

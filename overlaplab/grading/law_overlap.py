@@ -28,6 +28,8 @@ def prompt_law(
     collective; see `BucketEvidence`. What nobody could avoid is granted: operators
     that autograd launched between the gradient and its hook, and the CPU's launches.
 
+    Times in messages count from the beginning of their step.
+
     Args:
         evidence: of the run.
         buckets: names of the parameters of each bucket, as the *reference* plans them;
@@ -43,13 +45,16 @@ def prompt_law(
         for index, names in enumerate(buckets):
             bucket = evidence.bucket(names, step)
             if bucket is not None:
-                found += _prompt(bucket, index, slack)
+                found += _prompt(evidence, bucket, index, slack)
         found += _early(evidence, buckets, step)
     return found
 
 
-def _prompt(bucket: BucketEvidence, index: int, slack_ns: int) -> list[Violation]:
-    full = f"bucket {index} was full at {ms(bucket.ready_ns)}"
+def _prompt(
+    evidence: Evidence, bucket: BucketEvidence, index: int, slack_ns: int
+) -> list[Violation]:
+    zero = evidence.begin_ns(bucket.step)
+    full = f"bucket {index} was full at {ms(bucket.ready_ns - zero)}"
     if bucket.start_ns is None:
         return [
             Violation(
@@ -70,22 +75,28 @@ def _prompt(bucket: BucketEvidence, index: int, slack_ns: int) -> list[Violation
     )
     if bucket.start_ns <= could + slack_ns:
         return []
+    what = "" if _overlaps(evidence, bucket.step) else "right gradients, no overlap: "
     free = "the wire was free"
     if bucket.previous_end_ns > bucket.ready_ns:
-        free += f" from {ms(bucket.previous_end_ns)}"
+        free += f" from {ms(bucket.previous_end_ns - zero)}"
     return [
         Violation(
             "prompt",
-            f"right gradients, no overlap: {full}, {free}, it started at "
-            f"{ms(bucket.start_ns)}",
-            f"bucket {index} starts by {ms(could + slack_ns)} (step {bucket.step}; "
-            f"it holds {list_names(bucket.names)})",
+            f"{what}{full}, {free}, it started at {ms(bucket.start_ns - zero)}",
+            f"bucket {index} starts by {ms(could + slack_ns - zero)} of step "
+            f"{bucket.step} (it holds {list_names(bucket.names)})",
             "launch a bucket in the hook that fills it, and wait only at the end",
             rank=bucket.rank,
             step=bucket.step,
             bucket=index,
         )
     ]
+
+
+def _overlaps(evidence: Evidence, step: int) -> bool:
+    """Whether any collective starts before the step's last gradient is complete."""
+    last = max((g.ready_ns for g in evidence.gradients if g.step == step), default=0)
+    return any(s.step == step and s.start_ns < last for s in evidence.sends)
 
 
 def _early(
@@ -95,6 +106,7 @@ def _early(
     found = []
     for rank in range(evidence.num_ranks):
         gradients = {g.name: g for g in evidence.gradients_of(rank, step)}
+        zero = evidence.begin_ns(step)
         for send in evidence.sends_of(rank, step):
             for name, _ in send.covers:
                 gradient = gradients[name]
@@ -104,8 +116,8 @@ def _early(
                     Violation(
                         "early",
                         f"rank {rank} began to send the gradient of {name} at "
-                        f"{ms(send.own_start_ns)}; it was complete at "
-                        f"{ms(gradient.origin_ns)} (step {step})",
+                        f"{ms(send.own_start_ns - zero)}; it was complete at "
+                        f"{ms(gradient.origin_ns - zero)} (step {step})",
                         "a collective starts after the last write of what it sends",
                         "which stream writes the gradient, and does the collective "
                         "wait for it?",
@@ -129,6 +141,7 @@ def unblocked_law(
         waits_for = _collectives_waited_for(evidence, rank)
         for step in steps or range(1, evidence.num_steps + 1):
             gradients = evidence.gradients_of(rank, step)
+            zero = evidence.begin_ns(step)
             for g in sorted(gradients, key=lambda g: g.writer or 0):
                 sent = waits_for.get((step, -1 if g.writer is None else g.writer))
                 if sent is None:
@@ -138,8 +151,8 @@ def unblocked_law(
                     Violation(
                         "blocked",
                         f"on rank {rank} the gradient of {g.name} was computed only "
-                        f"after a collective that lasted from {ms(start)} to "
-                        f"{ms(end)} (step {step})",
+                        f"after a collective that lasted from {ms(start - zero)} to "
+                        f"{ms(end - zero)} (step {step})",
                         "the backward pass waits for no collective of its own step",
                         "who calls wait() during the backward pass?",
                         rank=rank,

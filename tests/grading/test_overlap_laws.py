@@ -62,6 +62,30 @@ def test_buckets_sent_in_the_last_hook_are_late_and_the_message_has_the_times():
     assert (first.law, first.bucket, first.step) == ("prompt", 0, 1)
 
 
+def test_one_bucket_that_is_late_among_others_is_not_called_no_overlap():
+    def write(s: Script, r: int) -> None:
+        first = [s.gradient(r, name) for name in BUCKETS[0]]
+        second = [s.gradient(r, BUCKETS[1][0])]
+        s.send(r, *first)
+        s.send(r, *second, s.gradient(r, BUCKETS[1][1]))
+
+    (violation,) = prompt_law(on_every_rank(write), BUCKETS)
+    assert violation.message == (
+        "bucket 0 was full at 0.010 ms, the wire was free, it started at 0.015 ms"
+    )
+
+
+def test_times_in_messages_count_from_the_beginning_of_their_step():
+    script = Script(2)
+    for rank in range(2):
+        script.step(rank, 1)
+        script.compute(rank, "mm", ns=1_000_000)
+        script.step(rank, 2)
+        late(script, rank)
+    first, *_ = prompt_law(script.evidence(), BUCKETS)
+    assert "full at 0.010 ms" in first.message and first.step == 2
+
+
 def test_one_collective_for_everything_is_late_for_the_first_bucket():
     def write(s: Script, r: int) -> None:
         everything = [s.gradient(r, n) for names in BUCKETS for n in names]
