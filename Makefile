@@ -65,7 +65,7 @@ test-unit: setup
 	$(PYTEST) -q -n $(WORKERS) --dist loadfile
 
 test-notebooks: setup
-	$(PYTEST) -q -p tests.strict_notebooks -p no:doctest -n $(WORKERS) \
+	$(PYTEST) -q -p tests.strict_notebooks -n $(WORKERS) \
 	  --dist loadfile --nbval-lax --nbval-cell-timeout 120 --timeout 300 solutions
 
 test-unsolved: setup
