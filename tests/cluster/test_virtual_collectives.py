@@ -279,7 +279,9 @@ def test_functional_collectives_are_recorded_once():
     def step():
         x = torch.ones(4) * (dist.get_rank() + 1)
         y = functional.all_reduce(x, "sum", dist.group.WORLD)
-        z = functional.all_gather_tensor(x, 0, dist.group.WORLD)
+        gather = getattr(functional, "all_gather_single", None)  # 2.13's name
+        gather = gather or functional.all_gather_tensor
+        z = gather(x, 0, dist.group.WORLD)
         w = functional.reduce_scatter_tensor(x, "sum", 0, dist.group.WORLD)
         return y + 0, z + 0, w + 0
 
@@ -322,6 +324,10 @@ MISMATCHES = {
         ),
         "all_reduce.*broadcast",
     ),
+    "strides": (
+        lambda r: dist.all_reduce(torch.ones(2, 3).t() if r else torch.ones(3, 2)),
+        r"\[\(2, 1\)\].*\[\(1, 3\)\]",
+    ),
     "number of tensors": (
         lambda r: dist.all_reduce_coalesced([torch.ones(2)] * (r + 1)),
         "rank 0 has 1.*rank 1 has 2",
@@ -351,6 +357,25 @@ def test_a_tensor_that_does_not_divide_by_the_ranks_is_refused():
 
     with pytest.raises((RankError, MismatchError), match="5"):
         run_virtual(step, world_size=2)
+
+
+def test_a_tensor_that_is_not_one_block_of_memory_is_refused():
+    def step():
+        dist.all_reduce(torch.ones(4, 6)[:, :3])
+
+    with pytest.raises(RankError, match=r"all_reduce got .*\(4, 3\) and .*\(6, 1\)"):
+        run_virtual(step)
+
+
+def test_channels_last_is_reduced_in_place():
+    def step():
+        x = of_rank(dist.get_rank(), 2, 3, 4, 4).to(memory_format=torch.channels_last)
+        dist.all_reduce(x)
+        return x
+
+    for value in run(step, 2):
+        assert_equal(value, of_all(2, 2, 3, 4, 4).sum(0))
+        assert value.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_what_the_group_cannot_do_is_named():

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from overlaplab.cluster.virtual.meeting import Arrival, Meeting, Meetings
 from overlaplab.cluster.virtual.operators import dtype_name
 from overlaplab.cluster.virtual.recorder import Recorder
-from overlaplab.cluster.virtual.storage import covered_bytes
+from overlaplab.cluster.virtual.storage import covered_bytes, runs
 from overlaplab.cluster.virtual.work import VirtualBarrier, VirtualWork
 from overlaplab.program.record import Access, Collective, Part
 
@@ -96,6 +96,8 @@ class Communicator:
         recorder = self.recorder
         lane = recorder.current()
         recorder.settle(lane)
+        for tensor in (*sources, *targets):
+            _check_dense(operation, tensor)
         meeting = self._meeting(pair)
         read = self._accesses(sources, lane.name) if reads else ()
         write = self._accesses(targets, lane.name) if writes else ()
@@ -198,6 +200,19 @@ class Communicator:
 
 def _pair_lane(meeting: Meeting) -> str:
     return f"comm:{meeting.group}".replace("comm:default ", "comm:")
+
+
+def _check_dense(operation: str, tensor: torch.Tensor) -> None:
+    """The wire takes one block of memory: NCCL and gloo refuse anything else."""
+    if tensor.is_contiguous() or tensor.layout != torch.strided:
+        return
+    run_bytes, _ = runs(tensor.size(), tensor.stride(), tensor.itemsize)
+    if run_bytes != tensor.numel() * tensor.itemsize:
+        raise ValueError(
+            f"{operation} got a tensor of shape {tuple(tensor.shape)} and strides "
+            f"{tensor.stride()}, which is not one block of memory; send a contiguous "
+            "copy and copy the result back"
+        )
 
 
 def _split(tensors: Tensors, how: Splits, num_ranks: int) -> tuple[torch.Tensor, ...]:

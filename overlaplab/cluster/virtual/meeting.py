@@ -178,12 +178,23 @@ def _compare_tensors(
     same("number of tensors", len(one_in), len(other_in))
     same("shapes", _shapes(one_in), _shapes(other_in))
     same("dtypes", _dtypes(one_in), _dtypes(other_in))
+    if operation in ("all_reduce", "reduce", "broadcast"):
+        # The wire knows no strides: element i of one block meets element i of another.
+        same("strides", _strides(one_in), _strides(other_in))
     if operation in ("all_gather", "reduce_scatter"):
         same("output shapes", _shapes(one_out), _shapes(other_out))
 
 
 def _shapes(tensors: Tensors) -> list[tuple[int, ...]]:
     return [tuple(t.shape) for t in tensors]
+
+
+def _strides(tensors: Tensors) -> list[tuple[int, ...]]:
+    """Of the dimensions where they matter."""
+    return [
+        tuple(step for n, step in zip(t.shape, t.stride(), strict=True) if n > 1)
+        for t in tensors
+    ]
 
 
 def _dtypes(tensors: Tensors) -> list[str]:

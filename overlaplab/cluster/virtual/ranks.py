@@ -158,7 +158,7 @@ class Turns:
             raise Stop
 
     def stop(self, join_s: float = 2.0) -> list[int]:
-        """End every rank, one after the other; returns those that would not end.
+        """End every rank that has not, one by one; returns those that would not end.
 
         A rank in C++ cannot be stopped: its thread is left, a daemon, and stops at its
         next operator.
@@ -169,9 +169,9 @@ class Turns:
             thread = rank.thread
             if thread.ident is None:
                 continue
-            if rank.lock.locked():
+            if not rank.finished and rank.lock.locked():
                 rank.lock.release()
-            thread.join(0.05)
+            thread.join(0.05 if not rank.finished else join_s)
             if thread.is_alive():
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(thread.ident), ctypes.py_object(Stop)

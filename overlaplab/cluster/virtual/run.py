@@ -104,6 +104,9 @@ class _Run:
         self.world_size = world_size
         self.fake = fake
         num_recorded = 1 if fake else world_size
+        # A rank in C++ cannot be stopped; it goes on beside the caller.
+        self.abandoned = False
+        self.mode_flags = mode_flags()
         self.meetings = Meetings(representative=fake)
         self.store = torch._C._distributed_c10d.HashStore()
         self.fake_modes = [_fake_mode(fake) for _ in range(num_recorded)]
@@ -124,10 +127,7 @@ class _Run:
                 if not in_time:
                     raise report.timed_out(self.ranks, timeout_s)
             finally:
-                if not all(rank.finished for rank in self.ranks):
-                    self.turns.stop()
-                for rank in self.ranks:
-                    rank.thread.join(5.0)
+                self.abandoned = bool(self.turns.stop())
         if self.turns.first_error is not None:
             number, error = self.turns.first_error
             if isinstance(error, (DeadlockError, MismatchError)):
@@ -153,7 +153,9 @@ class _Run:
                         recorder.settle(lane)
                     return result
             finally:
-                world.leave()
+                world.leave(late=self.abandoned)
+                if self.abandoned:
+                    set_mode_flags(self.mode_flags)
                 install_thread_provider(previous)
 
         return main

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,11 +68,25 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A finished future; the current stream waits, as with NCCL's futures."""
-        self.wait()
-        self._recorder.meet(self._meeting)
+        """A finished future; the current stream waits, as with NCCL's futures.
+
+        C++ DDP asks for it in the middle of the backward pass and never calls `wait`:
+        there the wait is put off to the end of the backward, before DDP's copy-out.
+        In a callback at that end (static graph) there is no later.
+        """
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-        future.set_result(self._outputs)
+
+        def finish() -> None:
+            self.wait()
+            self._recorder.meet(self._meeting)
+            future.set_result(self._outputs)
+
+        from_engine = sys._getframe(1).f_code.co_name == "_engine_run_backward"
+        if from_engine and torch._C._current_autograd_node() is not None:
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(finish)
+        else:
+            finish()
         return future
 
     def _frontier(self) -> Frontier:

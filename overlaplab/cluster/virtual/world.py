@@ -100,9 +100,15 @@ def join(recorder: Recorder, meetings: Meetings, world_size: int, store: Any) ->
     )
 
 
-def leave() -> None:
-    """The calling thread is no rank any more."""
-    _c10d_native._unregister_all_process_groups()
+def leave(*, late: bool) -> None:
+    """The calling thread is no rank any more.
+
+    Args:
+        late: the run has ended without this rank: its groups are no longer registered
+            apart from the process's own, so leave all of them alone.
+    """
+    if not late:
+        _c10d_native._unregister_all_process_groups()
     _rank.recorder = _rank.meetings = _rank.world = None
 
 
