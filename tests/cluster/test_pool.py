@@ -1,5 +1,6 @@
 """Processes as ranks: values, prints, copies, random state, timelines, no leftovers."""
 
+import importlib
 import os
 import random
 import subprocess
@@ -44,6 +45,20 @@ def test_calls_of_one_size_use_the_same_processes():
 
     assert first == second
     assert os.getpid() not in first
+
+
+def test_a_module_that_changed_is_imported_anew(tmp_path, monkeypatch):
+    source = tmp_path / "a_helper.py"
+    source.write_text("def number():\n    return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    helper = importlib.import_module("a_helper")
+    first = run(helper.number).values
+
+    source.write_text("def number():\n    return 22\n")
+    importlib.reload(helper)
+
+    assert first == (1, 1)
+    assert run(helper.number).values == (22, 22)
 
 
 def test_groups_that_a_call_makes_are_gone_in_the_next():

@@ -43,7 +43,7 @@ class Frame:
     @property
     def is_users(self) -> bool:
         """Neither torch's, nor a library's, nor this package's."""
-        return not self.file.startswith((*_LIBRARIES, _PACKAGE))
+        return is_users(self.file)
 
     @property
     def is_shown(self) -> bool:
@@ -59,6 +59,11 @@ class Frame:
         source = self.source()
         code = f": `{source}`" if source else ""
         return f"{os.path.basename(self.file)}:{self.line} in {self.function}{code}"
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file is neither torch's, nor a library's, nor this package's."""
+    return not file.startswith((*_LIBRARIES, _PACKAGE))
 
 
 def frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:

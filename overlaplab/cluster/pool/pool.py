@@ -38,6 +38,7 @@ from overlaplab.cluster.pool.report import (
     timeout_error,
     unwaited_findings,
 )
+from overlaplab.cluster.pool.sources import newest_change_s
 from overlaplab.cluster.pool.starting import Starter
 from overlaplab.errors import RunTimeoutError
 from overlaplab.profiling.kineto import timeline_of_ranks
@@ -148,11 +149,9 @@ class Pool:
         if environment != self._environment:
             self.close()
             self._environment = environment
-        for index, worker in enumerate(self._workers):
-            if worker.has_ended():
-                worker.kill()
-                self._workers[index] = WorkerProcess(self._starter)
-                self._world = None
+        changed_s = newest_change_s()
+        if any(w.has_ended() or w.started_s < changed_s for w in self._workers):
+            self._end_workers()
         while len(self._workers) < number:
             self._workers.append(WorkerProcess(self._starter))
         workers = self._workers[:number]

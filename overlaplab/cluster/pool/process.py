@@ -37,6 +37,7 @@ class WorkerProcess:
             self._handle = starter.start(numbers)
         self.connection = Connection(ours.detach())
         self.main_thread: int | None = None
+        self.started_s = time.time()
         self._log_start = 0
 
     @property
