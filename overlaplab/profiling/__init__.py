@@ -1,0 +1,1 @@
+"""torch.profiler -> Timeline, and the captured step."""

@@ -243,23 +243,24 @@ def _device_spans(events: Events, rank: int) -> Iterator[Span]:
             attributes = _attributes(events, launch.thread, launch.start_ns)
         stream = event.args.get("stream")
         lane = "default" if stream == main_stream else f"stream {stream}"
-        communicates = event.category == "kernel" and _NCCL.search(event.name)
-        if communicates:
+        operator = operators.get(event.args.get("External id"))
+        if event.category == "kernel" and _NCCL.search(event.name):
+            # What is sent stands with the kernel, or with the call that launched it.
+            message = {**(operator.args if operator else {}), **event.args}
             names[correlation] = name = _operation(
-                str(event.args.get("Collective name") or event.name)
+                str(message.get("Collective name") or event.name)
             )
             yield Span(
                 rank,
-                _communicator_lane(event.args),
+                _communicator_lane(message),
                 "communication",
                 name,
                 event.start_ns,
                 event.end_ns,
-                bytes=_message_bytes(event.args),
+                bytes=_message_bytes(message),
                 attributes={**attributes, "stream": stream},
             )
         elif event.category == "kernel":
-            operator = operators.get(event.args.get("External id"))
             names[correlation] = name = (
                 operator.name.rpartition("::")[2] if operator else _short(event.name)
             )

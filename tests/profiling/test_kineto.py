@@ -107,6 +107,9 @@ def gpu_trace():
             event("user_annotation", "forward", 0, 10),
             event("user_annotation", "bucket 2", 12, 15),
             event("cpu_op", "aten::mm", 1, 5, **{"External id": 41}),
+            event("cpu_op", "record_param_comms", 12, 15, dtype="Float",
+                  **{"External id": 42, "Collective name": "allreduce",
+                     "In msg nelems": 8, "Process Group Description": "default_pg"}),
             event("cuda_runtime", "cudaLaunchKernel", 2, 4, correlation=1),
             event("cuda_runtime", "cudaLaunchKernelExC", 13, 14, correlation=2),
             event("cuda_runtime", "cudaMemcpyAsync", 16, 17, correlation=3),
@@ -114,7 +117,7 @@ def gpu_trace():
             event("kernel", "ampere_sgemm_128x64_nn", 10, 40, thread=7, stream=7,
                   correlation=1, **{"External id": 41}),
             event("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 30, 55,
-                  thread=20, stream=20, correlation=2),
+                  thread=20, stream=20, correlation=2, **{"External id": 42}),
             event("gpu_memcpy", "Memcpy DtoH", 56, 58, thread=7, stream=7,
                   correlation=3, bytes=64),
             # The GPU's copy of a range is neither computation nor communication.
@@ -141,7 +144,7 @@ def test_a_kernel_carries_the_range_and_step_in_which_it_was_launched():
     assert spans["mm"].attributes["label"] == "forward"
     assert spans["all_reduce"].attributes["label"] == "bucket 2"
     assert spans["all_reduce"].attributes["step"] == 3
-    assert spans["memcpy"].bytes == 64
+    assert (spans["memcpy"].bytes, spans["all_reduce"].bytes) == (64, 32)
 
 
 def test_only_communication_beside_computation_is_hidden():
