@@ -99,6 +99,15 @@ def grade_command(path: Path, as_json: bool) -> None:
     """
     from overlaplab.grading.notebook import grade_notebook
 
-    report = grade_notebook(path)
+    def tell(what: str) -> None:
+        """One line on a terminal, rewritten; nothing where output goes elsewhere."""
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[K{what} ...", err=True, nl=False)
+
+    try:
+        report = grade_notebook(path, tell=tell)
+    finally:
+        if sys.stderr.isatty():
+            click.echo("\r\x1b[K", err=True, nl=False)
     click.echo(json.dumps(report.to_dict(), indent=2) if as_json else str(report))
     sys.exit(0 if report.full_marks else 1)

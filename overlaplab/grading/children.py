@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 _START_S = 120.0
 _GRACE_S = 5.0
 _MOST_DEATHS = 5
+
+
+Tell = Callable[[str], None]
+
+
+def say_nothing(what: str) -> None:
+    """Tells nobody what is going on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +151,7 @@ def play_cells(
     *,
     stop_at: float,
     cell_timeout_s: float,
+    tell: Tell = say_nothing,
 ) -> Handover:
     """Run `cells` in a child and take each exercise's objects.
 
@@ -156,6 +164,7 @@ def play_cells(
         directory: of the notebook, for modules that it imports.
         stop_at: deadline of the whole, as `time.monotonic()` counts.
         cell_timeout_s: deadline of one cell.
+        tell: is told which cell runs.
     """
     handover = Handover()
     left_out: dict[int, str] = {}
@@ -173,7 +182,7 @@ def play_cells(
         child = _Child("play_child.py", str(directory))
         try:
             child.send(script)
-            culprit, reason = _listen(child, handover, stop_at, cell_timeout_s)
+            culprit, reason = _listen(child, handover, stop_at, cell_timeout_s, tell)
         finally:
             child.close()
         if reason == "":
@@ -202,7 +211,11 @@ def _blame(
 
 
 def _listen(
-    child: _Child, handover: Handover, stop_at: float, cell_timeout_s: float
+    child: _Child,
+    handover: Handover,
+    stop_at: float,
+    cell_timeout_s: float,
+    tell: Tell,
 ) -> tuple[int | None, str]:
     """Take messages until the end; returns (cell, reason) if the child must go."""
     cell: int | None = None
@@ -218,6 +231,7 @@ def _listen(
             patience = cell_timeout_s + _GRACE_S
             if "cell" in message:
                 cell = int(message["cell"])
+                tell(f"cell {cell}")
             elif "objects" in message:
                 task = str(message["objects"])
                 payload = child.receive_bytes(_GRACE_S)

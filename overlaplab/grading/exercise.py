@@ -147,7 +147,7 @@ class Exercise:
         points: marks.
         grade: `grade(sheet, *solutions)`.
         timeout_s: deadline of one check.
-        optional: an extra: graded and shown, not needed for full marks.
+        optional: an extra, after the line where the core of the lab ends.
     """
 
     id: str

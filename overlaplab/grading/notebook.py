@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from overlaplab.errors import NotebookError
-from overlaplab.grading.children import Handover, Judge, Order, play_cells
+from overlaplab.grading.children import (
+    Handover,
+    Judge,
+    Order,
+    Tell,
+    play_cells,
+    say_nothing,
+)
 from overlaplab.grading.exercise import Exercise, exercises
 
 _CHECK_CALL = re.compile(r"\bcheck\(\s*[\"'](\d+\.\d+[a-z]?)[\"']")
@@ -48,7 +55,7 @@ class ExerciseResult:
     Args:
         exercise, title: which.
         points, max_points: marks reached and reachable.
-        optional: not needed for full marks.
+        optional: an extra, which the core does without.
         passed: whether every check of it passed.
         reason: why not, one line, "" if it passed.
         verdict: `Verdict.to_dict()`, None if the exercise could not be judged.
@@ -88,9 +95,14 @@ class GradeReport:
 
     @property
     def full_marks(self) -> bool:
-        """Every exercise that is not optional passed, and there is one."""
-        needed = [result for result in self.results if not result.optional]
-        return bool(needed) and all(result.passed for result in needed)
+        """Every exercise passed, the extras too, and there is one."""
+        return bool(self.results) and all(result.passed for result in self.results)
+
+    @property
+    def core_passed(self) -> bool:
+        """Every exercise that is no extra passed, and there is one."""
+        core = [result for result in self.results if not result.optional]
+        return bool(core) and all(result.passed for result in core)
 
     def __str__(self) -> str:
         rows = [("exercise", "points", "", "")]
@@ -98,7 +110,10 @@ class GradeReport:
             title = f"{r.exercise} {r.title}" + (" (extra)" if r.optional else "")
             outcome = "passed" if r.passed else "not yet"
             rows.append((title, f"{r.points}/{r.max_points}", outcome, r.reason))
-        rows.append(("together", f"{self.points}/{self.max_points}", "", ""))
+        last = "full marks" if self.full_marks else ""
+        if self.core_passed and not self.full_marks:
+            last = "core done"
+        rows.append(("together", f"{self.points}/{self.max_points}", last, ""))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         return "\n".join(
             f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d}".rstrip()
@@ -113,6 +128,7 @@ class GradeReport:
             "points": self.points,
             "max_points": self.max_points,
             "full_marks": self.full_marks,
+            "core_passed": self.core_passed,
             "exercises": [
                 {
                     "exercise": r.exercise,
@@ -135,6 +151,7 @@ def grade_notebook(
     timeout_s: float = 600.0,
     cell_timeout_s: float = 120.0,
     judge: Judge | None = None,
+    tell: Tell = say_nothing,
 ) -> GradeReport:
     """Run a learner's notebook in child processes and judge each exercise of its lab.
 
@@ -148,6 +165,8 @@ def grade_notebook(
         judge: one that is running already, for many notebooks in a row, or for
             exercises of an instructor's own (`Judge(modules=["my_exercises"])`).
 
+        tell: is told what is going on, "cell 7" or "exercise 6.3".
+
     Raises:
         NotebookError: it is not a notebook of a lab with exercises.
     """
@@ -158,6 +177,7 @@ def grade_notebook(
                 timeout_s=timeout_s,
                 cell_timeout_s=cell_timeout_s,
                 judge=judge,
+                tell=tell,
             )
     path = Path(path)
     for module in judge.modules:
@@ -172,11 +192,13 @@ def grade_notebook(
         directory,
         stop_at=stop_at,
         cell_timeout_s=cell_timeout_s,
+        tell=tell,
     )
-    results = tuple(
-        _grade_one(task, handover, judge, directory, stop_at) for task in tasks
-    )
-    return GradeReport(str(path), tasks[0].lab, results)
+    results = []
+    for task in tasks:
+        tell(f"exercise {task.id}")
+        results.append(_grade_one(task, handover, judge, directory, stop_at))
+    return GradeReport(str(path), tasks[0].lab, tuple(results))
 
 
 def _grade_one(

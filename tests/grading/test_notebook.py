@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,8 +69,8 @@ def grade(judge: Judge) -> Callable[..., tuple[GradeReport, Seen]]:
     return lambda path, **limits: _grade(path, judge, **limits)
 
 
-def _grade(path: Path, judge: Judge, **limits: float) -> tuple[GradeReport, Seen]:
-    report = grade_notebook(path, judge=judge, timeout_s=100, **limits)
+def _grade(path: Path, judge: Judge, **more: Any) -> tuple[GradeReport, Seen]:
+    report = grade_notebook(path, judge=judge, timeout_s=100, **more)
     return report, {r.exercise: (r.passed, r.reason) for r in report.results}
 
 
@@ -87,13 +88,15 @@ def test_a_solved_notebook_gets_full_marks_and_is_left_as_it_was(tmp_path, grade
     raw["cells"] = [c for c in raw["cells"] if c["source"] != "# deleted"]
     path.write_text(json.dumps(raw))
     before = path.read_bytes()
-    report, _ = grade(path)
+    told: list[str] = []
+    report, _ = grade(path, tell=told.append)
+    assert told[0] == "cell 1" and told[-1] == "exercise 98.3"
     assert str(report).splitlines() == [
         "exercise             points",
         "98.1 Double             1/1  passed",
         "98.2 Counter            2/2  passed",
         "98.3 Answer (extra)     1/1  passed",
-        "together                4/4",
+        "together                4/4  full marks",
     ]
     assert report.full_marks
     assert json.loads(json.dumps(report.to_dict()))["full_marks"] is True
@@ -108,14 +111,17 @@ def test_a_wrong_solution_costs_its_own_points_and_no_others(tmp_path, grade):
     assert not passed and "median ratio to the right value is 1.5" in reason
 
 
-def test_extras_are_no_must_and_objects_are_taken_at_their_check(tmp_path, grade):
+def test_the_core_is_done_without_extras_and_objects_taken_at_their_check(
+    tmp_path, grade
+):
     path = write(tmp_path, "factor = 2", answer="answer = reason = 'no'")
     raw = json.loads(path.read_text())
     later = {"cell_type": "code", "source": "double = None", "metadata": {}}
     raw["cells"].append(later)
     path.write_text(json.dumps(raw))
     report, _ = grade(path)
-    assert report.full_marks and (report.points, report.max_points) == (3, 4)
+    assert report.core_passed and not report.full_marks
+    assert str(report).splitlines()[-1].split() == ["together", "3/4", "core", "done"]
 
 
 def test_cells_that_raise_cost_what_they_should_have_defined(tmp_path, grade):

@@ -111,7 +111,7 @@ def test_grade_exits_with_0_only_for_full_marks(
 ) -> None:
     from overlaplab.grading import notebook
 
-    monkeypatch.setattr(notebook, "grade_notebook", lambda path: _Report(points))
+    monkeypatch.setattr(notebook, "grade_notebook", lambda path, **_: _Report(points))
 
     plain, as_json = call("grade", "x.ipynb"), call("grade", "x.ipynb", "--json")
 
