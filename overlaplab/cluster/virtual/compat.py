@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _python_dispatch
 
 # torch's stubs do not know how its C++ classes are subclassed.
@@ -65,6 +66,17 @@ def _refusal(name: str) -> Any:
 
     refuse.__name__ = name
     return refuse
+
+
+def fake_mode() -> FakeTensorMode:
+    """A new fake mode that may be entered in a thread.
+
+    Where torch is built for CUDA and there is no GPU, the first fake mode of a process
+    sets a stand-in for the device that dies with its thread; entering another one then
+    crashes (2.11). So the stand-in is set here, in the caller's thread.
+    """
+    with FakeTensorMode():
+        return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def mode_flags() -> dict[str, Any]:

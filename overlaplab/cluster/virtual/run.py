@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from overlaplab.cluster.copying import copy_job
 from overlaplab.cluster.virtual import report, world
-from overlaplab.cluster.virtual.compat import mode_flags, set_mode_flags
+from overlaplab.cluster.virtual.compat import fake_mode, mode_flags, set_mode_flags
 from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.modes import HostSyncMode, RecordMode
 from overlaplab.cluster.virtual.ranks import (
@@ -109,9 +108,10 @@ class _Run:
         self.mode_flags = mode_flags()
         self.meetings = Meetings(representative=fake)
         self.store = torch._C._distributed_c10d.HashStore()
-        self.fake_modes = [_fake_mode(fake) for _ in range(num_recorded)]
+        self.fake_mode = fake_mode() if fake else None  # then there is one rank
         self.jobs = [
-            copy_job(fn, args, kwargs, fake_mode=mode) for mode in self.fake_modes
+            copy_job(fn, args, kwargs, fake_mode=self.fake_mode)
+            for _ in range(num_recorded)
         ]
         self.ranks = [
             RankThread(rank, self._main_of(rank)) for rank in range(num_recorded)
@@ -146,7 +146,7 @@ class _Run:
             try:
                 with torch.autograd.set_multithreading_enabled(False):
                     world.join(recorder, self.meetings, self.world_size, self.store)
-                    fake = self.fake_modes[rank] or contextlib.nullcontext()
+                    fake = self.fake_mode or contextlib.nullcontext()
                     with fake, HostSyncMode(recorder), RecordMode(recorder):
                         result = fn(*args, **kwargs)
                     for lane in list(recorder.lanes.values()):
@@ -190,10 +190,6 @@ def _warm_up() -> None:
         str(weight)
 
     _Run(backward, (), {}, 1, False).run(60.0)
-
-
-def _fake_mode(fake: bool) -> FakeTensorMode | None:
-    return FakeTensorMode(allow_non_fake_inputs=True) if fake else None
 
 
 @contextlib.contextmanager
