@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -45,6 +46,16 @@ def test_calls_of_one_size_use_the_same_processes():
 
     assert first == second
     assert os.getpid() not in first
+
+
+def test_processes_outlive_the_thread_that_started_them():
+    pool.close()
+    pids = []
+    thread = threading.Thread(target=lambda: pids.extend(run(os.getpid).values))
+    thread.start()
+    thread.join()
+
+    assert list(run(os.getpid).values) == pids
 
 
 def test_a_module_that_changed_is_imported_anew(tmp_path, monkeypatch):

@@ -42,3 +42,23 @@ def test_each_process_is_one_rank_and_has_the_values_of_all(tmp_path):
         assert of_all == values
         assert [0, "communication"] in kinds
         assert [1, "communication"] in kinds
+
+
+def test_a_hang_ends_the_process_after_its_deadline_and_says_where():
+    code = """
+import time
+from overlaplab.cluster.pool.torchrun import _deadline
+
+def hang():
+    time.sleep(1000)
+
+with _deadline(0.2, 3):
+    hang()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+
+    assert ended.returncode == 124
+    assert "rank 3 passed its deadline of 0.2 s" in ended.stderr
+    assert "in hang" in ended.stderr

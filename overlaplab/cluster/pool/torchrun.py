@@ -36,8 +36,9 @@ def run_in_world(
 ) -> Outcome:
     """Call `fn` as this process's rank; see `overlaplab.cluster.pool.run_processes`.
 
-    An exception of this rank is raised as it is. The world stays initialised. On
-    several machines the ranks' clocks differ by what the machines' clocks do.
+    An exception of this rank is raised as it is. The world stays initialised. Works
+    that nobody waited for are not noticed here. On several machines the ranks' times
+    differ by what the machines' clocks do.
 
     Raises:
         ValueError: torch.distributed is initialised with another backend.
