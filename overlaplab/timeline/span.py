@@ -28,7 +28,7 @@ CPU_LANE = "cpu"
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 
 
-def _read_only(content: dict[str, Any]) -> Mapping[str, Any]:
+def _read_only(content: dict[str, Any]) -> MappingProxyType[str, Any]:
     return MappingProxyType(content)
 
 
