@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from overlaplab.cluster import Run as Run
-    from overlaplab.cluster import run as run
+    from overlaplab.cluster.run import Run as Run
+    from overlaplab.cluster.run import run as run
     from overlaplab.data_parallel import BucketedReducer as BucketedReducer
     from overlaplab.data_parallel import HookReducer as HookReducer
     from overlaplab.data_parallel import SerialReducer as SerialReducer
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from overlaplab.timeline import Timeline as Timeline
 
 _HOMES = {
-    "cluster": ("Run", "run"),
+    "cluster.run": ("Run", "run"),
     "data_parallel": (
         "BucketedReducer",
         "HookReducer",

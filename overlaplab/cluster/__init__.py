@@ -1,5 +1,1 @@
-"""Where programs run: the virtual cluster and pools of processes."""
-
-from overlaplab.cluster.run import CLUSTERS, Run, run
-
-__all__ = ["CLUSTERS", "Run", "run"]
+"""Where programs run: `run.run`, the virtual cluster and the pool of processes."""
