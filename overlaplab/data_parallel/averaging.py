@@ -109,6 +109,8 @@ class Averager:
         if name_tensors:
             for slot, tensor in zip(slots, sent, strict=False):
                 streams.name_tensor(tensor, f"grad {slot.name}")
+            if flight.flags is not None:
+                streams.name_tensor(flight.flags, "which have a gradient")
         numbers = [torch.view_as_real(t) for t in sent] if dtype.is_complex else sent
         flight.work = self._group.allreduce_coalesced(numbers, self._options)
         return flight
