@@ -315,3 +315,28 @@ def test_the_last_writer_is_found_by_exact_bytes_and_not_by_first_and_last():
 
     _, program = run_virtual(step, world_size=2)
     assert program.ranks[0][3].collective.parts[0].ready == 0
+
+
+def test_numbers_on_the_host_launch_nothing_until_a_kernel_writes_them():
+    def step():
+        count = torch.tensor(0.0)
+        count += 1
+        total = torch.tensor(0.0)
+        total += torch.ones(2).sum()
+        return count.item(), total.item()
+
+    values, program = run_virtual(step, world_size=1)
+    assert values == ((1.0, 2.0),)
+    assert [o.name for o in program.ranks[0]] == ["ones", "sum", "add_", "item"]
+
+
+def test_the_step_counters_of_an_optimizer_make_nobody_wait():
+    def step():
+        weight = torch.ones(4, requires_grad=True)
+        weight.grad = torch.ones(4)
+        for foreach in (False, True):
+            torch.optim.AdamW([weight], lr=0.1, foreach=foreach).step()
+
+    _, program = run_virtual(step, world_size=1)
+    assert not [o for o in program.ranks[0] if o.kind == "host_wait"]
+    assert all(o.write_bytes >= 16 for o in program.ranks[0])

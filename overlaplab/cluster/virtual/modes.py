@@ -6,6 +6,7 @@ nothing on CPU tensors although on a GPU they would make the CPU wait.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from overlaplab.cluster.virtual.operators import (
     SKIPPED_NAMESPACES,
+    Operator,
     dtype_name,
     operator,
 )
-from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.recorder import Lane, Recorder
 from overlaplab.cluster.virtual.storage import covered_bytes
 from overlaplab.program.record import Access
 
@@ -58,64 +60,68 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._skip(func, args, kwargs)
             recorder.turns.check()
             out = func(*args, **kwargs)
-            self._adopt(out)
+            self._adopt(facts.name, out)
             return out
         lane = recorder.current()
         recorder.settle(lane)
-        name = lane.name
-        access = recorder.storages.access
-        overwritten: tuple[torch.Tensor, ...] = ()
-        writes: dict[Access, None] = {}
-        if facts.writes_named:
-            overwritten = _written(facts, args, kwargs)
-            for tensor in overwritten:
-                _add(writes, access(tensor, name))
+        written = _written(facts, args, kwargs) if facts.writes_named else []
         reads: dict[Access, None] = {}
-        for tensor in _tensors(args) if facts.reads else ():
-            if not (facts.overwrites and any(tensor is w for w in overwritten)):
-                _add(reads, access(tensor, name))
-        if kwargs:
-            for tensor in _tensors(kwargs.values()):
-                if not (facts.overwrites and any(tensor is w for w in overwritten)):
-                    _add(reads, access(tensor, name))
+        if facts.reads:
+            inputs = _tensors(args)
+            if kwargs:
+                inputs += _tensors(kwargs.values())
+            if facts.overwrites:
+                inputs = [t for t in inputs if not any(t is w for w in written)]
+            reads = self._accesses(inputs, lane)
         if facts.host_sync:
-            self._host_sync(facts.host_sync, tuple(reads))
+            self._host_sync(facts.host_sync, reads)
+        on_host = self._on_host({**reads, **self._accesses(written, lane)})
         out = func(*args, **kwargs)
-        if facts.host_sync == "item" or facts.host_sync == "equal":
-            return out
-        dtype = None
-        outs = (out,) if isinstance(out, torch.Tensor) else tuple(_tensors((out,)))
-        for tensor in outs:
-            if dtype is None:
-                dtype = tensor.dtype
-            _add(writes, access(tensor, name))
-        if dtype is None and overwritten:
-            dtype = overwritten[0].dtype
-        if not writes and not reads:
-            return out
-        recorder.launch(
-            "compute",
-            facts.name,
-            lane,
-            reads=tuple(reads),
-            writes=tuple(writes),
-            flops=0 if facts.flops is None else facts.flops(args, kwargs, out),
-            dtype=dtype_name(dtype),
-            read_bytes=sum(map(covered_bytes, reads)),
-            write_bytes=sum(map(covered_bytes, writes)),
-        )
+        outputs = _tensors((out,))
+        writes = self._accesses(written + outputs, lane)
+        if on_host:
+            self._recorder.storages.mark_host(writes)
+        elif writes:  # otherwise its result is a number
+            recorder.launch(
+                "compute",
+                facts.name,
+                lane,
+                reads=tuple(reads),
+                writes=tuple(writes),
+                flops=0 if facts.flops is None else facts.flops(args, kwargs, out),
+                dtype=dtype_name((outputs or written)[0].dtype),
+                read_bytes=sum(map(covered_bytes, reads)),
+                write_bytes=sum(map(covered_bytes, writes)),
+            )
         return out
 
-    def _host_sync(self, name: str, reads: tuple[Access, ...]) -> None:
+    def _accesses(
+        self, tensors: Iterable[torch.Tensor], lane: Lane
+    ) -> dict[Access, None]:
+        """The bytes of `tensors`, each once, in order."""
+        found: dict[Access, None] = {}
+        for tensor in tensors:
+            access = self._recorder.storages.access(tensor, lane.name)
+            if access is not None:
+                found[access] = None
+        return found
+
+    def _on_host(self, accesses: Iterable[Access]) -> bool:
+        """Whether an operator touches numbers on the host only: no kernel."""
+        storages = self._recorder.storages
+        return storages.has_host and storages.all_host(accesses)
+
+    def _host_sync(self, name: str, reads: Iterable[Access]) -> None:
         """A value that no operator made is on the host already."""
         storages = self._recorder.storages
         if any(storages.last_writer(access) is not None for access in reads):
             self._recorder.host_wait(name, self._recorder.current().frontier())
 
-    def _adopt(self, out: Any) -> None:
-        lane = self._recorder.current().name
-        for tensor in _tensors((out,)):
-            self._recorder.storages.access(tensor, lane)
+    def _adopt(self, name: str, out: Any) -> None:
+        """Note new storages; a number made by torch.tensor(1.0) is the CPU's."""
+        new = self._accesses(_tensors((out,)), self._recorder.current())
+        if name == "lift_fresh" and out.dim() == 0:
+            self._recorder.storages.mark_host(new)
 
     def _skip(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
@@ -175,11 +181,6 @@ _SYNCS: dict[Any, str] = {
 }
 
 
-def _add(accesses: dict[Access, None], access: Access | None) -> None:
-    if access is not None:
-        accesses[access] = None
-
-
 def _tensors(values: Any) -> list[torch.Tensor]:
     """The tensors in arguments or results, in order; lists are looked into."""
     found: list[torch.Tensor] = []
@@ -191,7 +192,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return found
 
 
-def _written(facts: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
+def _written(facts: Operator, args: Any, kwargs: Any) -> list[torch.Tensor]:
     values = [args[i] for i in facts.writes if i < len(args)]
     values += [kwargs[name] for name in facts.writes_named if name in kwargs]
-    return tuple(_tensors(values))
+    return _tensors(values)

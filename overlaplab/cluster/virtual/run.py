@@ -128,6 +128,7 @@ class _Run:
                     raise report.timed_out(self.ranks, timeout_s)
             finally:
                 self.abandoned = bool(self.turns.stop())
+                self.jobs.clear()  # the copies; what returns is in the results
         if self.turns.first_error is not None:
             number, error = self.turns.first_error
             if isinstance(error, (DeadlockError, MismatchError)):

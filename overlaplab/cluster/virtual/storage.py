@@ -8,6 +8,7 @@ pointer, and addresses are used again).
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ class _Storage:
     stream: str
     freed: int | None = None
     name: str = ""
+    on_host: bool = False
     writes: list[tuple[Access, int]] = field(default_factory=list)
     watch: Any = None
 
@@ -43,6 +45,7 @@ class StorageTable:
         self._alive: dict[int, _Storage] = {}
         self._all: list[_Storage] = []
         self._names: list[TensorName] = []
+        self.has_host = False
 
     def access(self, tensor: torch.Tensor, stream: str) -> Access | None:
         """The bytes of `tensor`, or None if it has none; notes a new storage."""
@@ -66,11 +69,22 @@ class StorageTable:
     def wrote(self, access: Access, op: int) -> None:
         """Operator `op` writes `access`."""
         storage = self._all[access.storage]
+        storage.on_host = False
         if access.run_bytes == storage.bytes:  # all that was written before is gone
             storage.writes.clear()
         else:
             storage.writes = [w for w in storage.writes if w[0] != access]
         storage.writes.append((access, op))
+
+    def mark_host(self, accesses: Iterable[Access]) -> None:
+        """These are numbers in the CPU's memory, until a kernel writes them."""
+        for access in accesses:
+            self.has_host = self._all[access.storage].on_host = True
+
+    def all_host(self, accesses: Iterable[Access]) -> bool:
+        """Whether all of them, and at least one, are in the CPU's memory."""
+        flags = [self._all[access.storage].on_host for access in accesses]
+        return bool(flags) and all(flags)
 
     def last_writer(self, access: Access) -> int | None:
         """The last operator that wrote any of these bytes."""
