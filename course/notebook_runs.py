@@ -25,6 +25,7 @@ WIDGETS = "application/vnd.jupyter.widget-view+json"
 VERDICTS = ("CheckFailed", "AssertionError", "NotImplementedError")
 ERROR_LINES = 25  # of a traceback in a message
 ENVIRONMENT = {
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     "PYTHONHASHSEED": "0",
     "JUPYTER_PLATFORM_DIRS": "1",
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",
