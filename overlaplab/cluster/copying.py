@@ -3,15 +3,17 @@
 Threads share what processes copy: a model that is closed over would get every rank's
 hooks. So each rank gets its own copy of the function's closure cells and defaults, of
 bound objects and of all arguments, as a process would have; ties (one object reached by
-two ways) and storage aliasing (views of one flat buffer) are kept. Module globals,
-modules, classes and libraries' functions stay shared; tensor hooks are not copied (a
-pickle drops them, too).
+two ways) and storage aliasing (views of one flat buffer) are kept. A
+function of a notebook or a script brings copies of the globals that it uses, as it
+would to a process. Globals of imported modules, classes and libraries' functions stay
+shared; tensor hooks are not copied (a pickle drops them, too).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dis
 import os
 import sys
 import sysconfig
@@ -112,20 +114,20 @@ def _copying(fake_mode: FakeTensorMode | None) -> Iterator[None]:
 
 
 def _copy_function(fn: types.FunctionType, memo: Memo) -> types.FunctionType:
-    """A function without closure, defaults or attributes is shared, like a global."""
-    if not (fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__ or fn.__dict__):
-        return fn
-    if _of_library(fn):
+    """One without closure, defaults, attributes or globals to copy is shared."""
+    has_state = fn.__closure__ or fn.__defaults__ or fn.__kwdefaults__ or fn.__dict__
+    if _of_library(fn) or not (has_state or _of_notebook(fn)):
         return fn
     cells = tuple(_new_cell(cell, memo) for cell in fn.__closure__ or ())
-    new = types.FunctionType(
-        fn.__code__, fn.__globals__, fn.__name__, None, cells or None
-    )
+    namespace = _new_globals(fn, memo) if _of_notebook(fn) else fn.__globals__
+    new = types.FunctionType(fn.__code__, namespace, fn.__name__, None, cells or None)
     memo[id(fn)] = new  # before the cells' contents: it may be in one of them
     new.__qualname__ = fn.__qualname__
     new.__module__ = fn.__module__
     new.__doc__ = fn.__doc__
     new.__annotations__ = fn.__annotations__
+    if namespace is not fn.__globals__:
+        _fill_globals(fn, namespace, memo)
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         _fill_cell(cell, memo, f"variable {name!r} of the closure of {_name(fn)}")
     what = f"a default of {_name(fn)}"
@@ -133,6 +135,46 @@ def _copy_function(fn: types.FunctionType, memo: Memo) -> types.FunctionType:
     new.__kwdefaults__ = _copy_part(fn.__kwdefaults__, memo, what)
     new.__dict__.update(_copy_part(fn.__dict__, memo, f"an attribute of {_name(fn)}"))
     return new
+
+
+def _of_notebook(fn: types.FunctionType) -> bool:
+    """Whether it comes from a notebook or a script: from no module to import.
+
+    A process gets such a function with copies of the globals that it uses.
+    """
+    return fn.__module__ == "__main__" or fn.__module__ not in sys.modules
+
+
+def _new_globals(fn: types.FunctionType, memo: Memo) -> dict[str, Any]:
+    """This copy's own namespace, one for all functions of one notebook."""
+    key = ("globals", id(fn.__globals__))
+    if key not in memo:
+        kept = ("__builtins__", "__name__", "__file__")
+        memo[key] = {n: fn.__globals__[n] for n in kept if n in fn.__globals__}
+    namespace: dict[str, Any] = memo[key]
+    return namespace
+
+
+def _fill_globals(
+    fn: types.FunctionType, namespace: dict[str, Any], memo: Memo
+) -> None:
+    for name in _global_names(fn.__code__):
+        if name in fn.__globals__ and name not in namespace:
+            what = f"the global {name!r} that {_name(fn)} uses"
+            namespace[name] = _copy_part(fn.__globals__[name], memo, what)
+
+
+def _global_names(code: types.CodeType) -> dict[str, None]:
+    """The globals that `code` and the functions inside it read or write, in order."""
+    names = {
+        step.argval: None
+        for step in dis.get_instructions(code)
+        if step.opname.endswith(("_GLOBAL", "_NAME"))
+    }
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names
 
 
 def _of_library(fn: types.FunctionType) -> bool:

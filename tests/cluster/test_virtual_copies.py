@@ -161,6 +161,44 @@ def test_a_tensor_with_a_history_is_refused_with_the_way_out():
         run_virtual(step)
 
 
+def test_a_notebooks_globals_are_copied_and_its_classes_are_shared():
+    cells = {"__name__": "__main__", "__builtins__": __builtins__}
+    exec(
+        """
+import torch, torch.distributed as dist
+
+class Net(torch.nn.Linear):
+    pass
+
+model, counter, unused = Net(2, 2), 0, object()
+
+def count():
+    global counter
+    counter += 1
+    return counter
+
+def step():
+    with torch.no_grad():
+        model.weight.fill_(dist.get_rank())
+    count()
+    dist.barrier()
+    return model.weight[0, 0].item(), count(), counter, type(model) is Net
+""",
+        cells,
+    )
+    before = cells["model"].weight.detach().clone()
+    values, _ = run_virtual(cells["step"], world_size=3)
+    assert values == ((0.0, 2, 2, True), (1.0, 2, 2, True), (2.0, 2, 2, True))
+    assert torch.equal(cells["model"].weight, before) and cells["counter"] == 0
+
+
+def test_a_global_that_cannot_be_copied_is_named():
+    cells = {"__name__": "__main__", "lock": threading.Lock()}
+    exec("def step():\n    return lock", cells)
+    with pytest.raises(TypeError, match="the global 'lock' that step uses"):
+        run_virtual(cells["step"])
+
+
 def test_deepcopy_is_as_it_was_after_a_copy():
     import copy
 

@@ -46,7 +46,8 @@ def run_virtual(
     """Run `fn(*args, **kwargs)` on every rank and record what each one launched.
 
     Ranks are threads of this process and one runs at a time. Function, arguments,
-    closure cells and defaults are copied for each rank, module globals are shared.
+    closure cells, defaults and a notebook's globals are copied for each rank (see
+    copying.py); globals of imported modules are shared.
     Every rank starts with its random generators at seed 0; the caller's come back as
     they were. `torch.distributed` is initialised in the ranks.
 
