@@ -6,9 +6,11 @@ lab06_repair and lab06_settings.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import nn
@@ -38,6 +40,7 @@ from overlaplab.grading.lab06_runs import (
     Message,
     cut,
     in_bfloat16,
+    measured_step,
     name_gradients,
     three_runs,
 )
@@ -66,14 +69,15 @@ __all__ = [
     "in_bfloat16",
     "keep",
     "machine",
+    "measure_it_here",
     "measured",
+    "measured_step",
     "message_points",
     "messages",
     "mine_or_ours",
     "name_gradients",
     "patient",
     "record_reducer",
-    "replay_both_ends",
     "side_by_side",
     "stored_benchmarks",
     "sweep",
@@ -191,17 +195,6 @@ def sweep(
     return steps
 
 
-def replay_both_ends(
-    program: Program, hardware: Hardware, bucket_mib: float
-) -> tuple[Timeline, Timeline]:
-    """The step with one message for all, and with buckets of `bucket_mib`."""
-    total = sum(gradient_bytes(program))
-    return (
-        replay(program, hardware=hardware, buckets=total),
-        replay(program, hardware=hardware, buckets=int(bucket_mib * MIB)),
-    )
-
-
 def valley(steps: Mapping[float, int], within: float = 0.02) -> tuple[float, float]:
     """The smallest and the largest size whose step is within 2 % of the best."""
     best = min(steps.values())
@@ -210,22 +203,28 @@ def valley(steps: Mapping[float, int], within: float = 0.02) -> tuple[float, flo
 
 
 def draw_valleys(
-    sweeps: Mapping[str, Mapping[float, int]], marks: Mapping[str, float] | None = None
+    sweeps: Mapping[str, Mapping[float, int]], stars: Mapping[str, float] | None = None
 ) -> Figure:
-    """Step over bucket size, each relative to its own best; `marks` are sizes."""
+    """Step over bucket size, each relative to its own best; `stars` are sizes."""
     figure = Picture(figsize=(9, 3.4))
     ax = figure.add_axes((0.08, 0.16, 0.62, 0.76))
     inks = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
     styles = ("o-", "s--", "^-.", "d:")
     for (name, steps), ink, style in zip(sweeps.items(), inks, styles, strict=False):
         best = min(steps.values())
-        relative = {mib: step / best for mib, step in steps.items()}
-        ax.plot(list(relative), list(relative.values()), style, color=ink, label=name)
-        if marks and name in marks:
-            ax.axvline(marks[name], color=ink, linestyle=":", linewidth=1)
-            ax.text(marks[name], 1.33, " n*", color=ink, fontsize=9, va="top")
+        sizes = list(steps)
+        relative = [step / best for step in steps.values()]
+        ax.plot(sizes, relative, style, color=ink, label=name, markersize=5)
+        if stars and name in stars:
+            star = stars[name]
+            at_star = float(np.interp(math.log(star), np.log(sizes), relative))
+            face: Any = {"markerfacecolor": ink, "markeredgecolor": "black"}
+            ax.plot([star], [at_star], "*", markersize=15, zorder=5, **face)
     ax.axhspan(1.0, 1.02, color="#dddddd", zorder=0)
     ax.set_xscale("log")
+    ticks = [1, 2, 5, 10, 20, 50, 100, 200, 500]
+    ax.set_xticks(ticks, [str(tick) for tick in ticks])
+    ax.set_xticks([], minor=True)
     ax.set_ylim(0.99, 1.35)
     ax.set_xlabel("bucket size (MiB)")
     ax.set_ylabel("step / best step")
@@ -233,6 +232,17 @@ def draw_valleys(
         ax.spines[side].set_visible(False)
     figure.legend(loc="center left", bbox_to_anchor=(0.71, 0.6), frameon=False)
     return figure
+
+
+def measure_it_here() -> str:
+    """How this machine could measure, if it can."""
+    count = torch.cuda.device_count()
+    if count < 2:
+        return f"This machine has {count} GPUs. Two or more could measure here."
+    return (
+        f"This machine has {count} GPUs. To measure here, run in a terminal:\n"
+        "    python -m overlaplab.bench data-parallel --quick"
+    )
 
 
 FIT = "alpha and bandwidth meet 0, 25 and 100 MiB within 10 %"

@@ -78,27 +78,46 @@ def measured(table: str) -> Measured:
     )
 
 
+_SHOWN = (
+    "compute",
+    "serial",
+    "per parameter",
+    "ddp default",
+    "ddp best",
+    "ours best",
+    "ddp captured",
+    "ours captured",
+)
+
+
 def stored_benchmarks(folder: Path | None = None) -> list[str]:
     """What `python -m overlaplab.bench data-parallel` stored: lines to print.
 
-    One paragraph for each file on GPUs: the machine, then each case's variants with
-    their median and their ratio to DDP at its best setting in the same run.
+    For each run on GPUs: the machine, then a table of its first model, median ms of a
+    step by variant and batch size. All numbers of a table are of one run.
     """
     folder = folder or Path(__file__).parents[1] / "bench" / "results"
     lines = []
     for path in sorted(folder.glob("*.json")):
         stored = json.loads(path.read_text())
-        if stored.get("backend") != "nccl":
+        if stored.get("backend") != "nccl" or path.stem.endswith("quick"):
             continue
-        lines.append(
-            f"{stored['world_size']} x {stored['card']}, torch {stored['torch']}, NCCL "
-            f"{stored['nccl']}, {stored['date'][:10]}: {stored['command']}"
-        )
-        for case in stored["cases"]:
-            lines.append(f"  {case['model']}, batch {case['batch']}:")
-            ratios = case["ratio_to_ddp_best"]
-            for kind, found in case["variants"].items():
-                line = f"    {kind:<18} {found['median_ms']:8.2f} ms   "
-                line += f"{ratios[kind]:.2f} of DDP's best   {found.get('name', '')}"
-                lines.append(line.rstrip())
+        lines += _table(stored)
     return lines or ["No benchmark of this version is stored yet."]
+
+
+def _table(stored: Mapping[str, Any]) -> list[str]:
+    model = stored["cases"][0]["model"]
+    cases = [case for case in stored["cases"] if case["model"] == model]
+    batches = [f"batch {case['batch']}" for case in cases]
+    lines = [
+        f"{stored['world_size']} x {stored['card']}, torch {stored['torch']}, NCCL "
+        f"{stored['nccl']}, {stored['date'][:10]}",
+        f"{model}, ms a step" + "".join(f"{batch:>12}" for batch in batches),
+    ]
+    width = len(f"{model}, ms a step")
+    for kind in _SHOWN:
+        found = [case["variants"].get(kind, {}).get("median_ms") for case in cases]
+        cells = (f"{'-' if ms is None else format(ms, '.1f'):>12}" for ms in found)
+        lines.append(f"{kind:<{width}}" + "".join(cells))
+    return lines
