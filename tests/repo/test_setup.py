@@ -24,7 +24,7 @@ def checkout(tmp_path: Path) -> Path:
     script(
         tmp_path / "python",
         'if [ "$2" = venv ]; then mkdir -p .venv/bin; cp "$0" .venv/bin/python; fi\n'
-        'if [ "$2" = pip ]; then echo "$@" >> installs; test ! -e broken || exit 1; fi\n'
+        'if [ "$2" = pip ]; then echo "$@" >> installs; [ ! -e broken ] || exit 1; fi\n'
         'case "$2" in *"import pip"*) test -x .venv/bin/python;; esac\n',
     )
     return tmp_path
