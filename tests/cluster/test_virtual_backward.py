@@ -126,3 +126,27 @@ def test_what_a_checkpoint_recomputes_belongs_to_the_backward_pass():
     x = torch.ones(2, 2, dtype=torch.float64)
     expected = (x.exp().cos() * x.exp()).float()
     torch.testing.assert_close(values[0], expected)
+
+
+def test_host_syncs_and_record_stream_in_a_hook_are_seen():
+    def step():
+        side = streams.Stream()
+        w = torch.ones(2, requires_grad=True)
+
+        def hook(p):
+            p.grad.record_stream(side)
+            p.grad.tolist()
+
+        w.register_post_accumulate_grad_hook(hook)
+        for backward in (
+            lambda: w.exp().sum().backward(),
+            lambda: torch.autograd.backward(w.exp().sum()),
+        ):
+            backward()
+        x = w.exp()
+        x.register_hook(lambda g: g.tolist() and None)
+        torch.autograd.grad(x.sum(), w)
+
+    _, program = run_virtual(step, world_size=1)
+    waits = [(o.name, o.phase) for o in program.ranks[0] if o.kind == "host_wait"]
+    assert waits == [("tolist", "backward")] * 3

@@ -219,6 +219,7 @@ def test_a_wrong_world_size_is_refused(world_size):
         run_virtual(lambda: 1, world_size=world_size)
 
 
+@pytest.mark.filterwarnings("ignore:.*default timeout for nccl.*:UserWarning")
 def test_torch_distributed_is_initialised_in_the_ranks_whatever_backend_is_named():
     def step():
         assert dist.is_initialized() and dist.get_backend() == "virtual"

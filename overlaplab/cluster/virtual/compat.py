@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _python_dispatch
 
 # torch's stubs do not know how its C++ classes are subclassed.
 BaseGroup: Any = dist.ProcessGroup
+BaseStream: Any = torch.Stream
 BaseWork: Any = dist._Work  # type: ignore[attr-defined]
 
 # Name in 2.13 -> the names by which 2.11, C++ and older callers reach the same.

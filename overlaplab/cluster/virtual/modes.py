@@ -6,7 +6,9 @@ nothing on CPU tensors although on a GPU they would make the CPU wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -166,6 +168,36 @@ class HostSyncMode(TorchFunctionMode):
         access = recorder.storages.access(tensor, lane.name)
         if access is not None and recorder.storages.last_writer(access) is not None:
             recorder.host_wait(name, lane.frontier())
+
+    def __enter__(self) -> HostSyncMode:
+        _of_thread.mode = self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+
+_of_thread = threading.local()
+
+
+@contextlib.contextmanager
+def host_syncs_of_hooks() -> Iterator[None]:
+    """While open, hooks of the backward pass are seen by their rank's HostSyncMode.
+
+    torch takes a function mode off while the mode handles a call, and `backward` is
+    such a call: without this, no hook would run under it.
+    """
+    autograd: Any = torch.autograd
+    run_backward = autograd._engine_run_backward
+
+    def run_under_mode(*args: Any, **kwargs: Any) -> Any:
+        mode = getattr(_of_thread, "mode", None)
+        with contextlib.nullcontext() if mode is None else mode:
+            return run_backward(*args, **kwargs)
+
+    autograd._engine_run_backward = run_under_mode
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = run_backward
 
 
 _SYNCS: dict[Any, str] = {

@@ -16,7 +16,11 @@ from overlaplab.cluster.copying import copy_job
 from overlaplab.cluster.virtual import report, world
 from overlaplab.cluster.virtual.compat import fake_mode, mode_flags, set_mode_flags
 from overlaplab.cluster.virtual.meeting import Meetings
-from overlaplab.cluster.virtual.modes import HostSyncMode, RecordMode
+from overlaplab.cluster.virtual.modes import (
+    HostSyncMode,
+    RecordMode,
+    host_syncs_of_hooks,
+)
 from overlaplab.cluster.virtual.ranks import (
     RankThread,
     Turns,
@@ -122,7 +126,7 @@ class _Run:
 
     def run(self, timeout_s: float) -> tuple[tuple[Any, ...], Program]:
         in_time = True
-        with world.worlds_of_threads():
+        with world.worlds_of_threads(), host_syncs_of_hooks():
             try:
                 in_time = self.turns.run(timeout_s)
                 if not in_time:

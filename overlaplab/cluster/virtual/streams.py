@@ -1,34 +1,64 @@
 """Streams and events of the virtual cluster, with torch.cuda's names and meaning.
 
-See [Note: waits] in recorder.py for how a wait becomes `Op.after`.
+A wait puts operators into the waiting lane's `pending`; its next operator takes them
+into `Op.after` (recorder.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from overlaplab.cluster.virtual.compat import BaseStream
 from overlaplab.cluster.virtual.recorder import Frontier, Lane, Recorder
 
 
-class VirtualStream:
+class VirtualStream(BaseStream):  # type: ignore[misc]
     """One lane of one rank; as torch.cuda.Stream.
+
+    A torch.Stream, since `Tensor.record_stream` takes nothing else.
 
     Args:
         recorder: the rank's.
         lane: what it launches on.
+        number: unlike any other stream's of the rank.
         priority: kept, without effect.
     """
 
-    def __init__(self, recorder: Recorder, lane: Lane, priority: int = 0) -> None:
+    def __new__(
+        cls, recorder: Recorder, lane: Lane, number: int, priority: int = 0
+    ) -> VirtualStream:
+        new: VirtualStream = super().__new__(
+            cls, stream_id=number, device_index=0, device_type=0
+        )
+        return new
+
+    def __init__(
+        self, recorder: Recorder, lane: Lane, number: int, priority: int = 0
+    ) -> None:
         self._recorder = recorder
         self.lane = lane
-        self.priority = priority
-        self.device = torch.device("cpu")
+        self._priority = priority
+        self._leave: list[Callable[[], None]] = []
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def priority(self) -> int:
+        return self._priority
+
+    def __enter__(self) -> VirtualStream:
+        self._leave.append(self._recorder.enter_stream(self.lane))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave.pop()()
 
     @property
     def name(self) -> str:
@@ -132,11 +162,8 @@ class VirtualProvider:
         if stream is None:  # as torch.cuda.stream(None)
             yield None
             return
-        leave = self._recorder.enter_stream(stream.lane)
-        try:
+        with stream:
             yield stream
-        finally:
-            leave()
 
     def synchronize(self) -> None:
         self._recorder.host_wait("synchronize", self._recorder.everything())
@@ -150,7 +177,7 @@ class VirtualProvider:
     def _stream_of(self, lane: Lane, priority: int = 0) -> VirtualStream:
         stream = self._streams.get(lane.name)
         if stream is None:
-            stream = VirtualStream(self._recorder, lane, priority)
+            stream = VirtualStream(self._recorder, lane, len(self._streams), priority)
             self._streams[lane.name] = stream
         return stream
 
