@@ -37,7 +37,7 @@ KINDS = ("sent again", "never sent", "race", "blocked")
 NUM_LAYERS = 9
 
 
-class ResendingReducer:
+class FirstReducer:
     def __init__(self, state: ReducerState) -> None:
         self.state = state
         self.arrived: set[Any] = set()
@@ -65,7 +65,7 @@ class ResendingReducer:
         self.in_flight.clear()
 
 
-class RacingReducer:
+class SecondReducer:
     def __init__(self, state: ReducerState) -> None:
         self.state = state
         self.packing = streams.Stream()
@@ -176,8 +176,8 @@ def patient(number: int) -> Patient:
 
 @exercise(
     "6.5a",
-    title="repair: too many messages",
-    solution=("my_number", "first_diagnosis", "ResendingReducer"),
+    title="repair: slow after a while",
+    solution=("my_number", "first_diagnosis", "FirstReducer"),
     verifies=(DIAGNOSIS, VALUES, ONCE, SAFE, PROMPT),
     points=2,
     optional=True,
@@ -191,7 +191,7 @@ def grade_resending(
 ) -> None:
     """The fault is gone, the values are right, the overlap is still there."""
     own = patient(my_number)
-    broken = own.train(ResendingReducer).evidence
+    broken = own.train(FirstReducer).evidence
     truth = {
         "kind": "sent again",
         "step": 2,
@@ -203,8 +203,8 @@ def grade_resending(
 
 @exercise(
     "6.5b",
-    title="repair: a race",
-    solution=("my_number", "second_diagnosis", "RacingReducer"),
+    title="repair: wrong at times",
+    solution=("my_number", "second_diagnosis", "SecondReducer"),
     verifies=(DIAGNOSIS, VALUES, ONCE, SAFE, PROMPT),
     points=2,
     optional=True,

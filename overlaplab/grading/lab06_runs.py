@@ -205,7 +205,7 @@ def three_runs() -> dict[str, GivenRun]:
             None,
         ),
         "C": GivenRun(
-            "GPT with 32k tokens to know, 8k tokens, InfiniBand, 25 MiB",
+            "GPT with a vocabulary of 32k, 8k tokens, InfiniBand, 25 MiB",
             recorded_step(8, 32_768),
             INFINIBAND,
             25,

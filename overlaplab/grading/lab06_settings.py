@@ -26,7 +26,7 @@ from overlaplab.program import resolve
 from overlaplab.streams import annotate
 
 STEPS = 3  # DDP cuts its buckets anew after the first, or (static_graph) the second
-LAYERS = 3
+LAYERS = 2
 WIDTH = 128
 TOKENS = 64
 WISHES = ("one message", "no copies", "unused parameter", "short step")
@@ -37,7 +37,7 @@ SLOW = replace(
     name="chalk in slow motion",
     flops_per_s={"default": 10**11},
     memory_bytes_per_s=10**12,
-    link=Link(latency_ns=500_000, bytes_per_s=3 * 10**8, source="round numbers"),
+    link=Link(latency_ns=250_000, bytes_per_s=3 * 10**8, source="round numbers"),
 )
 
 KNOWN = "every wish has keyword arguments that DDP takes"
@@ -152,7 +152,7 @@ def _train(settings: Mapping[str, Any], uses_all: bool) -> None:
     verifies=(KNOWN, ONE, NO_COPIES, UNUSED, SHORT),
     points=1,
     optional=True,
-    timeout_s=60.0,
+    timeout_s=120.0,
 )
 def grade_settings(sheet: Sheet, wishes: Mapping[str, Mapping[str, Any]]) -> None:
     """Run DDP with what the learner chose for each wish."""
@@ -170,7 +170,7 @@ def grade_settings(sheet: Sheet, wishes: Mapping[str, Mapping[str, Any]]) -> Non
         sheet.expect(KNOWN, usable, seen=f"{wish!r}: {seen}")
     sheet.stop_if_wrong()
     one, copies, unused, short = (runs[wish] for wish in WISHES)
-    total = sum(try_ddp().messages)
+    total = sum(p.numel() * p.element_size() for p in _Net(True).parameters())
     sheet.expect(
         ONE,
         len(one.messages) == 1 and one.messages[0] >= total,
@@ -195,15 +195,16 @@ def grade_settings(sheet: Sheet, wishes: Mapping[str, Mapping[str, Any]]) -> Non
     )
 
 
-SIZES_MB = (0.05, 0.25, 0.5, 1, 25)
+# A test holds these to a longer list of sizes.
+GOOD_MB = 0.3
+BAD_MB = 25
 
 
 def best_ns() -> int:
-    """The shortest step among `SIZES_MB`."""
-    return min(try_ddp(bucket_cap_mb=mb).step_ns for mb in SIZES_MB)
+    """The step with buckets of a good size."""
+    return try_ddp(bucket_cap_mb=GOOD_MB).step_ns
 
 
 def worst_ns() -> int:
-    """The worse of many messages and one."""
-    ends = (SIZES_MB[0], SIZES_MB[-1])
-    return max(try_ddp(bucket_cap_mb=mb).step_ns for mb in ends)
+    """The step with one message, the worse end."""
+    return try_ddp(bucket_cap_mb=BAD_MB).step_ns

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overlaplab.grading import find_exercise, judge
+from overlaplab.grading import find_exercise, judge, lab06_reference
 from overlaplab.grading import lab06_reduce as lab
 
 
@@ -203,7 +203,12 @@ def none_where_no_rank_used_it(state):
     arm(state)
 
 
+def the_course_s_own(state):
+    lab06_reference.finish(state)
+
+
 RIGHT = (
+    the_course_s_own,
     gradients_as_views_of_the_buffer,
     foreach_and_waits_in_reverse,
     none_where_no_rank_used_it,

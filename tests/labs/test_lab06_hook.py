@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import overlaplab.streams as streams
-from overlaplab.grading import find_exercise, judge
+from overlaplab.grading import find_exercise, judge, lab06_reference
 from overlaplab.grading import lab06_reduce as lab
 
 
@@ -281,7 +281,12 @@ def packed_on_an_ordered_side_stream(state):
     register(state, hook)
 
 
+def the_course_s_own(state):
+    lab06_reference.install_hooks(state)
+
+
 RIGHT = (
+    the_course_s_own,
     coalesced_without_buffer,
     bit_masks,
     one_closure_a_bucket,

@@ -323,12 +323,19 @@ class NoBuffer(Reducer):
 WRONG_SECOND = {
     Racing: (SAFE, "buffer of bucket"),
     EventBeforeTheCopy: (SAFE, "buffer of bucket"),
-    RecordStreamOnly: (SAFE, "buffer of bucket"),
     OtherEdgeOnly: (SAFE, "does not wait for"),
     EverythingSynchronised: (PROMPT, "was computed only after a collective"),
     AllOnOneStream: (PROMPT, "was computed only after a collective"),
     SerialPastedIn: (PROMPT, "right gradients, no overlap"),
 }
+
+
+def test_record_stream_alone_is_no_repair():
+    verdict = judge(find_exercise("6.5b"), 6, second_diagnosis(6), RecordStreamOnly)
+    assert not verdict.passed
+    assert "buffer of bucket" in str(verdict) or "record_stream" in verdict.error
+
+
 RIGHT_SECOND = (
     PackedOnTheBackwardStream,
     SentFromThePackingStream,
@@ -365,7 +372,7 @@ def test_learners_find_different_things():
     assert len(seconds) > 1
 
 
-@pytest.mark.parametrize("name", ["ResendingReducer", "RacingReducer"])
+@pytest.mark.parametrize("name", ["FirstReducer", "SecondReducer"])
 def test_the_lab_hands_out_the_reducer_that_the_grader_diagnoses(name):
     text = COURSE.read_text(encoding="utf-8")
     start = text.index(f"class {name}")

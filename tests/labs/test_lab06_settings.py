@@ -11,7 +11,7 @@ RIGHT = {
     "one message": {"bucket_cap_mb": 100},
     "no copies": {"gradient_as_bucket_view": True},
     "unused parameter": {"find_unused_parameters": True},
-    "short step": {"bucket_cap_mb": 0.5},
+    "short step": {"bucket_cap_mb": 0.3},
 }
 OTHER_RIGHT = {
     "one message": {"bucket_cap_mb": 25, "gradient_as_bucket_view": True},
@@ -49,6 +49,12 @@ def test_settings_that_do_not_are_refused_by_their_run(wish, faults):
 def test_settings_that_ddp_does_not_take_are_refused(settings, faults):
     found = faults(judge(find_exercise("6.6"), {**RIGHT, "no copies": settings}))
     assert list(found) == [lab06_settings.KNOWN]
+
+
+def test_no_other_size_is_better_or_worse_than_the_marked_ones():
+    steps = [try_ddp(bucket_cap_mb=mb).step_ns for mb in (0.05, 0.2, 0.5, 1)]
+    assert lab06_settings.best_ns() <= 1.02 * min(steps)
+    assert lab06_settings.worst_ns() >= max(steps)
 
 
 def test_typing_the_default_cap_loses_the_small_first_bucket():
