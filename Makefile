@@ -62,7 +62,7 @@ test-drift: setup
 	$(BIN)/python course/build.py --check
 
 test-unit: setup
-	$(PYTEST) -q -n $(WORKERS) --dist loadfile
+	$(PYTEST) -q -n $(WORKERS) --dist loadfile --durations 15
 
 test-notebooks: setup
 	$(PYTEST) -q -p tests.strict_notebooks -n $(WORKERS) \
