@@ -106,11 +106,9 @@ class Averager:
             for index in (*unset, *(slot.index for slot, _ in flight.absent)):
                 flight.flags[index] = 0
             sent.append(flight.flags)
-        if name_tensors:
+        if name_tensors:  # the flags get none: what has no name is no gradient
             for slot, tensor in zip(slots, sent, strict=False):
                 streams.name_tensor(tensor, f"grad {slot.name}")
-            if flight.flags is not None:
-                streams.name_tensor(flight.flags, "which have a gradient")
         numbers = [torch.view_as_real(t) for t in sent] if dtype.is_complex else sent
         flight.work = self._group.allreduce_coalesced(numbers, self._options)
         return flight
