@@ -384,3 +384,35 @@ def test_what_the_group_cannot_do_is_named():
 
     with pytest.raises(RankError, match="recv_anysource is not supported"):
         run_virtual(step, world_size=2)
+
+
+@world_sizes
+def test_collectives_of_one_communicator_see_what_those_before_wrote(world_size):
+    def step():
+        one, all_, back = torch.ones(2), torch.zeros(2 * world_size), torch.zeros(2)
+        works = [
+            dist.all_reduce(one, async_op=True),
+            dist.all_reduce(one, async_op=True),
+            dist.all_gather(list(all_.chunk(world_size)), one, async_op=True),
+            dist.reduce_scatter(back, list(all_.chunk(world_size)), async_op=True),
+        ]
+        for work in reversed(works):
+            work.wait()
+        return one.tolist(), all_.tolist(), back.tolist()
+
+    for one, all_, back in run(step, world_size):
+        assert one == [world_size**2] * 2
+        assert all_ == [world_size**2] * 2 * world_size
+        assert back == [world_size**3] * 2
+
+
+@world_sizes
+def test_a_waited_result_that_backward_saves_is_not_taken_for_modified(world_size):
+    def step():
+        weight = torch.full((2,), 1.0 + dist.get_rank(), requires_grad=True)
+        x = torch.ones(2, requires_grad=True)
+        dist.broadcast(weight.detach(), src=0, async_op=True).wait()
+        (x * weight).sum().backward()
+        return x.grad.tolist()
+
+    assert run(step, world_size) == ([1.0, 1.0],) * world_size

@@ -142,4 +142,14 @@ def _root(meeting: Meeting, arrivals: Sequence[Arrival]) -> Arrival:
 
 
 def _fill(output: torch.Tensor, value: torch.Tensor) -> None:
-    output.detach().copy_(value.view(output.shape))
+    """Write without a sign of it to autograd, as NCCL and gloo do.
+
+    A rank that has waited may have saved the tensor for its backward already: it is
+    filled when the last rank arrives, and that is later than the wait.
+    """
+    output = output.detach()
+    if output.is_inference():  # has no version
+        output.copy_(value.view(output.shape))
+        return
+    with torch.autograd._unsafe_preserve_version_counter(output):
+        output.copy_(value.view(output.shape))

@@ -16,6 +16,7 @@ from overlaplab.cluster.virtual.operators import dtype_name
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.storage import covered_bytes, runs
 from overlaplab.cluster.virtual.work import VirtualBarrier, VirtualWork
+from overlaplab.program.access import overlap
 from overlaplab.program.record import Access, Collective, Part
 
 Tensors = Sequence[torch.Tensor]
@@ -51,6 +52,8 @@ class Communicator:
         self._name = ""
         self._lane = ""
         self._pair_sequences: dict[tuple[int, int], int] = {}
+        # What launched collectives that have not met will write.
+        self._open: list[tuple[Meeting, tuple[Access, ...]]] = []
 
     @property
     def size(self) -> int:
@@ -131,6 +134,9 @@ class Communicator:
         else:
             with _disable_current_modes(), torch.no_grad():
                 copies = [t.detach().clone() for t in sources]
+                if pair is None:
+                    self._read_after_earlier(sources, copies, read)
+                    self._open.append((meeting, write))
                 meeting.arrive(
                     Arrival(
                         rank=recorder.rank,
@@ -145,6 +151,24 @@ class Communicator:
                 )
         kind = VirtualBarrier if operation == "barrier" else VirtualWork
         return kind(recorder, meeting, op, targets)
+
+    def _read_after_earlier(
+        self, sources: Tensors, copies: Tensors, read: tuple[Access, ...]
+    ) -> None:
+        """Copy the inputs again once an earlier collective has written them.
+
+        A communicator runs its collectives one after the other: one may read what the
+        one before writes although nobody has waited. All ranks meet in the earlier one
+        first, so the copy is made in time.
+        """
+        self._open = [entry for entry in self._open if not entry[0].complete]
+        views = [t.detach() for t in sources]
+        for meeting, written in reversed(self._open):
+            if any(overlap(r, w) for r in read for w in written):
+                meeting.on_complete.append(
+                    lambda: torch._foreach_copy_(list(copies), views)
+                )
+                return
 
     def _meeting(self, pair: tuple[int, int] | None) -> Meeting:
         name = self.name
