@@ -124,3 +124,62 @@ def test_backward_on_several_streams_has_no_findings():
         return w.grad + 1
 
     assert findings(step, 1) == []
+
+
+def test_the_cpu_may_not_read_what_is_still_on_the_wire():
+    def step(read):
+        grad = torch.ones(4)
+        work = dist.all_reduce(grad, async_op=True)
+        read(grad)
+        work.wait()
+
+    readers = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu, repr)
+    for read in readers:
+        kinds = findings(lambda read=read: step(read))
+        assert kinds == [("hazard", 0), ("hazard", 1)], read
+
+
+def test_the_cpu_may_not_read_what_another_stream_writes():
+    def step(synchronize):
+        side, value = streams.Stream(), torch.ones(1)
+        side.wait_stream(streams.current_stream())
+        with streams.stream(side):
+            value.add_(1)
+        if synchronize:
+            side.synchronize()
+        return value.item()
+
+    assert findings(lambda: step(True), 1) == []
+    assert findings(lambda: step(False), 1) == [("hazard", 0)]
+
+
+def test_what_a_poll_has_seen_to_be_done_needs_no_other_wait():
+    def poll_work():
+        grad = torch.ones(4)
+        work = dist.all_reduce(grad, async_op=True)
+        while not work.is_completed():
+            pass
+        return grad * 2
+
+    def poll_event():
+        grad, side = torch.ones(4), streams.Stream()
+        work = dist.all_reduce(grad, async_op=True)
+        with streams.stream(side):
+            work.wait()
+            event = side.record_event()
+        while not event.query():
+            pass
+        return grad * 2
+
+    def poll_stream():
+        side, grad = streams.Stream(), torch.ones(4)
+        side.wait_stream(streams.current_stream())
+        with streams.stream(side):
+            grad.add_(1)
+        while not side.query():
+            pass
+        return grad * 2
+
+    for step in (poll_work, poll_event, poll_stream):
+        kinds = {kind for kind, _ in findings(step)}
+        assert kinds <= {"unwaited"}, step.__name__

@@ -117,7 +117,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A value that no operator made is on the host already."""
         storages = self._recorder.storages
         if any(storages.last_writer(access) is not None for access in reads):
-            self._recorder.host_wait(name, self._recorder.current().frontier())
+            frontier = self._recorder.current().frontier()
+            self._recorder.host_wait(name, frontier, tuple(reads))
 
     def _adopt(self, name: str, out: Any) -> None:
         """Note new storages; a number made by torch.tensor(1.0) is the CPU's."""
@@ -167,7 +168,7 @@ class HostSyncMode(TorchFunctionMode):
         lane = recorder.current()
         access = recorder.storages.access(tensor, lane.name)
         if access is not None and recorder.storages.last_writer(access) is not None:
-            recorder.host_wait(name, lane.frontier())
+            recorder.host_wait(name, lane.frontier(), (access,))
 
     def __enter__(self) -> HostSyncMode:
         _of_thread.mode = self

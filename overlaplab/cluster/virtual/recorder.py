@@ -195,11 +195,17 @@ class Recorder:
         self.thread.idle_polls = 0
         return index
 
-    def host_wait(self, name: str, frontier: Frontier) -> None:
-        """The CPU waits for `frontier`: blocks until its collectives have met."""
+    def host_wait(
+        self, name: str, frontier: Frontier, reads: tuple[Access, ...] = ()
+    ) -> None:
+        """The CPU waits for `frontier`: blocks until its collectives have met.
+
+        Args:
+            reads: what it reads then; a hazard if somebody else may be writing it.
+        """
         for meeting in frontier.unmet:
             self.meet(meeting)
-        if not frontier.ops:
+        if not frontier.ops and not reads:
             return
         self.ops.append(
             Op(
@@ -210,6 +216,7 @@ class Recorder:
                 stream=CPU_LANE,
                 launch_stream=self.current().name,
                 after=tuple(sorted(frontier.ops)),
+                reads=reads,
                 label=self.labels[-1] if self.labels else "",
                 phase=self.phase(),
                 source=user_line(),

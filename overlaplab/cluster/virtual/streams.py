@@ -86,10 +86,7 @@ class VirtualStream(BaseStream):  # type: ignore[misc]
 
     def query(self) -> bool:
         """Whether all that was launched here can have ended; lets others go on."""
-        if all(meeting.complete for meeting in self.lane.unmet):
-            return True
-        self._recorder.turns.yield_turn(self._recorder.thread, self.lane.unmet[0])
-        return all(meeting.complete for meeting in self.lane.unmet)
+        return _poll(self._recorder, "stream.query", self.lane.frontier())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VirtualStream) and other.lane is self.lane
@@ -124,11 +121,7 @@ class VirtualEvent:
 
     def query(self) -> bool:
         """Whether the event can have happened; lets other ranks go on."""
-        unmet = [m for m in self._frontier.unmet if not m.complete]
-        if not unmet:
-            return True
-        self._recorder.turns.yield_turn(self._recorder.thread, unmet[0])
-        return all(meeting.complete for meeting in unmet)
+        return _poll(self._recorder, "event.query", self._frontier)
 
     def elapsed_time(self, end_event: VirtualEvent) -> float:
         """Not on the virtual cluster, whose times are known after the run."""
@@ -180,6 +173,18 @@ class VirtualProvider:
             stream = VirtualStream(self._recorder, lane, len(self._streams), priority)
             self._streams[lane.name] = stream
         return stream
+
+
+def _poll(recorder: Recorder, name: str, frontier: Frontier) -> bool:
+    """Whether `frontier` can have been reached. If so, the CPU knows it from then on:
+    what it launches next comes after."""
+    unmet = [meeting for meeting in frontier.unmet if not meeting.complete]
+    if unmet:
+        recorder.turns.yield_turn(recorder.thread, unmet[0])
+    if not all(meeting.complete for meeting in unmet):
+        return False
+    recorder.host_wait(name, frontier)
+    return True
 
 
 @contextlib.contextmanager

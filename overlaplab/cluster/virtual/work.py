@@ -47,10 +47,17 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
         return True
 
     def is_completed(self) -> bool:
+        """Whether it can have ended; lets others go on.
+
+        Once the answer is yes the CPU knows it: what it launches next comes after.
+        """
         recorder = self._recorder
         if not self._meeting.complete:
             recorder.turns.yield_turn(recorder.thread, self._meeting)
-        return self._meeting.complete
+        if not self._meeting.complete:
+            return False
+        recorder.host_wait("is_completed", self._frontier())
+        return True
 
     def is_success(self) -> bool:
         return self.is_completed()
