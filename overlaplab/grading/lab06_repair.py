@@ -31,7 +31,7 @@ from overlaplab.grading.lab06_reduce import (
 from overlaplab.grading.lab06_reference import finish, install_hooks, plan_buckets
 from overlaplab.grading.lab06_state import ReducerState
 
-DIAGNOSIS = "the diagnosis"
+DIAGNOSIS = "the diagnosis is right"
 VALUES = "gradients are right on every rank, in every step"
 KINDS = ("sent again", "never sent", "race", "blocked")
 NUM_LAYERS = 9
