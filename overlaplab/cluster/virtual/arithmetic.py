@@ -151,5 +151,5 @@ def _fill(output: torch.Tensor, value: torch.Tensor) -> None:
     if output.is_inference():  # has no version
         output.copy_(value.view(output.shape))
         return
-    with torch.autograd._unsafe_preserve_version_counter(output):
+    with torch.autograd.grad_mode._unsafe_preserve_version_counter(output):
         output.copy_(value.view(output.shape))
