@@ -27,7 +27,7 @@ import overlaplab as ol
 from overlaplab import streams, view
 from overlaplab.grading import check
 from overlaplab.grading import lab06 as lab
-from overlaplab.grading.lab06_state import ReducerState
+from overlaplab.grading.lab06.state import ReducerState
 from overlaplab.models import Transformer, TransformerConfig
 
 MIB = 2**20

@@ -2,7 +2,7 @@
 
 For learners: `check("6.3", BucketedReducer)`. For instructors: `grade_notebook(path)`.
 
-How to declare an exercise (in overlaplab/grading/labNN.py, found by its name):
+How to declare an exercise (in the package overlaplab/grading/labNN, found by its name):
 
     from overlaplab.grading import Sheet, exercise
     from overlaplab.grading import fixtures, laws

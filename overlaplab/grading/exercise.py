@@ -234,9 +234,13 @@ def find_exercise(id: str) -> Exercise:
 
 
 def _load_labs(lab: str) -> None:
-    """Import overlaplab.grading.labNN*, which register their exercises ("": all)."""
+    """Import the packages overlaplab.grading.labNN, which register their exercises.
+
+    Args:
+        lab: two digits, or "" for all.
+    """
     package: Any = importlib.import_module("overlaplab.grading")
     for module in pkgutil.iter_modules(package.__path__):
-        numbered = re.fullmatch(r"lab(\d\d)\w*", module.name)
+        numbered = re.fullmatch(r"lab(\d\d)", module.name)
         if numbered and lab in ("", numbered.group(1)):
             importlib.import_module(f"overlaplab.grading.{module.name}")

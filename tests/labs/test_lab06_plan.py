@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from overlaplab.grading import find_exercise, judge, lab06_plan
-from overlaplab.grading.lab06_reference import plan_buckets
+from overlaplab.grading import find_exercise, judge
+from overlaplab.grading.lab06 import plan as lab06_plan
+from overlaplab.grading.lab06.reference import plan_buckets
 
 
 def trainable(params):

@@ -6,14 +6,15 @@ import copy
 
 import pytest
 
-from overlaplab.grading import find_exercise, judge, lab06, lab06_reading
-from overlaplab.grading.lab06_measured import (
+from overlaplab.grading import find_exercise, judge, lab06
+from overlaplab.grading.lab06 import reading as lab06_reading
+from overlaplab.grading.lab06.measured import (
     measured,
     message_points,
     stored_benchmarks,
 )
-from overlaplab.grading.lab06_reading import KNOBS, saved_percent, turn
-from overlaplab.grading.lab06_runs import (
+from overlaplab.grading.lab06.reading import KNOBS, saved_percent, turn
+from overlaplab.grading.lab06.runs import (
     ETHERNET,
     MIB,
     NVLINK,

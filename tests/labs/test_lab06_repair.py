@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 import overlaplab.streams as streams
-from overlaplab.grading import find_exercise, judge, lab06_repair
-from overlaplab.grading.lab06_reduce import ONCE, PROMPT, SAFE
-from overlaplab.grading.lab06_repair import DIAGNOSIS, VALUES, patient
+from overlaplab.grading import find_exercise, judge
+from overlaplab.grading.lab06 import repair as lab06_repair
+from overlaplab.grading.lab06.reduce import ONCE, PROMPT, SAFE
+from overlaplab.grading.lab06.repair import DIAGNOSIS, VALUES, patient
 
 COURSE = Path(__file__).parents[2] / "course" / "06_bucketing.py"
 NUMBERS = (6, 1, 17)

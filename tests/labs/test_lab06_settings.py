@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from overlaplab.grading import find_exercise, judge, lab06_settings
-from overlaplab.grading.lab06_settings import try_ddp
+from overlaplab.grading import find_exercise, judge
+from overlaplab.grading.lab06 import settings as lab06_settings
+from overlaplab.grading.lab06.settings import try_ddp
 
 RIGHT = {
     "one message": {"bucket_cap_mb": 100},

@@ -1,7 +1,7 @@
 """What the notebook of lab 06 calls: `from overlaplab.grading import lab06 as lab`.
 
-Its exercises are graded in lab06_plan, lab06_reduce, lab06_choose, lab06_reading,
-lab06_repair and lab06_settings.
+Its exercises are graded in `plan`, `reduce`, `choose`, `reading`,
+`repair` and `settings`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from overlaplab.cluster.run import run
-from overlaplab.grading import lab06_reference
 from overlaplab.grading.exercise import Sheet, exercise
-from overlaplab.grading.lab06_measured import (
+from overlaplab.grading.lab06 import choose, plan, reduce, reference  # noqa: F401 (they register exercises)
+from overlaplab.grading.lab06.measured import (
     machine,
     measured,
     message_points,
     stored_benchmarks,
 )
-from overlaplab.grading.lab06_reading import KNOBS, WHAT_IF, turn
-from overlaplab.grading.lab06_repair import patient
-from overlaplab.grading.lab06_runs import (
+from overlaplab.grading.lab06.reading import KNOBS, WHAT_IF, turn
+from overlaplab.grading.lab06.repair import patient
+from overlaplab.grading.lab06.runs import (
     ETHERNET,
     INFINIBAND,
     LAYERS,
@@ -44,8 +44,8 @@ from overlaplab.grading.lab06_runs import (
     name_gradients,
     three_runs,
 )
-from overlaplab.grading.lab06_settings import try_ddp
-from overlaplab.grading.lab06_state import ReducerState
+from overlaplab.grading.lab06.settings import try_ddp
+from overlaplab.grading.lab06.state import ReducerState
 from overlaplab.hardware import Hardware
 from overlaplab.models import Transformer, TransformerConfig
 from overlaplab.program import Program, replay
@@ -89,9 +89,9 @@ __all__ = [
 
 _kept: dict[str, Any] = {}
 _OURS: Mapping[str, Any] = {
-    "6.1": lab06_reference.plan_buckets,
-    "6.2": lab06_reference.install_hooks,
-    "6.3": lab06_reference.finish,
+    "6.1": reference.plan_buckets,
+    "6.2": reference.install_hooks,
+    "6.3": reference.finish,
 }
 
 

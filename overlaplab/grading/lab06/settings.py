@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from overlaplab.cluster.run import run
 from overlaplab.errors import RankError
 from overlaplab.grading.exercise import Sheet, exercise
-from overlaplab.grading.lab06_runs import MIB, cut
+from overlaplab.grading.lab06.runs import MIB, cut
 from overlaplab.grading.laws import regret
 from overlaplab.hardware import Link, profile
 from overlaplab.models import Transformer, TransformerConfig

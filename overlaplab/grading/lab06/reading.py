@@ -8,7 +8,7 @@ from typing import Any
 
 from overlaplab.grading import laws
 from overlaplab.grading.exercise import Sheet, exercise
-from overlaplab.grading.lab06_runs import ETHERNET, MIB, three_runs, written_step
+from overlaplab.grading.lab06.runs import ETHERNET, MIB, three_runs, written_step
 from overlaplab.hardware import with_link
 from overlaplab.program import replay
 from overlaplab.timeline import Timeline

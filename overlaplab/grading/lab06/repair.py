@@ -20,7 +20,7 @@ import overlaplab.streams as streams
 from overlaplab.grading import fixtures, laws
 from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.fixtures import Fixture, Trained
-from overlaplab.grading.lab06_reduce import (
+from overlaplab.grading.lab06.reduce import (
     ONCE,
     PROMPT,
     SAFE,
@@ -28,8 +28,8 @@ from overlaplab.grading.lab06_reduce import (
     MakeReducer,
     wrong_values,
 )
-from overlaplab.grading.lab06_reference import finish, install_hooks, plan_buckets
-from overlaplab.grading.lab06_state import ReducerState
+from overlaplab.grading.lab06.reference import finish, install_hooks, plan_buckets
+from overlaplab.grading.lab06.state import ReducerState
 
 DIAGNOSIS = "the diagnosis is right"
 VALUES = "gradients are right on every rank, in every step"

@@ -17,10 +17,10 @@ from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.grading import fixtures, laws
 from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.fixtures import Fixture, Trained
-from overlaplab.grading.lab06_reference import finish as reference_finish
-from overlaplab.grading.lab06_reference import install_hooks as reference_hooks
-from overlaplab.grading.lab06_reference import plan_buckets
-from overlaplab.grading.lab06_state import ReducerState
+from overlaplab.grading.lab06.reference import finish as reference_finish
+from overlaplab.grading.lab06.reference import install_hooks as reference_hooks
+from overlaplab.grading.lab06.reference import plan_buckets
+from overlaplab.grading.lab06.state import ReducerState
 from overlaplab.grading.laws import Violation
 
 NUM_BUCKETS = 4

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-_STORED = Path(__file__).with_name("lab06_measured.json")
+_STORED = Path(__file__).with_name("measured.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def stored_benchmarks(folder: Path | None = None) -> list[str]:
     For each run on GPUs: the machine, then a table of its first model, median ms of a
     step by variant and batch size. All numbers of a table are of one run.
     """
-    folder = folder or Path(__file__).parents[1] / "bench" / "results"
+    folder = folder or Path(__file__).parents[2] / "bench" / "results"
     lines = []
     for path in sorted(folder.glob("*.json")):
         stored = json.loads(path.read_text())

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overlaplab.grading.lab06_state import ReducerState
+from overlaplab.grading.lab06.state import ReducerState
 
 
 def plan_buckets(params: Sequence[Tensor], cap_bytes: int) -> list[list[int]]:
