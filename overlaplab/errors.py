@@ -55,3 +55,11 @@ class TraceError(OverlaplabError):
 
 class NotebookError(OverlaplabError):
     """A notebook cannot be read or graded; the message names the file and the cell."""
+
+
+def message_of(error: BaseException) -> str:
+    """`str(error)`, also where the user's exception cannot make its message."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its message cannot be made: {type(broken).__name__})"

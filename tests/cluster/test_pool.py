@@ -332,3 +332,54 @@ def is_running(pid, within_s=0.0):
         if ended or time.monotonic() >= until:
             return not ended
         time.sleep(0.05)
+
+
+@both
+def test_a_rank_that_changes_torchs_settings_changes_them_for_itself_alone(cluster):
+    def settings():
+        return (
+            torch.get_default_dtype(),
+            torch.empty(0).device,
+            torch.is_grad_enabled(),
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_anomaly_enabled(),
+        )
+
+    def change():
+        if dist.get_rank() == 0:
+            torch.set_default_dtype(torch.float64)
+        dist.barrier()
+        torch.set_default_device("meta")
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(3)
+        torch.use_deterministic_algorithms(True)
+        torch.autograd.set_detect_anomaly(True)
+        return torch.ones(1).dtype
+
+    callers, ranks = settings(), run(settings, cluster=cluster).values
+    assert run(change, cluster=cluster).values == (torch.float64, torch.float32)
+    assert settings() == callers
+    assert run(settings, cluster=cluster).values == ranks
+
+
+@both
+def test_an_exception_without_a_message_of_its_own_is_told_by_its_type(cluster):
+    class Broken(Exception):
+        def __str__(self):
+            raise KeyError
+
+    def fail():
+        raise Broken
+
+    with pytest.raises(ol.RankError, match=r"Broken: \(its message cannot be made"):
+        run(fail, cluster=cluster)
+
+
+def test_a_sparse_tensor_is_reduced_by_processes_that_can():
+    def reduce():
+        eye = torch.eye(3).to_sparse()
+        dist.all_reduce(eye)
+        return eye.to_dense().sum().item()
+
+    assert run(reduce).values == (6, 6)

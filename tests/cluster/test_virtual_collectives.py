@@ -416,3 +416,39 @@ def test_a_waited_result_that_backward_saves_is_not_taken_for_modified(world_siz
         return x.grad.tolist()
 
     assert run(step, world_size) == ([1.0, 1.0],) * world_size
+
+
+def test_messages_with_tags_that_cross_are_refused():
+    def step():
+        if dist.get_rank() == 0:
+            for tag in (1, 2):
+                dist.isend(torch.ones(1), 1, tag=tag).wait()
+        else:
+            dist.recv(torch.ones(1), 0, tag=2)
+
+    with pytest.raises(MismatchError, match="tag: rank 0 has 1"):
+        run(step, 2)
+
+
+LISTS_OF_ONE = {
+    "all_gather got 1 outputs": lambda one: dist.all_gather([one], one),
+    "reduce_scatter got 1 inputs": lambda one: dist.reduce_scatter(one, [one]),
+    "gather got 1 outputs": lambda one: dist.gather(
+        one, [one] if dist.get_rank() == 0 else None
+    ),
+    "scatter got 1 inputs": lambda one: dist.scatter(
+        one, [one] if dist.get_rank() == 0 else None
+    ),
+    "all_to_all got 1 outputs": lambda one: dist.all_to_all([one], [one]),
+}
+
+
+@pytest.mark.parametrize("message", LISTS_OF_ONE)
+def test_a_list_that_has_not_one_tensor_a_rank_is_refused(message):
+    with pytest.raises(RankError, match=f"{message}; expected 2"):
+        run(lambda: LISTS_OF_ONE[message](torch.ones(2)), 2)
+
+
+def test_a_sparse_tensor_is_refused_by_its_layout():
+    with pytest.raises(RankError, match=r"layout .*sparse_coo"):
+        run(lambda: dist.all_reduce(torch.eye(2).to_sparse()), 2)

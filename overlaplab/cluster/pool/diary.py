@@ -361,7 +361,8 @@ def _describe_payload(arguments: tuple[Any, ...], peers: tuple[int, ...]) -> str
 
 
 def _num_bytes(value: Any) -> int:
-    return sum(tensor.nbytes for tensor in _tensors(value))
+    # Not `nbytes`: sparse tensors, which gloo reduces, have none.
+    return sum(t.numel() * t.element_size() for t in _tensors(value))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -42,6 +42,8 @@ from overlaplab.cluster.pool.messages import (
 )
 from overlaplab.cluster.pool.pickling import dumps, loads
 from overlaplab.cluster.pool.seeding import seed
+from overlaplab.cluster.settings import kept_settings
+from overlaplab.errors import message_of
 from overlaplab.profiling.measure import recording
 from overlaplab.timeline import Span
 
@@ -123,6 +125,8 @@ class _Worker:
         cuda = device.type == "cuda"
         fn, args, kwargs = loads(call.payload, device)
         with ExitStack() as stack:
+            stack.enter_context(kept_settings())
+            stack.callback(torch.set_default_device, None)
             record = None
             if call.measure:
                 record = stack.enter_context(recording(cuda=cuda, align=self._align))
@@ -248,7 +252,7 @@ def _failure(error: BaseException, stage: Stage) -> Failure:
         pickled = None
     return Failure(
         type(error).__name__,
-        str(error),
+        message_of(error),
         frames_of(error.__traceback__),
         pickled,
         at_ns,

@@ -83,6 +83,7 @@ class Communicator:
         split_inputs: Splits = False,
         split_outputs: Splits = False,
         pair: tuple[int, int] | None = None,
+        tag: int = 0,
     ) -> VirtualWork:
         """Record the launch, deposit copies of the inputs, and go on.
 
@@ -95,6 +96,7 @@ class Communicator:
             split_inputs, split_outputs: each tensor stands for one a rank: equal
                 parts, or parts of these lengths, along dimension 0.
             pair: group ranks of sender and receiver.
+            tag: of a send or receive; the peer's must be equal.
         """
         recorder = self.recorder
         lane = recorder.current()
@@ -134,6 +136,9 @@ class Communicator:
         else:
             with _disable_current_modes(), torch.no_grad():
                 copies = [t.detach().clone() for t in sources]
+                inputs = _split(copies, split_inputs, self.size)
+                outputs = _split(targets, split_outputs, self.size)
+                _check_counts(operation, inputs, outputs, self.size)
                 if pair is None:
                     self._read_after_earlier(sources, copies, read)
                     self._open.append((meeting, write))
@@ -144,9 +149,10 @@ class Communicator:
                         operation=operation,
                         reduce_op=reduce_op,
                         root=root,
-                        inputs=_split(copies, split_inputs, self.size),
-                        outputs=_split(targets, split_outputs, self.size),
+                        inputs=inputs,
+                        outputs=outputs,
                         label=recorder.labels[-1] if recorder.labels else "",
+                        tag=tag,
                     )
                 )
         kind = VirtualBarrier if operation == "barrier" else VirtualWork
@@ -228,7 +234,12 @@ def _pair_lane(meeting: Meeting) -> str:
 
 def _check_dense(operation: str, tensor: torch.Tensor) -> None:
     """The wire takes one block of memory: NCCL and gloo refuse anything else."""
-    if tensor.is_contiguous() or tensor.layout != torch.strided:
+    if tensor.layout is not torch.strided:
+        raise ValueError(
+            f"{operation} got a tensor of layout {tensor.layout}; the virtual cluster "
+            "sends dense tensors only: send tensor.to_dense()"
+        )
+    if tensor.is_contiguous():
         return
     run_bytes, _ = runs(tensor.size(), tensor.stride(), tensor.itemsize)
     if run_bytes != tensor.numel() * tensor.itemsize:
@@ -237,6 +248,29 @@ def _check_dense(operation: str, tensor: torch.Tensor) -> None:
             f"{tensor.stride()}, which is not one block of memory; send a contiguous "
             "copy and copy the result back"
         )
+
+
+def _check_counts(
+    operation: str, inputs: Tensors, outputs: Tensors, num_ranks: int
+) -> None:
+    """Lists that hold one tensor a rank; who is not the root has an empty one."""
+    for which, given, expected in (
+        ("outputs", outputs, {"all_gather": len(inputs), "gather": 1, "all_to_all": 1}),
+        (
+            "inputs",
+            inputs,
+            {"reduce_scatter": len(outputs), "scatter": 1, "all_to_all": 1},
+        ),
+    ):
+        each = expected.get(operation)
+        at_root = operation in ("gather", "scatter")
+        if each is None or (at_root and not given):
+            continue
+        if len(given) != each * num_ranks:
+            raise ValueError(
+                f"{operation} got {len(given)} {which}; expected {each * num_ranks}, "
+                f"one for each of {num_ranks} ranks"
+            )
 
 
 def _split(tensors: Tensors, how: Splits, num_ranks: int) -> tuple[torch.Tensor, ...]:

@@ -202,12 +202,12 @@ class VirtualGroup(BaseGroup):  # type: ignore[misc]
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> VirtualWork:
         return self._launch(
-            "send", tensors, [], None, pair=(self.communicator.rank, dst)
+            "send", tensors, [], None, pair=(self.communicator.rank, dst), tag=tag
         )
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> VirtualWork:
         return self._launch(
-            "recv", [], tensors, None, pair=(src, self.communicator.rank)
+            "recv", [], tensors, None, pair=(src, self.communicator.rank), tag=tag
         )
 
 

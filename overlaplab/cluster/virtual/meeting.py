@@ -28,6 +28,8 @@ class Arrival:
         inputs: copies, owned by the meeting.
         outputs: the rank's own tensors, filled when all have arrived.
         label: innermost annotation at the launch.
+        tag: of a send or receive: messages between two ranks stay in order, so a
+            receive meets the next send whatever its tag, and both must be equal.
     """
 
     rank: int
@@ -38,6 +40,7 @@ class Arrival:
     inputs: Tensors
     outputs: Tensors
     label: str = ""
+    tag: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -135,6 +138,7 @@ def compare(meeting: Meeting, first: Arrival, second: Arrival) -> None:
 
     if {first.operation, second.operation} == {"send", "recv"}:
         sender, receiver = arithmetic.sender_first((first, second))
+        same("tag", first.tag, second.tag)
         same("shapes", _shapes(sender.inputs), _shapes(receiver.outputs))
         same("dtypes", _dtypes(sender.inputs), _dtypes(receiver.outputs))
     else:

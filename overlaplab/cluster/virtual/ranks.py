@@ -30,7 +30,7 @@ class Stop(BaseException):
 
 
 class RankThread:
-    """One rank: its thread, its lock, what it waits for, its random state.
+    """One rank: its thread, its lock, what it waits for, its process state.
 
     Args:
         rank: global rank.
@@ -47,7 +47,7 @@ class RankThread:
         self.finished = False
         self.result: Any = None
         self.error: BaseException | None = None
-        self.random_state: tuple[Any, ...] = ()
+        self.state: tuple[Any, ...] = ()
         self.idle_polls = 0
         self.thread = threading.Thread(
             target=self._run, name=f"virtual rank {rank}", daemon=True
@@ -82,7 +82,7 @@ class Turns:
     def run(self, timeout_s: float) -> bool:
         """Run all ranks; False if the time is over before they end."""
         for rank in self.ranks:
-            rank.random_state = seeded_random_state()
+            rank.state = first_state()
             rank.thread.start()
         self.ranks[0].lock.release()
         deadline = time.monotonic() + timeout_s
@@ -98,7 +98,7 @@ class Turns:
         me.lock.acquire()
         try:
             if not self.stopping:
-                set_random_state(me.random_state)
+                set_process_state(me.state)
                 me.result = me.main()
         except Stop:
             pass
@@ -194,34 +194,41 @@ class Turns:
     def _hand_over(self, me: RankThread, following: RankThread) -> None:
         if following is me:
             return
-        me.random_state = random_state()
+        me.state = process_state()
         following.lock.release()
         me.lock.acquire()
         self.check()
-        set_random_state(me.random_state)
+        set_process_state(me.state)
 
 
-def seeded_random_state() -> tuple[Any, ...]:
+def first_state() -> tuple[Any, ...]:
     """The state in which every rank starts: seed 0, as in the process pool."""
     generator = torch.Generator()
     generator.manual_seed(0)
     python = random.Random(0)
     numpy = sys.modules.get("numpy")
     numpy_state = None if numpy is None else numpy.random.RandomState(0).get_state()
-    return generator.get_state(), python.getstate(), numpy_state
+    dtype = torch.get_default_dtype()
+    return generator.get_state(), python.getstate(), numpy_state, dtype
 
 
-def random_state() -> tuple[Any, ...]:
-    """This process's generators, as `set_random_state` takes them."""
+def process_state() -> tuple[Any, ...]:
+    """What ranks would share and processes do not: the random generators and the
+    default dtype; as `set_process_state` takes it."""
     numpy = sys.modules.get("numpy")
-    numpy_state = None if numpy is None else numpy.random.get_state()
-    return torch.default_generator.get_state(), random.getstate(), numpy_state
+    return (
+        torch.default_generator.get_state(),
+        random.getstate(),
+        None if numpy is None else numpy.random.get_state(),
+        torch.get_default_dtype(),
+    )
 
 
-def set_random_state(state: tuple[Any, ...]) -> None:
-    """Put back what `random_state` returned."""
-    torch_state, python_state, numpy_state = state
+def set_process_state(state: tuple[Any, ...]) -> None:
+    """Put back what `process_state` returned."""
+    torch_state, python_state, numpy_state, dtype = state
     torch.default_generator.set_state(torch_state)
     random.setstate(python_state)
     if numpy_state is not None:
         sys.modules["numpy"].random.set_state(numpy_state)
+    torch.set_default_dtype(dtype)

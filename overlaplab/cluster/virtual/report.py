@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from overlaplab.cluster.virtual.meeting import Meeting
 from overlaplab.cluster.virtual.ranks import RankThread
 from overlaplab.cluster.virtual.source import is_user_code, user_line
-from overlaplab.errors import DeadlockError, RankError, RunTimeoutError
+from overlaplab.errors import (
+    DeadlockError,
+    RankError,
+    RunTimeoutError,
+    message_of,
+)
 from overlaplab.program import Program, find_deadlock
 
 
@@ -40,7 +45,8 @@ def failure(rank: int, error: BaseException) -> RankError:
     where = ""
     if users:
         where = f" (line {users[-1].lineno} of {users[-1].name})"
-    message = f"rank {rank} failed{where}: {type(error).__name__}: {error}"
+    what = f"{type(error).__name__}: {message_of(error)}".removesuffix(": ")
+    message = f"rank {rank} failed{where}: {what}"
     return RankError(message, rank=rank, remote_traceback=text)
 
 

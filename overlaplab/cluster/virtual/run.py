@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from overlaplab.cluster.copying import copy_job
+from overlaplab.cluster.settings import kept_settings
 from overlaplab.cluster.virtual import report, world
 from overlaplab.cluster.virtual.compat import fake_mode, mode_flags, set_mode_flags
 from overlaplab.cluster.virtual.meeting import Meetings
@@ -24,8 +25,8 @@ from overlaplab.cluster.virtual.modes import (
 from overlaplab.cluster.virtual.ranks import (
     RankThread,
     Turns,
-    random_state,
-    set_random_state,
+    process_state,
+    set_process_state,
 )
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.streams import VirtualProvider
@@ -88,7 +89,7 @@ def run_virtual(
             "until it has ended"
         )
     try:
-        with _frozen_process():
+        with _frozen_process(), kept_settings():
             _warm_up()
             run = _Run(fn, tuple(args), dict(kwargs or {}), world_size, fake)
             return run.run(timeout_s)
@@ -207,12 +208,12 @@ def _frozen_process() -> Iterator[None]:
     """
     collected = gc.isenabled()
     gc.disable()
-    state = random_state()
+    state = process_state()
     flags = mode_flags()
     try:
         yield
     finally:
-        set_random_state(state)
+        set_process_state(state)
         set_mode_flags(flags)
         if collected:
             gc.enable()
