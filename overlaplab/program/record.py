@@ -115,7 +115,7 @@ class Op:
         collective: for communication.
         duration_ns: for "host" only: CPU time.
         label: innermost annotation at the launch.
-        phase: "forward", "backward" (launched by autograd's engine) or "".
+        phase: "forward" (autograd notes it), "backward" (launched by its engine) or "".
         source: "file:line in function" of the user's code, "" if not recorded.
         attributes: anything else, JSON values.
     """

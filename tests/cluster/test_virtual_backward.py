@@ -22,7 +22,7 @@ def test_backward_runs_on_the_streams_of_the_forward_and_the_caller_waits():
 
     _, program = run_virtual(step, world_size=1)
     assert [(o.name, o.stream, o.after, o.phase) for o in program.ranks[0]] == [
-        ("ones", "default", (), "forward"),
+        ("ones", "default", (), ""),
         ("mm", "default", (), "forward"),
         ("exp", "stream 1", (1,), "forward"),
         ("sum", "default", (2,), "forward"),
@@ -31,7 +31,7 @@ def test_backward_runs_on_the_streams_of_the_forward_and_the_caller_waits():
         ("mm", "default", (5,), "backward"),
         ("mm", "default", (), "backward"),
         ("add", "default", (), "backward"),
-        ("add", "default", (), "forward"),
+        ("add", "default", (), ""),
     ]
 
 

@@ -94,6 +94,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 dtype=dtype_name((outputs or written)[0].dtype),
                 read_bytes=sum(map(covered_bytes, reads)),
                 write_bytes=sum(map(covered_bytes, writes)),
+                differentiable=any(tensor.requires_grad for tensor in _tensors(args)),
             )
         return out
 

@@ -159,8 +159,13 @@ class Recorder:
         read_bytes: int = 0,
         write_bytes: int = 0,
         collective: Collective | None = None,
+        differentiable: bool = False,
     ) -> int:
-        """Append one device operator on `lane`; returns its index."""
+        """Append one device operator on `lane`; returns its index.
+
+        Args:
+            differentiable: as in `phase`.
+        """
         source_lane = lane if launched_from is None else launched_from
         index = len(self.ops)
         waits: Iterable[int] = lane.pending
@@ -184,7 +189,7 @@ class Recorder:
                 collective,
                 0,
                 self.labels[-1] if self.labels else "",
-                self.phase(),
+                self.phase(differentiable),
                 user_line(),
             )
         )
@@ -218,7 +223,7 @@ class Recorder:
                 after=tuple(sorted(frontier.ops)),
                 reads=reads,
                 label=self.labels[-1] if self.labels else "",
-                phase=self.phase(),
+                phase=self.phase(False),
                 source=user_line(),
             )
         )
@@ -245,11 +250,16 @@ class Recorder:
         if not meeting.complete:
             self.turns.block(self.thread, lambda: meeting.complete, meeting)
 
-    def phase(self) -> str:
-        """Of the operator that is being launched."""
+    def phase(self, differentiable: bool) -> str:
+        """Of the operator that is being launched.
+
+        Args:
+            differentiable: an argument requires a gradient: with grad mode on, autograd
+                notes the operator for the backward pass.
+        """
         if torch._C._current_graph_task_id() != -1:
             return "backward"
-        return "forward" if torch.is_grad_enabled() else ""
+        return "forward" if differentiable and torch.is_grad_enabled() else ""
 
     def _after(self, lane: Lane, waits: Iterable[int]) -> tuple[int, ...]:
         """`waits` without what stream order or an earlier wait implies already."""
