@@ -239,9 +239,23 @@ def _train_rank(
         optimizer.zero_grad(set_to_none=fixture.set_to_none)
         fixture.loss(model, *fixture.make_batch(rank, step)).backward()  # type: ignore[no-untyped-call]
         reducer.wait()
+        _let_ranks_meet()
         gradients.append(_copy_gradients(model))
         optimizer.step()
     return gradients, _copy_parameters(model)
+
+
+def _let_ranks_meet() -> None:
+    """Let what the reducer waited for get its values before they are copied.
+
+    On the virtual cluster a wait binds the stream, not the CPU: the ranks meet when the
+    next operator is dispatched. The harness's copies bypass the dispatcher.
+    """
+    from overlaplab.cluster.virtual.world import current_recorder
+
+    recorder = current_recorder()
+    if recorder is not None:
+        recorder.settle(recorder.current())
 
 
 def oracle(

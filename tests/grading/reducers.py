@@ -152,3 +152,57 @@ class SendsTwice(Right):
         work.wait()
         again = flat.clone().div_(dist.get_world_size())
         self.sent[-1] = (again, dist.all_reduce(again, async_op=True))
+
+
+class MeanInPlace(Right):
+    """No buffer: the all-reduce itself makes the mean, in `.grad`."""
+
+    op = dist.ReduceOp.AVG
+
+    def launch(self, b: int) -> None:
+        for p in self.buckets[b]:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        grads = [p.grad for p in self.buckets[b]]
+        works = [dist.all_reduce(g, op=self.op, async_op=True) for g in grads]
+        self.sent.append((grads, works))
+
+    def wait(self) -> None:
+        while len(self.sent) < len(self.buckets):
+            self.launch(len(self.sent))
+        for _, works in self.sent:
+            for work in works:
+                self.wait_for(work)
+        self.arm()
+
+    def wait_for(self, work: Any) -> None:
+        work.wait()
+
+
+class SumInPlace(MeanInPlace):
+    op = dist.ReduceOp.SUM
+
+
+class MeanInPlaceNotWaitedFor(MeanInPlace):
+    def wait_for(self, work: Any) -> None:
+        pass
+
+
+class MeanInPlaceOfBuffer(Right):
+    """`.grad` becomes the place in a buffer that holds the mean after the wait."""
+
+    def launch(self, b: int) -> None:
+        flat = torch.cat([self.payload(p) for p in self.buckets[b]])
+        places = flat.split([p.numel() for p in self.buckets[b]])
+        for p, place in zip(self.buckets[b], places, strict=True):
+            p.grad = place.view(p.shape)
+        work = dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)
+        self.sent.append((flat, work))
+
+    def finish(self, bucket: Any, flat: Any, work: Any, someone: Any) -> None:
+        work.wait()
+
+    def wait(self) -> None:
+        for flat, work in self.sent:
+            self.finish(None, flat, work, None)
+        self.arm()

@@ -41,6 +41,10 @@ def broken_laws(trained: Trained) -> set[str]:
     ("name", "broken"),
     [
         ("Right", set()),
+        ("MeanInPlace", set()),
+        ("MeanInPlaceOfBuffer", set()),
+        ("SumInPlace", {"values"}),
+        ("MeanInPlaceNotWaitedFor", {"values", "unwaited", "hazard", "leak"}),
         ("SumsOnly", {"values"}),
         ("NoBroadcast", {"values"}),
         ("Late", {"prompt"}),
@@ -74,9 +78,10 @@ def test_a_serial_reducer_is_told_when_it_could_have_started():
     assert "the wire was free, it started at" in first.message
 
 
-def test_a_sum_that_is_no_mean_is_named_by_its_ratio():
+@pytest.mark.parametrize("name", ["SumsOnly", "SumInPlace"])
+def test_a_sum_that_is_no_mean_is_named_by_its_ratio(name):
     gradients, _ = fixtures.oracle(fixtures.clean_fixture(), steps=1)
-    first, *_ = laws.values_law(clean("SumsOnly").gradients[0], gradients[0], step=1)
+    first, *_ = laws.values_law(clean(name).gradients[0], gradients[0], step=1)
     assert "the median ratio to the right value is 2" in first.message
 
 

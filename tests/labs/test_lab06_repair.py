@@ -321,6 +321,57 @@ class NoBuffer(Reducer):
         self.state.works = [None] * len(self.state.plan)
 
 
+class MeanInPlace(Reducer):
+    """Nothing after the wait: the all-reduce has made the mean, in `.grad`."""
+
+    op = dist.ReduceOp.AVG
+
+    def launch(self, bucket):
+        grads = [self.state.params[i].grad for i in self.state.plan[bucket]]
+        works = [dist.all_reduce(g, op=self.op, async_op=True) for g in grads]
+        self.state.works[bucket] = works
+
+    def wait(self):
+        for works in self.state.works:
+            for work in works:
+                work.wait()
+        self.state.missing = [len(bucket) for bucket in self.state.plan]
+
+
+class SumInPlace(MeanInPlace):
+    op = dist.ReduceOp.SUM
+
+
+class GradIsThePlace(Reducer):
+    """`.grad` becomes its place in the buffer, which then holds the mean."""
+
+    def send(self, bucket):
+        buffer = self.state.buffers[bucket] = self.state.buffers[bucket].clone()
+        for member, place in self.state.pairs(bucket):
+            member.grad = place
+        work = dist.all_reduce(buffer, op=dist.ReduceOp.AVG, async_op=True)
+        self.state.works[bucket] = work
+
+    def wait(self):
+        for work in self.state.works:
+            work.wait()
+        self.state.missing = [len(bucket) for bucket in self.state.plan]
+
+
+@pytest.mark.parametrize("right", [MeanInPlace, GradIsThePlace])
+@pytest.mark.parametrize("task", ["6.5a", "6.5b"])
+def test_a_mean_by_the_all_reduce_itself_passes(task, right):
+    said = first_diagnosis(6) if task == "6.5a" else second_diagnosis(6)
+    verdict = judge(find_exercise(task), 6, said, right)
+    assert verdict.passed, str(verdict)
+
+
+def test_a_sum_in_place_shows_the_number_of_ranks(faults):
+    found = faults(judge(find_exercise("6.5b"), 6, second_diagnosis(6), SumInPlace))
+    assert list(found) == [VALUES]
+    assert "the median ratio to the right value is 2)" in found[VALUES]
+
+
 WRONG_SECOND = {
     Racing: (SAFE, "buffer of bucket"),
     EventBeforeTheCopy: (SAFE, "buffer of bucket"),
