@@ -45,7 +45,8 @@ class Averager:
 
     Args:
         group: the ranks.
-        reduce_dtype: dtype on the wire; None keeps the gradients'.
+        reduce_dtype: dtype on the wire; None keeps the gradients', and so do complex
+            ones.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class Averager:
         Returns:
             What `finish` needs.
         """
-        dtype = self._reduce_dtype or slots[0].parameter.dtype
+        dtype = slots[0].parameter.dtype
+        if self._reduce_dtype is not None and not dtype.is_complex:
+            dtype = self._reduce_dtype
         sent: list[Tensor] = []
         flight = InFlight(None, sent)
         for slot in slots:

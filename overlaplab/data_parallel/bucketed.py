@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from overlaplab.data_parallel.buckets import MIB, BucketPlan, plan_buckets
+from overlaplab.data_parallel.arguments import cap_of
+from overlaplab.data_parallel.buckets import BucketPlan, plan_buckets
 from overlaplab.data_parallel.parameters import Slot
 from overlaplab.data_parallel.reducer import Reducer
 
@@ -38,7 +39,8 @@ class BucketedReducer(Reducer):
             does. It bounds the copies that `reduce_dtype` makes; without copies it
             bounds nothing that costs memory.
         reduce_dtype: dtype on the wire, e.g. torch.float32 for bfloat16 gradients;
-            the average is cast back. None keeps the gradients' own.
+            the average is cast back. None keeps the gradients' own; complex gradients
+            always keep theirs.
 
     Raises:
         ValueError: a cap is not positive; nothing to train; sparse parameters.
@@ -62,11 +64,11 @@ class BucketedReducer(Reducer):
         max_in_flight: int | None = None,
         reduce_dtype: torch.dtype | None = None,
     ) -> None:
-        self._cap_bytes = _cap("bucket_mib", bucket_mib)
+        self._cap_bytes = cap_of("bucket_mib", bucket_mib)
         self._first_cap_bytes = (
             None
             if first_bucket_mib is None
-            else _cap("first_bucket_mib", first_bucket_mib)
+            else cap_of("first_bucket_mib", first_bucket_mib)
         )
         super().__init__(
             model,
@@ -118,9 +120,3 @@ class BucketedReducer(Reducer):
                 "reducer.wait() between two backwards on one graph; with activation "
                 "checkpointing pass use_reentrant=False."
             )
-
-
-def _cap(name: str, mib: float) -> int:
-    if not mib > 0:
-        raise ValueError(f"{name} is {mib}; expected more than 0 MiB")
-    return max(1, int(mib * MIB))

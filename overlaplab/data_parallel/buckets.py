@@ -5,8 +5,10 @@ Knows sizes and dtypes; no model, no hook, no rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Real
 
 from torch import Tensor
 
@@ -87,7 +89,8 @@ def plan_buckets(
         The plan; pure data, equal for equal input.
 
     Raises:
-        ValueError: a cap is not positive.
+        ValueError: a cap is not positive, or a size negative.
+        TypeError: a cap is no number, or an entry neither a tensor nor a size.
 
     >>> print(plan_buckets([3, 10, 1, 1, 1, 6], cap_bytes=4))
     4 buckets, cap 4 B
@@ -98,7 +101,9 @@ def plan_buckets(
     """
     first_cap = cap_bytes if first_cap_bytes is None else first_cap_bytes
     for name, cap in (("cap_bytes", cap_bytes), ("first_cap_bytes", first_cap)):
-        if cap <= 0:
+        if isinstance(cap, bool) or not isinstance(cap, Real):
+            raise TypeError(f"{name} is {cap!r}; expected a number of bytes")
+        if not 0 < cap < math.inf:
             raise ValueError(f"{name} is {cap}; expected a positive number of bytes")
     items = [_describe(i, entry) for i, entry in enumerate(parameters)]
     closed: list[Bucket] = []
@@ -127,11 +132,18 @@ def _describe(
     position: int, entry: Tensor | int | tuple[str, Tensor | int]
 ) -> tuple[str, int, str]:
     """(name, bytes, what may share a bucket with it)."""
-    name, item = entry if isinstance(entry, tuple) else (str(position), entry)
+    name, item = str(position), entry
+    if isinstance(entry, tuple) and len(entry) == 2:
+        name, item = entry
     if isinstance(item, int):
         if item < 0:
             raise ValueError(f"size of parameter {name} is {item} bytes; expected >= 0")
         return name, item, ""
+    if not isinstance(item, Tensor):
+        raise TypeError(
+            f"entry {position} is {entry!r}; expected a tensor, a size in bytes, or a "
+            "tuple (name, either)"
+        )
     dtype = str(item.dtype).removeprefix("torch.")
     return name, item.numel() * item.element_size(), f"{dtype}@{item.device}"
 

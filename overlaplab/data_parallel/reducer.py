@@ -27,6 +27,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
 from overlaplab import streams
+from overlaplab.data_parallel.arguments import (
+    check_max_in_flight,
+    check_model,
+    check_reduce_dtype,
+)
 from overlaplab.data_parallel.averaging import Averager, InFlight
 from overlaplab.data_parallel.buckets import BucketPlan
 from overlaplab.data_parallel.parameters import ModelParameters, Slot
@@ -78,7 +83,8 @@ class Reducer:
     `torch.autograd.grad` never reach a hook and are not averaged.
 
     Raises:
-        ValueError: nothing to train, sparse or lazy parameters, no process group.
+        ValueError: nothing to train, sparse or lazy parameters, no process group, a
+            parameter that has a reducer already.
         MismatchError: the ranks' models differ.
 
     Attributes:
@@ -96,10 +102,9 @@ class Reducer:
         max_in_flight: int | None = None,
         reduce_dtype: torch.dtype | None = None,
     ) -> None:
-        if max_in_flight is not None and max_in_flight < 1:
-            raise ValueError(f"max_in_flight is {max_in_flight}; expected 1 or more")
-        if reduce_dtype is not None and not reduce_dtype.is_floating_point:
-            raise ValueError(f"reduce_dtype is {reduce_dtype}; expected a float dtype")
+        check_model(model)
+        check_max_in_flight(max_in_flight)
+        check_reduce_dtype(reduce_dtype)
         if not dist.is_initialized():
             raise ValueError(
                 "torch.distributed has no process group. Run the function with "
@@ -109,6 +114,7 @@ class Reducer:
         self._stream_key = streams.key_reader(self._provider)
         group = process_group or _own_group()
         self._parameters = ModelParameters(model, group)
+        self._refuse_second_reducer()
         self._parameters.broadcast()
         self._averager = Averager(group, reduce_dtype)
         self._on_cuda = self._parameters.slots[0].parameter.is_cuda
@@ -124,10 +130,11 @@ class Reducer:
         self._trainable: list[torch.dtype | None] = []
         self._step = 0
         self._open = False  # has a gradient of this step arrived?
+        self._checked = False  # has a forward found the model as it was?
         self._buckets: list[StepBucket] = []
         self._launched: list[Launched] = []
         self._replan()
-        self._before = model.register_forward_pre_hook(self._before_forward)
+        self._before = model.register_forward_pre_hook(_BeforeForward(self))
         Reducer.alive.add(self)
 
     @property
@@ -149,6 +156,8 @@ class Reducer:
         used a parameter that it did not. Collective: every rank calls it once after
         each backward, also a rank that had none.
         """
+        if not self._checked:  # modules were called without the model's own forward
+            self._parameters.check_identity()
         with torch.no_grad():
             if not self._open:
                 self._open_step()
@@ -188,10 +197,12 @@ class Reducer:
 
     # A step.
 
-    def _before_forward(self, module: nn.Module, args: Any) -> None:
+    def before_forward(self) -> None:
+        """The model's forward begins: check it, and end a step that is open."""
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return  # evaluation, or a checkpoint's recomputation inside a backward
         self._parameters.check_identity()
+        self._checked = True
         if self._open:  # a second backward would add to gradients that are in flight
             self.wait()
 
@@ -200,6 +211,17 @@ class Reducer:
         self._open = True
         if self._trainable != self._parameters.trainable():
             self._replan()
+
+    def _refuse_second_reducer(self) -> None:
+        """Two would average every gradient twice; with gloo both at once."""
+        mine = {id(slot.parameter): slot.name for slot in self._parameters.slots}
+        for other in Reducer.alive:
+            for slot in other.slots:
+                if slot.handle is not None and id(slot.parameter) in mine:
+                    raise ValueError(
+                        f"parameter {mine[id(slot.parameter)]} has a "
+                        f"{type(other).__name__} already. Call its remove() first."
+                    )
 
     def _replan(self) -> None:
         self._trainable = self._parameters.trainable()
@@ -301,10 +323,33 @@ class Reducer:
     def _close_step(self) -> None:
         self._step += 1
         self._open = False
+        self._checked = False
         self._launched = []
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
             bucket.writers = {}
+
+
+class _BeforeForward:
+    """The hook on the model's forward; a copy of the model gets none."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self._reducer.before_forward()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copy.deepcopy and pickles: a process group cannot go along."""
+        return _no_hook, ()
+
+
+def _no_hook() -> Any:
+    return _do_nothing
+
+
+def _do_nothing(module: nn.Module, args: Any) -> None:
+    """A copy of a model that has a reducer has none."""
 
 
 _own_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (

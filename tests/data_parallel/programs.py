@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import torch
@@ -174,9 +176,9 @@ def reduce_exactly(dtype: torch.dtype | None) -> float:
     return float(model.weight.grad)
 
 
-def complex_gradients() -> Tensor:
+def complex_gradients(reduce_dtype: torch.dtype | None) -> Tensor:
     model = nn.Linear(2, 2, bias=False, dtype=torch.complex64)
-    reducer = BucketedReducer(model)
+    reducer = BucketedReducer(model, reduce_dtype=reduce_dtype)
     model.weight.grad = torch.full((2, 2), complex(dist.get_rank(), 2.0))
     reducer.wait()
     return model.weight.grad
@@ -188,6 +190,37 @@ def replace_a_parameter() -> None:
     model.a.weight = nn.Parameter(model.a.weight.detach().clone())
     model(rank_batch()).backward()
     reducer.wait()
+
+
+def replace_and_call_the_parts() -> None:
+    model = Two()
+    reducer = BucketedReducer(model)
+    model.a.weight = nn.Parameter(model.a.weight.detach().clone())
+    model.b(model.a(rank_batch())).sum().backward()  # never the model's own forward
+    reducer.wait()
+
+
+def copy_model() -> tuple[float, list[float]]:
+    """Of the model and of its copies: the gradient of an input of 1 + rank."""
+    model = nn.Linear(1, 1, bias=False)
+    reducer = BucketedReducer(model)
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    x = torch.ones(1, 1) * (1 + dist.get_rank())
+    for net in (model, *copies):
+        net(x).sum().backward()
+    reducer.wait()
+    return model.weight.grad.item(), [net.weight.grad.item() for net in copies]
+
+
+def reducer_after_reducer(remove: bool) -> float:
+    model = nn.Linear(1, 1, bias=False)
+    first = BucketedReducer(model)
+    if remove:
+        first.remove()
+    second = BucketedReducer(model)
+    model(torch.ones(1, 1) * (1 + dist.get_rank())).sum().backward()
+    second.wait()
+    return model.weight.grad.item()
 
 
 def replace_a_module() -> None:

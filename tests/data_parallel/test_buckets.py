@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -63,6 +66,24 @@ def test_names_and_sizes_print() -> None:
 def test_a_cap_that_is_not_positive_is_refused(caps: tuple[int, int | None]) -> None:
     with pytest.raises(ValueError, match="positive number of bytes"):
         plan_buckets([1], *caps)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "cap", "message"),
+    [
+        ([1], math.nan, "cap_bytes is nan"),
+        ([1], math.inf, "cap_bytes is inf"),
+        ([1], "4", "cap_bytes is '4'; expected a number"),
+        (["weight"], 4, "entry 0 is 'weight'; expected a tensor, a size"),
+        ([1, ("weight",)], 4, "entry 1 is"),
+        ([-1], 4, "size of parameter 0 is -1"),
+    ],
+)
+def test_what_is_no_size_or_cap_is_refused_by_name(
+    parameters: Any, cap: Any, message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        plan_buckets(parameters, cap)
 
 
 @given(SIZES, CAPS, st.none() | CAPS)

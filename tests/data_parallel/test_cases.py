@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -136,8 +137,9 @@ def test_the_dtype_on_the_wire_decides_the_rounding(cluster: str) -> None:
 
 @on_both
 def test_complex_gradients_are_averaged(cluster: str) -> None:
-    for grad in run(programs.complex_gradients, cluster=cluster):
-        assert torch.equal(grad, torch.full((2, 2), 0.5 + 2.0j))
+    for reduce_dtype in (None, torch.float64):  # a real one would lose half
+        for grad in run(programs.complex_gradients, reduce_dtype, cluster=cluster):
+            assert torch.equal(grad, torch.full((2, 2), 0.5 + 2.0j))
 
 
 @on_both
@@ -146,6 +148,7 @@ def test_complex_gradients_are_averaged(cluster: str) -> None:
     [
         (programs.replace_a_parameter, "a.weight"),
         (programs.replace_a_module, "b.weight"),
+        (programs.replace_and_call_the_parts, "a.weight"),
     ],
 )
 def test_a_replaced_parameter_is_named_at_the_next_forward(
@@ -153,6 +156,21 @@ def test_a_replaced_parameter_is_named_at_the_next_forward(
 ) -> None:
     with pytest.raises(RankError, match=f"parameter {name} is not the object"):
         run(program, cluster=cluster)
+
+
+@on_both
+def test_a_copy_of_the_model_has_no_reducer(cluster: str) -> None:
+    for rank, (grad, copies) in enumerate(run(programs.copy_model, cluster=cluster)):
+        assert grad == 1.5
+        assert copies == [1.0 + rank] * 2
+
+
+def test_a_second_reducer_on_a_parameter_is_refused_until_the_first_is_removed() -> (
+    None
+):
+    assert run(programs.reducer_after_reducer, True, cluster="virtual") == [1.5, 1.5]
+    with pytest.raises(RankError, match="weight has a BucketedReducer already"):
+        run(programs.reducer_after_reducer, False, cluster="virtual")
 
 
 @on_both
@@ -243,7 +261,13 @@ def sparse() -> nn.Module:
         (lambda: nn.Linear(2, 2), {"bucket_mib": 0}, "bucket_mib is 0"),
         (lambda: nn.Linear(2, 2), {"bucket_mib": -1.0}, "bucket_mib is -1.0"),
         (lambda: nn.Linear(2, 2), {"first_bucket_mib": 0}, "first_bucket_mib is 0"),
+        (lambda: nn.Linear(2, 2), {"bucket_mib": math.inf}, "inf; expected a finite"),
+        (lambda: nn.Linear(2, 2), {"bucket_mib": math.nan}, "nan; expected a finite"),
+        (lambda: nn.Linear(2, 2), {"bucket_mib": "25"}, "'25'; expected a number"),
         (lambda: nn.Linear(2, 2), {"max_in_flight": 0}, "max_in_flight is 0"),
+        (lambda: nn.Linear(2, 2), {"max_in_flight": 1.5}, "1.5; expected an int"),
+        (lambda: nn.Linear(2, 2), {"reduce_dtype": "bf16"}, "'bf16'; expected a dtype"),
+        (lambda: [nn.Linear(2, 2)], {}, "model is a list; expected a torch.nn.Module"),
         (lambda: nn.Linear(2, 2), {"reduce_dtype": torch.int64}, "a float dtype"),
     ],
 )
