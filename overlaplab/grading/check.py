@@ -99,7 +99,7 @@ def judge(exercise: Exercise, *solutions: object) -> Verdict:
         grader = getattr(exercise.grade, "__code__", None)
         where = "" if grader is None else grader.co_filename
         text = describe_error(error, grader_file=where)
-        return sheet.verdict(error=text)
+        return sheet.verdict(error=text, hint=_error_hint(text))
     return sheet.verdict()
 
 
@@ -119,8 +119,15 @@ def describe_error(error: BaseException, *, grader_file: str = "") -> str:
         lines.append(f"  in {frame.name}, line {frame.lineno}: {frame.line or ''}")
     if not lines:
         # Called with arguments that it does not take, or a fault of ours.
-        return f"calling your code raised {what}\n  in none of its own lines"
+        return f"calling your code raised {what}"
     return "\n".join([f"your code raised {what}", *lines])
+
+
+def _error_hint(text: str) -> str:
+    """What an error of torch's means here, "" if it speaks for itself."""
+    if "copy_()" in text and "NoneType" in text:
+        return "its gradient has not arrived (.grad is None)"
+    return ""
 
 
 def _refusal(exercise: Exercise, solutions: tuple[object, ...]) -> str:
@@ -179,7 +186,7 @@ def _deadline(timeout_s: float) -> Iterator[None]:
         return
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        raise _DeadlineError(_where(frame))
+        raise _DeadlineError(_where_it_runs(frame))
 
     previous = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
@@ -190,12 +197,32 @@ def _deadline(timeout_s: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def _where(frame: FrameType | None) -> str:
+def _where_it_runs(main: FrameType | None) -> str:
+    """The innermost function of the learner's, of ranks (threads) before the main one.
+
+    Ranks that wait for their turn stand deep in our code; the one that loops stands in
+    the learner's, or closest to it.
+    """
+    own = threading.get_ident()
+    ranks = {
+        t.ident for t in threading.enumerate() if t.name.startswith("virtual rank ")
+    }
+    frames = [f for i, f in sys._current_frames().items() if i in ranks - {own}]
+    found = [where for frame in frames if (where := _where(frame)) is not None]
+    here = _where(main)
+    best = min(found, default=here)
+    return "" if best is None else best[1]
+
+
+def _where(frame: FrameType | None) -> tuple[int, str] | None:
+    """(how many frames of others are on top of it, the learner's innermost one)."""
+    depth = 0
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_NOT_THE_LEARNERS):
-            return f"  in {frame.f_code.co_name}, line {frame.f_lineno}"
+            return depth, f"  in {frame.f_code.co_name}, line {frame.f_lineno}"
+        depth += 1
         frame = frame.f_back
-    return ""
+    return None
 
 
 def _draw(verdict: Verdict) -> None:
@@ -209,7 +236,9 @@ def _draw(verdict: Verdict) -> None:
         return
     from IPython.display import display
 
-    figure = view.draw(verdict.timeline, title=f"{verdict.exercise}: your run")
+    figure = view.draw(
+        verdict.timeline, title=f"{verdict.exercise}: {verdict.timeline_title}"
+    )
     display(figure)  # type: ignore[no-untyped-call]
     # Without this the inline backend shows the figure a second time.
     from matplotlib import pyplot

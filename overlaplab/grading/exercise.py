@@ -27,7 +27,8 @@ class Sheet:
     """What the grader of one exercise saw.
 
     `ran` says what is run; `verify` and `expect` write one promised sentence each;
-    `show` keeps the learner's timeline and the step reached.
+    `show` keeps the learner's timeline and the step reached; `note` a remark for who
+    passes.
     """
 
     def __init__(self, exercise: Exercise) -> None:
@@ -35,6 +36,8 @@ class Sheet:
         self._results: dict[str, CheckResult] = {}
         self._ran = ""
         self._timeline: Timeline | None = None
+        self._timeline_title = "your run"
+        self._note = ""
         self._step_ns: int | None = None
         self._target_ns: int | None = None
 
@@ -42,16 +45,31 @@ class Sheet:
         """Say what runs next: "3 steps of a 4-layer net on 2 ranks, chalk"."""
         self._ran = what
 
-    def verify(self, name: str, violations: Sequence[Violation]) -> bool:
-        """The sentence `name` holds if there is no violation; returns whether."""
+    def note(self, text: str) -> None:
+        """Say something to a learner who passes."""
+        self._note = text
+
+    def verify(
+        self, name: str, violations: Sequence[Violation], *, list_all: bool = False
+    ) -> bool:
+        """The sentence `name` holds if there is no violation; returns whether.
+
+        Args:
+            name: the sentence.
+            violations: the first is told, the others are counted.
+            list_all: tell all, a line each.
+        """
         if not violations:
             return self.expect(name, True)
         first = violations[0]
         more = len(violations) - 1
-        seen = first.message + (f"\n(and {more} more like it)" if more else "")
-        return self.expect(
-            name, False, seen=seen, expected=first.expected, hint=first.hint
-        )
+        seen, expected = first.message, first.expected
+        if list_all:
+            seen = "\n".join(v.message for v in violations)
+            expected = "\n".join(dict.fromkeys(v.expected for v in violations))
+        elif more:
+            seen += f"\n(and {more} more like it)"
+        return self.expect(name, False, seen=seen, expected=expected, hint=first.hint)
 
     def expect(
         self,
@@ -84,13 +102,18 @@ class Sheet:
 
     def show(
         self,
-        timeline: Timeline,
+        timeline: Timeline | None,
         *,
         step_ns: int | None = None,
         target_ns: int | None = None,
+        title: str = "your run",
     ) -> None:
-        """Keep the learner's timeline, and the step reached against the target."""
+        """Keep the learner's timeline, and the step reached against the target.
+
+        A later call replaces an earlier one; with None nothing is drawn.
+        """
         self._timeline = timeline
+        self._timeline_title = title
         self._step_ns = step_ns
         self._target_ns = target_ns
 
@@ -128,6 +151,8 @@ class Sheet:
             step_ns=self._step_ns,
             target_ns=self._target_ns,
             error=error,
+            timeline_title=self._timeline_title,
+            note=self._note,
         )
 
 

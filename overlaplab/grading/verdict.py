@@ -40,10 +40,12 @@ class Verdict:
         checks: what was looked at, in order.
         hint: the hint of the first check that failed.
         timeline: the learner's own run, if there was one.
+        timeline_title: which run that is: "your run on 'branches', step 1".
         step_ns: the step time that the learner reached, None where no time counts.
         target_ns: the step time of the reference.
         error: what ended the check: "your code raised KeyError: ..." with the frames
             of the learner's, or why it was not run; "" if it ran to its end.
+        note: what somebody who passed should know, "" if nothing.
     """
 
     exercise: str
@@ -56,6 +58,8 @@ class Verdict:
     step_ns: int | None = None
     target_ns: int | None = None
     error: str = ""
+    timeline_title: str = "your run"
+    note: str = ""
 
     def __str__(self) -> str:
         return "\n".join(self._right() if self.passed else self._wrong())
@@ -67,6 +71,8 @@ class Verdict:
     def _right(self) -> list[str]:
         lines = [self._heading()]
         lines += [f"  + {check.name}" for check in self.checks]
+        if self.note:
+            lines += ["  note: " + self.note]
         return lines + self._times()
 
     def _wrong(self) -> list[str]:

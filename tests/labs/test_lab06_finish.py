@@ -163,6 +163,22 @@ def test_a_wrong_finish_is_refused_for_its_own_fault(wrong, faults):
     assert reason in found[sentence]
 
 
+HINTS = {
+    without_mean: "this is the SUM over the ranks: divide by dist.get_world_size()",
+    never_written_back: "`.grad` still has this rank's own gradient: write it back",
+    skips_what_was_not_sent: "send zeros for what has no gradient",
+    read_before_the_wait: "",
+}
+
+
+@pytest.mark.parametrize("wrong", HINTS, ids=lambda f: f.__name__)
+def test_the_hint_names_the_fault_of_the_finish(wrong):
+    verdict = judge(find_exercise("6.3"), wrong)
+    assert not verdict.passed
+    assert HINTS[wrong] in verdict.hint
+    assert HINTS[wrong] or "SUM" not in verdict.hint
+
+
 def gradients_as_views_of_the_buffer(state):
     """No copy back: .grad is the buffer."""
     send_the_rest(state)

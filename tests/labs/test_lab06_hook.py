@@ -186,6 +186,73 @@ def test_wrong_hooks_are_refused_for_their_own_fault(wrong, faults):
     assert reason in found[sentence]
 
 
+def async_op_forgotten(state):
+    """all_reduce waits by itself; what it returns, None, is stored."""
+
+    def send_now(state, bucket):
+        pack(state, bucket)
+        state.works[bucket] = dist.all_reduce(state.buffers[bucket])
+
+    def hook(param):
+        bucket = state.bucket_of(param)
+        state.missing[bucket] -= 1
+        if state.missing[bucket] == 0:
+            send_now(state, bucket)
+
+    register(state, hook)
+
+
+def parameter_sent(state):
+    def pack_and_send(state, bucket):
+        for param, place in state.pairs(bucket):
+            place.copy_(param.detach())
+        send(state, bucket)
+
+    def hook(param):
+        state.missing[state.bucket_of(param)] -= 1
+        launch_in_order(state, pack_and_send)
+
+    register(state, hook)
+
+
+def packed_before_arrival(state):
+    """Each hook packs the whole bucket, of which some gradients are still None."""
+
+    def hook(param):
+        pack(state, state.bucket_of(param))
+
+    register(state, hook)
+
+
+HINTS = {
+    async_op_forgotten: "without async_op=True all_reduce waits by itself",
+    parameter_sent: "you sent the parameter; its gradient is `.grad`",
+    packed_before_arrival: "its gradient has not arrived (.grad is None)",
+    pending_never_cleared: "what tells the reducer that a bucket was launched already?",
+}
+
+
+@pytest.mark.parametrize("wrong", HINTS, ids=lambda f: f.__name__)
+def test_the_hint_names_the_fault_of_the_hooks(wrong):
+    verdict = judge(find_exercise("6.2"), wrong)
+    assert not verdict.passed
+    assert HINTS[wrong] in verdict.hint
+
+
+def test_the_run_that_fails_is_drawn_and_its_net_explained():
+    verdict = judge(find_exercise("6.2"), in_the_order_of_arrival)
+    assert verdict.timeline_title == "your run on 'branches', step 1"
+    assert verdict.timeline is not None
+    assert verdict.timeline.step_ns != verdict.target_ns
+    assert "'branches': ranks use the layers in different orders" in str(verdict)
+
+
+def test_who_asks_for_the_mean_is_told_not_to_divide_again():
+    asked = judge(find_exercise("6.2"), bit_masks)
+    assert "you ask for the mean: do not divide again in 6.3" in str(asked)
+    assert judge(find_exercise("6.2"), packed_on_arrival).note == ""
+
+
 def coalesced_without_buffer(state):
     """No copy: the gradients themselves, in one grouped call."""
 

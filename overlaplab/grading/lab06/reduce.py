@@ -42,6 +42,20 @@ AGAIN = "the next step starts anew: each gradient is sent once a step"
 KEPT = "the overlap that the hooks made is kept"
 LEAK = "memory does not grow from step to step"
 
+# What the nets are for, as verdicts name them.
+NETS: Mapping[str, str] = {
+    "tied": "two layers share one weight",
+    "frozen": "some parameters are not trained",
+    "unused": "a layer gets no gradient on any rank",
+    "uneven": "a layer gets a gradient on some ranks only",
+    "zero_element": "a parameter has no elements",
+    "over_size": "one gradient is larger than the cap",
+    "mixed_dtypes": "layers in float32 and float64",
+    "channels_last": "gradients that are not contiguous",
+    "branches": "ranks use the layers in different orders",
+    "zeroed_in_place": "gradients are zeroed, not None, before each step",
+}
+
 Hooks = Callable[[ReducerState], Any]
 Finish = Callable[[ReducerState], Any]
 
@@ -83,6 +97,8 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
     clean = _same_weights(fixtures.clean_fixture())
     sheet.ran(f"your hooks and our finish: {STEPS} steps, 8 layers, 2 ranks")
     finish = _matching_finish(clean, install_hooks)
+    if finish is not reference_finish:
+        sheet.note("you ask for the mean: do not divide again in 6.3")
     cap_bytes = clean_cap_bytes()
     trained = fixtures.train(clean, MakeReducer(install_hooks, finish, cap_bytes))
     reference = _reference()
@@ -92,10 +108,11 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
         step_ns=evidence.step_ns[1],
         target_ns=reference.evidence.step_ns[1],
     )
-    sheet.verify(ONCE, laws.once_law(evidence))
-    sheet.verify(BYTES, laws.bytes_law(evidence))
+    hint = _sending_hint(trained, clean)
+    sheet.verify(ONCE, _hinted(laws.once_law(evidence), hint))
+    sheet.verify(BYTES, _hinted(laws.bytes_law(evidence), hint))
     sheet.verify(SAFE, laws.no_findings_law(trained.run.warnings, kinds=("hazard",)))
-    sheet.verify(SENT, wrong_values(trained, clean, 2))
+    sheet.verify(SENT, _hinted(wrong_values(trained, clean, 2), hint))
     sheet.stop_if_wrong()
     sheet.verify(
         PROMPT,
@@ -105,21 +122,27 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
     for fixture in traps():
         if fixture.name not in ("branches", "tied", "channels_last", "mixed_dtypes"):
             continue  # the others are about the finish
-        sheet.ran(
-            f"your hooks and our finish: {STEPS} steps of the net {fixture.name!r}"
-        )
+        sheet.ran(f"your hooks and our finish: {STEPS} steps of {_described(fixture)}")
         try:
             trained = fixtures.train(fixture, MakeReducer(install_hooks, finish, 300))
         except (DeadlockError, MismatchError) as error:
             hint = "a full bucket waits until every bucket before it has been launched"
+            sheet.show(None)  # the run that failed has no timeline
             sheet.verify(ORDER, [Violation("order", str(error), hint=hint)])
             sheet.stop_if_wrong()
             raise
-        sheet.verify(ORDER, laws.same_order_law(trained.evidence))
-        sheet.verify(SENT, wrong_values(trained, fixture, 2))
-        sheet.verify(ONCE, laws.once_law(trained.evidence))
         seen = trained.run.warnings
-        sheet.verify(SAFE, laws.no_findings_law(seen, kinds=("hazard",)))
+        found = {
+            ORDER: laws.same_order_law(trained.evidence),
+            SENT: wrong_values(trained, fixture, 2),
+            ONCE: laws.once_law(trained.evidence),
+            SAFE: laws.no_findings_law(seen, kinds=("hazard",)),
+        }
+        for sentence, violations in found.items():
+            sheet.verify(sentence, violations)
+        first = next((v[0] for v in found.values() if v), None)
+        if first is not None:
+            _show_failing(sheet, trained, fixture, first.step or 1)
         sheet.stop_if_wrong()
 
 
@@ -153,7 +176,8 @@ def grade_finish(sheet: Sheet, finish: Finish) -> None:
     hint = "what must be as it was, before the next backward pass begins?"
     again = [replace(v, hint=hint) for v in laws.once_law(evidence)]
     sheet.verify(AGAIN, again)
-    sheet.verify(MEAN, wrong_values(trained, clean, 2))
+    wrong = wrong_values(trained, clean, 2)
+    sheet.verify(MEAN, _hinted(wrong, _value_hint(trained, clean, 2)))
     sheet.stop_if_wrong()
     # Flags of who used what may travel too.
     sheet.verify(AGAIN, laws.bytes_law(evidence, extra_bytes=FLAG_BYTES))
@@ -171,8 +195,8 @@ def grade_finish(sheet: Sheet, finish: Finish) -> None:
     for number, fixture in enumerate(traps()):
         num_ranks = (3, 2)[number % 2]
         sheet.ran(
-            f"our hooks and your finish: {STEPS} steps of the net {fixture.name!r} on "
-            f"{num_ranks} ranks"
+            f"our hooks and your finish: {STEPS} steps on {num_ranks} ranks of "
+            f"{_described(fixture)}"
         )
         with warnings.catch_warnings():  # torch remarks on the net 'zero_element'
             warnings.filterwarnings("ignore", message="Initializing zero-element")
@@ -186,14 +210,89 @@ def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) 
     try:
         trained = fixtures.train(fixture, make, world_size=num_ranks)
     except (DeadlockError, MismatchError) as error:
-        hint = "which ranks launch the buckets that are not full after the backward?"
+        hint = _skipped_hint(fixture) or (
+            "which ranks launch the buckets that are not full after the backward?"
+        )
+        sheet.show(None)  # the run that failed has no timeline
         sheet.verify(sentence, [Violation("order", str(error), hint=hint)])
         return
     wrong = wrong_values(trained, fixture, num_ranks)
+    if wrong:
+        wrong = _hinted(wrong, _value_hint(trained, fixture, num_ranks))
+        _show_failing(sheet, trained, fixture, wrong[0].step or 1)
     sheet.verify(sentence, [_in_net(violation, fixture) for violation in wrong])
     seen = trained.run.warnings
     sheet.verify(WAITED, laws.no_findings_law(seen, kinds=("unwaited",)))
     sheet.verify(SAFE, laws.no_findings_law(seen, kinds=("hazard", "unmatched")))
+
+
+def _described(fixture: Fixture) -> str:
+    return f"the net {fixture.name!r}: {NETS[fixture.name]}"
+
+
+def _show_failing(sheet: Sheet, trained: Trained, fixture: Fixture, step: int) -> None:
+    """Draw the run that failed, not the clean one."""
+    title = f"your run on {fixture.name!r}, step {step}"
+    sheet.show(trained.evidence.step_timeline(step), title=title)
+
+
+def _hinted(violations: list[Violation], hint: str) -> list[Violation]:
+    """With this hint, if there is one."""
+    return [replace(v, hint=hint) for v in violations] if hint else violations
+
+
+def _sending_hint(trained: Trained, fixture: Fixture) -> str:
+    """What hooks did that our finish makes look like something else, "" if nothing."""
+    evidence = trained.evidence
+    for gradient in evidence.gradients_of(0, 1):
+        ops = evidence.program.ranks[0]
+        phases = {ops[op].phase == "backward" for op in gradient.sends}
+        if len(phases) == 2:  # our finish sends only what has no work
+            return (
+                "works[b] is None after your launch: without async_op=True all_reduce "
+                "waits by itself and returns None (with it, store what it returns)"
+            )
+    initial = dict(fixture.build(0).named_parameters())
+    if _is_same(trained.gradients[0][0], initial):
+        return "you sent the parameter; its gradient is `.grad`"
+    return ""
+
+
+def _value_hint(trained: Trained, fixture: Fixture, num_ranks: int) -> str:
+    """What wrong gradients of rank 0 in step 1 look like, "" if like nothing known."""
+    seen = trained.gradients[0][0]
+    right = fixtures.oracle(fixture, steps=1, world_size=num_ranks)[0][0]
+    if _is_same(seen, right):
+        return _skipped_hint(fixture)
+    summed = {n: None if g is None else g * num_ranks for n, g in right.items()}
+    if _is_same(seen, summed):
+        return "this is the SUM over the ranks: divide by dist.get_world_size()"
+    if _skipped_hint(fixture):  # more likely there than what follows
+        return _skipped_hint(fixture)
+    if _is_same(seen, fixtures.oracle(fixture, steps=1, world_size=1)[0][0]):
+        return (
+            "the buffer has the sum, but `.grad` still has this rank's own gradient: "
+            "write it back"
+        )
+    return ""
+
+
+def _skipped_hint(fixture: Fixture) -> str:
+    if fixture.name == "unused":
+        return "a bucket was not sent: send zeros for what has no gradient"
+    if fixture.name == "uneven":
+        return (
+            "a rank skipped a bucket that another one sent: send zeros for what has "
+            "no gradient"
+        )
+    return ""
+
+
+def _is_same(
+    seen: Mapping[str, torch.Tensor | None], right: Mapping[str, torch.Tensor | None]
+) -> bool:
+    wanted = {n: _as_float32(g) for n, g in right.items()}
+    return not laws.values_law([_without_zeros(seen, wanted)], wanted)
 
 
 def _in_net(violation: Violation, fixture: Fixture) -> Violation:
