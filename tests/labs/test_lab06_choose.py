@@ -107,6 +107,13 @@ def test_a_wrong_choice_is_refused_for_what_it_loses(wrong, faults):
     assert reason in found[lab06_choose.REGRET]
 
 
+@pytest.mark.parametrize("unit", [MIB, 2**30])
+def test_an_answer_in_another_unit_is_hinted_at(unit):
+    verdict = judge(find_exercise("6.4a"), lambda *case: closed_form(*case) / unit)
+    assert verdict.hint == "the answer is in bytes, not MiB and not a number of buckets"
+    assert judge(find_exercise("6.4a"), constant_25_mib).hint == ""
+
+
 @pytest.mark.parametrize("mib", CONSTANTS_MIB)
 def test_no_constant_is_good_enough_on_all_pairs(mib):
     assert max(case.regret(mib * MIB) for case in cases()) > lab06_choose.AT_MOST

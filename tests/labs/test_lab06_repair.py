@@ -372,6 +372,14 @@ def test_a_sum_in_place_shows_the_number_of_ranks(faults):
     assert "the median ratio to the right value is 2)" in found[VALUES]
 
 
+def test_every_wrong_answer_of_a_diagnosis_is_listed(faults):
+    said = {**second_diagnosis(6), "kind": "blocked", "written_on": "comm"}
+    found = faults(judge(find_exercise("6.5b"), 6, said, NoBuffer))
+    (seen,) = found.values()
+    assert "kind: 'blocked'" in seen and "written_on: 'comm'" in seen
+    assert "the right kind of this run" in seen and "bucket" not in seen
+
+
 WRONG_SECOND = {
     Racing: (SAFE, "buffer of bucket"),
     EventBeforeTheCopy: (SAFE, "buffer of bucket"),

@@ -8,7 +8,7 @@ constant answer fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from overlaplab.program import Part, Program, ProgramBuilder
 MIB = 2**20
 NUM_RANKS = 4
 AT_MOST = 0.20
+LEAST_BYTES = 1024  # nobody means less
 REGRET = "on each pair, at most a fifth of what there was to gain is lost"
 USABLE = "each answer is a positive number of bytes"
 
@@ -192,6 +193,7 @@ def grade_choice(sheet: Sheet, choose_cap: Callable[..., Any]) -> None:
     """Ask for a cap on each case and compare with the best of a sweep."""
     sheet.ran("choose_cap on 12 pairs of a model and a link, 4 ranks, alpha-beta")
     lost: dict[str, float] = {}
+    smallest = float("inf")
     for case in cases():
         answer = choose_cap(
             list(case.grad_bytes),
@@ -209,6 +211,7 @@ def grade_choice(sheet: Sheet, choose_cap: Callable[..., Any]) -> None:
         )
         sheet.stop_if_wrong()
         assert cap_bytes is not None
+        smallest = min(smallest, cap_bytes)
         best = case.best_cap_bytes()
         told = (
             f"{case.name}: {cap_bytes / MIB:.1f} MiB takes "
@@ -216,7 +219,11 @@ def grade_choice(sheet: Sheet, choose_cap: Callable[..., Any]) -> None:
             f"{case.step_ns(best) / 1e6:.2f}, the worse end {case.worst_ns() / 1e6:.2f}"
         )
         lost[told] = case.regret(cap_bytes)
-    sheet.verify(REGRET, regret_law(lost, at_most=AT_MOST))
+    wrong = regret_law(lost, at_most=AT_MOST)
+    if smallest < LEAST_BYTES:
+        hint = "the answer is in bytes, not MiB and not a number of buckets"
+        wrong = [replace(violation, hint=hint) for violation in wrong]
+    sheet.verify(REGRET, wrong)
 
 
 def _number(answer: object) -> float | None:

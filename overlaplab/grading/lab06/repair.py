@@ -229,7 +229,7 @@ def _diagnose(
 ) -> None:
     if not isinstance(said, Mapping):
         raise TypeError(f"the diagnosis is {type(said).__name__}; expected a dict")
-    sheet.verify(DIAGNOSIS, laws.diagnosis_law(said, truth))
+    sheet.verify(DIAGNOSIS, laws.diagnosis_law(said, truth), list_all=True)
 
 
 def _examine(
