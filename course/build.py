@@ -16,6 +16,7 @@ Cells. `# %% [markdown]` and `# %%` go into both notebooks, unless a key says ot
     # %% kind="lab-only"                         (also [markdown]) left out of the other
     # %% tags=["raises-exception"]               nbconvert's and nbval's tags are kept
     # %% name="plan"                             the cell's id
+    # %% fold=true                               JupyterLab folds its code away
 
 Ids are stable: the name, else kind and exercise ("check-6-1"), else a hash of the text.
 
@@ -59,7 +60,7 @@ import notebook_runs as runs
 from notebook_runs import BuildError
 
 KINDS = ("", "exercise", "check", "solution-only", "lab-only")
-KEYS = {"kind", "exercise", "points", "name", "tags", "lines_to_next_cell"}
+KEYS = {"kind", "exercise", "points", "name", "tags", "fold", "lines_to_next_cell"}
 MARKER = re.compile(r"^( *)### (BEGIN|END) (SOLUTION|STUB|HIDDEN TESTS)\s*$")
 LOOKS_LIKE_MARKER = re.compile(
     r"#\s*(BEGIN|END)[ _-]*(SOLUTION|STUB|HIDDEN)", re.IGNORECASE
@@ -105,6 +106,7 @@ class Cell:
     exercise: str
     points: int
     tags: tuple[str, ...]
+    fold: bool
     blocks: tuple[Block, ...]
 
 
@@ -153,6 +155,7 @@ def _cell(raw: Any, where: str, before: Sequence[Cell]) -> Cell:
         exercise=exercise,
         points=int(keys.get("points", 1)),
         tags=tuple(keys.get("tags", ())),
+        fold=bool(keys.get("fold", False)),
         blocks=blocks,
     )
 
@@ -301,6 +304,8 @@ def _node(cell: Cell, source: str) -> NotebookNode:
         } | ({"points": cell.points} if check else {})
     if tags:
         metadata["tags"] = tags
+    if cell.fold:
+        metadata["jupyter"] = {"source_hidden": True}
     make: Any = nbformat.v4.new_markdown_cell
     if cell.type == "code":
         make = nbformat.v4.new_code_cell

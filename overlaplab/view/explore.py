@@ -195,8 +195,8 @@ class Explorer:
             display(box)
         self._shown = display(self.figure(), display_id=True)
         first = next(iter(self.knobs))
-        hint = f"name.set({first}={self._settings[first]!r})"
-        print(f"No sliders here? Give the explorer a name and type {hint}.")
+        hint = f"knobs.set({first}={self._settings[first]!r})"
+        print(f"No sliders here? Type {hint}, if its name is knobs.")
 
     def _make_sliders(self) -> Any:
         """A box of one slider a knob, None without ipywidgets."""

@@ -134,6 +134,14 @@ def test_a_wrong_reading_is_refused_with_the_run(wrong, reading, faults):
     assert reason in found[sentence]
 
 
+def test_every_run_that_was_read_wrongly_is_listed(reading, faults):
+    answer = copy.deepcopy(reading)
+    answer["A"]["largest"] = answer["C"]["largest"] = "idle"
+    seen = faults(judge(find_exercise("6.4b"), answer))[lab06_reading.LARGEST]
+    assert "run A (" in seen and "run C (" in seen and "run B" not in seen
+    assert "the largest value in critical_path().shares of run A" in seen
+
+
 @pytest.mark.parametrize("owner", ["head.weight", "blocks.0.narrow.weight", None])
 def test_another_owner_of_the_tail_is_refused(owner, reading, faults):
     found = faults(judge(find_exercise("6.4b"), {**reading, "tail": owner}))
@@ -161,7 +169,8 @@ def test_no_cap_removes_the_tail_of_the_embedding():
 
 # 6.7
 
-START = {name: knob.default for name, knob in KNOBS.items()}
+DEFAULTS = {name: knob.default for name, knob in KNOBS.items()}
+START = {**DEFAULTS, "bucket_mib": 25, "gbyte_per_s": 12.5, "ktokens": 8}
 FOUND = {
     "latency": {
         **START,
@@ -189,6 +198,11 @@ WRONG_FOUND = {
 }
 
 
+@pytest.mark.parametrize("name", FOUND)
+def test_the_sliders_do_not_start_at_an_answer(name, faults):
+    assert faults(judge(find_exercise("6.7"), {**FOUND, name: DEFAULTS}))
+
+
 @pytest.mark.parametrize("found", [FOUND, OTHER_FOUND], ids=["one", "another"])
 def test_any_four_settings_that_do_it_pass(found):
     verdict = judge(find_exercise("6.7"), found)
@@ -211,6 +225,29 @@ def test_settings_that_do_not_do_it_are_refused_with_numbers(name, faults):
 def test_settings_that_no_slider_has_are_refused(wrong, faults):
     found = faults(judge(find_exercise("6.7"), {**FOUND, "neither": wrong}))
     assert list(found) == [lab06_reading.SETTINGS]
+
+
+def test_settings_that_are_there_are_judged_without_the_others(faults):
+    said = {**FOUND, "neither": None, "latency": START}
+    found = faults(judge(find_exercise("6.7"), said))
+    assert set(found) == {lab06_reading.SETTINGS, lab06_reading.IS_LATENCY}
+    assert "you have not filled in 'neither'" in found[lab06_reading.SETTINGS]
+
+
+def test_knobs_that_are_left_out_stand_where_the_sliders_start(faults):
+    part = {"latency_us": 500}
+    whole = {**{name: knob.default for name, knob in KNOBS.items()}, **part}
+    assert turn(**part) == turn(**whole)
+    one, other = (
+        faults(judge(find_exercise("6.7"), {**FOUND, "neither": settings}))
+        for settings in (part, whole)
+    )
+    assert list(one) == list(other) == [lab06_reading.IS_NEITHER]
+
+
+def test_a_knob_that_does_not_exist_is_refused(faults):
+    found = faults(judge(find_exercise("6.7"), {**FOUND, "neither": {"latency": 5}}))
+    assert "there is no knob 'latency'" in found[lab06_reading.SETTINGS]
 
 
 # What the lesson says.

@@ -145,7 +145,7 @@ def test_without_ipywidgets_the_figure_and_a_hint_are_shown(monkeypatch, capsys)
     monkeypatch.setattr(display, "display", lambda thing, **_: shown.append(thing))
     make()._ipython_display_()
     assert [type(thing) for thing in shown] == [Picture]
-    assert "name.set(per_bucket=2)" in capsys.readouterr().out
+    assert "knobs.set(per_bucket=2)" in capsys.readouterr().out
 
 
 def images(cell):

@@ -23,6 +23,7 @@ from overlaplab.grading.lab06.measured import (
     measured,
     message_points,
     stored_benchmarks,
+    stored_ms,
 )
 from overlaplab.grading.lab06.reading import KNOBS, WHAT_IF, turn
 from overlaplab.grading.lab06.repair import patient
@@ -52,6 +53,7 @@ from overlaplab.program import Program, replay
 from overlaplab.streams import annotate
 from overlaplab.timeline import Timeline
 from overlaplab.view.stacking import Picture
+from overlaplab.view.units import percentages
 
 __all__ = [
     "ETHERNET",
@@ -78,13 +80,16 @@ __all__ = [
     "name_gradients",
     "patient",
     "record_reducer",
+    "shares_text",
     "side_by_side",
     "stored_benchmarks",
+    "stored_ms",
     "sweep",
     "three_runs",
     "try_ddp",
     "turn",
     "valley",
+    "whose",
 ]
 
 _kept: dict[str, Any] = {}
@@ -105,6 +110,19 @@ def mine_or_ours(exercise_id: str) -> Any:
     if exercise_id not in _kept:
         print(f"({exercise_id} is not solved yet: the course's own runs in its place)")
     return _kept.get(exercise_id, _OURS[exercise_id])
+
+
+def whose(*exercise_ids: str) -> str:
+    """Whose reducer the parts make: the learner's only if each part is theirs."""
+    mine = all(exercise_id in _kept for exercise_id in exercise_ids)
+    return "your reducer" if mine else "the course's reducer"
+
+
+def shares_text(timeline: Timeline) -> str:
+    """The shares of the critical path, in the percents of `view.table`."""
+    shares_ns = timeline.critical_path().shares_ns
+    named = zip(shares_ns, percentages(shares_ns.values()), strict=True)
+    return ", ".join(f"{share} {percent} %" for share, percent in named if percent)
 
 
 def side_by_side(what: str, yours: object, seen: object) -> None:

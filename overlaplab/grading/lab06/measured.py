@@ -106,6 +106,20 @@ def stored_benchmarks(folder: Path | None = None) -> list[str]:
     return lines or ["No benchmark of this version is stored yet."]
 
 
+def stored_ms(variant: str, batch: int) -> float:
+    """Median ms a step of the first model in the stored run on GPUs, as printed."""
+    folder = Path(__file__).parents[2] / "bench" / "results"
+    for path in sorted(folder.glob("*.json")):
+        stored = json.loads(path.read_text())
+        if stored.get("backend") != "nccl" or path.stem.endswith("quick"):
+            continue
+        model = stored["cases"][0]["model"]
+        for case in stored["cases"]:
+            if (case["model"], case["batch"]) == (model, batch):
+                return float(case["variants"][variant]["median_ms"])
+    raise KeyError(f"no stored time of {variant!r} at batch {batch}")
+
+
 def _table(stored: Mapping[str, Any]) -> list[str]:
     model = stored["cases"][0]["model"]
     cases = [case for case in stored["cases"] if case["model"] == model]

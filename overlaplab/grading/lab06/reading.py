@@ -20,12 +20,12 @@ TAIL = "whose bytes are still on the wire when run C has nothing left to compute
 
 KNOBS: Mapping[str, Knob] = {
     "bucket_mib": Knob(
-        (0, 1, 2, 5, 10, 25, 50, 100, 200, 500), 25, "bucket (MiB; 0: each alone)"
+        (0, 1, 2, 5, 10, 25, 50, 100, 200, 500), 10, "bucket (MiB; 0: each alone)"
     ),
     "latency_us": Knob((5, 10, 20, 44, 100, 200, 500, 1000), 100, "latency (us)"),
-    "gbyte_per_s": Knob((1, 3, 12.5, 25, 50, 100, 340), 12.5, "bandwidth (GB/s)"),
+    "gbyte_per_s": Knob((1, 3, 12.5, 25, 50, 100, 340), 50, "bandwidth (GB/s)"),
     "layers": Knob((6, 12, 24, 48), 24, "layers"),
-    "ktokens": Knob((1, 2, 4, 8, 16, 32), 8, "tokens a GPU (thousands)"),
+    "ktokens": Knob((1, 2, 4, 8, 16, 32), 4, "tokens a GPU (thousands)"),
 }
 WHAT_IF = {
     "half the latency": lambda s: {"latency_us": s["latency_us"] / 2},
@@ -68,6 +68,7 @@ def grade_reading(sheet: Sheet, reading: Mapping[str, Any]) -> None:
             replace(
                 violation,
                 message=f"run {letter} ({given.name}): {violation.message}",
+                expected=f"the largest value in critical_path().shares of run {letter}",
                 hint="max() over timeline.critical_path().shares, not over the lanes",
             )
             for violation in laws.diagnosis_law(said, {"largest": largest})
@@ -76,14 +77,16 @@ def grade_reading(sheet: Sheet, reading: Mapping[str, Any]) -> None:
             replace(
                 violation,
                 message=f"run {letter}: {violation.message}",
+                expected="percent of the step, from .timeline(latency=0.5) of run "
+                f"{letter}",
                 hint="time it again: compare step_ns with .timeline(latency=0.5)",
             )
             for violation in laws.diagnosis_law(
                 said, {"half_latency_saves_percent": 100 * saved}
             )
         ]
-    sheet.verify(LARGEST, wrong_share)
-    sheet.verify(COUNTERFACTUAL, wrong_saving)
+    sheet.verify(LARGEST, wrong_share, list_all=True)
+    sheet.verify(COUNTERFACTUAL, wrong_saving, list_all=True)
     owner = three_runs()["C"].messages()[-1].names[-1]
     truth = {"tail": frozenset({owner, f"grad {owner}", owner.partition(".")[0]})}
     hint = "which collective ends last, and what are its parts called?"
@@ -93,13 +96,16 @@ def grade_reading(sheet: Sheet, reading: Mapping[str, Any]) -> None:
 
 
 def turn(
-    bucket_mib: float,
-    latency_us: float,
-    gbyte_per_s: float,
-    layers: int,
-    ktokens: int,
+    bucket_mib: Any = KNOBS["bucket_mib"].default,
+    latency_us: Any = KNOBS["latency_us"].default,
+    gbyte_per_s: Any = KNOBS["gbyte_per_s"].default,
+    layers: Any = KNOBS["layers"].default,
+    ktokens: Any = KNOBS["ktokens"].default,
 ) -> Timeline:
-    """The written step with these knobs; 0 MiB: a message a gradient."""
+    """The written step with these knobs; 0 MiB: a message a gradient.
+
+    A knob that is left out stands where its slider starts.
+    """
     hardware = with_link(
         ETHERNET,
         latency_ns=round(latency_us * 1e3),
@@ -111,6 +117,7 @@ def turn(
 
 def saved_percent(settings: Mapping[str, Any], what_if: str) -> float:
     """What the change `what_if` saves of the step, in percent."""
+    settings = _filled(settings)
     changed = {**settings, **WHAT_IF[what_if](settings)}
     return 100 * (1 - turn(**changed).step_ns / turn(**settings).step_ns)
 
@@ -136,15 +143,21 @@ def lost_percent(settings: Mapping[str, Any]) -> float:
 def grade_knobs(sheet: Sheet, found: Mapping[str, Mapping[str, Any]]) -> None:
     """Resolve the learner's settings, whatever they typed or slid."""
     sheet.ran("your four settings, each resolved again")
-    for name in (LATENCY_BOUND, WIRE_BOUND, NEITHER, LOSES):
-        problem = _unusable(name, found)
-        sheet.expect(SETTINGS, not problem, seen=problem, expected=f"{list(KNOBS)}")
-    sheet.stop_if_wrong()
+    names = (LATENCY_BOUND, WIRE_BOUND, NEITHER, LOSES)
+    problems = {n: problem for n in names if (problem := _unusable(n, found))}
+    sheet.expect(
+        SETTINGS,
+        not problems,
+        seen="\n".join(problems.values()),
+        expected=f"some of {list(KNOBS)}; the others stand where the sliders start",
+    )
     for name, sentence in (
         (LATENCY_BOUND, IS_LATENCY),
         (WIRE_BOUND, IS_WIRE),
         (NEITHER, IS_NEITHER),
     ):
+        if name in problems:
+            continue  # each is judged alone
         half, twice = (saved_percent(found[name], what) for what in WHAT_IF)
         right = {
             IS_LATENCY: half >= 15 and twice < 8,
@@ -158,6 +171,8 @@ def grade_knobs(sheet: Sheet, found: Mapping[str, Mapping[str, Any]]) -> None:
             f"bandwidth {twice:.1f} %",
             expected=sentence,
         )
+    if LOSES in problems:
+        return
     lost = lost_percent(found[LOSES])
     sheet.expect(
         IS_LOST,
@@ -171,9 +186,18 @@ def grade_knobs(sheet: Sheet, found: Mapping[str, Mapping[str, Any]]) -> None:
 def _unusable(name: str, found: Mapping[str, Mapping[str, Any]]) -> str:
     """What is wrong with the settings called `name`, "" if nothing."""
     settings = found.get(name) if isinstance(found, Mapping) else None
+    if settings is None or settings == {}:
+        return f"you have not filled in {name!r}"
     if not isinstance(settings, Mapping):
-        return f"no settings called {name!r}"
-    for knob, (values, _, _) in KNOBS.items():
-        if settings.get(knob) not in values:
-            return f"{name!r}: {knob} is {settings.get(knob)!r}, not one of {values}"
+        return f"{name!r} is {settings!r}, not a dict"
+    for knob, value in settings.items():
+        if knob not in KNOBS:
+            return f"{name!r}: there is no knob {knob!r}"
+        if value not in KNOBS[knob].values:
+            return f"{name!r}: {knob} is {value!r}, not one of {KNOBS[knob].values}"
     return ""
+
+
+def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With the sliders' starts for what is left out."""
+    return {**{name: knob.default for name, knob in KNOBS.items()}, **settings}
