@@ -169,7 +169,8 @@ def test_no_cap_removes_the_tail_of_the_embedding():
 
 # 6.7
 
-START = {name: knob.default for name, knob in KNOBS.items()}
+DEFAULTS = {name: knob.default for name, knob in KNOBS.items()}
+START = {**DEFAULTS, "bucket_mib": 25, "gbyte_per_s": 12.5, "ktokens": 8}
 FOUND = {
     "latency": {
         **START,
@@ -195,6 +196,11 @@ WRONG_FOUND = {
     "neither": (START, lab06_reading.IS_NEITHER, "twice the bandwidth 4"),
     "25 MiB loses": (START, lab06_reading.IS_LOST, "25 MiB takes"),
 }
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_sliders_do_not_start_at_an_answer(name, faults):
+    assert faults(judge(find_exercise("6.7"), {**FOUND, name: DEFAULTS}))
 
 
 @pytest.mark.parametrize("found", [FOUND, OTHER_FOUND], ids=["one", "another"])

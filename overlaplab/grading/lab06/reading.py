@@ -20,12 +20,12 @@ TAIL = "whose bytes are still on the wire when run C has nothing left to compute
 
 KNOBS: Mapping[str, Knob] = {
     "bucket_mib": Knob(
-        (0, 1, 2, 5, 10, 25, 50, 100, 200, 500), 25, "bucket (MiB; 0: each alone)"
+        (0, 1, 2, 5, 10, 25, 50, 100, 200, 500), 10, "bucket (MiB; 0: each alone)"
     ),
     "latency_us": Knob((5, 10, 20, 44, 100, 200, 500, 1000), 100, "latency (us)"),
-    "gbyte_per_s": Knob((1, 3, 12.5, 25, 50, 100, 340), 12.5, "bandwidth (GB/s)"),
+    "gbyte_per_s": Knob((1, 3, 12.5, 25, 50, 100, 340), 50, "bandwidth (GB/s)"),
     "layers": Knob((6, 12, 24, 48), 24, "layers"),
-    "ktokens": Knob((1, 2, 4, 8, 16, 32), 8, "tokens a GPU (thousands)"),
+    "ktokens": Knob((1, 2, 4, 8, 16, 32), 4, "tokens a GPU (thousands)"),
 }
 WHAT_IF = {
     "half the latency": lambda s: {"latency_us": s["latency_us"] / 2},
