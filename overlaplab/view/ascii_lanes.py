@@ -9,6 +9,7 @@ from overlaplab.timeline import Share, Span, Timeline
 from overlaplab.timeline.critical_path import is_wait
 from overlaplab.timeline.intervals import Interval, intersect, merge, subtract
 from overlaplab.timeline.report import union
+from overlaplab.view.arguments import check_timeline
 from overlaplab.view.panel import MAX_RANKS, numbers
 from overlaplab.view.units import format_ns
 
@@ -51,6 +52,7 @@ def text(timeline: Timeline, *, width: int = 100) -> str:
     Args:
         width: characters of a line, at least 40.
     """
+    check_timeline(timeline)
     if width < 40:
         raise ValueError(f"width {width}: a timeline needs at least 40 characters")
     if not timeline.spans:

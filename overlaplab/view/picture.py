@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from overlaplab.timeline import Timeline
+from overlaplab.view.arguments import check_timeline, check_timelines
 from overlaplab.view.panel import Panel
 from overlaplab.view.stacking import legend_entries, stack
 
@@ -37,6 +38,7 @@ def draw(
     Returns:
         The figure; the last line of a cell shows it, `savefig` writes it.
     """
+    check_timeline(timeline)
     panel = Panel(
         timeline,
         title or "",
@@ -76,6 +78,7 @@ def draw_many(
         ranks: only these, in all of them.
         critical_path: mark it.
     """
+    check_timelines(timelines)
     if not timelines:
         raise ValueError("draw_many got no timelines; expected {title: timeline, ...}")
     longest_ns = max(t.end_ns - t.start_ns for t in timelines.values())

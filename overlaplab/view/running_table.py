@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from overlaplab.timeline import SHARES, Timeline
+from overlaplab.view.arguments import check_timelines
 from overlaplab.view.units import decimals, percentages, time_unit
 
 
@@ -59,6 +60,7 @@ def table(timelines: Mapping[str, Timeline]) -> Table:
     Args:
         timelines: by name. Numbers are those of the slowest rank, see `Report`.
     """
+    check_timelines(timelines)
     reports = [timeline.report() for timeline in timelines.values()]
     times_ns = [(r.step_ns, r.exposed_ns, r.hidden_ns, r.saved_ns) for r in reports]
     scale, unit = time_unit(max((row[0] for row in times_ns), default=0))

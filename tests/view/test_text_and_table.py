@@ -2,8 +2,9 @@
 
 import pytest
 
+import overlaplab as ol
 from overlaplab.timeline import Span, Timeline
-from overlaplab.view import table, text
+from overlaplab.view import draw, draw_many, table, text
 from tests.view.steps import step
 
 MS = 1_000_000
@@ -80,3 +81,13 @@ def test_markdown_has_a_rule_of_as_many_cells_as_the_header():
     head, rule, row, _, note = table({"one": small()})._repr_markdown_().splitlines()
     assert head.count("|") == rule.count("|") == row.count("|")
     assert note.startswith("%: shares of the critical path")
+
+
+def test_a_run_in_the_place_of_its_timeline_is_refused_with_the_repair():
+    run = ol.Run((), small())
+    for show in (text, draw, lambda r: table({"a": r}), lambda r: draw_many({"a": r})):
+        with pytest.raises(TypeError, match=r"got a Run; pass its \.timeline"):
+            show(run)
+    for show in (table, draw_many):
+        with pytest.raises(TypeError, match=r"timeline, .*got a list"):
+            show([small()])
