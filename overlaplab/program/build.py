@@ -82,6 +82,7 @@ class ProgramBuilder:
         """
         if ns and flops:
             raise ValueError(f"{name}: give ns or flops, not both")
+        _check_amounts(name, ns=ns, flops=flops)
         return self._launch(
             rank, "compute", name, stream, flops=flops or ns * 1000, **fields
         )
@@ -107,6 +108,7 @@ class ProgramBuilder:
         Its lane is "comm" for the default group and "comm:NAME" for another, whose
         `ranks` are all unless given. With `async_op=False` the stream waits for it.
         """
+        _check_amounts(operation, bytes=bytes)
         own = self._own(rank)
         sequence = own.sequence.get(group, 0)
         own.sequence[group] = sequence + 1
@@ -137,6 +139,11 @@ class ProgramBuilder:
 
     def wait(self, rank: int, work: int, *, stream: str = "default") -> None:
         """`Work.wait()`: what is launched on `stream` next waits for `work`."""
+        ops = self._own(rank).ops
+        if not 0 <= work < len(ops) or ops[work].kind != "communication":
+            raise ValueError(
+                f"rank {rank} waits for op {work}; expected what `collective` returned"
+            )
         self._wait(rank, stream, work)
         before = len(self._own(rank).ops)
         self._waits.append(WorkWait(rank, work, stream, before))
@@ -160,6 +167,7 @@ class ProgramBuilder:
 
     def host(self, rank: int, name: str, ns: int) -> int:
         """The CPU computes for `ns`."""
+        _check_amounts(name, ns=ns)
         return self._append(rank, "host", name, "cpu", duration_ns=ns)
 
     def storage(
@@ -252,3 +260,11 @@ class ProgramBuilder:
 
     def _wait(self, rank: int, stream: str, index: int) -> None:
         self._own(rank).pending.setdefault(stream, []).append(index)
+
+
+def _check_amounts(name: str, **amounts: int) -> None:
+    for what, amount in amounts.items():
+        if not isinstance(amount, int) or amount < 0:
+            raise ValueError(
+                f"{name}: {what} is {amount!r}; expected an int, 0 or more"
+            )

@@ -71,3 +71,26 @@ def test_a_rank_that_is_not_there_is_refused(rank):
 def test_a_kernel_of_both_nanoseconds_and_flops_is_refused():
     with pytest.raises(ValueError, match="mm: give ns or flops"):
         ProgramBuilder().compute(0, "mm", ns=1, flops=1)
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        lambda b, number: b.compute(0, "mm", ns=number),
+        lambda b, number: b.compute(0, "mm", flops=number),
+        lambda b, number: b.collective(0, "all_reduce", bytes=number),
+        lambda b, number: b.host(0, "load", number),
+    ],
+)
+@pytest.mark.parametrize("number", [-1, 1.5, "2"])
+def test_an_amount_below_zero_or_no_integer_is_refused(launch, number):
+    with pytest.raises(ValueError, match=f"is {number!r}; expected an int, 0 or more"):
+        launch(ProgramBuilder(), number)
+
+
+def test_a_wait_for_what_is_no_collective_is_refused():
+    b = ProgramBuilder()
+    kernel = b.compute(0, "mm", ns=1)
+    for work in (kernel, kernel + 1, -1):
+        with pytest.raises(ValueError, match=f"waits for op {work}"):
+            b.wait(0, work)
