@@ -67,6 +67,8 @@ DEMO_HARDWARE = replace(
     with_link(profile("chalk"), latency_ns=20_000), name="chalk, 20 us a message"
 )
 
+FIGURE_FORMATS = (".png", ".svg", ".pdf", ".jpg")
+
 MakeReducer = Callable[[Transformer, Sizes], Reducer]
 VARIANTS: Mapping[str, MakeReducer] = {
     "serial": lambda model, _: SerialReducer(model),
@@ -119,6 +121,11 @@ def demo(
     console = console or Console(highlight=False, soft_wrap=True)
     if steps < 2:
         raise ValueError(f"steps is {steps}; expected 2 or more, the first is set-up")
+    if out.suffix.lower() not in FIGURE_FORMATS:
+        raise ValueError(
+            f"{str(out)!r} is no figure's file; expected a name that ends in "
+            + ", ".join(FIGURE_FORMATS)
+        )
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out}: there is no directory {out.parent}")
     hardware = profile(hardware)

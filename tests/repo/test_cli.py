@@ -62,6 +62,8 @@ def test_a_fault_of_the_package_keeps_its_traceback() -> None:
         (["demo", "--steps", "1"], ["steps", "1", "2 or more"]),
         (["demo", "--ranks", "many"], ["many"]),
         (["demo", "--out", "no/such/place.png"], ["no/such/place.png"]),
+        (["demo", "--out", ""], ["no figure's file", ".png"]),
+        (["demo", "--out", "demo.doc"], ["demo.doc", ".png"]),
         (["grade", "no-such-file.ipynb"], ["no-such-file.ipynb"]),
         (["grade"], ["PATH"]),
         (["train"], ["train"]),
