@@ -282,7 +282,7 @@ def read_notebook(path: Path) -> list[NotebookCell]:
     if not path.is_file():
         raise NotebookError(f"{path}: is no file; expected a notebook (.ipynb)")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise NotebookError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:

@@ -216,6 +216,7 @@ def test_nothing_that_a_cell_prints_or_patches_reaches_a_verdict(tmp_path, grade
         ('{"cells": [7], "nbformat": 4}', "cell 1: is no cell"),
         ('{"cells": [], "nbformat": 4}', "no exercise in any of its 0 code cells"),
         ("\udcff", "no JSON"),
+        ("\ufeff" + '{"cells": [], "nbformat": 4}', "no exercise in any of its 0"),
     ],
 )
 def test_what_is_no_notebook_gets_one_clear_error(tmp_path, content, says):
