@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from overlaplab.bench import data_parallel
+from overlaplab.bench import data_parallel, lessons
 from overlaplab.bench.kernels import device_description
 
 
@@ -45,7 +45,8 @@ def main() -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m overlaplab.bench")
-    parser.add_argument("benchmark", choices=["data-parallel"])
+    parser.add_argument("benchmark", choices=["data-parallel", "lessons"])
+    parser.add_argument("--lesson", help="lessons: which one, such as 03")
     parser.add_argument(
         "--models", nargs="+", choices=list(data_parallel.MODELS), metavar="MODEL"
     )
@@ -87,17 +88,26 @@ def run_rank(local_rank: int, options: argparse.Namespace) -> None:
         "cases": [],
     }
     try:
+        if options.benchmark == "lessons":
+            results |= {"lesson": options.lesson, **lessons.measure(options.lesson)}
+            del results["cases"]
+            _write(results, options.out)
+            return
         for name in options.models or data_parallel.CASES:
             if not options.quick and name != data_parallel.MAIN:
                 plan = replace(plan, **data_parallel.BRIEF)
             for batch in options.batches or data_parallel.CASES.get(name, (2,)):
                 case = data_parallel.measure_case(name, batch, plan, options.traces)
                 results["cases"].append(case)
-                if options.out and dist.get_rank() == 0:
-                    options.out.parent.mkdir(parents=True, exist_ok=True)
-                    options.out.write_text(json.dumps(results, indent=1) + "\n")
+                _write(results, options.out)
     finally:
         dist.destroy_process_group()
+
+
+def _write(results: dict[str, Any], out: Path | None) -> None:
+    if out and dist.get_rank() == 0:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def _take_share_of_cores(local_rank: int, num_local: int) -> None:

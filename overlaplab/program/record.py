@@ -117,7 +117,8 @@ class Op:
         label: innermost annotation at the launch.
         phase: "forward" (autograd notes it), "backward" (launched by its engine) or "".
         source: "file:line in function" of the user's code, "" if not recorded.
-        attributes: anything else, JSON values.
+        attributes: anything else, JSON values. Of a "memcpy": "direction" ("h2d",
+            "d2h") and "pinned" (whether the host's side is).
     """
 
     index: int
@@ -170,6 +171,9 @@ class StorageLife:
         freed: index of the next operator when its last reference went, None: alive.
         stream: the stream current at the allocation (the caching allocator's owner).
         name: as given by `name_tensor` ("layers.0.weight", "grad fc.bias"), or "".
+        recorded: every `record_stream`: (stream, index of the next operator then).
+        host: in the CPU's memory; `pinned`: and page-locked, so that copies need no
+            help of the CPU.
     """
 
     rank: int
@@ -179,6 +183,9 @@ class StorageLife:
     freed: int | None
     stream: str
     name: str = ""
+    recorded: tuple[tuple[str, int], ...] = ()
+    host: bool = False
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
