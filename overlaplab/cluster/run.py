@@ -70,6 +70,7 @@ def run(
     hardware: str | Hardware = "h100-nvlink",
     timeout_s: float = 60,
     fake: bool = False,
+    check: bool = True,
     **kwargs: Any,
 ) -> Run:
     """Call `fn(*args, **kwargs)` once on every rank of a cluster.
@@ -89,6 +90,9 @@ def run(
             where; it counts from when all ranks are ready.
         fake: virtual only: compute shapes instead of values, on one rank that stands
             for all.
+        check: virtual only: look for hazards, works that nobody waited for and
+            collectives that were never matched. False leaves `Run.warnings` empty and
+            saves the time; `find_findings(run.program)` looks later.
 
     Returns:
         See `Run`.
@@ -107,7 +111,9 @@ def run(
     _check(fn, world_size, cluster, timeout_s, fake)
     machine = hardware_profile(hardware)
     if cluster == "virtual":
-        return _run_virtual(fn, args, kwargs, world_size, machine, timeout_s, fake)
+        return _run_virtual(
+            fn, args, kwargs, world_size, machine, timeout_s, fake, check
+        )
     if _started_by_torchrun():
         outcome = _run_in_world(fn, args, kwargs, world_size, cluster, timeout_s)
     else:
@@ -125,6 +131,7 @@ def _run_virtual(
     hardware: Hardware,
     timeout_s: float,
     fake: bool,
+    check: bool,
 ) -> Run:
     from overlaplab.cluster.virtual import run_virtual
     from overlaplab.program import find_findings, resolve
@@ -139,7 +146,8 @@ def _run_virtual(
         fake=fake,
     )
     timeline = resolve(program, hardware)
-    return Run(tuple(values), timeline, program, find_findings(program))
+    findings = find_findings(program) if check else ()
+    return Run(tuple(values), timeline, program, findings)
 
 
 def _run_in_world(

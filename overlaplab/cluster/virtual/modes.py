@@ -150,8 +150,8 @@ class HostSyncMode(TorchFunctionMode):
         name = _SYNCS.get(func)
         if name is None:
             return func(*args, **kwargs)
-        if name == "record_stream":  # keeps a block from reuse: nothing is reused here
-            return None
+        if name == "record_stream":
+            return self._record_stream(*args, **kwargs)
         if name == "to" and "cpu" not in args[1:2] and kwargs.get("device") != "cpu":
             return func(*args, **kwargs)
         tensor = args[0]
@@ -163,6 +163,10 @@ class HostSyncMode(TorchFunctionMode):
         if name == "pin_memory":
             return tensor
         return func(*args, **kwargs)
+
+    def _record_stream(self, tensor: torch.Tensor, s: Any) -> None:
+        lane = self._recorder.current()
+        self._recorder.storages.record_stream(tensor, s.lane.name, lane.name)
 
     def _wait(self, name: str, tensor: torch.Tensor) -> None:
         recorder = self._recorder

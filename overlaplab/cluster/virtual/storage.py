@@ -27,6 +27,7 @@ class _Storage:
     freed: int | None = None
     name: str = ""
     on_host: bool = False
+    recorded: list[tuple[str, int]] = field(default_factory=list)
     writes: list[tuple[Access, int]] = field(default_factory=list)
     watch: Any = None
 
@@ -86,6 +87,13 @@ class StorageTable:
         flags = [self._all[access.storage].on_host for access in accesses]
         return bool(flags) and all(flags)
 
+    def record_stream(self, tensor: torch.Tensor, user: str, stream: str) -> None:
+        """Stream `user` uses the memory of `tensor` up to here (`record_stream`)."""
+        access = self.access(tensor, stream)
+        if access is not None:
+            recorded = self._all[access.storage].recorded
+            recorded.append((user, len(self._ops)))
+
     def last_writer(self, access: Access) -> int | None:
         """The last operator that wrote any of these bytes."""
         for written, op in reversed(self._all[access.storage].writes):
@@ -114,7 +122,14 @@ class StorageTable:
         """Every allocation, in order of birth."""
         return tuple(
             StorageLife(
-                self._rank, s.number, s.bytes, s.born, s.freed, s.stream, s.name
+                self._rank,
+                s.number,
+                s.bytes,
+                s.born,
+                s.freed,
+                s.stream,
+                s.name,
+                tuple(s.recorded),
             )
             for s in self._all
         )
