@@ -5,10 +5,12 @@ from overlaplab.program.deadlock import find_deadlock
 from overlaplab.program.findings import find_findings
 from overlaplab.program.gradients import buckets_of_cap, gradient_parts
 from overlaplab.program.memory import (
+    Holder,
     end_bytes,
     held_at_peak,
     live_bytes,
     peak_bytes,
+    top_holders,
 )
 from overlaplab.program.record import (
     Access,
@@ -29,6 +31,7 @@ __all__ = [
     "Access",
     "Collective",
     "Finding",
+    "Holder",
     "Op",
     "OpKind",
     "Part",
@@ -48,4 +51,5 @@ __all__ = [
     "rebucket",
     "replay",
     "resolve",
+    "top_holders",
 ]

@@ -1,16 +1,47 @@
-"""Memory of one rank from the record: which bytes live when, and the peak.
+"""Memory of one rank from the record: which bytes live when, the peak, who holds it.
 
-Counts what the program allocated, as its CPU did it: a caching allocator's blocks and
-fragmentation, and memory that a stream still uses after its release, are not in it.
+Counts what the program allocated on the device, as its CPU did it: a caching
+allocator's blocks and fragmentation, and memory that a stream still uses after its
+release, are not in it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from overlaplab.program.record import Program, StorageLife
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One allocation that lives at the peak, and what people call it.
+
+    Args:
+        storage: as in `StorageLife`.
+        bytes: its size.
+        name: of the tensor, where known: "layers.0.weight"; "" otherwise.
+        made_by: name of the first operator that wrote it ("mm"), "" if none did: it
+            was there before the program, or is empty.
+        source: the line of the user's code that launched that operator, "" if none.
+    """
+
+    storage: int
+    bytes: int
+    name: str = ""
+    made_by: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        """The name, or the operator that made it and where: for pictures."""
+        if self.name:
+            return self.name
+        if not self.made_by:
+            return f"storage {self.storage}"
+        return self.made_by + (f" [{self.source}]" if self.source else "")
+
+
 def live_bytes(program: Program, rank: int = 0) -> list[tuple[int, int]]:
-    """The bytes that `rank` holds, as steps.
+    """The bytes that `rank` holds on its device, as steps.
 
     Returns:
         [(op_index, bytes), ...], ascending: from just before operator `op_index` until
@@ -56,10 +87,36 @@ def held_at_peak(program: Program, rank: int = 0) -> tuple[StorageLife, ...]:
     return tuple(sorted(living, key=lambda life: (-life.bytes, life.storage)))
 
 
+def top_holders(program: Program, rank: int = 0, num: int = 5) -> tuple[Holder, ...]:
+    """The `num` largest allocations at the (first) peak of `rank`, largest first.
+
+    Raises:
+        ValueError: the rank was not recorded, or `num` is less than 1.
+    """
+    if num < 1:
+        raise ValueError(f"num is {num}; expected at least 1 holder")
+    lives = held_at_peak(program, rank)[:num]
+    makers: dict[int, tuple[str, str]] = {}
+    wanted = {life.storage for life in lives}
+    for op in program.ranks[rank]:
+        for access in op.writes:
+            if access.storage in wanted:
+                makers.setdefault(access.storage, (op.name, op.source))
+    return tuple(
+        Holder(
+            life.storage,
+            life.bytes,
+            life.name,
+            *makers.get(life.storage, ("", "")),
+        )
+        for life in lives
+    )
+
+
 def _lives(program: Program, rank: int) -> list[StorageLife]:
     if not 0 <= rank < len(program.ranks):
         raise ValueError(
             f"rank {rank} was not recorded; the program has ranks 0 to "
             f"{len(program.ranks) - 1}"
         )
-    return [life for life in program.storages if life.rank == rank]
+    return [life for life in program.storages if life.rank == rank and not life.host]

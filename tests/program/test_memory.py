@@ -1,5 +1,7 @@
 """Live bytes, the peak and what is left at the end."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from overlaplab.program import (
     held_at_peak,
     live_bytes,
     peak_bytes,
+    top_holders,
 )
 
 
@@ -41,6 +44,33 @@ def test_the_peak_and_the_end():
 def test_the_peak_is_held_by_these_largest_first():
     names = [life.name for life in held_at_peak(activations())]
     assert names == ["weight", "activation 1", "activation 0"]
+
+
+def test_the_top_holders_say_their_name_or_who_made_them_and_where():
+    b = ProgramBuilder(1)
+    made = b.storage(0, bytes=30)
+    b.storage(0, bytes=100, name="weight")
+    b.storage(0, bytes=20)
+    b.storage(0, bytes=10)
+    b.compute(0, "mm", writes=(made,), source="net.py:7 in forward")
+    b.compute(0, "add_", writes=(made,), source="net.py:9 in forward")
+    holders = top_holders(b.build(), num=3)
+    assert [(h.bytes, str(h)) for h in holders] == [
+        (100, "weight"),
+        (30, "mm [net.py:7 in forward]"),
+        (20, "storage 2"),
+    ]
+
+
+def test_no_top_holders_at_all_is_refused():
+    with pytest.raises(ValueError, match="num is 0; expected at least 1"):
+        top_holders(activations(), num=0)
+
+
+def test_memory_of_the_host_is_not_the_devices():
+    program = ProgramBuilder(1).build()
+    batch = StorageLife(0, 0, 64, 0, None, "default", host=True, pinned=True)
+    assert peak_bytes(replace(program, storages=(batch,))) == 0
 
 
 def test_a_free_in_front_of_an_operator_comes_before_its_allocation():
