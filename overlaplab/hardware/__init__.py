@@ -1,8 +1,11 @@
 """Hardware profiles and cost formulas. Imports no torch."""
 
-from overlaplab.hardware.cost import OPERATIONS, collective_ns, compute_ns, memcpy_ns
+from overlaplab.hardware.collectives import OPERATIONS, collective_ns
+from overlaplab.hardware.cost import compute_ns, memcpy_ns
+from overlaplab.hardware.points import interpolate
 from overlaplab.hardware.profile import Hardware, Link
 from overlaplab.hardware.profiles import PROFILES, profile, with_link
+from overlaplab.hardware.store import read_profile, write_profile
 
 __all__ = [
     "OPERATIONS",
@@ -11,7 +14,10 @@ __all__ = [
     "Link",
     "collective_ns",
     "compute_ns",
+    "interpolate",
     "memcpy_ns",
     "profile",
+    "read_profile",
     "with_link",
+    "write_profile",
 ]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from overlaplab.hardware.points import Points, check_points
+
 ALGORITHMS = ("ring",)
 
 
@@ -20,28 +22,40 @@ class Link:
             collectives reach it ("bus bandwidth").
         algorithm: "ring" (bytes cross each link 2 (n-1)/n times in an all-reduce).
         source: where the numbers come from.
+        hop_ns: added to `latency_ns` for each doubling of the ranks beyond 2 (3 and 4
+            ranks once, 5 to 8 twice); 0 is allowed.
+        times: measured points (bytes that cross one rank's link, ns on the wire); where
+            there are any they stand instead of `bytes_per_s`, see
+            `overlaplab.hardware.interpolate`.
 
     Raises:
-        ValueError: a number is missing, negative or zero; the message names it.
+        ValueError: a number is missing, negative or zero, or points do not ascend; the
+            message names it.
     """
 
     latency_ns: int
     bytes_per_s: int
     algorithm: str = "ring"
     source: str = ""
+    hop_ns: int = 0
+    times: Points = ()
 
     def __post_init__(self) -> None:
         _check_number("link.latency_ns", self.latency_ns, least=0)
         _check_number("link.bytes_per_s", self.bytes_per_s, least=1)
+        _check_number("link.hop_ns", self.hop_ns, least=0)
         if self.algorithm not in ALGORITHMS:
             raise ValueError(
                 f"link.algorithm is {self.algorithm!r}; expected one of {ALGORITHMS}"
             )
+        _check_text("link.source", self.source)
+        if self.times != ():
+            object.__setattr__(self, "times", check_points("link.times", self.times))
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One GPU, its CPU and its link. Immutable; edit with `dataclasses.replace`.
+    """One GPU, its CPU and its links. Immutable; edit with `dataclasses.replace`.
 
     Args:
         name: as in `hardware="h100-nvlink"`.
@@ -51,18 +65,33 @@ class Hardware:
         kernel_floor_ns: the shortest kernel; 0 is allowed.
         launch_ns: CPU time of launching one operator; 0 is allowed.
         collective_launch_ns: CPU time of launching one collective; 0 is allowed.
-        link: between ranks.
+        link: between ranks; with `gpus_per_node`, between those of one node.
         compute_rate_permille: speed of a compute kernel while a collective is on the
             wire of the same GPU, 1000 = not slowed.
         wire_rate_permille: speed of the wire while a compute kernel runs beside it.
-        host_bytes_per_s: copies between pinned host memory and the device.
         source: where the numbers come from.
         notes: for each key, how its number was derived.
+        host_bytes_per_s: copies between pinned host memory and the device, each way.
+        pageable_bytes_per_s: the same where the host's memory is not pinned.
+        points: measured curves that stand instead of a rate, see
+            `overlaplab.hardware.interpolate`. Keys, the most specific first:
+            "flops:NAME:DTYPE" (of one operator, "flops:mm:bfloat16"), "flops:DTYPE",
+            both (FLOPs, ns); "bytes:NAME", "bytes", both (bytes through memory, ns).
+        backward_launch_ns: CPU time of launching one operator in the backward pass,
+            which no Python slows; None: `launch_ns`.
+        collective_part_launch_ns: CPU time of each tensor after the first of a
+            coalesced collective.
+        gpus_per_node: ranks 0 to this - 1 are one node, and so on; 0: all ranks share
+            `link` and there are no nodes.
+        network: between nodes, of one GPU's own network card; None without nodes.
+        network_staged: between nodes bytes go through the host's memory, over PCIe
+            down and up again, instead of from GPU to GPU (GPUDirect RDMA).
 
     Raises:
         ValueError: a number is missing, negative or zero where it must not be, or
-            not an integer; the message names the key.
-        TypeError: `link` is no `Link`.
+            not an integer; nodes without a network or the other way round; a key of
+            `points` of which nobody makes use. The message names the key.
+        TypeError: `link` or `network` is no `Link`.
     """
 
     name: str
@@ -77,13 +106,24 @@ class Hardware:
     source: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
     host_bytes_per_s: int = 25_000_000_000
+    pageable_bytes_per_s: int = 6_000_000_000
+    points: Mapping[str, Points] = field(default_factory=dict)
+    backward_launch_ns: int | None = None
+    collective_part_launch_ns: int = 0
+    gpus_per_node: int = 0
+    network: Link | None = None
+    network_staged: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.link, Link):
-            raise TypeError(
-                f"hardware {self.name!r}: link is {type(self.link).__name__}; expected "
-                "overlaplab.hardware.Link(latency_ns=..., bytes_per_s=...)"
-            )
+        _check_text("name", self.name)
+        for key, none in (("link", False), ("network", True)):
+            value = getattr(self, key)
+            if not isinstance(value, Link) and not (none and value is None):
+                raise TypeError(
+                    f"hardware {self.name!r}: {key} is {type(value).__name__}; "
+                    "expected overlaplab.hardware.Link(latency_ns=..., bytes_per_s=...)"
+                )
+        _check_mapping("flops_per_s", self.flops_per_s)
         if "default" not in self.flops_per_s:
             raise ValueError(
                 f"hardware {self.name!r}: flops_per_s has no 'default', the rate of "
@@ -91,10 +131,18 @@ class Hardware:
             )
         for dtype, rate in self.flops_per_s.items():
             _check_number(f"flops_per_s[{dtype!r}]", rate, least=1)
-        for key in ("memory_bytes_per_s", "host_bytes_per_s"):
+        for key in ("memory_bytes_per_s", "host_bytes_per_s", "pageable_bytes_per_s"):
             _check_number(key, getattr(self, key), least=1)
-        for key in ("kernel_floor_ns", "launch_ns", "collective_launch_ns"):
+        for key in (
+            "kernel_floor_ns",
+            "launch_ns",
+            "collective_launch_ns",
+            "collective_part_launch_ns",
+            "gpus_per_node",
+        ):
             _check_number(key, getattr(self, key), least=0)
+        if self.backward_launch_ns is not None:
+            _check_number("backward_launch_ns", self.backward_launch_ns, least=0)
         for key in ("compute_rate_permille", "wire_rate_permille"):
             _check_number(key, getattr(self, key), least=1)
             if getattr(self, key) > 1000:
@@ -102,9 +150,36 @@ class Hardware:
                     f"{key} is {getattr(self, key)}; expected 1..1000 (1000: work on "
                     "the other side does not slow it)"
                 )
+        self._check_nodes()
+        _check_text("source", self.source)
+        _check_mapping("notes", self.notes)
+        for key, note in self.notes.items():
+            _check_text(f"notes[{key!r}]", note)
         # Own copies: whoever built it cannot change a profile behind our back.
-        for name in ("flops_per_s", "notes"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        points = _checked_points(self.points)
+        for key, mapping in (
+            ("flops_per_s", self.flops_per_s),
+            ("notes", self.notes),
+            ("points", points),
+        ):
+            object.__setattr__(self, key, MappingProxyType(dict(mapping)))
+
+    def _check_nodes(self) -> None:
+        if (self.gpus_per_node > 0) != (self.network is not None):
+            found = "is given" if self.network else "is None"
+            raise ValueError(
+                f"gpus_per_node is {self.gpus_per_node} and network {found}; nodes "
+                "need both: gpus_per_node of at least 1 and the network's Link"
+            )
+        if not isinstance(self.network_staged, bool):
+            raise ValueError(
+                f"network_staged is {self.network_staged!r}; expected true or false"
+            )
+        if self.network_staged and self.network is None:
+            raise ValueError(
+                "network_staged is true, but network is None: only what goes from node "
+                "to node can go through the host's memory"
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # MappingProxyType does not pickle, and profiles travel to worker processes.
@@ -115,8 +190,33 @@ class Hardware:
         )
 
 
+def _checked_points(points: Any) -> dict[str, Points]:
+    _check_mapping("points", points)
+    checked: dict[str, Points] = {}
+    for key, value in points.items():
+        kind, *rest = key.split(":")
+        places = {"flops": (1, 2), "bytes": (0, 1)}.get(kind, ())
+        if len(rest) not in places or not all(rest):
+            raise ValueError(
+                f"points[{key!r}]: expected a key 'flops:NAME:DTYPE', 'flops:DTYPE', "
+                "'bytes:NAME' or 'bytes'"
+            )
+        checked[key] = check_points(f"points[{key!r}]", value)
+    return checked
+
+
 def _check_number(key: str, value: object, *, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{key} is {value!r}; expected an integer of at least {least}")
     if value < least:
         raise ValueError(f"{key} is {value}; expected at least {least}")
+
+
+def _check_text(key: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is {value!r}; expected text")
+
+
+def _check_mapping(key: str, value: object) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(k, str) for k in value):
+        raise ValueError(f"{key} is {value!r}; expected a mapping by name")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from types import MappingProxyType
 
 from overlaplab.hardware.profile import Hardware, Link
+from overlaplab.hardware.store import read_profile
 
 _TERA = 10**12
 _GIGA = 10**9
@@ -149,8 +151,12 @@ PROFILES: Mapping[str, Hardware] = MappingProxyType(
 def profile(name: str | Hardware) -> Hardware:
     """The profile called `name`; a `Hardware` is returned as it is.
 
+    Args:
+        name: one of `PROFILES`, or the path of a profile file, which ends in ".json".
+
     Raises:
-        ValueError: nobody knows the name; the message lists the known ones.
+        ValueError: nobody knows the name (the message lists the known ones), there is
+            no such file, or it holds no profile (see `read_profile`).
         TypeError: neither a name nor a `Hardware`.
 
     >>> profile("chalk").link.latency_ns
@@ -163,10 +169,21 @@ def profile(name: str | Hardware) -> Hardware:
             f"hardware is {type(name).__name__}; expected a name "
             f"({', '.join(PROFILES)}) or overlaplab.hardware.Hardware(...)"
         )
+    if name.endswith(".json"):
+        try:
+            return read_profile(name)
+        except OSError as error:
+            raise ValueError(
+                f"hardware {name!r} cannot be read: {error.strerror}; expected a "
+                f"profile file, or one of {', '.join(PROFILES)}"
+            ) from error
     if name not in PROFILES:
+        near = get_close_matches(name, PROFILES, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"unknown hardware {name!r}; known: {', '.join(PROFILES)}. Or pass a "
-            "Hardware(...), such as dataclasses.replace(profile('h100-nvlink'), ...)"
+            f"unknown hardware {name!r}; known: {', '.join(PROFILES)}.{hint} Or give "
+            "the path of a profile file (.json), or a Hardware(...), such as "
+            "dataclasses.replace(profile('h100-nvlink'), ...)"
         )
     return PROFILES[name]
 
@@ -179,17 +196,22 @@ def with_link(
 ) -> Hardware:
     """`hw` with another link; its name gets a "+link" so that reports tell.
 
+    A bandwidth stands instead of the link's measured points.
+
     >>> with_link("chalk", latency_ns=500).link.latency_ns
     500
     """
     hw = profile(hw)
-    changes: dict[str, int] = {}
+    changes: dict[str, object] = {}
     if latency_ns is not None:
         changes["latency_ns"] = latency_ns
     if bytes_per_s is not None:
         changes["bytes_per_s"] = bytes_per_s
     if not changes:
         return hw
-    link = replace(hw.link, source=f"{hw.link.source}; edited: {changes}", **changes)  # type: ignore[arg-type]
+    edited = f"{hw.link.source}; edited: {changes}"
+    if bytes_per_s is not None:
+        changes["times"] = ()  # measured at the old bandwidth
+    link = replace(hw.link, source=edited, **changes)  # type: ignore[arg-type]
     name = hw.name if hw.name.endswith("+link") else hw.name + "+link"
     return replace(hw, name=name, link=link)

@@ -9,7 +9,6 @@ reads it.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from overlaplab.errors import TraceError
+from overlaplab.files import write_whole
 from overlaplab.timeline.span import NO_ATTRIBUTES, Span
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> Path:
         },
         "traceEvents": list(_events(timeline)),
     }
-    _write_whole(path, orjson.dumps(trace, default=_plain))
+    write_whole(path, orjson.dumps(trace, default=_plain))
     return path
 
 
@@ -159,21 +159,6 @@ def _flow(
             "tid": threads[span.rank, span.lane],
             "ts": time_ns / 1000,
         }
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write beside the target, then rename: a break leaves no half of a file."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp makes it private
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 def _plain(value: object) -> object:
