@@ -49,8 +49,9 @@ class Link:
                 f"link.algorithm is {self.algorithm!r}; expected one of {ALGORITHMS}"
             )
         _check_text("link.source", self.source)
-        if self.times != ():
-            object.__setattr__(self, "times", check_points("link.times", self.times))
+        # A file has lists, and none is as good as ().
+        times = () if self.times in ((), []) else check_points("link.times", self.times)
+        object.__setattr__(self, "times", times)
 
 
 @dataclass(frozen=True, slots=True)
