@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from overlaplab.program.holding import memory_over_time
 from overlaplab.timeline import Span, Timeline
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ def timeline_of(run: Resolution) -> Timeline:
         for row in rows
     )
     program = graph.program
+    starts_ns = [
+        [run.start[g] for g in graph.rank_ids(r)] for r in range(len(graph.base))
+    ]
     return Timeline(
         spans,
         causes,
@@ -39,6 +43,7 @@ def timeline_of(run: Resolution) -> Timeline:
         represents=program.represents,
         origin="virtual",
         hardware=run.hw.name,
+        memory=memory_over_time(program, starts_ns, max([0, *run.end])),
     )
 
 

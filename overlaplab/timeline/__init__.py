@@ -1,6 +1,7 @@
 """Spans, timelines, overlap arithmetic, critical path, traces. Imports no torch."""
 
 from overlaplab.timeline.critical_path import SHARES, CriticalPath, Segment, Share
+from overlaplab.timeline.memory import Memory
 from overlaplab.timeline.report import Report
 from overlaplab.timeline.span import CPU_LANE, KINDS, Kind, Span
 from overlaplab.timeline.timeline import Timeline
@@ -11,6 +12,7 @@ __all__ = [
     "SHARES",
     "CriticalPath",
     "Kind",
+    "Memory",
     "Report",
     "Segment",
     "Share",

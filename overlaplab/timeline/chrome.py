@@ -17,6 +17,7 @@ import orjson
 
 from overlaplab.errors import TraceError
 from overlaplab.files import write_whole
+from overlaplab.timeline.memory import Memory
 from overlaplab.timeline.span import NO_ATTRIBUTES, Span
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> Path:
             "origin": timeline.origin,
             "hardware": timeline.hardware,
             "causes": bool(timeline.causes),
+            "memory": [
+                {"rank": m.rank, "steps": m.steps, "holders": m.holders}
+                for m in timeline.memory
+            ],
         },
         "traceEvents": list(_events(timeline)),
     }
@@ -88,6 +93,7 @@ def read_chrome(path: str | os.PathLike[str]) -> Timeline:
             represents=int(other["represents"]),
             origin=str(other["origin"]),
             hardware=str(other["hardware"]),
+            memory=tuple(_read_memory(m) for m in other.get("memory", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TraceError(
@@ -105,6 +111,15 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
             threads[rank, lane] = thread
             yield _metadata("thread_name", rank, thread, {"name": lane})
             yield _metadata("thread_sort_index", rank, thread, {"sort_index": thread})
+    for memory in timeline.memory:
+        for time_ns, size in memory.steps:
+            yield {
+                "ph": "C",
+                "name": "memory",
+                "pid": memory.rank,
+                "ts": time_ns / 1000,
+                "args": {"bytes": size},
+            }
     for index, span in enumerate(timeline.spans):
         cause = timeline.causes[index] if timeline.causes else None
         yield _span_event(span, threads[span.rank, span.lane], cause)
@@ -192,6 +207,14 @@ def _open_trace(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if not isinstance(events, list):
         raise TraceError(f"{path}: traceEvents is no list; {expected}.")
     return other, events
+
+
+def _read_memory(stored: Mapping[str, Any]) -> Memory:
+    return Memory(
+        rank=int(stored["rank"]),
+        steps=tuple((int(time), int(size)) for time, size in stored["steps"]),
+        holders=tuple((str(name), int(size)) for name, size in stored["holders"]),
+    )
 
 
 def _read_span(event: Mapping[str, Any]) -> tuple[Span, int | None]:

@@ -11,6 +11,7 @@ from overlaplab.timeline import chrome
 from overlaplab.timeline import critical_path as _path
 from overlaplab.timeline import report as _report
 from overlaplab.timeline.critical_path import CriticalPath
+from overlaplab.timeline.memory import Memory
 from overlaplab.timeline.report import Report
 from overlaplab.timeline.span import CPU_LANE, KINDS, Span
 
@@ -30,6 +31,7 @@ class Timeline:
         represents: how many ranks each drawn one stands for.
         origin: "virtual", "gloo", "nccl" or "trace".
         hardware: name of the profile that timed it, "" if it was measured.
+        memory: of each rank that allocated anything, where known.
     """
 
     spans: tuple[Span, ...]
@@ -38,6 +40,7 @@ class Timeline:
     represents: int = 1
     origin: str = "virtual"
     hardware: str = ""
+    memory: tuple[Memory, ...] = ()
 
     @staticmethod
     def of(spans: Iterable[Span], *, origin: str = "trace") -> Timeline:
@@ -96,8 +99,16 @@ class Timeline:
         return replace(self, spans=tuple(self.spans[i] for i in kept), causes=causes)
 
     def of_rank(self, rank: int) -> Timeline:
-        """One rank's spans."""
-        return self.where(lambda span: span.rank == rank)
+        """One rank's spans and memory.
+
+        Raises:
+            ValueError: the timeline has no such rank; the message lists its ranks.
+        """
+        ranks = sorted({span.rank for span in self.spans})
+        if rank not in ranks:
+            raise ValueError(f"no rank {rank!r} in this timeline; it has {ranks}")
+        memory = tuple(m for m in self.memory if m.rank == rank)
+        return replace(self.where(lambda span: span.rank == rank), memory=memory)
 
     def between(self, start_ns: int, end_ns: int) -> Timeline:
         """The spans that lie within [start_ns, end_ns], for one step of several."""
