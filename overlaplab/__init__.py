@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from overlaplab.hardware import Hardware as Hardware
     from overlaplab.hardware import Link as Link
     from overlaplab.profiling.capture import capture_step as capture_step
+    from overlaplab.profiling.doctor import doctor as doctor
     from overlaplab.program import Program as Program
     from overlaplab.program import find_findings as find_findings
     from overlaplab.program import replay as replay
@@ -55,6 +56,7 @@ _HOMES = {
     "grading": ("check",),
     "hardware": ("PROFILES", "Hardware", "Link"),
     "profiling.capture": ("capture_step",),
+    "profiling.doctor": ("doctor",),
     "program": ("Program", "find_findings", "replay", "resolve"),
     "streams": ("annotate", "device", "name_tensor"),
     "timeline": ("Span", "Timeline"),

@@ -1,4 +1,4 @@
-"""The command line: `overlaplab demo`, `overlaplab grade`.
+"""The command line: `overlaplab demo`, `overlaplab grade`, `overlaplab doctor`.
 
 Reads arguments and prints; what a command does is elsewhere. Heavy modules are imported
 inside the commands, so that `--help` and `--version` answer at once.
@@ -111,3 +111,18 @@ def grade_command(path: Path, as_json: bool) -> None:
             click.echo("\r\x1b[K", err=True, nl=False)
     click.echo(json.dumps(report.to_dict(), indent=2) if as_json else str(report))
     sys.exit(0 if report.full_marks else 1)
+
+
+@main.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, not text.")
+@_one_error_line
+def doctor_command(as_json: bool) -> None:
+    """Say what this machine is, what that means for overlap, and what to do.
+
+    The exit code is 0, or 1 if something is broken. A machine without GPUs is not.
+    """
+    from overlaplab.profiling.doctor import doctor
+
+    checkup = doctor()
+    click.echo(json.dumps(checkup.to_dict(), indent=2) if as_json else str(checkup))
+    sys.exit(checkup.exit_code)
