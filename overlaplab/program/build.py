@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from overlaplab.program.record import (
@@ -24,6 +24,9 @@ class _Rank:
     last: dict[str, int] = field(default_factory=dict)  # lane -> index
     pending: dict[str, list[int]] = field(default_factory=dict)  # stream -> waits
     sequence: dict[str, int] = field(default_factory=dict)  # group -> next number
+    # Works that nobody waited for yet, and the storages that each holds.
+    held: dict[int, set[int]] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)  # freed once no work holds them
 
 
 class ProgramBuilder:
@@ -133,28 +136,41 @@ class ProgramBuilder:
             collective=collective,
             **fields,
         )
-        if not async_op:
+        if async_op:
+            op = own.ops[index]
+            own.held[index] = {a.storage for a in (*op.reads, *op.writes)}
+        else:
             self._wait(rank, stream, index)
         return index
 
     def wait(self, rank: int, work: int, *, stream: str = "default") -> None:
-        """`Work.wait()`: what is launched on `stream` next waits for `work`."""
-        ops = self._own(rank).ops
+        """`Work.wait()`: what is launched on `stream` next waits for `work`, which
+        holds its tensors no longer."""
+        own = self._own(rank)
+        ops = own.ops
         if not 0 <= work < len(ops) or ops[work].kind != "communication":
             raise ValueError(
                 f"rank {rank} waits for op {work}; expected what `collective` returned"
             )
         self._wait(rank, stream, work)
-        before = len(self._own(rank).ops)
-        self._waits.append(WorkWait(rank, work, stream, before))
+        self._waits.append(WorkWait(rank, work, stream, len(ops)))
+        own.held.pop(work, None)
+        self._release(rank)
 
     def wait_stream(self, rank: int, waiting: str, waited: str) -> None:
         """`waiting.wait_stream(waited)`: for what was launched there until now."""
+        self.wait_event(rank, waiting, self.record_event(rank, waited))
+
+    def record_event(self, rank: int, stream: str = "default") -> tuple[int, ...]:
+        """An event: all that `stream` has until now, for `wait_event`."""
         own = self._own(rank)
-        if waited in own.last:
-            self._wait(rank, waiting, own.last[waited])
-        for index in own.pending.get(waited, ()):
-            self._wait(rank, waiting, index)
+        last = own.last.get(stream)
+        return (*own.pending.get(stream, ()), *(() if last is None else (last,)))
+
+    def wait_event(self, rank: int, stream: str, event: Iterable[int]) -> None:
+        """What is launched on `stream` next waits for `event`."""
+        for index in event:
+            self._wait(rank, stream, index)
 
     def host_wait(
         self, rank: int, after: Iterable[int] | None = None, *, name: str = "wait"
@@ -171,29 +187,44 @@ class ProgramBuilder:
         return self._append(rank, "host", name, "cpu", duration_ns=ns)
 
     def storage(
-        self, rank: int, *, bytes: int, name: str = "", born: int | None = None
+        self,
+        rank: int,
+        *,
+        bytes: int,
+        name: str = "",
+        born: int | None = None,
+        stream: str = "default",
     ) -> Access:
-        """Allocate; returns an access of all its bytes, for `reads` and `writes`."""
+        """Allocate while `stream` is current; returns an access of all its bytes, for
+        `reads` and `writes`."""
         number = len(self._storages)
         now = len(self._own(rank).ops) if born is None else born
-        self._storages.append(
-            StorageLife(rank, number, bytes, now, None, "default", name)
-        )
+        self._storages.append(StorageLife(rank, number, bytes, now, None, stream, name))
         return Access(number, 0, bytes)
 
     def free(self, rank: int, access: Access) -> None:
-        """Drop the last reference to the storage of `access`."""
+        """Drop the last reference to the storage of `access`. A collective that nobody
+        waited for yet holds one, too."""
+        self._own(rank).dropped.add(access.storage)
+        self._release(rank)
+
+    def record_stream(self, rank: int, access: Access, stream: str) -> None:
+        """`tensor.record_stream(stream)`: its memory is kept back until what `stream`
+        has at the time of the release is done."""
         life = self._storages[access.storage]
-        freed = len(self._own(rank).ops)
-        self._storages[access.storage] = StorageLife(
-            life.rank,
-            life.storage,
-            life.bytes,
-            life.born,
-            freed,
-            life.stream,
-            life.name,
-        )
+        recorded = (*life.recorded, (stream, len(self._own(rank).ops)))
+        self._storages[access.storage] = replace(life, recorded=recorded)
+
+    def _release(self, rank: int) -> None:
+        own = self._own(rank)
+        held = set().union(*own.held.values())
+        for storage in sorted(own.dropped - held):
+            own.dropped.remove(storage)
+            self._storages[storage] = replace(
+                self._storages[storage],
+                freed=len(own.ops),
+                freed_before=len(self._storages),
+            )
 
     def build(self) -> Program:
         """The program as it is now; the builder can go on."""

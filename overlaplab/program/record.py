@@ -169,11 +169,15 @@ class StorageLife:
         bytes: its size.
         born: index of the operator before which it was allocated (0: at the start).
         freed: index of the next operator when its last reference went, None: alive.
+            Works hold their tensors until their `wait`.
         stream: the stream current at the allocation (the caching allocator's owner).
         name: as given by `name_tensor` ("layers.0.weight", "grad fc.bias"), or "".
         recorded: every `record_stream`: (stream, index of the next operator then).
         host: in the CPU's memory; `pinned`: and page-locked, so that copies need no
             help of the CPU.
+        freed_before: number of the first storage that was allocated after the release.
+            Tells, where both stand before the same operator, which came first; None:
+            the release.
     """
 
     rank: int
@@ -186,6 +190,7 @@ class StorageLife:
     recorded: tuple[tuple[str, int], ...] = ()
     host: bool = False
     pinned: bool = False
+    freed_before: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

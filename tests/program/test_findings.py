@@ -61,7 +61,8 @@ def test_a_hazard_names_both_accesses_the_missing_edge_and_the_repair():
     b = reduced_gradient(waits=False)
     finding = next(f for f in find_findings(b.build()) if f.kind == "hazard")
     assert str(finding).splitlines() == [
-        "hazard: on rank 0 two streams use storage 1, and nothing orders them.",
+        "hazard: on rank 0 two streams use the result of backward (op 0), and nothing "
+        "orders them.",
         "  first written: all_reduce #0 (bucket 0) on stream 'comm', op 1",
         "  then read: step on stream 'default', op 2 [lab.py:12 in train]",
         "  Missing: step (op 2) does not wait for all_reduce #0 (bucket 0).",

@@ -1,0 +1,249 @@
+"""Memory that is handed out again while a stream may still use it.
+
+The caching allocator gives a block back to the stream that allocated it as soon as its
+last reference goes, whatever other streams still do with it, and hands it out at the
+next allocation of that stream that fits. Right is whoever makes the new owner's first
+use come after the old owner's last: by any chain, or by `record_stream`, for which the
+allocator keeps the block back.
+
+The allocator's model: a pool for each stream and for blocks of up to 1 MiB and larger
+ones; sizes are rounded up to 512 bytes; the smallest block that fits is taken and the
+rest of it stays. A free block that fits may be the one that is taken: all are judged.
+Memory of the host has no streams and is not looked at.
+
+A process group holds the tensors of a collective until its work is waited for; of one
+that nobody waits for, until it is done. autograd records the streams of the gradients
+that cross from one to another.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from overlaplab.program.clocks import Clocks
+from overlaplab.program.graph import Graph
+from overlaplab.program.hazards import Hazard, Key, Touch, Use
+from overlaplab.program.record import StorageLife
+from overlaplab.timeline.span import CPU_LANE
+
+_ROUND_BYTES = 512
+_SMALL_BYTES = 2**20
+
+# A free block is (size, running number, block): the pool is sorted by size.
+_Entry = tuple[int, int, "_Block"]
+
+
+class _Last(NamedTuple):
+    """The last operators of a lane that used and that wrote a block; -1 for none."""
+
+    used: int
+    storage: int
+    wrote: int
+    storage_written: int
+
+
+@dataclass(slots=True)
+class _Block:
+    """Memory, and what each lane did last with it, under any owner."""
+
+    size: int
+    uses: dict[int, _Last] = field(default_factory=dict)
+
+
+def find_reuses(
+    graph: Graph, clocks: Clocks, touches: dict[Key, dict[int, Touch]]
+) -> Iterator[Hazard]:
+    """Uses of old and new owners of one block that nothing orders."""
+    for rank in range(len(graph.program.ranks)):
+        allocator = _Allocator(graph, clocks, touches, rank)
+        if allocator.has_strangers():
+            yield from allocator.judge()
+
+
+class _Allocator:
+    """The caching allocator of one rank."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        clocks: Clocks,
+        touches: dict[Key, dict[int, Touch]],
+        rank: int,
+    ) -> None:
+        self._graph = graph
+        self._clocks = clocks
+        self._touches = touches
+        self._rank = rank
+        self._base = graph.base[rank]
+        self._lives = [
+            life
+            for life in graph.program.storages
+            if life.rank == rank and life.bytes and not life.host
+        ]
+        self._lanes = {
+            graph.ops[g].stream: clocks.lane[g] for g in graph.rank_ids(rank)
+        }
+        # What the CPU reads is over when it goes on: no use that can come too late.
+        self._cpu = self._lanes.get(CPU_LANE, -1)
+        self._pools: dict[tuple[str, bool], list[_Entry]] = defaultdict(list)
+        self._blocks: dict[int, _Block] = {}  # storage -> what it lives in
+        self._number = 0
+        self._ids: dict[str, list[int]] = defaultdict(list)
+        for g in graph.rank_ids(rank):
+            self._ids[graph.ops[g].stream].append(g)
+        self._waits: dict[int, list[tuple[str, int]]] = defaultdict(list)
+        for wait in graph.program.waits:
+            if wait.rank == rank:
+                self._waits[self._base + wait.op].append((wait.stream, wait.before))
+
+    def has_strangers(self) -> bool:
+        """Is memory used on a stream that did not allocate it?"""
+        for life in self._lives:
+            lanes = self._touches.get((self._rank, life.storage))
+            if lanes is not None:
+                own = self._lanes.get(life.stream, -1)
+                if any(lane != own and lane != self._cpu for lane in lanes):
+                    return True
+        return False
+
+    def judge(self) -> Iterator[Hazard]:
+        lives = self._lives
+        events: list[tuple[int, int, int, int]] = []
+        for number, life in enumerate(lives):
+            events.append((life.born, life.storage, 0, number))
+            if life.freed is not None:
+                before = -1 if life.freed_before is None else life.freed_before
+                if life.freed == life.born:
+                    before = max(before, life.storage + 1)
+                events.append((life.freed, before, -1, number))
+        for _, _, what, number in sorted(events):
+            if what < 0:
+                self._free(lives[number])
+            else:
+                yield from self._allocate(lives[number])
+
+    def _allocate(self, life: StorageLife) -> Iterator[Hazard]:
+        size, pool = self._place(life)
+        at = bisect_left(pool, (size,))
+        touches = self._touches_of(life)
+        own = self._lanes.get(life.stream)
+        plain_is_fine = self._after_its_stream(life, touches, own)
+        for _, _, block in pool[at:]:
+            if not (plain_is_fine and block.uses.keys() <= {own}):
+                yield from self._meet(block, life, touches)
+        taken = _Block(size)
+        if at < len(pool):
+            taken = pool.pop(at)[2]
+            rest = taken.size - size
+            if rest >= (_ROUND_BYTES if size <= _SMALL_BYTES else _SMALL_BYTES):
+                self._put(pool, _Block(rest, taken.uses))
+                taken = _Block(size, dict(taken.uses))
+        self._blocks[life.storage] = taken
+
+    def _after_its_stream(
+        self, life: StorageLife, touches: dict[int, Touch], own: int | None
+    ) -> bool:
+        """Does every use come after all that the allocating stream had launched?"""
+        earlier = self._before(life.stream, life.born)
+        return earlier is None or all(
+            lane == own or self._clocks.before(earlier, touch.first)
+            for lane, touch in touches.items()
+        )
+
+    def _meet(
+        self, block: _Block, new: StorageLife, touches: dict[int, Touch]
+    ) -> Iterator[Hazard]:
+        before = self._clocks.before
+        for lane, old in block.uses.items():
+            for other, touch in touches.items():
+                if lane == other:
+                    continue
+                if old.wrote >= 0 and not before(old.wrote, touch.first):
+                    one = self._use(old.wrote, old.storage_written)
+                    yield Hazard(one, self._use(touch.first, new.storage))
+                elif touch.first_write >= 0 and not before(old.used, touch.first_write):
+                    one = self._use(old.used, old.storage)
+                    yield Hazard(one, self._use(touch.first_write, new.storage))
+
+    def _free(self, life: StorageLife) -> None:
+        block = self._blocks.pop(life.storage)
+        touches = self._touches_of(life)
+        if any(self._is_held(touch.last, life) for touch in touches.values()):
+            return
+        for lane, touch in touches.items():
+            if self._is_kept_back(touch.last, life):
+                continue
+            wrote, written = touch.last_write, life.storage
+            if wrote < 0 and lane in block.uses:
+                _, _, wrote, written = block.uses[lane]
+            block.uses[lane] = _Last(touch.last, life.storage, wrote, written)
+        self._put(self._place(life)[1], block)
+
+    def _is_held(self, g: int, life: StorageLife) -> bool:
+        """By a process group: until nobody can be seen to wait for its work."""
+        collective = self._graph.ops[g].collective
+        if collective is None or not collective.async_op:
+            return False
+        assert life.freed is not None
+        freed = life.freed
+        return not any(before <= freed for _, before in self._waits.get(g, ()))
+
+    def _is_kept_back(self, g: int, life: StorageLife) -> bool:
+        """Does the allocator itself wait for this use?"""
+        op, ops = self._graph.ops[g], self._graph.program.ranks[self._rank]
+        in_backward = op.phase == "backward" and op.stream != life.stream
+        if in_backward and ops[min(life.born, op.index)].phase == "backward":
+            return True
+        return any(self._has_seen(s, life.freed or 0, g) for s, _ in life.recorded)
+
+    def _has_seen(self, stream: str, freed: int, g: int) -> bool:
+        """Does an event on `stream`, recorded at the release, come after `g`?"""
+        before = self._clocks.before
+        if self._graph.ops[g].stream == stream:
+            return True
+        for waited, waits in self._waits.items():
+            is_noted = any(s == stream and at <= freed for s, at in waits)
+            if is_noted and (waited == g or before(g, waited)):
+                return True
+        # The next operator there knows also the waits that no operator followed yet.
+        following = self._after(stream, freed)
+        if following is None:
+            following = self._before(stream, freed)
+        return following is not None and before(g, following)
+
+    def _before(self, stream: str, index: int) -> int | None:
+        """The last operator of `stream` that was launched before op `index`."""
+        ids = self._ids.get(stream, [])
+        at = bisect_left(ids, self._base + index)
+        return ids[at - 1] if at else None
+
+    def _after(self, stream: str, index: int) -> int | None:
+        ids = self._ids.get(stream, [])
+        at = bisect_left(ids, self._base + index)
+        return ids[at] if at < len(ids) else None
+
+    def _place(self, life: StorageLife) -> tuple[int, list[_Entry]]:
+        size = -(-life.bytes // _ROUND_BYTES) * _ROUND_BYTES
+        return size, self._pools[life.stream, size <= _SMALL_BYTES]
+
+    def _put(self, pool: list[_Entry], block: _Block) -> None:
+        self._number += 1
+        insort(pool, (block.size, self._number, block))
+
+    def _touches_of(self, life: StorageLife) -> dict[int, Touch]:
+        touches = self._touches.get((self._rank, life.storage), {})
+        if self._cpu in touches:
+            return {lane: t for lane, t in touches.items() if lane != self._cpu}
+        return touches
+
+    def _use(self, g: int, storage: int) -> Use:
+        op = self._graph.ops[g]
+        for accesses, writes in ((op.writes, True), (op.reads, False)):
+            for access in accesses:
+                if access.storage == storage:
+                    return Use(g, access, writes)
+        raise AssertionError(f"op {op.index} does not use storage {storage}")
