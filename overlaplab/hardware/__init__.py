@@ -1,7 +1,7 @@
 """Hardware profiles and cost formulas. Imports no torch."""
 
 from overlaplab.hardware.collectives import OPERATIONS, collective_ns
-from overlaplab.hardware.cost import compute_ns, memcpy_ns
+from overlaplab.hardware.cost import compute_ns, memcpy_ns, pcie_shares
 from overlaplab.hardware.points import interpolate
 from overlaplab.hardware.profile import Hardware, Link
 from overlaplab.hardware.profiles import PROFILES, profile, with_link
@@ -16,6 +16,7 @@ __all__ = [
     "compute_ns",
     "interpolate",
     "memcpy_ns",
+    "pcie_shares",
     "profile",
     "read_profile",
     "with_link",

@@ -74,3 +74,35 @@ def memcpy_ns(hw: Hardware, bytes: int, *, pinned: bool = True) -> int:
     """
     rate = hw.host_bytes_per_s if pinned else hw.pageable_bytes_per_s
     return max(hw.kernel_floor_ns, -(-bytes * NS_PER_S // rate))
+
+
+def pcie_shares(hw: Hardware, *, pinned: bool = True) -> tuple[int, int]:
+    """What is left to a staged network, and to a copy, that run in one direction.
+
+    Each may use half of PCIe (`host_bytes_per_s`) and what the other leaves of its
+    half: max-min fair. In permille of their speed alone; (1000, 1000) where nothing is
+    staged.
+
+    Args:
+        pinned: of the copy, as in `memcpy_ns`.
+
+    >>> from dataclasses import replace
+    >>> from overlaplab.hardware import Link, profile
+    >>> slow, fast = Link(1_000, 2 * 10**9), Link(1_000, 50 * 10**9)
+    >>> nodes = replace(profile("chalk"), gpus_per_node=8, network=slow)
+    >>> pcie_shares(replace(nodes, network_staged=True))  # 2 of 10 GB/s are the network
+    (1000, 800)
+    >>> pcie_shares(replace(nodes, network=fast, network_staged=True))
+    (500, 500)
+    """
+    if not hw.network_staged or hw.network is None:
+        return 1000, 1000
+    pcie = hw.host_bytes_per_s
+    network = min(hw.network.bytes_per_s, pcie)
+    copy = pcie if pinned else min(hw.pageable_bytes_per_s, pcie)
+    left_to_network = max(pcie // 2, pcie - copy)
+    left_to_copy = max(pcie - pcie // 2, pcie - network)
+    return (
+        min(1000, 1000 * left_to_network // network),
+        min(1000, 1000 * left_to_copy // copy),
+    )

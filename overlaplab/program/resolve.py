@@ -4,41 +4,23 @@ It knows no torch and no cluster. The idea of the clock is SimPy's: a heap of ev
 ties broken by a running number, so that equal programs give equal timelines to the last
 nanosecond. All arithmetic is in integers.
 
-[Note: rates] An operator has an amount of *work*: its time alone, in units of which it
-does `_FULL` a nanosecond while nothing slows it. Beside others it does less:
-
-- k kernels on different streams of one rank run at 1/k each;
-- a kernel runs at `compute_rate_permille` while a collective is on its rank's wire;
-- a collective on the wire gets 1/k of the link, where k is the largest number of
-  collectives on the wire of one of its ranks, and `wire_rate_permille` of that while a
-  kernel runs on any of its ranks.
-
-Rates change only where an operator starts or ends. Then the work done so far is taken
-off, exactly, and the new end is the remaining work over the new rate, rounded up. A
-collective's latency is not slowed; host-device copies run on their own engine and
-neither slow nor are slowed.
+How operators slow one another: `overlaplab.program.rates`; what each costs alone:
+`overlaplab.program.costs`.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 
-from overlaplab.errors import MismatchError
-from overlaplab.hardware import (
-    Hardware,
-    collective_ns,
-    compute_ns,
-    memcpy_ns,
-    profile,
-)
+from overlaplab.hardware import Hardware, profile
+from overlaplab.program.costs import Costs, copy_direction, engine, is_pinned
 from overlaplab.program.deadlock import deadlock_error
-from overlaplab.program.graph import Graph, Meeting, build_graph
-from overlaplab.program.record import Op, Program
+from overlaplab.program.graph import Graph, build_graph
+from overlaplab.program.rates import Rates
+from overlaplab.program.record import Program
 from overlaplab.program.spans import timeline_of
 from overlaplab.timeline import Timeline
-
-_SHARES = 2520  # divisible by 1 to 10: rates of up to ten sharers are exact
-_FULL = 1000 * _SHARES
 
 _Event = tuple[int, int, int, int, int]  # time, running number, what, id, version
 _START, _LATENCY_OVER, _END = range(3)
@@ -76,7 +58,7 @@ class Resolution:
     def __init__(self, graph: Graph, hw: Hardware) -> None:
         self.graph = graph
         self.hw = hw
-        ops, num, num_ranks = graph.ops, len(graph.ops), len(graph.program.ranks)
+        num, num_ranks = len(graph.ops), len(graph.program.ranks)
         self.now = 0
         self.heap: list[_Event] = []
         self.events = 0
@@ -101,21 +83,17 @@ class Resolution:
         self.cpu_last = [-1] * num_ranks  # the last CPU span, coded as in `cause`
         self.cpu_cause = [-1] * num  # of each CPU span, the one before it
 
-        self.work = [0] * num  # remaining, see [Note: rates]; a meeting's: first member
-        self.rate = [0] * num
-        self.since = [0] * num
-        self.version = [0] * num
+        self.costs = Costs(graph, hw)
+        self.rates = Rates(hw, num, num_ranks)
+        self.version = [0] * num  # of the end that is in the heap
         self.alone = [0] * num
-        self.kernels: list[dict[int, None]] = [{} for _ in range(num_ranks)]
-        self.wires: list[dict[int, None]] = [{} for _ in range(num_ranks)]
-        self.dirty: set[int] = set()
+        # Copies of one direction take turns: the first of its queue runs.
+        self.turns: list[deque[int]] = [deque() for _ in range(2 * num_ranks)]
 
+        # Of meetings. What happens to one is told of its first member.
         self.arrived = [0] * len(graph.meetings)
         self.ready = [0] * len(graph.meetings)
         self.on_wire = [0] * len(graph.meetings)
-        self.costs = [self._cost(m) for m in graph.meetings]
-        self.ranks = [[ops[g].rank for g in m.members] for m in graph.meetings]
-        self._kernel_costs: dict[tuple[int, str, int], int] = {}
 
     # -- the clock
 
@@ -149,14 +127,15 @@ class Resolution:
                 self._end(g)
             else:
                 self._begin_wire(g)
-        if self.dirty:
-            self._set_rates()
+        for g, end in self.rates.changes(self.now):
+            self.version[g] += 1
+            self._push(end, _END, g, self.version[g])
 
     # -- the CPU of a rank
 
     def _run_cpu(self, rank: int) -> None:
         """Launch until the CPU has to wait; it runs ahead of the clock."""
-        graph, hw, num = self.graph, self.hw, len(self.graph.ops)
+        graph, costs, num = self.graph, self.costs, len(self.graph.ops)
         g = graph.base[rank] + self.cpu_at[rank]
         stop = graph.base[rank] + len(graph.program.ranks[rank])
         time, last = self.cpu_ns[rank], self.cpu_last[rank]
@@ -181,11 +160,7 @@ class Resolution:
                 if op.duration_ns:
                     last = g
             else:
-                cost = (
-                    hw.collective_launch_ns
-                    if op.kind == "communication"
-                    else hw.launch_ns
-                )
+                cost = costs.launch_ns(op)
                 time += cost
                 if cost:
                     last = g + num
@@ -221,6 +196,8 @@ class Resolution:
 
     def _start(self, g: int) -> None:
         op = self.graph.ops[g]
+        if op.kind == "memcpy" and not self._takes_turn(g):
+            return
         self.start[g] = self.now
         # Where both end now, the launch is not what it waited for.
         if (
@@ -233,24 +210,32 @@ class Resolution:
             self.arrived[m] += 1
             if self.arrived[m] == self.graph.meetings[m].expected:
                 self._meet(m)
-        elif op.kind == "memcpy":
-            self.alone[g] = memcpy_ns(self.hw, max(op.read_bytes, op.write_bytes))
-            self._push_end(g, self.alone[g])
+            return
+        copies = op.kind == "memcpy"
+        alone = self.costs.copy_ns(op) if copies else self.costs.kernel_ns(op)
+        self.alone[g] = alone
+        if alone == 0:
+            self.stack.append((_END, g))
+        elif copies:
+            self.rates.start_copy(
+                g, op.rank, copy_direction(op), alone, self.now, pinned=is_pinned(op)
+            )
         else:
-            self.alone[g] = self._kernel_cost(op)
-            if self.alone[g] == 0:
-                self.stack.append((_END, g))
-                return
-            self.work[g] = self.alone[g] * _FULL
-            self.since[g] = self.now
-            self.kernels[op.rank][g] = None
-            self.dirty.add(op.rank)
+            self.rates.start_kernel(g, op.rank, alone, self.now)
+
+    def _takes_turn(self, g: int) -> bool:
+        """Is the copy engine free for `g`? If not, it queues."""
+        op = self.graph.ops[g]
+        queue = self.turns[engine(op.rank, copy_direction(op))]
+        if not queue or queue[0] != g:
+            queue.append(g)
+        return queue[0] == g
 
     def _meet(self, m: int) -> None:
         """The last rank arrived."""
         self.ready[m] = self.now
         first = self.graph.meetings[m].members[0]
-        latency = self.costs[m][0]
+        latency = self.costs.meetings[m][0]
         if latency:
             self._push(self.now + latency, _LATENCY_OVER, first)
         else:
@@ -259,33 +244,41 @@ class Resolution:
     def _begin_wire(self, first: int) -> None:
         m = self.graph.meeting[first]
         self.on_wire[m] = self.now
-        wire = self.costs[m][1]
-        if wire == 0:
+        wire = self.costs.meetings[m][1]
+        if wire:
+            self.rates.start_wire(first, self.costs.ports[m], wire, self.now)
+        else:
             self.stack.append((_END, first))
-            return
-        self.work[first] = wire * _FULL
-        self.since[first] = self.now
-        for rank in self.ranks[m]:
-            self.wires[rank][first] = None
-            self.dirty.add(rank)
 
     def _end(self, g: int) -> None:
         op = self.graph.ops[g]
-        if op.kind != "communication":
-            self.end[g] = self.now
-            if self.kernels[op.rank].pop(g, 0) is None:
-                self.dirty.add(op.rank)
-            self._release(g)
+        if op.kind == "communication":
+            m = self.graph.meeting[g]
+            members = self.graph.meetings[m].members
+            self.rates.end_wire(g)
+            for member in members:
+                self.end[member] = self.now
+            self._set_meeting_causes(m)
+            for member in members:
+                self._release(member)
             return
-        m = self.graph.meeting[g]
-        members = self.graph.meetings[m].members
-        for member, rank in zip(members, self.ranks[m], strict=True):
-            self.end[member] = self.now
-            if self.wires[rank].pop(g, 0) is None:
-                self.dirty.add(rank)
-        self._set_meeting_causes(m)
-        for member in members:
-            self._release(member)
+        self.end[g] = self.now
+        if op.kind == "memcpy":
+            self._end_copy(g)
+        else:
+            self.rates.end_kernel(g, op.rank)
+        self._release(g)
+
+    def _end_copy(self, g: int) -> None:
+        """The next one's turn; this one is what it waited for."""
+        op = self.graph.ops[g]
+        direction = copy_direction(op)
+        self.rates.end_copy(op.rank, direction)
+        queue = self.turns[engine(op.rank, direction)]
+        queue.popleft()
+        if queue:
+            self.released_by[queue[0]] = g
+            self.stack.append((_START, queue[0]))
 
     def _set_meeting_causes(self, m: int) -> None:
         """All spans of a collective began to move when the last rank arrived."""
@@ -295,65 +288,6 @@ class Resolution:
         for g in members:
             if self.start[g] != ready:  # who came last itself keeps its own cause
                 self.cause[g] = cause
-
-    # -- rates
-
-    def _set_rates(self) -> None:
-        hw, kernels, wires = self.hw, self.kernels, self.wires
-        touched: dict[int, None] = {}
-        for rank in sorted(self.dirty):
-            running = kernels[rank]
-            if running:
-                slowed = hw.compute_rate_permille if wires[rank] else 1000
-                rate = max(1, slowed * _SHARES // len(running))
-                for g in running:
-                    self._set_rate(g, rate)
-            touched.update(wires[rank])
-        self.dirty.clear()
-        for first in touched:
-            ranks = self.ranks[self.graph.meeting[first]]
-            sharers = max(len(wires[rank]) for rank in ranks)
-            beside = any(kernels[rank] for rank in ranks)
-            slowed = hw.wire_rate_permille if beside else 1000
-            self._set_rate(first, max(1, slowed * _SHARES // sharers))
-
-    def _set_rate(self, g: int, rate: int) -> None:
-        if self.rate[g] == rate:
-            return
-        self.work[g] -= self.rate[g] * (self.now - self.since[g])
-        self.since[g], self.rate[g] = self.now, rate
-        self._push_end(g, -(-self.work[g] // rate))
-
-    def _push_end(self, g: int, duration: int) -> None:
-        self.version[g] += 1
-        self._push(self.now + max(duration, 0), _END, g, self.version[g])
-
-    # -- costs
-
-    def _kernel_cost(self, op: Op) -> int:
-        key = (op.flops, op.dtype, op.read_bytes + op.write_bytes)
-        cost = self._kernel_costs.get(key)
-        if cost is None:
-            cost = self._kernel_costs[key] = compute_ns(self.hw, *key)
-        return cost
-
-    def _cost(self, meeting: Meeting) -> tuple[int, int]:
-        first = self.graph.ops[meeting.members[0]].collective
-        assert first is not None
-        payload = 0
-        for g in meeting.members:
-            op = self.graph.ops[g]
-            assert op.collective is not None
-            payload = max(payload, op.collective.bytes)
-            pair = {first.operation, op.collective.operation}
-            if len(pair) > 1 and pair != {"send", "recv"}:
-                raise MismatchError(
-                    f"in collective #{meeting.sequence} of {meeting.group!r} rank "
-                    f"{self.graph.ops[meeting.members[0]].rank} launches "
-                    f"{first.operation} and rank {op.rank} {op.collective.operation}; "
-                    "all must launch the same, in the same order"
-                )
-        return collective_ns(self.hw, first.operation, len(first.ranks), payload)
 
     # -- the end
 

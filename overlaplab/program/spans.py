@@ -72,7 +72,7 @@ def _span(run: Resolution, row: tuple[int, int, str, int, int]) -> Span:
         attributes["ready_ns"] = run.ready[m]
         attributes["latency_ns"] = run.on_wire[m] - run.ready[m]
         attributes["wire_ns"] = end - run.on_wire[m]
-        attributes["alone_ns"] = sum(run.costs[m])
+        attributes["alone_ns"] = sum(run.costs.meetings[m])
         moved = op.collective.bytes
         return Span(
             rank, lane, "communication", op.name, start, end, moved, 0, attributes

@@ -1,0 +1,129 @@
+"""What each operator of a program costs alone on given hardware, and what it occupies.
+
+The link between records and `overlaplab.hardware`; who runs beside whom is the business
+of `overlaplab.program.rates`.
+"""
+
+from __future__ import annotations
+
+from overlaplab.errors import MismatchError
+from overlaplab.hardware import Hardware, compute_ns, memcpy_ns
+from overlaplab.hardware.collectives import Placement, placed_ns, placement
+from overlaplab.program.graph import Graph, Meeting
+from overlaplab.program.record import Collective, Op
+
+LINK, NETWORK = 0, 1
+OUT, IN = 0, 1  # from the GPU and to it
+
+
+def port(rank: int, level: int, direction: int) -> int:
+    """The number of one direction of one link of one rank; there are four a rank."""
+    return rank * 4 + level * 2 + direction
+
+
+def engine(rank: int, direction: int) -> int:
+    """The number of a copy engine; there are two a rank, device to host and back."""
+    return rank * 2 + direction
+
+
+class Costs:
+    """Times alone, in nanoseconds; each kind of operator is worked out once.
+
+    Args:
+        graph: whose meetings are costed, all at once.
+        hw: the profile.
+
+    Attributes:
+        meetings: (latency, wire) of each meeting.
+        ports: which ports each meeting occupies while it is on the wire, of its
+            recorded ranks. A send goes out of one rank and into the other, anything
+            else uses both directions.
+
+    Raises:
+        MismatchError: ranks meet in one collective with different operations.
+    """
+
+    def __init__(self, graph: Graph, hw: Hardware) -> None:
+        self._graph = graph
+        self._hw = hw
+        self._kernels: dict[tuple[int, str, int, str], int] = {}
+        # By communicator; the tuple itself is kept, since a pair may reuse a name.
+        self._places: dict[str, tuple[tuple[int, ...], Placement]] = {}
+        self.meetings: list[tuple[int, int]] = []
+        self.ports: list[tuple[int, ...]] = []
+        for meeting in graph.meetings:
+            self._add(meeting)
+
+    def launch_ns(self, op: Op) -> int:
+        """CPU time of launching `op`."""
+        hw = self._hw
+        if op.collective is not None:
+            others = max(0, len(op.collective.parts) - 1)
+            return hw.collective_launch_ns + others * hw.collective_part_launch_ns
+        if op.phase == "backward" and hw.backward_launch_ns is not None:
+            return hw.backward_launch_ns
+        return hw.launch_ns
+
+    def kernel_ns(self, op: Op) -> int:
+        key = (op.flops, op.dtype, op.read_bytes + op.write_bytes, op.name)
+        cost = self._kernels.get(key)
+        if cost is None:
+            cost = self._kernels[key] = compute_ns(self._hw, *key)
+        return cost
+
+    def copy_ns(self, op: Op) -> int:
+        moved = max(op.read_bytes, op.write_bytes)
+        return memcpy_ns(self._hw, moved, pinned=is_pinned(op))
+
+    def _add(self, meeting: Meeting) -> None:
+        graph = self._graph
+        head = graph.ops[meeting.members[0]]
+        first = _collective(head)
+        payload = 0
+        for g in meeting.members:
+            op = graph.ops[g]
+            own = _collective(op)
+            payload = max(payload, own.bytes)
+            pair = {first.operation, own.operation}
+            if len(pair) > 1 and pair != {"send", "recv"}:
+                raise MismatchError(
+                    f"in collective #{meeting.sequence} of {meeting.group!r} rank "
+                    f"{head.rank} launches {first.operation} and rank {op.rank} "
+                    f"{own.operation}; all must launch the same, in the same order"
+                )
+        place = self._place(first)
+        self.meetings.append(placed_ns(self._hw, first.operation, place, payload))
+        ports: list[int] = []
+        for g in meeting.members:
+            op = graph.ops[g]
+            operation = _collective(op).operation
+            directions = {"send": (OUT,), "recv": (IN,)}.get(operation, (OUT, IN))
+            levels = [NETWORK] if place.uses_network else [LINK]
+            if place.uses_network and place.uses_link and len(directions) == 2:
+                levels.append(LINK)
+            ports += [port(op.rank, lvl, way) for lvl in levels for way in directions]
+        self.ports.append(tuple(ports))
+
+    def _place(self, collective: Collective) -> Placement:
+        known = self._places.get(collective.group)
+        if known is None or known[0] is not collective.ranks:
+            if known is not None and known[0] == collective.ranks:
+                return known[1]
+            known = (collective.ranks, placement(self._hw, collective.ranks))
+            self._places[collective.group] = known
+        return known[1]
+
+
+def copy_direction(op: Op) -> int:
+    """`IN` or `OUT`, of a "memcpy"; a record that is silent means from the host."""
+    return OUT if op.attributes.get("direction") == "d2h" else IN
+
+
+def is_pinned(op: Op) -> bool:
+    """Is the host's side of a "memcpy" page-locked? A record that is silent: yes."""
+    return op.attributes.get("pinned") is not False
+
+
+def _collective(op: Op) -> Collective:
+    assert op.collective is not None
+    return op.collective

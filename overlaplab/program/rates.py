@@ -1,0 +1,143 @@
+"""Contention: how fast each operator goes beside the others that run now.
+
+[Note: rates] An operator has an amount of *work*: its time alone, in units of which it
+does `FULL` a nanosecond while nothing slows it. Beside others it does less:
+
+- k kernels on different streams of one rank run at 1/k each;
+- a kernel runs at `compute_rate_permille` while a collective is on its rank's wire;
+- a collective on the wire gets 1/k of its links, where k is the largest number of
+  collectives on one of its ports: one direction of one link of one rank (the link in
+  the node and the network are two; a send goes out and a receive comes in);
+- and `wire_rate_permille` of that while a kernel runs on any of its ranks;
+- host copies and kernels do not slow one another; nor do copies and the wire, except
+  where the network is staged through the host: then both use one direction of PCIe,
+  see `overlaplab.hardware.pcie_shares`.
+
+Rates change only where an operator starts or ends. Then the work done so far is taken
+off, exactly, and the new end is the remaining work over the new rate, rounded up. A
+collective's latency is not slowed.
+"""
+
+from __future__ import annotations
+
+from overlaplab.hardware import Hardware, pcie_shares
+from overlaplab.program.costs import IN, NETWORK, OUT, engine, port
+
+_SHARES = 2520  # divisible by 1 to 10: rates of up to ten sharers are exact
+FULL = 1000 * _SHARES
+
+
+class Rates:
+    """What runs now, and how much of it is left.
+
+    Operators are ids of the graph; a collective goes by the id of its first member.
+
+    Args:
+        hw: the profile.
+        num_ops: operators of the program.
+        num_ranks: recorded ranks.
+    """
+
+    def __init__(self, hw: Hardware, num_ops: int, num_ranks: int) -> None:
+        self._hw = hw
+        self._work = [0] * num_ops  # remaining
+        self._rate = [0] * num_ops
+        self._since = [0] * num_ops
+        self._kernels: list[dict[int, None]] = [{} for _ in range(num_ranks)]
+        self._wires: list[dict[int, None]] = [{} for _ in range(num_ranks)]
+        self._ports: dict[int, tuple[int, ...]] = {}  # of the collectives on the wire
+        self._load = [0] * (4 * num_ranks)  # collectives on each port
+        self._copy = [-1] * (2 * num_ranks)  # what each copy engine does
+        self._pinned = [True] * (2 * num_ranks)
+        self._pcie = {True: pcie_shares(hw), False: pcie_shares(hw, pinned=False)}
+        self._dirty: set[int] = set()  # ranks on which something started or ended
+
+    def start_kernel(self, g: int, rank: int, ns: int, now: int) -> None:
+        self._work[g], self._since[g] = ns * FULL, now
+        self._kernels[rank][g] = None
+        self._dirty.add(rank)
+
+    def end_kernel(self, g: int, rank: int) -> None:
+        if self._kernels[rank].pop(g, 0) is None:
+            self._dirty.add(rank)
+
+    def start_copy(
+        self, g: int, rank: int, direction: int, ns: int, now: int, *, pinned: bool
+    ) -> None:
+        self._work[g], self._since[g] = ns * FULL, now
+        self._copy[engine(rank, direction)] = g
+        self._pinned[engine(rank, direction)] = pinned
+        self._dirty.add(rank)
+
+    def end_copy(self, rank: int, direction: int) -> None:
+        self._copy[engine(rank, direction)] = -1
+        self._dirty.add(rank)
+
+    def start_wire(self, g: int, ports: tuple[int, ...], ns: int, now: int) -> None:
+        self._work[g], self._since[g] = ns * FULL, now
+        self._ports[g] = ports
+        for number in ports:
+            self._load[number] += 1
+            self._wires[number // 4][g] = None
+            self._dirty.add(number // 4)
+
+    def end_wire(self, g: int) -> None:
+        for number in self._ports.pop(g, ()):
+            self._load[number] -= 1
+            self._wires[number // 4].pop(g, None)
+            self._dirty.add(number // 4)
+
+    def changes(self, now: int) -> list[tuple[int, int]]:
+        """Set the rates of all that runs beside what started or ended.
+
+        Returns:
+            (id, its new end) of what goes faster or slower than before.
+        """
+        if not self._dirty:
+            return []
+        changed: list[tuple[int, int]] = []
+        wires: dict[int, None] = {}
+        for rank in sorted(self._dirty):
+            kernels = self._kernels[rank]
+            if kernels:
+                slowed = self._hw.compute_rate_permille if self._wires[rank] else 1000
+                rate = slowed * _SHARES // len(kernels)
+                for g in kernels:
+                    self._set(g, rate, now, changed)
+            for direction in (OUT, IN):
+                copy = self._copy[engine(rank, direction)]
+                if copy >= 0:
+                    self._set(copy, self._copy_rate(rank, direction), now, changed)
+            wires.update(self._wires[rank])
+        self._dirty.clear()
+        for g in wires:
+            self._set(g, self._wire_rate(g), now, changed)
+        return changed
+
+    def _copy_rate(self, rank: int, direction: int) -> int:
+        if self._hw.network_staged and self._load[port(rank, NETWORK, direction)]:
+            return self._pcie[self._pinned[engine(rank, direction)]][1] * _SHARES
+        return FULL
+
+    def _wire_rate(self, g: int) -> int:
+        ports = self._ports[g]
+        sharers = max(self._load[number] for number in ports)
+        slowed = 1000
+        if any(self._kernels[number // 4] for number in ports):
+            slowed = self._hw.wire_rate_permille
+        if self._hw.network_staged:
+            left = [
+                self._pcie[self._pinned[number // 4 * 2 + number % 2]][0]
+                for number in ports
+                if number % 4 >= 2 and self._copy[number // 4 * 2 + number % 2] >= 0
+            ]
+            slowed = slowed * min(left, default=1000) // 1000
+        return slowed * _SHARES // sharers
+
+    def _set(self, g: int, rate: int, now: int, changed: list[tuple[int, int]]) -> None:
+        rate = max(1, rate)
+        if self._rate[g] == rate:
+            return
+        self._work[g] -= self._rate[g] * (now - self._since[g])
+        self._since[g], self._rate[g] = now, rate
+        changed.append((g, now + max(0, -(-self._work[g] // rate))))
