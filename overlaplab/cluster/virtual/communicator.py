@@ -156,7 +156,8 @@ class Communicator:
                     )
                 )
         kind = VirtualBarrier if operation == "barrier" else VirtualWork
-        return kind(recorder, meeting, op, targets)
+        held = (*sources, *targets) if async_op else ()
+        return kind(recorder, meeting, op, targets, held)
 
     def _read_after_earlier(
         self, sources: Tensors, copies: Tensors, read: tuple[Access, ...]

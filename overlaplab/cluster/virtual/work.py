@@ -31,8 +31,19 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
         meeting: Meeting,
         op: int,
         outputs: Sequence[torch.Tensor],
+        held: Sequence[torch.Tensor] = (),
     ) -> None:
+        """
+        Args:
+            recorder: of the rank.
+            meeting: what was launched.
+            op: its operator.
+            outputs: kept for `result`, as long as the work.
+            held: kept alive until the first `wait`, as NCCL's process group does;
+                from then on, only the waiting stream is behind the collective.
+        """
         super().__init__()
+        self._held = held
         self._recorder = recorder
         self._meeting = meeting
         self._op = op
@@ -44,6 +55,7 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
         lane = recorder.current()
         self._note(lane.name)
         lane.wait(self._frontier())
+        self._held = ()
         return True
 
     def is_completed(self) -> bool:
