@@ -321,7 +321,9 @@ class Panel:
 
 
 def numbers(report: Report) -> str:
-    """The three numbers of a step, in one line."""
+    """The three numbers of a step, in one line; one, where nothing is sent."""
+    if not report.communication_ns:
+        return f"step {format_ns(report.step_ns)}"
     return (
         f"step {format_ns(report.step_ns)}     exposed {format_ns(report.exposed_ns)}"
         f"     saved {format_ns(report.saved_ns)}"

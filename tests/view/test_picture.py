@@ -54,8 +54,15 @@ def test_a_representative_rank_says_for_how_many_it_stands():
 
 
 def test_the_three_numbers_stand_over_the_lanes():
+    mm = Span(0, "default", "compute", "mm", 0, 2_500_000)
+    send = Span(0, "comm", "communication", "all_reduce", 0, 1_000_000)
+    shown = texts(draw(Timeline.of([mm, send])))
+    assert "step 2.5 ms     exposed 0 ms     saved 1 ms" in shown
+
+
+def test_without_messages_the_step_stands_alone_over_the_lanes():
     line = Timeline.of([Span(0, "default", "compute", "mm", 0, 2_500_000)])
-    assert "step 2.5 ms     exposed 0 ms     saved 0 ms" in texts(draw(line))
+    assert "step 2.5 ms" in texts(draw(line))
 
 
 def test_messages_carry_their_label_where_it_fits():
