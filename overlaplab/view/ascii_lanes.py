@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from overlaplab.timeline import Share, Span, Timeline
+from overlaplab.timeline import Memory, Share, Span, Timeline
 from overlaplab.timeline.critical_path import is_wait
 from overlaplab.timeline.intervals import Interval, intersect, merge, subtract
 from overlaplab.timeline.report import union
 from overlaplab.view.arguments import check_timeline
+from overlaplab.view.memory_row import at, summary
 from overlaplab.view.panel import MAX_RANKS, numbers
 from overlaplab.view.units import format_ns
 
@@ -43,7 +44,7 @@ _SHARE_MARKS: Mapping[Share, str] = {
 }
 
 
-def text(timeline: Timeline, *, width: int = 100) -> str:
+def text(timeline: Timeline, *, width: int = 100, memory: bool = False) -> str:
     """Lanes as rows of letters: a column shows what takes most of its time.
 
     The last row is the critical path: C compute, W wire, A latency (alpha), L launch,
@@ -51,6 +52,8 @@ def text(timeline: Timeline, *, width: int = 100) -> str:
 
     Args:
         width: characters of a line, at least 40.
+        memory: a row with the bytes that each rank holds, where they are known: from
+            " " for none to "8" for the peak; and who holds most of it.
     """
     check_timeline(timeline)
     if width < 40:
@@ -63,7 +66,8 @@ def text(timeline: Timeline, *, width: int = 100) -> str:
         for rank in ranks[:MAX_RANKS]
         for lane in timeline.lanes(rank)
     }
-    left = max(len(name) for name in [*names.values(), "critical path"])
+    memories = {f"rank {m.rank} memory": m for m in timeline.memory if memory}
+    left = max(len(name) for name in [*names.values(), *memories, "critical path"])
     grid = _Grid(timeline.start_ns, timeline.end_ns, width - left - 3)
     lines = [numbers(timeline.report()), grid.axis(left)]
     used: dict[str, None] = {}
@@ -71,12 +75,15 @@ def text(timeline: Timeline, *, width: int = 100) -> str:
         layers = _layers([s for s in timeline.spans if s.rank == rank], lane)
         lines.append(f"{name:{left}} |{grid.row(layers, MARKS)}|")
         used.update(dict.fromkeys(kind for kind, pieces in layers.items() if pieces))
+    for name, held in memories.items():
+        lines.append(f"{name:{left}} |{grid.heights(held)}|")
     lines.append(
         f"{'critical path':{left}} |{grid.row(_path(timeline), _SHARE_MARKS)}|"
     )
     legend = [f"{MARKS[kind]} {_WORDS[kind]}" for kind in MARKS if kind in used]
     lines.append("   ".join(legend))
     lines.append("   ".join(f"{m} {share}" for share, m in _SHARE_MARKS.items()))
+    lines += [f"{name}: {summary(held)}" for name, held in memories.items()]
     if len(ranks) > MAX_RANKS:
         lines.append(f"{len(ranks) - MAX_RANKS} more ranks not shown")
     return "\n".join(lines)
@@ -125,6 +132,17 @@ class _Grid:
                 if filled > best[column][0]:
                     best[column] = (filled, mark)
         return "".join(mark for _, mark in best)
+
+    def heights(self, memory: Memory) -> str:
+        """The most that is held in each column, in eighths of the peak."""
+        marks = []
+        for column in range(self.columns):
+            start_ns = self.start_ns + column * self.length_ns // self.columns
+            end_ns = self.start_ns + (column + 1) * self.length_ns // self.columns
+            within = (size for t, size in memory.steps if start_ns <= t < end_ns)
+            most = max(at(memory, start_ns), *within, 0)
+            marks.append(" 12345678"[-(-8 * most // max(memory.peak_bytes, 1))])
+        return "".join(marks)
 
     def _filled(self, intervals: Sequence[Interval]) -> dict[int, int]:
         """Time by column, in units of 1 / columns of a nanosecond, to stay exact."""

@@ -20,6 +20,8 @@ from overlaplab.timeline import Span, Timeline
 from overlaplab.timeline.intervals import intersect, subtract
 from overlaplab.timeline.report import Report, union
 from overlaplab.view.inks import BAND, EXPOSED, HIGHLIGHT, INKS, PATH, TEXT, inks_of
+from overlaplab.view.memory_row import ROWS as MEMORY_ROWS
+from overlaplab.view.memory_row import draw_memory
 from overlaplab.view.pieces import Piece, join_close, pieces
 from overlaplab.view.stacking import ROW_IN, TITLE_LINE_IN, Part, write_above
 from overlaplab.view.units import format_ns, time_unit
@@ -48,8 +50,13 @@ class Panel:
         window: tuple[int, int] | None = None,
         highlight: Collection[int] | None = None,
         critical_path: bool = True,
+        memory: bool = False,
+        memory_top_bytes: int = 0,
     ) -> None:
         self.timeline = timeline
+        self.memories = {m.rank: m for m in timeline.memory} if memory else {}
+        peaks = (m.peak_bytes for m in self.memories.values())
+        self.memory_top_bytes = max(memory_top_bytes, *peaks, 0)
         self.title = title
         self.start_ns, self.end_ns = window or (timeline.start_ns, timeline.end_ns)
         if self.end_ns < self.start_ns or (window and self.end_ns == self.start_ns):
@@ -73,6 +80,7 @@ class Panel:
         self, lanes: Collection[str] | None, ranks: Collection[int] | None
     ) -> None:
         self.rows: dict[tuple[int, str], float] = {}
+        self.memory_rows: dict[int, float] = {}
         self.spans: dict[tuple[int, str], list[Span]] = {}
         self.by_rank: dict[int, list[Span]] = {}
         for span in self.timeline.spans:
@@ -95,6 +103,9 @@ class Panel:
             for span in self.by_rank[rank]:
                 if span.lane in shown:
                     self.spans[rank, span.lane].append(span)
+            if rank in self.memories:
+                self.memory_rows[rank] = y
+                y += MEMORY_ROWS
         if not self.rows and self.timeline.spans:
             known = sorted({s.lane for s in self.timeline.spans})
             raise ValueError(
@@ -105,8 +116,15 @@ class Panel:
         self.num_rows = max(y, 1.0)
 
     def part(self) -> Part:
-        labels = [self._label(*key) for key in self.rows]
+        labels = [label for _, label in self._labels()]
         return Part(ROW_IN * self.num_rows, labels, self.draw, self.num_title_lines)
+
+    def _labels(self) -> list[tuple[float, str]]:
+        """The middle of each row, and what it is called."""
+        labels = [(y + 0.5, self._label(*key)) for key, y in self.rows.items()]
+        for rank, y in self.memory_rows.items():
+            labels.append((y + MEMORY_ROWS * 0.65, self._label(rank, "memory")))
+        return labels
 
     def _label(self, rank: int, lane: str) -> str:
         one_rank = len({rank for rank, _ in self.rows}) == 1
@@ -126,6 +144,15 @@ class Panel:
             used += self._path(ax)
         used += self._highlights(ax)
         self._names(ax)
+        for rank, y in self.memory_rows.items():
+            draw_memory(
+                ax,
+                self.memories[rank],
+                y=y,
+                top_bytes=self.memory_top_bytes,
+                window=(self.start_ns, self.end_ns),
+                x=self._x,
+            )
         return used
 
     def _x(self, time_ns: float) -> float:
@@ -139,8 +166,9 @@ class Panel:
         ax.set_facecolor("white")
         ax.set_xlim(self._x(self.start_ns), self._x(self.end_ns))
         ax.set_ylim(self.num_rows, 0)
-        ax.set_yticks([y + 0.5 for y in self.rows.values()])
-        ax.set_yticklabels([self._label(*key) for key in self.rows])
+        labels = self._labels()
+        ax.set_yticks([y for y, _ in labels])
+        ax.set_yticklabels([label for _, label in labels])
         ax.tick_params(axis="y", length=0, labelsize=8, labelcolor=TEXT)
         ax.tick_params(axis="x", labelsize=8, labelcolor=TEXT, color=TEXT)
         ax.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))

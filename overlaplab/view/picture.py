@@ -23,6 +23,7 @@ def draw(
     window: tuple[int, int] | None = None,
     highlight: Collection[int] | None = None,
     critical_path: bool = True,
+    memory: bool = False,
 ) -> Figure:
     """Draw a timeline.
 
@@ -34,6 +35,7 @@ def draw(
         window: (start_ns, end_ns) to show; everything by default.
         highlight: indices in `timeline.spans` to frame.
         critical_path: mark it.
+        memory: a lane with the bytes that each rank holds, where they are known.
 
     Returns:
         The figure; the last line of a cell shows it, `savefig` writes it.
@@ -47,6 +49,7 @@ def draw(
         window=window,
         highlight=highlight,
         critical_path=critical_path,
+        memory=memory,
     )
     if ax is None:
         return stack([panel.part()])
@@ -69,6 +72,7 @@ def draw_many(
     lanes: Collection[str] | None = None,
     ranks: Collection[int] | None = None,
     critical_path: bool = True,
+    memory: bool = False,
 ) -> Figure:
     """Draw timelines one under the other on one scale: the eye sees the gap close.
 
@@ -77,11 +81,14 @@ def draw_many(
         lanes: only these, in all of them.
         ranks: only these, in all of them.
         critical_path: mark it.
+        memory: a lane with the bytes that each rank holds, all on one scale.
     """
     check_timelines(timelines)
     if not timelines:
         raise ValueError("draw_many got no timelines; expected {title: timeline, ...}")
     longest_ns = max(t.end_ns - t.start_ns for t in timelines.values())
+    peaks = (m.peak_bytes for t in timelines.values() for m in t.memory)
+    top_bytes = max(peaks, default=0)
     parts = []
     for title, timeline in timelines.items():
         window = (timeline.start_ns, timeline.start_ns + longest_ns)
@@ -92,6 +99,8 @@ def draw_many(
             ranks=ranks,
             window=window,
             critical_path=critical_path,
+            memory=memory,
+            memory_top_bytes=top_bytes,
         )
         parts.append(panel.part())
     return stack(parts)

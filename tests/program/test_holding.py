@@ -1,0 +1,80 @@
+"""A rank's memory in the time of its timeline."""
+
+import pytest
+import torch
+
+import overlaplab as ol
+from overlaplab.program import ProgramBuilder, peak_bytes, resolve
+from overlaplab.timeline import Memory
+
+
+def program():
+    b = ProgramBuilder(1)
+    b.storage(0, bytes=100, name="weight")
+    first = b.storage(0, bytes=7, name="activation 0")
+    b.compute(0, "mm", ns=1_000)
+    second = b.storage(0, bytes=30, name="activation 1")
+    b.compute(0, "mm", ns=2_000)
+    b.free(0, second)
+    b.storage(0, bytes=20, name="gradient")
+    b.compute(0, "backward", ns=4_000)
+    b.free(0, first)
+    return b.build()
+
+
+def test_each_step_stands_where_the_device_comes_to_it():
+    (memory,) = resolve(program(), "chalk").memory
+    assert memory.steps == ((0, 107), (1_000, 137), (3_000, 127), (7_000, 120))
+    assert (memory.rank, memory.peak_bytes, memory.peak_ns) == (0, 137, 1_000)
+    assert memory.holders[:2] == (("weight", 100), ("activation 1", 30))
+
+
+def test_a_slower_machine_moves_the_steps_and_not_the_bytes():
+    slow = resolve(program(), "h100-nvlink").memory[0]
+    fast = resolve(program(), "chalk").memory[0]
+    assert [size for _, size in slow.steps] == [size for _, size in fast.steps]
+    assert slow.peak_ns > fast.peak_ns
+
+
+def test_what_is_held_for_no_time_still_counts_for_the_peak():
+    b = ProgramBuilder(1)
+    for _ in range(2):
+        held = b.storage(0, bytes=50)
+        b.compute(0, "view", ns=0)
+        b.free(0, held)
+    b.compute(0, "mm", ns=10)
+    memory = resolve(b.build(), "chalk").memory[0]
+    assert memory.peak_bytes == 50 == peak_bytes(b.build())
+
+
+def test_a_real_step_rises_in_the_forward_pass_and_falls_in_the_backward():
+    def step():
+        model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+        with ol.annotate("step"):
+            model(torch.ones(512, 64)).sum().backward()
+
+    timeline = ol.run(step, world_size=2, hardware="chalk").timeline
+    for memory in timeline.memory:
+        sizes = [size for _, size in memory.steps]
+        peak = sizes.index(memory.peak_bytes)
+        assert sizes[: peak + 1] == sorted(sizes[: peak + 1])
+        assert sizes[-1] < memory.peak_bytes
+    assert [memory.rank for memory in timeline.memory] == [0, 1]
+    assert timeline.of_rank(1).memory == (timeline.memory[1],)
+
+
+def test_memory_survives_a_trace_file(tmp_path):
+    timeline = resolve(program(), "chalk")
+    assert timeline.from_chrome(timeline.to_chrome(tmp_path / "t.json")) == timeline
+
+
+def test_a_program_without_storages_has_no_memory():
+    b = ProgramBuilder(1)
+    b.compute(0, "mm", ns=1)
+    assert resolve(b.build(), "chalk").memory == ()
+    assert Memory(0, ()).peak_bytes == 0 == Memory(0, ()).peak_ns
+
+
+def test_a_rank_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"no rank 9 in this timeline; it has \[0\]"):
+        resolve(program(), "chalk").of_rank(9)
