@@ -52,9 +52,15 @@ def install_process_provider(provider: Provider | None) -> Provider | None:
     return previous
 
 
+def thread_provider() -> Provider | None:
+    """The calling thread's own provider."""
+    own: Provider | None = getattr(_thread, "provider", None)
+    return own
+
+
 def provider() -> Provider:
     """The calling thread's provider: its own, its process's, or chosen by device."""
-    own: Provider | None = getattr(_thread, "provider", None)
+    own = thread_provider()
     if own is not None:
         return own
     if _process_provider is not None:

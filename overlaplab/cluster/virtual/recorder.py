@@ -8,7 +8,7 @@ may not run before the collectives that its lane waits for have met (`Lane.unmet
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.source import user_line
 from overlaplab.cluster.virtual.storage import StorageTable
 from overlaplab.program.record import Access, Collective, Op, OpKind, WorkWait
-from overlaplab.timeline.span import CPU_LANE
+from overlaplab.timeline.span import CPU_LANE, NO_ATTRIBUTES
 
 DEFAULT_LANE = "default"
 
@@ -87,6 +87,8 @@ class Recorder:
         self.lanes: dict[str, Lane] = {}
         self.labels: list[str] = []
         self.communicator_lanes: set[str] = set()
+        self.moving = ""  # the call that moves a tensor, while it does
+        self.printing = False  # a tensor's text is being made
         self._user_lane = self.lane(DEFAULT_LANE)
         self._num_streams = 0
         # Autograd's sequence number counts up in the forward pass: from `_starts[i]`
@@ -105,10 +107,12 @@ class Recorder:
             lane = self.lanes[name] = Lane(name)
         return lane
 
-    def new_lane(self) -> Lane:
-        """A lane for a new stream: "stream 1", "stream 2", ..."""
+    def new_lane(self, name: str = "") -> Lane:
+        """A lane for a new stream: `name`, or "stream 1", "stream 2", ..."""
+        if name and name not in self.lanes:
+            return self.lane(name)
         self._num_streams += 1
-        return self.lane(f"stream {self._num_streams}")
+        return self.lane(f"{name or 'stream'} {self._num_streams}")
 
     def current(self) -> Lane:
         """The lane of the next operator: in the backward pass, the forward's."""
@@ -160,6 +164,7 @@ class Recorder:
         write_bytes: int = 0,
         collective: Collective | None = None,
         differentiable: bool = False,
+        attributes: Mapping[str, Any] = NO_ATTRIBUTES,
     ) -> int:
         """Append one device operator on `lane`; returns its index.
 
@@ -191,6 +196,7 @@ class Recorder:
                 self.labels[-1] if self.labels else "",
                 self.phase(differentiable),
                 user_line(),
+                attributes,
             )
         )
         lane.pending.clear()
@@ -210,18 +216,52 @@ class Recorder:
         """
         for meeting in frontier.unmet:
             self.meet(meeting)
-        if not frontier.ops and not reads:
+        if frontier.ops or reads:
+            self._on_cpu("host_wait", name, tuple(sorted(frontier.ops)), reads)
+
+    def host(
+        self, name: str, reads: tuple[Access, ...], writes: tuple[Access, ...] = ()
+    ) -> None:
+        """The CPU reads and writes its own memory: at once, for it waits for nothing.
+
+        What it computes takes no time on the virtual clock.
+        """
+        self._on_cpu("host", name, (), reads, writes)
+
+    def read_on_host(self, name: str, tensor: torch.Tensor) -> None:
+        """The CPU reads `tensor`: it waits for a kernel that wrote it.
+
+        The host's memory it reads without asking. A value that no operator made is on
+        the host already.
+        """
+        lane = self.current()
+        access = self.storages.access(tensor, lane.name)
+        if access is None:
             return
+        if self.storages.is_host(tensor):
+            self.host(name, (access,))
+        elif self.storages.last_writer(access) is not None:
+            self.host_wait(name, lane.frontier(), (access,))
+
+    def _on_cpu(
+        self,
+        kind: OpKind,
+        name: str,
+        after: tuple[int, ...],
+        reads: tuple[Access, ...],
+        writes: tuple[Access, ...] = (),
+    ) -> None:
         self.ops.append(
             Op(
                 index=len(self.ops),
                 rank=self.rank,
-                kind="host_wait",
+                kind=kind,
                 name=name,
                 stream=CPU_LANE,
                 launch_stream=self.current().name,
-                after=tuple(sorted(frontier.ops)),
+                after=after,
                 reads=reads,
+                writes=writes,
                 label=self.labels[-1] if self.labels else "",
                 phase=self.phase(False),
                 source=user_line(),

@@ -7,6 +7,7 @@ into `Op.after` (recorder.py).
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,7 +15,10 @@ from typing import Any
 import torch
 
 from overlaplab.cluster.virtual.compat import BaseStream
+from overlaplab.cluster.virtual.placement import DEVICE
 from overlaplab.cluster.virtual.recorder import Frontier, Lane, Recorder
+from overlaplab.cluster.virtual.source import user_line
+from overlaplab.errors import EventError
 
 
 class VirtualStream(BaseStream):  # type: ignore[misc]
@@ -99,29 +103,33 @@ class VirtualStream(BaseStream):  # type: ignore[misc]
 
 
 class VirtualEvent:
-    """A point of a stream; as torch.cuda.Event. Waiting before recording is no wait."""
+    """A point of a stream; as torch.cuda.Event, but for one thing: to wait for it
+    before it was recorded is an error. On a GPU that silently waits for nothing.
+
+    It stands for its last record only, on whatever stream that was.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._frontier = Frontier()
+        self._recorded: Frontier | None = None
 
     def record(self, stream: VirtualStream | None = None) -> None:
         """Stand for all that `stream` (the current one if None) has so far."""
         lane = self._recorder.current() if stream is None else stream.lane
-        self._frontier = lane.frontier()
+        self._recorded = lane.frontier()
 
     def wait(self, stream: VirtualStream | None = None) -> None:
         """The next operator on `stream` comes after this event."""
         lane = self._recorder.current() if stream is None else stream.lane
-        lane.wait(self._frontier)
+        lane.wait(self._point(f"stream {lane.name!r}"))
 
     def synchronize(self) -> None:
         """Block the CPU until the event has happened."""
-        self._recorder.host_wait("event.synchronize", self._frontier)
+        self._recorder.host_wait("event.synchronize", self._point("the CPU"))
 
     def query(self) -> bool:
         """Whether the event can have happened; lets other ranks go on."""
-        return _poll(self._recorder, "event.query", self._frontier)
+        return _poll(self._recorder, "event.query", self._point("the CPU"))
 
     def elapsed_time(self, end_event: VirtualEvent) -> float:
         """Not on the virtual cluster, whose times are known after the run."""
@@ -129,6 +137,23 @@ class VirtualEvent:
             "Event.elapsed_time on the virtual cluster: times are resolved after the "
             "run; read them from run.timeline"
         )
+
+    def _point(self, who: str) -> Frontier:
+        """What was recorded last.
+
+        Raises:
+            EventError: nothing was.
+        """
+        if self._recorded is None:
+            line = user_line(sys._getframe(2))
+            raise EventError(
+                f"on rank {self._recorder.rank}, {who} waits for an event that was "
+                f"never recorded{f', at {line}' if line else ''}.\n"
+                "  On a GPU such a wait waits for nothing, and says nothing.\n"
+                "  Repair: call event.record() on the stream of the producer before "
+                "this wait; where a first round has nothing to wait for, skip the wait."
+            )
+        return self._recorded
 
 
 class VirtualProvider:
@@ -139,10 +164,11 @@ class VirtualProvider:
         self._streams: dict[str, VirtualStream] = {}
 
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        """The GPU's memory: "cpu" would be the host's (placement.py)."""
+        return DEVICE
 
-    def make_stream(self, priority: int) -> VirtualStream:
-        return self._stream_of(self._recorder.new_lane(), priority)
+    def make_stream(self, priority: int, name: str = "") -> VirtualStream:
+        return self._stream_of(self._recorder.new_lane(name), priority)
 
     def make_event(self, enable_timing: bool) -> VirtualEvent:
         return VirtualEvent(self._recorder)

@@ -21,6 +21,7 @@ from overlaplab.cluster.virtual.communicator import Communicator
 from overlaplab.cluster.virtual.group import VirtualGroup
 from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.torch_streams import torch_cpu_streams
 
 BACKEND = "virtual"
 _c10d_native: Any = torch._C._distributed_c10d  # its stubs lack a name
@@ -68,7 +69,8 @@ def worlds_of_threads() -> Iterator[None]:
     c10d._new_process_group_helper = make_group
     _c10d_native._set_thread_isolation_mode(True)
     try:
-        yield
+        with torch_cpu_streams():
+            yield
     finally:
         _c10d_native._set_thread_isolation_mode(False)
         c10d._new_process_group_helper = helper
