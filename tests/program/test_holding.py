@@ -47,7 +47,7 @@ def test_what_is_held_for_no_time_still_counts_for_the_peak():
     assert memory.peak_bytes == 50 == peak_bytes(b.build())
 
 
-def test_a_real_step_rises_in_the_forward_pass_and_falls_in_the_backward():
+def test_a_real_step_begins_and_ends_with_less_than_its_peak():
     def step():
         model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
         with ol.annotate("step"):
@@ -55,10 +55,8 @@ def test_a_real_step_rises_in_the_forward_pass_and_falls_in_the_backward():
 
     timeline = ol.run(step, world_size=2, hardware="chalk").timeline
     for memory in timeline.memory:
-        sizes = [size for _, size in memory.steps]
-        peak = sizes.index(memory.peak_bytes)
-        assert sizes[: peak + 1] == sorted(sizes[: peak + 1])
-        assert sizes[-1] < memory.peak_bytes
+        first, last = memory.steps[0][1], memory.steps[-1][1]
+        assert first < last < memory.peak_bytes  # parameters, gradients, activations
     assert [memory.rank for memory in timeline.memory] == [0, 1]
     assert timeline.of_rank(1).memory == (timeline.memory[1],)
 
