@@ -19,6 +19,10 @@ class MismatchError(OverlaplabError):
     """Ranks met in one collective with different operations, shapes or dtypes."""
 
 
+class EventError(OverlaplabError):
+    """Somebody waits for an event before it was recorded."""
+
+
 class RankError(OverlaplabError):
     """A rank's function raised; the original exception is `__cause__`.
 

@@ -93,15 +93,6 @@ def test_an_event_stands_for_the_moment_of_its_record_and_not_for_later_work():
     ]
 
 
-def test_waiting_for_an_event_that_was_never_recorded_is_no_wait():
-    def step():
-        streams.Event().wait()
-        return torch.ones(2)
-
-    _, program = run_virtual(step, world_size=1)
-    assert order(program) == [(0, "ones", "default", ())]
-
-
 def test_a_wait_that_an_earlier_wait_implies_is_not_recorded_again():
     def step():
         side = streams.Stream()
