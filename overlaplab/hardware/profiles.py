@@ -26,6 +26,7 @@ CHALK = Hardware(
         source="round numbers: 1 us, then 0.1 ns a byte",
     ),
     host_bytes_per_s=10 * _GIGA,
+    pageable_bytes_per_s=5 * _GIGA,
     source=(
         "no machine: round numbers for the head. 1000 FLOP or 1000 bytes of memory "
         "take 1 ns; two ranks all-reduce n bytes in 1000 + n/10 ns, four in 1000 + "

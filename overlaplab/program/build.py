@@ -143,6 +143,31 @@ class ProgramBuilder:
             self._wait(rank, stream, index)
         return index
 
+    def copy(
+        self,
+        rank: int,
+        direction: str,
+        *,
+        bytes: int,
+        pinned: bool = True,
+        stream: str = "default",
+        name: str = "copy",
+        **fields: Any,
+    ) -> int:
+        """Launch a copy between host and device on `stream`.
+
+        `direction` is "h2d" or "d2h". From or to memory that is not `pinned` the CPU
+        takes part: let a `host_wait` for it follow.
+        """
+        _check_amounts(name, bytes=bytes)
+        if direction not in ("h2d", "d2h"):
+            raise ValueError(f"{name}: direction is {direction!r}; expected h2d or d2h")
+        fields["write_bytes" if direction == "h2d" else "read_bytes"] = bytes
+        attributes = {"direction": direction, "pinned": pinned}
+        return self._launch(
+            rank, "memcpy", name, stream, attributes=attributes, **fields
+        )
+
     def wait(self, rank: int, work: int, *, stream: str = "default") -> None:
         """`Work.wait()`: what is launched on `stream` next waits for `work`, which
         holds its tensors no longer."""

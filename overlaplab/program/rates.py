@@ -21,7 +21,7 @@ collective's latency is not slowed.
 from __future__ import annotations
 
 from overlaplab.hardware import Hardware, pcie_shares
-from overlaplab.program.costs import IN, NETWORK, OUT, engine, port
+from overlaplab.program.costs import NETWORK, engine, port
 
 _SHARES = 2520  # divisible by 1 to 10: rates of up to ten sharers are exact
 FULL = 1000 * _SHARES
@@ -49,6 +49,7 @@ class Rates:
         self._load = [0] * (4 * num_ranks)  # collectives on each port
         self._copy = [-1] * (2 * num_ranks)  # what each copy engine does
         self._pinned = [True] * (2 * num_ranks)
+        self._staged = hw.network_staged
         self._pcie = {True: pcie_shares(hw), False: pcie_shares(hw, pinned=False)}
         self._dirty: set[int] = set()  # ranks on which something started or ended
 
@@ -104,19 +105,18 @@ class Rates:
                 rate = slowed * _SHARES // len(kernels)
                 for g in kernels:
                     self._set(g, rate, now, changed)
-            for direction in (OUT, IN):
-                copy = self._copy[engine(rank, direction)]
-                if copy >= 0:
-                    self._set(copy, self._copy_rate(rank, direction), now, changed)
+            for number in (2 * rank, 2 * rank + 1):  # its copy engines
+                if self._copy[number] >= 0:
+                    self._set(self._copy[number], self._copy_rate(number), now, changed)
             wires.update(self._wires[rank])
         self._dirty.clear()
         for g in wires:
             self._set(g, self._wire_rate(g), now, changed)
         return changed
 
-    def _copy_rate(self, rank: int, direction: int) -> int:
-        if self._hw.network_staged and self._load[port(rank, NETWORK, direction)]:
-            return self._pcie[self._pinned[engine(rank, direction)]][1] * _SHARES
+    def _copy_rate(self, number: int) -> int:
+        if self._staged and self._load[port(number // 2, NETWORK, number % 2)]:
+            return self._pcie[self._pinned[number]][1] * _SHARES
         return FULL
 
     def _wire_rate(self, g: int) -> int:
@@ -125,14 +125,17 @@ class Rates:
         slowed = 1000
         if any(self._kernels[number // 4] for number in ports):
             slowed = self._hw.wire_rate_permille
-        if self._hw.network_staged:
-            left = [
-                self._pcie[self._pinned[number // 4 * 2 + number % 2]][0]
-                for number in ports
-                if number % 4 >= 2 and self._copy[number // 4 * 2 + number % 2] >= 0
-            ]
-            slowed = slowed * min(left, default=1000) // 1000
+        if self._staged:
+            slowed = slowed * min(map(self._pcie_left, ports)) // 1000
         return slowed * _SHARES // sharers
+
+    def _pcie_left(self, number: int) -> int:
+        """Of the speed of a staged network on this port, beside a copy."""
+        rank, level, direction = number // 4, number // 2 % 2, number % 2
+        copies = engine(rank, direction)
+        if level != NETWORK or self._copy[copies] < 0:
+            return 1000
+        return self._pcie[self._pinned[copies]][0]
 
     def _set(self, g: int, rate: int, now: int, changed: list[tuple[int, int]]) -> None:
         rate = max(1, rate)

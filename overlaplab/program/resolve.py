@@ -62,7 +62,7 @@ class Resolution:
         self.now = 0
         self.heap: list[_Event] = []
         self.events = 0
-        self.stack: list[tuple[int, int]] = []  # (what, id) that happens now
+        self.due: deque[tuple[int, int]] = deque()  # (what, id) that happens now
 
         self.dependents: list[list[int]] = [[] for _ in range(num)]
         for g, deps in enumerate(graph.deps):
@@ -107,7 +107,7 @@ class Resolution:
             while heap and heap[0][0] == self.now:
                 _, _, what, g, version = heapq.heappop(heap)
                 if what != _END or version == self.version[g]:
-                    self.stack.append((what, g))
+                    self.due.append((what, g))
             self._settle()
         self._check_all_ended()
         return timeline_of(self)
@@ -118,9 +118,9 @@ class Resolution:
 
     def _settle(self) -> None:
         """Do all that happens now, then set the rates once."""
-        stack = self.stack
-        while stack:
-            what, g = stack.pop()
+        due = self.due
+        while due:
+            what, g = due.popleft()
             if what == _START:
                 self._start(g)
             elif what == _END:
@@ -179,7 +179,7 @@ class Resolution:
         if self.launched[g] > self.now:
             self._push(self.launched[g], _START, g)
         else:
-            self.stack.append((_START, g))
+            self.due.append((_START, g))
 
     def _release(self, g: int) -> None:
         graph = self.graph
@@ -215,7 +215,7 @@ class Resolution:
         alone = self.costs.copy_ns(op) if copies else self.costs.kernel_ns(op)
         self.alone[g] = alone
         if alone == 0:
-            self.stack.append((_END, g))
+            self.due.append((_END, g))
         elif copies:
             self.rates.start_copy(
                 g, op.rank, copy_direction(op), alone, self.now, pinned=is_pinned(op)
@@ -239,7 +239,7 @@ class Resolution:
         if latency:
             self._push(self.now + latency, _LATENCY_OVER, first)
         else:
-            self.stack.append((_LATENCY_OVER, first))
+            self.due.append((_LATENCY_OVER, first))
 
     def _begin_wire(self, first: int) -> None:
         m = self.graph.meeting[first]
@@ -248,7 +248,7 @@ class Resolution:
         if wire:
             self.rates.start_wire(first, self.costs.ports[m], wire, self.now)
         else:
-            self.stack.append((_END, first))
+            self.due.append((_END, first))
 
     def _end(self, g: int) -> None:
         op = self.graph.ops[g]
@@ -278,7 +278,7 @@ class Resolution:
         queue.popleft()
         if queue:
             self.released_by[queue[0]] = g
-            self.stack.append((_START, queue[0]))
+            self.due.append((_START, queue[0]))
 
     def _set_meeting_causes(self, m: int) -> None:
         """All spans of a collective began to move when the last rank arrived."""
