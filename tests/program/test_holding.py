@@ -56,7 +56,8 @@ def test_a_real_step_begins_and_ends_with_less_than_its_peak():
     timeline = ol.run(step, world_size=2, hardware="chalk").timeline
     for memory in timeline.memory:
         first, last = memory.steps[0][1], memory.steps[-1][1]
-        assert first < last < memory.peak_bytes  # parameters, gradients, activations
+        assert max(first, last) < memory.peak_bytes
+        assert len(memory.steps) > 20
     assert [memory.rank for memory in timeline.memory] == [0, 1]
     assert timeline.of_rank(1).memory == (timeline.memory[1],)
 
