@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 
 # Namespaces that launch no kernels of their own. A functional collective reaches the
 # process group, which records it.
-SKIPPED_NAMESPACES = frozenset({"profiler", "prim", "c10d", "_c10d_functional"})
+_SKIPPED = frozenset({"profiler", "prim", "c10d", "_c10d_functional"})
 
 # Share the storage of their input or launch nothing, though the schema does not say.
 _NO_KERNEL = frozenset(
@@ -98,6 +98,7 @@ class Operator:
     Args:
         name: "mm", without namespace and overload.
         records: False for views, metadata and allocation.
+        skipped: launches no kernels of its own.
         host_sync: name of the wait if the CPU waits for it, "" otherwise.
         writes: positions of arguments that it writes.
         writes_named: keyword arguments that it writes.
@@ -108,6 +109,7 @@ class Operator:
 
     name: str
     records: bool
+    skipped: bool
     host_sync: str
     writes: tuple[int, ...]
     writes_named: tuple[str, ...]
@@ -135,7 +137,7 @@ def dtype_name(dtype: torch.dtype | None) -> str:
 def _describe(func: Any) -> Operator:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher order operator: its insides are recorded
-        return Operator(str(func), False, "", (), (), False, True, None)
+        return Operator(str(func), False, False, "", (), (), False, True, None)
     space, name = schema.name.split("::")
     view = func.is_view or torch.Tag.inplace_view in func.tags
     positions: list[int] = []
@@ -149,7 +151,8 @@ def _describe(func: Any) -> Operator:
     is_out = any(a.is_out for a in schema.arguments)
     return Operator(
         name=name,
-        records=not (view or name in _NO_KERNEL or space in SKIPPED_NAMESPACES),
+        records=not (view or name in _NO_KERNEL or space in _SKIPPED),
+        skipped=space in _SKIPPED,
         host_sync=_HOST_SYNC.get(name, ""),
         writes=tuple(positions),
         writes_named=tuple(named),

@@ -16,12 +16,10 @@ from overlaplab.cluster.copying import copy_job
 from overlaplab.cluster.settings import kept_settings
 from overlaplab.cluster.virtual import report, world
 from overlaplab.cluster.virtual.compat import fake_mode, mode_flags, set_mode_flags
+from overlaplab.cluster.virtual.host_syncs import host_syncs
 from overlaplab.cluster.virtual.meeting import Meetings
-from overlaplab.cluster.virtual.modes import (
-    HostSyncMode,
-    RecordMode,
-    host_syncs_of_hooks,
-)
+from overlaplab.cluster.virtual.modes import RecordMode
+from overlaplab.cluster.virtual.placement import placing_calls
 from overlaplab.cluster.virtual.ranks import (
     RankThread,
     Turns,
@@ -127,7 +125,11 @@ class _Run:
 
     def run(self, timeout_s: float) -> tuple[tuple[Any, ...], Program]:
         in_time = True
-        with world.worlds_of_threads(), host_syncs_of_hooks():
+        calls = (
+            placing_calls(world.current_recorder),
+            host_syncs(world.current_recorder),
+        )
+        with world.worlds_of_threads(), calls[0], calls[1]:
             try:
                 in_time = self.turns.run(timeout_s)
                 if not in_time:
@@ -154,7 +156,7 @@ class _Run:
                 with torch.autograd.set_multithreading_enabled(False):
                     world.join(recorder, self.meetings, self.world_size, self.store)
                     fake = self.fake_mode or contextlib.nullcontext()
-                    with fake, HostSyncMode(recorder), RecordMode(recorder):
+                    with fake, RecordMode(recorder):
                         result = fn(*args, **kwargs)
                     for lane in list(recorder.lanes.values()):
                         recorder.settle(lane)

@@ -1,4 +1,4 @@
-"""Which bytes a tensor covers, who wrote them last, and how long they live.
+"""Which bytes a tensor covers, where they are, who wrote them, how long they live.
 
 One `StorageTable` a rank. A storage is known by the address of its C++ object while it
 is alive and gets a new number when it is allocated anew (a fake tensor has no data
@@ -7,8 +7,9 @@ pointer, and addresses are used again).
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,13 @@ import torch
 
 from overlaplab.program.access import overlap
 from overlaplab.program.record import Access, StorageLife, TensorName
+
+# Where a storage is. "" is the GPU's memory, too: nobody said so.
+PLACED = "device"
+NUMBER = "number"  # made by torch.tensor(1.0): the CPU's, until a kernel writes it
+PAGEABLE = "pageable"
+PINNED = "pinned"
+HOST = frozenset({PAGEABLE, PINNED})
 
 
 @dataclass(slots=True)
@@ -25,8 +33,9 @@ class _Storage:
     born: int
     stream: str
     freed: int | None = None
+    freed_before: int | None = None
     name: str = ""
-    on_host: bool = False
+    place: str = ""
     recorded: list[tuple[str, int]] = field(default_factory=list)
     writes: list[tuple[Access, int]] = field(default_factory=list)
     watch: Any = None
@@ -46,6 +55,8 @@ class StorageTable:
         self._alive: dict[int, _Storage] = {}
         self._all: list[_Storage] = []
         self._names: list[TensorName] = []
+        self._placing = ""
+        self.has_numbers = False
         self.has_host = False
 
     def access(self, tensor: torch.Tensor, stream: str) -> Access | None:
@@ -70,22 +81,48 @@ class StorageTable:
     def wrote(self, access: Access, op: int) -> None:
         """Operator `op` writes `access`."""
         storage = self._all[access.storage]
-        storage.on_host = False
+        if storage.place == NUMBER:
+            storage.place = ""
         if access.run_bytes == storage.bytes:  # all that was written before is gone
             storage.writes.clear()
         else:
             storage.writes = [w for w in storage.writes if w[0] != access]
         storage.writes.append((access, op))
 
-    def mark_host(self, accesses: Iterable[Access]) -> None:
-        """These are numbers in the CPU's memory, until a kernel writes them."""
-        for access in accesses:
-            self.has_host = self._all[access.storage].on_host = True
+    def place(self, tensor: torch.Tensor, place: str, stream: str) -> None:
+        """`tensor` is in this memory from now on."""
+        self.access(tensor, stream)
+        storage = self._find(tensor)
+        if storage is not None:
+            self._place(storage, place)
 
-    def all_host(self, accesses: Iterable[Access]) -> bool:
-        """Whether all of them, and at least one, are in the CPU's memory."""
-        flags = [self._all[access.storage].on_host for access in accesses]
+    def place_of(self, tensor: torch.Tensor) -> str:
+        """Where `tensor` is, as far as anybody said."""
+        storage = self._find(tensor)
+        return "" if storage is None else storage.place
+
+    def is_host(self, tensor: torch.Tensor) -> bool:
+        """Whether it was placed in the host's memory."""
+        return self.has_host and self.place_of(tensor) in HOST
+
+    def all_numbers(self, accesses: Iterable[Access]) -> bool:
+        """Whether all of them, and at least one, are numbers of the CPU."""
+        flags = [self._all[access.storage].place == NUMBER for access in accesses]
         return bool(flags) and all(flags)
+
+    @contextlib.contextmanager
+    def placing(self, place: str) -> Iterator[None]:
+        """Storages that are new meanwhile are in this memory."""
+        before, self._placing = self._placing, place
+        try:
+            yield
+        finally:
+            self._placing = before
+
+    @property
+    def placing_on_host(self) -> bool:
+        """Whether new storages are the host's."""
+        return self._placing in HOST
 
     def record_stream(self, tensor: torch.Tensor, user: str, stream: str) -> None:
         """Stream `user` uses the memory of `tensor` up to here (`record_stream`)."""
@@ -130,6 +167,9 @@ class StorageTable:
                 s.stream,
                 s.name,
                 tuple(s.recorded),
+                s.place in HOST,
+                s.place == PINNED,
+                s.freed_before,
             )
             for s in self._all
         )
@@ -149,13 +189,27 @@ class StorageTable:
 
         def freed(_: object) -> None:
             storage.freed = len(self._ops)
+            storage.freed_before = len(self._all)
             if self._alive.get(address) is storage:
                 del self._alive[address]
 
         storage.watch = weakref.ref(untyped, freed)
         self._alive[address] = storage
         self._all.append(storage)
+        if self._placing:
+            self._place(storage, self._placing)
         return storage
+
+    def _find(self, tensor: torch.Tensor) -> _Storage | None:
+        try:
+            return self._alive.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):  # sparse: no storage
+            return None
+
+    def _place(self, storage: _Storage, place: str) -> None:
+        storage.place = place
+        self.has_numbers |= place == NUMBER
+        self.has_host |= place in HOST
 
 
 def runs(

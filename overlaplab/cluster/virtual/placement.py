@@ -1,0 +1,270 @@
+"""Where a rank's tensors are: in the GPU's memory or in the host's.
+
+All memory of a virtual rank is this machine's, so a tensor's device does not tell. A
+storage stays where its program put it: `device="cpu"`, `.cpu()` and `.to("cpu")` mean
+the host's pageable memory, `pin_memory` the host's pinned memory, `ol.device()` and any
+"cuda" the GPU's. What nobody places is the GPU's, too. While a run is open, the calls
+that place are patched: in a rank's thread they tell its `StorageTable`, elsewhere they
+are torch's own. torch's code that names "cpu" places nothing: it means the device of
+its tensors. To move a tensor, a call asks torch for a device with an index that no
+tensor has, which reaches the rank's mode as a `_to_copy` (copies.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _device
+
+from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.storage import NUMBER, PAGEABLE, PINNED, PLACED
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
+DEVICE = torch.device("cpu", 0)  # what `ol.device()` is on the virtual cluster
+TO_HOST = torch.device("cpu", 1)
+_CPU = torch.device("cpu")
+
+# Called as `torch.NAME(..., device=...)`.
+_FACTORIES = (
+    *("arange", "as_tensor", "asarray", "empty", "empty_like", "empty_strided", "eye"),
+    *("full", "full_like", "linspace", "ones", "ones_like", "rand", "rand_like"),
+    *("randint", "randn", "randn_like", "randperm", "tensor", "zeros", "zeros_like"),
+)
+_METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_MODULE = os.path.abspath(torch.nn.modules.module.__file__)
+_is_torch: dict[str, bool] = {}
+
+
+@contextlib.contextmanager
+def placing_calls(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
+    """While open, calls that place tensors are seen in the threads of ranks.
+
+    Args:
+        recorder: the calling thread's, None where it is no rank.
+    """
+    _device._device_constructors()  # keeps them by name
+    tensor: Any = torch.Tensor
+    patches: list[tuple[Any, str, Any]] = [
+        (tensor, "to", _to(recorder, tensor.to)),
+        (tensor, "cpu", _cpu(recorder, tensor.cpu, tensor.to)),
+        (tensor, "cuda", _cuda(recorder, tensor.cuda, tensor.to)),
+        (tensor, "pin_memory", _pin_memory(recorder, tensor.pin_memory, tensor.to)),
+        (tensor, "is_pinned", _is_pinned(recorder, tensor.is_pinned)),
+        (tensor, "device", _device_of(recorder, tensor.device)),
+        (FakeTensor, "device", _device_of(recorder, FakeTensor.device)),
+    ]
+    for owner, names in ((torch, _FACTORIES), (tensor, _METHODS)):
+        patches += [(owner, n, _factory(recorder, getattr(owner, n))) for n in names]
+    with patched(patches):
+        yield
+
+
+@contextlib.contextmanager
+def patched(patches: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """While open, `owner.name` is another one, for each of (owner, name, new)."""
+    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in patches]
+    try:
+        for owner, name, new in patches:
+            setattr(owner, name, new)
+        yield
+    finally:
+        for owner, name, old in before:
+            if old is None:  # inherited
+                delattr(owner, name)
+            else:
+                setattr(owner, name, old)
+
+
+def memory_of(device: Any, caller: CodeType) -> str:
+    """Which memory `device` stands for: "device", "pageable", or "" if it does not say.
+
+    Args:
+        device: as given to torch.
+        caller: who names it.
+    """
+    if isinstance(device, str):
+        kind, _, index = device.partition(":")
+    elif isinstance(device, torch.device):
+        kind, index = device.type, "" if device.index is None else str(device.index)
+    else:
+        return "" if device is None else PLACED  # a number is a GPU's
+    if kind == "cuda":
+        return PLACED
+    if kind != "cpu":
+        return ""
+    if index:
+        return PLACED if index == "0" else PAGEABLE
+    return "" if _of_torch(caller) else PAGEABLE
+
+
+def _of_torch(code: CodeType) -> bool:
+    """`Module.to` speaks for its caller."""
+    filename = code.co_filename
+    known = _is_torch.get(filename)
+    if known is None:
+        known = filename.startswith(_TORCH) and filename != _MODULE
+        _is_torch[filename] = known
+    return known
+
+
+# Each of these is the new method of torch.Tensor, or function of torch.
+
+
+def _to(find: Callable[[], Recorder | None], original: Any) -> Any:
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = find()
+        if recorder is None or type(self) not in PLAIN:
+            return original(self, *args, **kwargs)
+        first = args[0] if args else kwargs.get("device", kwargs.get("other"))
+        if first is None or isinstance(first, torch.dtype):
+            return original(self, *args, **kwargs)
+        table = recorder.storages
+        if isinstance(first, torch.Tensor):
+            if type(first) not in PLAIN or table.is_host(first) == table.is_host(self):
+                return original(self, *args, **kwargs)
+            device = TO_HOST if table.is_host(first) else DEVICE
+            kwargs.pop("other", None)
+            rest = (first.dtype, *args[1:])
+        else:
+            target = memory_of(first, sys._getframe(1).f_code)
+            if not target:
+                return original(self, *args, **kwargs)
+            device = _destination(recorder, self, target)
+            kwargs.pop("device", None)
+            rest = args[1:]
+            if not rest and "dtype" not in kwargs:
+                rest = (self.dtype,)
+        return _move(recorder, "to", original, self, device, *rest, **kwargs)
+
+    return to
+
+
+def _destination(recorder: Recorder, tensor: torch.Tensor, target: str) -> torch.device:
+    """Where torch is told to move `tensor`: nowhere if it is there already."""
+    on_host = recorder.storages.is_host(tensor)
+    if target != PLACED:
+        return _CPU if on_host else TO_HOST
+    if on_host:
+        return DEVICE
+    if recorder.storages.place_of(tensor) != NUMBER:
+        recorder.storages.place(tensor, PLACED, recorder.current().name)
+    return _CPU
+
+
+def _move(recorder: Recorder, caller: str, to: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call `to`; the copy that it makes is `caller`'s."""
+    recorder.moving = caller
+    try:
+        return to(*args, **kwargs)
+    finally:
+        recorder.moving = ""
+
+
+def _cpu(find: Callable[[], Recorder | None], original: Any, to: Any) -> Any:
+    def cpu(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = find()
+        if (
+            recorder is None
+            or type(self) not in PLAIN
+            or recorder.storages.is_host(self)
+        ):
+            return original(self, *args, **kwargs)
+        return _move(recorder, "cpu", to, self, TO_HOST, self.dtype, **kwargs)
+
+    return cpu
+
+
+def _cuda(find: Callable[[], Recorder | None], original: Any, to: Any) -> Any:
+    def cuda(
+        self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any
+    ) -> Any:
+        recorder = find()
+        if recorder is None or type(self) not in PLAIN:
+            return original(self, device, non_blocking, **kwargs)
+        target = _destination(recorder, self, PLACED)
+        return _move(
+            recorder, "cuda", to, self, target, self.dtype, non_blocking, **kwargs
+        )
+
+    return cuda
+
+
+def _pin_memory(find: Callable[[], Recorder | None], original: Any, to: Any) -> Any:
+    def pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = find()
+        if recorder is None or type(self) not in PLAIN:
+            return original(self, *args, **kwargs)
+        place = recorder.storages.place_of(self)
+        if place == PINNED:
+            return self
+        if place == PLACED:
+            raise RuntimeError(
+                "pin_memory of a tensor in the GPU's memory: only the host's can be "
+                "pinned. Make the tensor there: torch.empty(..., pin_memory=True), or "
+                "tensor.cpu().pin_memory()"
+            )
+        with torch.no_grad():
+            return _move(recorder, "pin_memory", to, self, TO_HOST, self.dtype)
+
+    return pin_memory
+
+
+def _is_pinned(find: Callable[[], Recorder | None], original: Any) -> Any:
+    def is_pinned(self: Any, *args: Any, **kwargs: Any) -> bool:
+        recorder = find()
+        if recorder is None or type(self) not in PLAIN:
+            return bool(original(self, *args, **kwargs))
+        return recorder.storages.place_of(self) == PINNED
+
+    return is_pinned
+
+
+def _device_of(find: Callable[[], Recorder | None], original: Any) -> property:
+    """`tensor.device` in a rank tells the two memories apart, except to torch."""
+    read = original.__get__
+
+    def device(self: Any) -> torch.device:
+        real: torch.device = read(self)
+        if _of_torch(sys._getframe(1).f_code) or real.type != "cpu":
+            return real
+        recorder = find()
+        if recorder is None or type(self) not in PLAIN:
+            return real
+        return real if recorder.storages.is_host(self) else DEVICE
+
+    return property(device)
+
+
+def _factory(find: Callable[[], Recorder | None], original: Any) -> Any:
+    of_data = original in (torch.as_tensor, torch.asarray)
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        device, pin = kwargs.get("device"), kwargs.get("pin_memory")
+        if device is None and not pin:
+            return original(*args, **kwargs)
+        recorder = find()
+        if recorder is None:
+            return original(*args, **kwargs)
+        place = PINNED if pin else memory_of(device, sys._getframe(1).f_code)
+        if not place:
+            return original(*args, **kwargs)
+        kwargs["device"] = _CPU
+        if pin:
+            kwargs["pin_memory"] = False
+        if of_data and args and isinstance(args[0], torch.Tensor):
+            target = DEVICE if place == PLACED else TO_HOST
+            return original(args[0].to(target), *args[1:], **kwargs)
+        with recorder.storages.placing(place):
+            made = original(*args, **kwargs)
+            recorder.storages.access(made, recorder.current().name)
+        return made
+
+    return make
