@@ -146,7 +146,7 @@ def _run_virtual(
         fake=fake,
     )
     timeline = resolve(program, hardware)
-    findings = find_findings(program) if check else ()
+    findings = find_findings(program, timeline) if check else ()
     return Run(tuple(values), timeline, program, findings)
 
 
