@@ -43,4 +43,5 @@ def test_without_check_a_run_has_no_findings_and_the_same_record():
     assert unchecked.warnings == ()
     assert unchecked.program == checked.program
     assert unchecked.timeline == checked.timeline
-    assert find_findings(unchecked.program) == checked.warnings
+    found = find_findings(unchecked.program, unchecked.timeline)
+    assert found == checked.warnings
