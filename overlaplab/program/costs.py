@@ -47,7 +47,7 @@ class Costs:
         self._graph = graph
         self._hw = hw
         self._kernels: dict[tuple[int, str, int, str], int] = {}
-        # By communicator; the tuple itself is kept, since a pair may reuse a name.
+        # By communicator, with its ranks.
         self._places: dict[str, tuple[tuple[int, ...], Placement]] = {}
         self.meetings: list[tuple[int, int]] = []
         self.ports: list[tuple[int, ...]] = []
@@ -105,12 +105,14 @@ class Costs:
         self.ports.append(tuple(ports))
 
     def _place(self, collective: Collective) -> Placement:
+        ranks = collective.ranks
         known = self._places.get(collective.group)
-        if known is None or known[0] is not collective.ranks:
-            if known is not None and known[0] == collective.ranks:
-                return known[1]
-            known = (collective.ranks, placement(self._hw, collective.ranks))
-            self._places[collective.group] = known
+        # One communicator hands out one tuple, mostly: comparing takes long for 4096.
+        if known is None or (known[0] is not ranks and known[0] != ranks):
+            known = self._places[collective.group] = (
+                ranks,
+                placement(self._hw, ranks),
+            )
         return known[1]
 
 
