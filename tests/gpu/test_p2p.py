@@ -1,0 +1,104 @@
+"""Which orders of sends and receives end on NCCL, and which never do.
+
+What never ends is killed: each order has processes of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+pytestmark = pytest.mark.gpu(2)
+
+LARGE, SMALL = 16 * 1024 * 1024, 256  # elements: 64 MiB, 1 KiB
+PATIENCE_S = 15  # after both ranks have begun; what ends, ends in milliseconds
+
+
+def exchange(order: str, num: int) -> None:
+    rank = dist.get_rank()
+    peer = 1 - rank
+    mine = torch.full((num,), float(rank), device="cuda")
+    theirs = torch.empty_like(mine)
+    if order == "send, recv":
+        dist.send(mine, peer)
+        dist.recv(theirs, peer)
+    elif order == "batch":
+        ops = [dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, theirs, peer)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+    else:
+        works = [dist.isend(mine, peer)] if order == "isend, irecv" or rank else []
+        works.append(dist.irecv(theirs, peer))
+        if len(works) < 2:
+            works.append(dist.isend(mine, peer))
+        for work in works:
+            work.wait()
+    torch.cuda.synchronize()
+    assert theirs[-1].item() == peer
+
+
+def _rank(rank: int, port: int, folder: str, order: str, num: int, eager: bool) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank) if eager else None
+    dist.init_process_group("nccl", rank=rank, world_size=2, device_id=device)
+    dist.all_reduce(torch.zeros(1, device="cuda"))
+    torch.cuda.synchronize()
+    Path(folder, f"begun{rank}").touch()
+    exchange(order, num)
+    Path(folder, f"ended{rank}").touch()
+    os._exit(0)
+
+
+def which_end(cases: list[tuple[str, int, bool]], folder: Path) -> dict[str, bool]:
+    """Run all cases beside one another; whether each ended."""
+    contexts = {}
+    for i, case in enumerate(cases):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        place = folder / str(i)
+        place.mkdir()
+        args = (port, str(place), *case)
+        contexts[place] = spawn(_rank, args=args, nprocs=2, join=False)
+
+    def have(place: Path, what: str) -> bool:
+        return all((place / f"{what}{rank}").exists() for rank in range(2))
+
+    deadline = time.monotonic() + 120
+    while not all(have(p, "begun") for p in contexts) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    begun = all(have(place, "begun") for place in contexts)
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(have(p, "ended") for p in contexts) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    for context in contexts.values():
+        for process in context.processes:
+            process.kill()
+    assert begun, "some processes did not come up"
+    return {
+        f"{order}, {num * 4} bytes, {'eager' if eager else 'lazy'}": have(p, "ended")
+        for p, (order, num, eager) in zip(contexts, cases, strict=True)
+    }
+
+
+def test_sends_before_receives_on_both_ranks_never_end(tmp_path: Path) -> None:
+    cases = [
+        (order, num, eager)
+        for order in ("send, recv", "isend, irecv", "batch", "one of each first")
+        for num in (LARGE, SMALL)
+        for eager in (False, True)
+    ]
+    found = which_end(cases, tmp_path)
+    print(found)
+    large = {case: ended for case, ended in found.items() if f"{LARGE * 4} " in case}
+    assert large == {
+        case: case.startswith(("batch", "one of each first")) for case in large
+    }

@@ -1,0 +1,159 @@
+"""What GPUs do without a wait is what the virtual cluster calls a hazard.
+
+Each program runs twice on two GPUs, with and without one wait, and on `virtual`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import overlaplab as ol
+from tests.gpu import stream_programs
+from tests.gpu.processes import run_on_gpus
+
+pytestmark = pytest.mark.gpu(2)
+
+
+def hazards(fn: Any, *args: Any) -> list[str]:
+    """What `virtual` reports, of the same program."""
+    found = ol.run(fn, *args, world_size=2, cluster="virtual").warnings
+    return [finding.kind for finding in found]
+
+
+@pytest.fixture(scope="module")
+def values() -> Any:
+    """By rank and program: what it gives with the wait, and without."""
+    return run_on_gpus(stream_programs.run_pairs)
+
+
+@pytest.mark.parametrize("name", stream_programs.PAIRS)
+def test_a_missing_wait_gives_wrong_values_and_a_hazard(name: str, values: Any) -> None:
+    program, right = stream_programs.PAIRS[name]
+    assert [of_rank[name][0] for of_rank in values] == [right, right]
+    assert values[0][name][1] != right
+    assert "hazard" in hazards(program, False)
+    assert hazards(program, True) == []
+
+
+def test_a_block_dropped_on_a_side_stream_is_overwritten_by_its_owner() -> None:
+    found = run_on_gpus(stream_programs.run_keeps)
+    assert found[0][""][1], "the block was not handed out again: nothing is shown"
+    assert found[0][""][0] != 3.0
+    for of_rank in found:
+        assert of_rank["record_stream"] == (3.0, False)
+        assert of_rank["wait"] == (3.0, True)
+
+
+def test_virtual_calls_the_reuse_of_a_dropped_block_a_hazard() -> None:
+    program = stream_programs.dropped_under_a_side_stream
+    assert "hazard" in hazards(program, "")
+    assert hazards(program, "record_stream") == []
+    assert hazards(program, "wait") == []
+
+
+def blocked_by_copies() -> dict[str, bool]:
+    """For each way to copy behind a busy stream: was the CPU held until it was over?"""
+    num = 64 * 1024 * 1024
+    on_gpu = torch.ones(num, device="cuda", dtype=torch.uint8)
+    pageable = torch.ones(num, dtype=torch.uint8)
+    pinned = torch.ones(num, dtype=torch.uint8).pin_memory()
+    ways = {
+        "to device, pageable": lambda: on_gpu.copy_(pageable, non_blocking=True),
+        "to device, pinned": lambda: on_gpu.copy_(pinned, non_blocking=True),
+        "to host, pageable": lambda: pageable.copy_(on_gpu, non_blocking=True),
+        "to host, pinned": lambda: pinned.copy_(on_gpu, non_blocking=True),
+        "to host, pinned by to()": lambda: on_gpu.to("cpu", non_blocking=True),
+        "cpu()": on_gpu.cpu,
+    }
+    found = {}
+    for name, copy in ways.items():
+        copy()
+        torch.cuda.synchronize()
+        over = torch.cuda.Event()
+        torch.cuda._sleep(stream_programs.LONG)
+        over.record()
+        copy()
+        found[name] = over.query()
+        torch.cuda.synchronize()
+    return found
+
+
+def test_only_copies_of_pinned_memory_leave_the_cpu_free() -> None:
+    assert run_on_gpus(blocked_by_copies, world_size=1) == [
+        {
+            "to device, pageable": True,
+            "to device, pinned": False,
+            "to host, pageable": True,
+            "to host, pinned": False,
+            "to host, pinned by to()": False,
+            "cpu()": True,
+        }
+    ]
+
+
+def refilled_pinned_buffer(wait: bool) -> float:
+    """C06: a pinned buffer is refilled while its copy is still to come. Right: 1."""
+    pinned = torch.ones(stream_programs.NUM).pin_memory()
+    event = torch.cuda.Event()
+    torch.cuda._sleep(stream_programs.LONG)
+    there = torch.empty_like(pinned, device="cuda")
+    there.copy_(pinned, non_blocking=True)
+    event.record()
+    if wait:
+        event.synchronize()
+    pinned.fill_(-1.0)
+    torch.cuda.synchronize()
+    return float(there[-1].item())
+
+
+def test_a_pinned_buffer_refilled_too_early_reaches_the_device() -> None:
+    assert run_on_gpus(refilled_pinned_buffer, False, world_size=1) == [-1.0]
+    assert run_on_gpus(refilled_pinned_buffer, True, world_size=1) == [1.0]
+
+
+def copies_in_both_directions() -> dict[str, float]:
+    """Milliseconds of a copy each way: alone, one after the other, at once."""
+    num = 256 * 1024 * 1024
+    here = torch.ones(num, dtype=torch.uint8).pin_memory()
+    back = torch.ones(num, dtype=torch.uint8).pin_memory()
+    one = torch.ones(num, device="cuda", dtype=torch.uint8)
+    other = torch.ones(num, device="cuda", dtype=torch.uint8)
+    side = torch.cuda.Stream()
+
+    def down() -> None:
+        one.copy_(here, non_blocking=True)
+
+    def up() -> None:
+        back.copy_(other, non_blocking=True)
+
+    def at_once() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            up()
+        down()
+        torch.cuda.current_stream().wait_stream(side)
+
+    found = {}
+    for name, copy in {"down": down, "up": up, "at once": at_once}.items():
+        times = []
+        for _ in range(5):
+            start = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            start.record()
+            copy()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end))
+        found[name] = min(times)
+    return found
+
+
+def test_copies_in_opposite_directions_overlap() -> None:
+    (found,) = run_on_gpus(copies_in_both_directions, world_size=1)
+    print(found)
+    # Two engines and a full-duplex link: the sum would be one after the other.
+    assert found["at once"] < 0.9 * (found["down"] + found["up"])
