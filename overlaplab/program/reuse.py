@@ -162,12 +162,13 @@ class _Allocator:
             for other, touch in touches.items():
                 if lane == other:
                     continue
-                if old.wrote >= 0 and not before(old.wrote, touch.first):
+                write = touch.first_write
+                if write >= 0 and not before(old.used, write):
+                    one = self._use(old.used, old.storage)
+                    yield Hazard(one, self._use(write, new.storage))
+                elif old.wrote >= 0 and not before(old.wrote, touch.first):
                     one = self._use(old.wrote, old.storage_written)
                     yield Hazard(one, self._use(touch.first, new.storage))
-                elif touch.first_write >= 0 and not before(old.used, touch.first_write):
-                    one = self._use(old.used, old.storage)
-                    yield Hazard(one, self._use(touch.first_write, new.storage))
 
     def _free(self, life: StorageLife) -> None:
         block = self._blocks.pop(life.storage)
