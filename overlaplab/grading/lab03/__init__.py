@@ -1,0 +1,58 @@
+"""What the notebook of lab 03 calls: `from overlaplab.grading import lab03 as lab`.
+
+Its exercises are graded in `schedule`, `waits`, `repair` and `feed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from overlaplab.grading.lab03 import reference, schedule  # noqa: F401 (registers 3.1)
+from overlaplab.grading.lab03.feed import LOOPS, feed_loop
+from overlaplab.grading.lab03.jobs import backward_job
+from overlaplab.grading.lab03.play import play
+from overlaplab.grading.lab03.repair import Case
+from overlaplab.grading.lab03.waits import pipeline
+
+__all__ = [
+    "LOOPS",
+    "backward_job",
+    "case",
+    "feed_loop",
+    "keep",
+    "mine_or_ours",
+    "pipeline",
+    "play",
+    "side_by_side",
+    "whose",
+]
+
+_kept: dict[str, Any] = {}
+_OURS: dict[str, Any] = {"3.1": reference.issue, "3.4": reference.feed}
+
+
+def keep(exercise_id: str, solution: object) -> None:
+    """Keep what passed its check: later cells run it. Stands below the check."""
+    _kept[exercise_id] = solution
+
+
+def mine_or_ours(exercise_id: str) -> Any:
+    """The learner's solution if it passed its check, else the course's own."""
+    if exercise_id not in _kept:
+        print(f"({exercise_id} is not solved yet: the course's own runs in its place)")
+    return _kept.get(exercise_id, _OURS[exercise_id])
+
+
+def whose(exercise_id: str) -> str:
+    """ "yours", or "the course's" where the learner's has not passed."""
+    return "yours" if exercise_id in _kept else "the course's"
+
+
+def side_by_side(what: str, yours: object, seen: object) -> None:
+    """A prediction beside the outcome. Not marked."""
+    print(f"{what}:  you said {'nothing' if yours is None else yours}, it is {seen}")
+
+
+def case(exercise_id: str, number: int) -> Case:
+    """The broken program's objects that belong to a learner's number."""
+    return Case(exercise_id, number)
