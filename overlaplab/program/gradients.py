@@ -92,6 +92,27 @@ def buckets_of_cap(
     return tuple(sorted(map(tuple, closed), key=lambda bucket: bucket[-1]))
 
 
+def check_kind(buckets: object) -> None:
+    """Refuse what is neither a cap in bytes nor lists of positions.
+
+    Raises:
+        TypeError: see above.
+    """
+    if isinstance(buckets, int):
+        return
+    lists = isinstance(buckets, Sequence) and not isinstance(buckets, str)
+    for bucket in buckets if lists else (None,):  # type: ignore[attr-defined]
+        if (
+            not isinstance(bucket, Sequence)
+            or isinstance(bucket, str)
+            or not all(isinstance(position, int) for position in bucket)
+        ):
+            raise TypeError(
+                f"buckets is {buckets!r}; expected a cap in bytes (a whole number), or "
+                "the positions of gradients bucket by bucket, such as [[0, 1], [2]]"
+            )
+
+
 def check_buckets(parts: Sequence[Part], buckets: Buckets, step: int) -> None:
     """Refuse buckets that are no plan for `parts`.
 

@@ -113,14 +113,30 @@ class Graph:
         return steps, waits_for
 
 
+def check_program(program: object) -> None:
+    """Refuse what is no program, in the words of who passed it.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(program, Program):
+        raise TypeError(
+            f"program is {type(program).__name__}; expected an overlaplab Program: "
+            "`run.program` of a run on the virtual cluster (measured runs have none), "
+            "or what ProgramBuilder.build() returns"
+        )
+
+
 def build_graph(program: Program) -> Graph:
     """The dependencies of `program`.
 
     Raises:
+        TypeError: `program` is none.
         ProgramError: an operator waits for one that is launched after it or is not
             there; or a rank takes part twice in one collective, or in one of which it
             is no member.
     """
+    check_program(program)
     ops = [op for rank in program.ranks for op in rank]
     num = len(ops)
     graph = Graph(program, ops, [], [-1] * num, [-1] * num, [], [-1] * num, [])

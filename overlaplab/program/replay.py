@@ -18,9 +18,11 @@ from overlaplab.program.gradients import (
     Step,
     buckets_of_cap,
     check_buckets,
+    check_kind,
     gradient_steps,
     is_gradient_all_reduce,
 )
+from overlaplab.program.graph import check_program
 from overlaplab.program.record import (
     Collective,
     Op,
@@ -51,7 +53,8 @@ def replay(
         is_gradient: see `rebucket`.
 
     Raises:
-        ValueError, ProgramError, DeadlockError: see `rebucket` and `resolve`.
+        ValueError, TypeError, ProgramError, DeadlockError: see `rebucket` and
+            `resolve`.
     """
     if buckets is not None:
         program = rebucket(program, buckets, is_gradient=is_gradient)
@@ -81,10 +84,18 @@ def rebucket(
 
     Raises:
         ValueError: `buckets` is no plan for the gradients of some step.
+        TypeError: `buckets` is neither a cap nor lists of positions, `program` is no
+            program, or `is_gradient` cannot be called.
         ProgramError: the program reduces no gradients asynchronously; ranks differ in
             them; a bucket would mix communicators or reduce operations; or something
             waits for a gradient before its new bucket can leave.
     """
+    check_program(program)
+    check_kind(buckets)
+    if is_gradient is not None and not callable(is_gradient):
+        raise TypeError(
+            f"is_gradient is {is_gradient!r}; expected a function that takes an Op"
+        )
     rule = is_gradient or is_gradient_all_reduce
     by_rank = [
         gradient_steps(program, rank, rule) for rank in range(len(program.ranks))
@@ -331,11 +342,10 @@ class _Edit:
     def storage(self, life: StorageLife) -> StorageLife:
         born = self.first_at[life.born]
         freed = None if life.freed is None else self.first_at[life.freed]
-        if born == life.born and freed == life.freed:
+        recorded = tuple((s, self.first_at[at]) for s, at in life.recorded)
+        if (born, freed, recorded) == (life.born, life.freed, life.recorded):
             return life
-        return StorageLife(
-            self.rank, life.storage, life.bytes, born, freed, life.stream, life.name
-        )
+        return replace(life, born=born, freed=freed, recorded=recorded)
 
     def name(self, name: TensorName) -> TensorName:
         since = self.first_at[name.since]
