@@ -2,117 +2,206 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import socket
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
+import click
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 from overlaplab.bench import data_parallel, lessons
 from overlaplab.bench.kernels import device_description
+from overlaplab.bench.predict.grid import GPU, LINKS, REHEARSAL
+from overlaplab.bench.predict.measure import describe, measure_on_link
+from overlaplab.profiling.calibrate.plan import CPU as CPU_PLAN
+from overlaplab.profiling.calibrate.plan import GPU as GPU_PLAN
+from overlaplab.profiling.processes import find_world_size, run_ranks
+
+# Of the minutes of `predict measure`, for the first of two links: it measures the
+# device as well.
+_FIRST_SHARE = 0.53
+
+_backend = click.option(
+    "--backend",
+    type=click.Choice(["nccl", "gloo"]),
+    default="nccl",
+    show_default=True,
+    help="gloo rehearses on the CPU.",
+)
+_world_size = click.option(
+    "--world-size", type=int, help="Processes.  [default: all GPUs]"
+)
+_out = click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the results as JSON.",
+)
 
 
-def main() -> int:
-    options = parse(sys.argv[1:])
-    if "WORLD_SIZE" in os.environ:  # torchrun
-        run_rank(int(os.environ["LOCAL_RANK"]), options)
-        return 0
-    found = torch.cuda.device_count() if options.backend == "nccl" else 2
-    size = options.world_size or found
-    if size < 1 or (options.backend == "nccl" and found < size):
-        print(
-            f"error: {size or 'some'} GPUs asked for, {found} found. Use --world-size, "
-            "or --backend gloo to rehearse on the CPU.",
-            file=sys.stderr,
-        )
-        return 2
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ["WORLD_SIZE"] = str(size)
-    spawn(_spawned, args=(options,), nprocs=size)  # type: ignore[no-untyped-call]
-    return 0
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def benchmarks() -> None:
+    """Measurements on your GPUs, each beside its peers in one run."""
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m overlaplab.bench")
-    parser.add_argument("benchmark", choices=["data-parallel", "lessons"])
-    parser.add_argument("--lesson", help="lessons: which one, such as 03")
-    parser.add_argument(
-        "--models", nargs="+", choices=list(data_parallel.MODELS), metavar="MODEL"
+@benchmarks.command("data-parallel")
+@click.option(
+    "--models",
+    multiple=True,
+    type=click.Choice(list(data_parallel.MODELS)),
+    help="Again for more.  [default: three]",
+)
+@click.option("--batches", multiple=True, type=int, help="Again for more.")
+@click.option("--tokens", type=int, help="Sequence length.")
+@click.option("--quick", is_flag=True, help="Fewer sweeps and rounds.")
+@click.option("--traces", type=click.Path(path_type=Path), help="For Chrome traces.")
+@_backend
+@_world_size
+@_out
+def data_parallel_command(
+    models: Sequence[str],
+    batches: Sequence[int],
+    tokens: int | None,
+    quick: bool,
+    traces: Path | None,
+    backend: str,
+    world_size: int | None,
+    out: Path | None,
+) -> None:
+    """Our reducers beside DistributedDataParallel."""
+    plan = data_parallel.QUICK if quick else data_parallel.Plan()
+    if tokens:
+        plan = replace(plan, tokens=tokens)
+    run_ranks(
+        _measure_data_parallel,
+        heading("data-parallel", backend),
+        (models, batches, plan, quick, traces),
+        out,
+        backend=backend,
+        world_size=find_world_size(backend, world_size),
     )
-    parser.add_argument("--batches", nargs="+", type=int, metavar="N")
-    parser.add_argument("--backend", choices=["nccl", "gloo"], default="nccl")
-    parser.add_argument("--world-size", type=int, help="processes; default all GPUs")
-    parser.add_argument("--tokens", type=int, default=None, help="sequence length")
-    parser.add_argument("--quick", action="store_true", help="fewer sweeps and rounds")
-    parser.add_argument("--out", type=Path, help="write the results as JSON")
-    parser.add_argument("--traces", type=Path, help="folder for Chrome traces")
-    return parser.parse_args(arguments)
 
 
-def _spawned(rank: int, options: argparse.Namespace) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    run_rank(rank, options)
-
-
-def run_rank(local_rank: int, options: argparse.Namespace) -> None:
+def _measure_data_parallel(
+    results: dict[str, Any],
+    what: tuple[Sequence[str], Sequence[int], data_parallel.Plan, bool, Path | None],
+    out: Path | None,
+) -> None:
     """One process: measure every case, let rank 0 write after each."""
-    _take_share_of_cores(local_rank, int(os.environ["WORLD_SIZE"]))
-    device = None
-    if options.backend == "nccl":
-        torch.cuda.set_device(local_rank)
-        device = torch.device("cuda", local_rank)
-    else:
-        torch.set_num_threads(1)
-    dist.init_process_group(options.backend, device_id=device)
-    plan = data_parallel.QUICK if options.quick else data_parallel.Plan()
-    if options.tokens:
-        plan = replace(plan, tokens=options.tokens)
-    results: dict[str, Any] = {
-        "benchmark": options.benchmark,
+    models, batches, plan, quick, traces = what
+    results |= {"world_size": dist.get_world_size(), **device_description()}
+    results["cases"] = []
+    for name in models or data_parallel.CASES:
+        if not quick and name != data_parallel.MAIN:
+            plan = replace(plan, **data_parallel.BRIEF)
+        for batch in batches or data_parallel.CASES.get(name, (2,)):
+            case = data_parallel.measure_case(name, batch, plan, traces)
+            results["cases"].append(case)
+            write_from_rank_0(results, out)
+
+
+@benchmarks.command("lessons")
+@click.argument("lesson", required=False)
+@click.option("--lesson", "named", help="The same, by name.")
+@_backend
+@_world_size
+@_out
+def lessons_command(
+    lesson: str | None,
+    named: str | None,
+    backend: str,
+    world_size: int | None,
+    out: Path | None,
+) -> None:
+    """What LESSON (such as 03) measures for its text."""
+    which = lesson or named
+    if not which:
+        raise click.UsageError("name a lesson, such as 03")
+    run_ranks(
+        _measure_lesson,
+        heading("lessons", backend) | {"lesson": which},
+        out,
+        backend=backend,
+        world_size=find_world_size(backend, world_size),
+    )
+
+
+def _measure_lesson(results: dict[str, Any], out: Path | None) -> None:
+    results |= {"world_size": dist.get_world_size(), **device_description()}
+    write_from_rank_0(results | lessons.measure(results["lesson"]), out)
+
+
+@benchmarks.group("predict")
+def predict() -> None:
+    """The virtual cluster's steps against measured ones."""
+
+
+@predict.command("measure")
+@click.option("--minutes", default=8.0, show_default=True, help="No case begins later.")
+@_backend
+@_world_size
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The file of measurements, for `predict compare`.",
+)
+def measure_command(
+    minutes: float, backend: str, world_size: int | None, out: Path
+) -> None:
+    """Calibrate this machine and time the grid, on two GPUs."""
+    grid, plan = (GPU, GPU_PLAN) if backend == "nccl" else (REHEARSAL, CPU_PLAN)
+    if out.exists():
+        raise ValueError(f"{out} is there already; name another file or remove it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    size = find_world_size(backend, world_size or 2)
+    head = heading("predict", backend) | {"world_size": size, **device_description()}
+    head |= {"settings": describe(grid, plan)}
+    begin = time.time()
+    for number, link in enumerate(grid.links, 1):
+        run_ranks(
+            measure_on_link,
+            head,
+            link,
+            grid,
+            plan,
+            out,
+            begin + minutes * 60 * (_FIRST_SHARE if number == 1 else 1),
+            backend=backend,
+            world_size=size,
+            environment=LINKS[link],
+        )
+
+
+def heading(benchmark: str, backend: str) -> dict[str, Any]:
+    """What every file of results begins with, as far as the parent knows it."""
+    return {
+        "benchmark": benchmark,
         "command": "python -m overlaplab.bench " + " ".join(sys.argv[1:]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "backend": options.backend,
-        "world_size": dist.get_world_size(),
-        **device_description(),
-        "cases": [],
+        "backend": backend,
     }
-    try:
-        if options.benchmark == "lessons":
-            results |= {"lesson": options.lesson, **lessons.measure(options.lesson)}
-            del results["cases"]
-            _write(results, options.out)
-            return
-        for name in options.models or data_parallel.CASES:
-            if not options.quick and name != data_parallel.MAIN:
-                plan = replace(plan, **data_parallel.BRIEF)
-            for batch in options.batches or data_parallel.CASES.get(name, (2,)):
-                case = data_parallel.measure_case(name, batch, plan, options.traces)
-                results["cases"].append(case)
-                _write(results, options.out)
-    finally:
-        dist.destroy_process_group()
 
 
-def _write(results: dict[str, Any], out: Path | None) -> None:
+def write_from_rank_0(results: dict[str, Any], out: Path | None) -> None:
     if out and dist.get_rank() == 0:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def _take_share_of_cores(local_rank: int, num_local: int) -> None:
-    """Ranks that share cores disturb one another where steps are launch-bound."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    share = len(cores) // int(os.environ.get("LOCAL_WORLD_SIZE", num_local))
-    if share:
-        os.sched_setaffinity(0, cores[local_rank * share : (local_rank + 1) * share])
+def main() -> int:
+    try:
+        benchmarks.main(prog_name="python -m overlaplab.bench", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except click.Abort:
+        return 130
+    return 0

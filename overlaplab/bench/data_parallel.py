@@ -107,7 +107,7 @@ def measure_case(
         model = Transformer(MODELS[name]).to(dtype)
     num_parameters = sum(p.numel() for p in model.parameters())
     say(f"\n{name}: {num_parameters / 1e6:.1f} M parameters, batch {batch_size}")
-    batch = _batch(MODELS[name], batch_size, plan.tokens, device)
+    batch = random_batch(MODELS[name], batch_size, plan.tokens, device)
     case = _Case(model, batch, plan)
     head = {
         "model": name,
@@ -336,7 +336,7 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _batch(
+def random_batch(
     config: TransformerConfig, size: int, tokens: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Random tokens, other ones on every rank."""

@@ -7,13 +7,14 @@ communication was hidden, how long the GPU had nothing to do.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C._autograd import DeviceType
 from torch.cuda.nccl import version as nccl_version
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from overlaplab import streams
 
@@ -23,6 +24,8 @@ _CLASSES = (
     ("gemm", re.compile(r"gemm|cutlass|nvjet|xmma|cublas", re.IGNORECASE)),
     ("copy", re.compile(r"^mem(cpy|set)|catarray", re.IGNORECASE)),
 )
+
+_RANGE = "overlaplab::variant "  # names what a profile holds of one variant
 
 Interval = tuple[int, int]
 
@@ -50,14 +53,62 @@ def profile_step(
         streams.synchronize()
     if trace:
         profiler.export_chrome_trace(trace)
+    return summarise(_kernels(_kineto_events(profiler)))
+
+
+def profile_in_turn(
+    steps: Mapping[str, Callable[[], object]], *, num_steps: int
+) -> dict[str, dict[str, Any]]:
+    """Profile several variants in one session: to start one takes a second.
+
+    Args:
+        steps: warmed up; the same names in the same order on all ranks.
+        num_steps: of each, in a row.
+
+    Returns:
+        For each name `summarise` of its kernels, without "communication_ms"; {} on a
+        CPU process.
+    """
+    if streams.device().type != "cuda":
+        return {}
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities) as profiler:
+        for name, step in steps.items():
+            step()
+            streams.synchronize()
+            dist.barrier()
+            streams.synchronize()
+            with record_function(_RANGE + name):
+                for _ in range(num_steps):
+                    step()
+                streams.synchronize()
+    events = _kineto_events(profiler)
+    kernels = _kernels(events)
+    found = {}
+    for event in events:
+        if not event.name().startswith(_RANGE):
+            continue
+        if event.device_type() != DeviceType.CPU:
+            continue
+        begin, end = event.start_ns(), event.start_ns() + event.duration_ns()
+        summary = summarise(k for k in kernels if begin <= k[1] <= end)
+        summary.pop("communication_ms", None)
+        found[event.name().removeprefix(_RANGE)] = summary
+    return found
+
+
+def _kineto_events(profiler: profile) -> list[Any]:
     kineto = profiler.profiler
     assert kineto is not None and kineto.kineto_results is not None
-    kernels = [
+    return list(kineto.kineto_results.events())
+
+
+def _kernels(events: Iterable[Any]) -> list[tuple[str, int, int]]:
+    return [
         (event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in kineto.kineto_results.events()
+        for event in events
         if event.device_type() == DeviceType.CUDA and not _is_annotation(event)
     ]
-    return summarise(kernels)
 
 
 def summarise(kernels: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
@@ -96,7 +147,9 @@ def summarise(kernels: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
 
 def _is_annotation(event: Any) -> bool:
     """Ranges that a user or c10d named show up on the device too: no kernels."""
-    return bool(event.is_user_annotation()) or event.name().startswith("nccl:")
+    return bool(event.is_user_annotation()) or event.name().startswith(
+        ("nccl:", _RANGE)
+    )
 
 
 def _union(intervals: list[Interval]) -> list[Interval]:

@@ -1,0 +1,1 @@
+"""Predicted against measured: how far the virtual cluster is to be trusted."""

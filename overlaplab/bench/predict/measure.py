@@ -1,0 +1,214 @@
+"""The half that needs GPUs: calibrate, then time every configuration of the grid.
+
+The calibration comes first and from other programs, see `profiling.calibrate.plan`. The
+file is written after each case, so that a kill loses nothing. Each link has processes
+of its own: NCCL reads `NCCL_P2P_DISABLE` when it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from overlaplab import streams
+from overlaplab.bench import variants
+from overlaplab.bench.data_parallel import (
+    MODELS,
+    random_batch,
+    release_memory,
+    say,
+)
+from overlaplab.bench.kernels import profile_in_turn
+from overlaplab.bench.predict.grid import Grid
+from overlaplab.bench.timing import time_in_turn
+from overlaplab.bench.variants import Variant
+from overlaplab.files import write_whole
+from overlaplab.models import Transformer
+from overlaplab.profiling.calibrate.measure import (
+    measure_device,
+    measure_launches,
+    measure_link,
+)
+from overlaplab.profiling.calibrate.plan import CalibrationPlan
+
+PROFILED_STEPS = 2
+LEAST_ROUNDS = 2
+
+
+def measure_on_link(
+    heading: dict[str, Any],
+    link: str,
+    grid: Grid,
+    plan: CalibrationPlan,
+    out: Path,
+    until: float,
+) -> None:
+    """Everything of one link, on this rank of its own process group. Collective.
+
+    Args:
+        heading: what the file begins with; results of earlier links are kept.
+        link: of `LINKS`.
+        grid, plan: what to measure.
+        out: the file, written by rank 0.
+        until: seconds of `time.time()`: after that no case is begun.
+    """
+    results = json.loads(out.read_text()) if out.exists() else dict(heading)
+    found: dict[str, Any] = {"cases": [], "skipped": []}
+    results.setdefault("links", {})[link] = found
+
+    def tell(what: str) -> None:
+        say(f"{link}: {what} ({until - time.time():.0f} s left)")
+
+    def write() -> None:
+        if dist.get_rank() == 0:
+            write_whole(out, (json.dumps(results, indent=1) + "\n").encode())
+
+    found["calibration"] = {
+        **measure_link(plan, tell),
+        "launches": measure_launches(plan, tell),
+    }
+    if "device" not in results:
+        results["device"] = measure_device(plan, tell)
+    release_memory()
+    write()
+    cases = grid.cases()
+    weights = [_weight(name, batch) for name, batch, _ in cases]
+    slowness = 0.0  # least seconds for a weight of one, of the slowest case so far
+    for number, (name, batch, apart) in enumerate(cases):
+        begin = time.time()
+        share = (until - begin) * weights[number] / sum(weights[number:])
+        if _agree(until - begin < slowness * weights[number]):
+            found["skipped"].append([name, batch])
+            continue
+        tell(f"{name}, batch {batch}")
+        case = _measure_case(name, batch, grid, share)
+        spare_s = (case["rounds"] - LEAST_ROUNDS) * case["round_s"]
+        slowness = max(slowness, (time.time() - begin - spare_s) / weights[number])
+        found["cases"].append({"launch_bound": apart, **case})
+        write()
+    if not _agree(until - time.time() < 12):
+        found["calibration"]["launches_after"] = measure_launches(plan, tell)
+    write()
+
+
+def _weight(name: str, batch: int) -> float:
+    """About how long a case takes: building and profiling, and its steps."""
+    config = MODELS[name]
+    matrices = 12 * config.num_layers * config.d_model + 2 * config.vocab_size
+    return 3.5 + batch * config.d_model * matrices / 1e9
+
+
+def _agree(mine: bool) -> bool:
+    """Whether any rank says so."""
+    flag = torch.tensor([int(mine)], device=streams.device())
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def _measure_case(name: str, batch: int, grid: Grid, share_s: float) -> dict[str, Any]:
+    """All variants of one model and batch size. Collective."""
+    begin = time.time()
+    device = streams.device()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with torch.device(device):
+        torch.manual_seed(0)
+        model = Transformer(MODELS[name]).to(dtype)
+    inputs = random_batch(MODELS[name], batch, grid.tokens, device)
+    built = _build(model, inputs, grid)
+    steps = {kind: variant.step for kind, variant in built.items()}
+    for _ in range(grid.warmup):
+        streams.synchronize()
+        warm = time.time()
+        for step in steps.values():
+            step()
+        streams.synchronize()
+    once_s = time.time() - warm
+    left_s = share_s - (time.time() - begin) - 2 - (PROFILED_STEPS + 2) * once_s
+    round_s = once_s * (grid.steps_a_round + 1)
+    rounds = max(LEAST_ROUNDS, min(grid.rounds, int(left_s / round_s)))
+    both = torch.tensor([rounds], device=device)
+    dist.all_reduce(both, dist.ReduceOp.MIN)
+    stolen = _stolen_ticks()
+    times = time_in_turn(
+        steps, num_rounds=int(both.item()), steps_a_round=grid.steps_a_round
+    )
+    state = _device_state(steps["serial"])
+    kernels = profile_in_turn(steps, num_steps=PROFILED_STEPS)
+    result = {
+        "model": name,
+        "batch": batch,
+        "tokens": grid.tokens,
+        "dtype": str(dtype).removeprefix("torch."),
+        "rounds": int(both.item()),
+        "round_s": round(round_s, 3),
+        "stolen_ticks": _stolen_ticks() - stolen,
+        **state,
+        "variants": {
+            kind: {
+                **samples.to_json(),
+                **({"kernels": kernels[kind]} if kernels.get(kind) else {}),
+            }
+            for kind, samples in times.items()
+        },
+    }
+    for variant in built.values():
+        variant.close()
+    del built, steps, model, inputs
+    release_memory()
+    if device.type == "cuda":
+        result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        torch.cuda.reset_peak_memory_stats()
+    return result
+
+
+def _build(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], grid: Grid
+) -> dict[str, Variant]:
+    built: dict[str, Variant] = {}
+    for kind, cap in grid.variants().items():
+        if cap is not None:
+            built[kind] = variants.bucketed(model, inputs, cap)
+        else:
+            make = variants.serial if kind == "serial" else variants.hooks
+            built[kind] = make(model, inputs)
+    return built
+
+
+def _stolen_ticks() -> int:
+    """CPU time that the host gave to others, in ticks; 0 where nobody tells."""
+    try:
+        return int(Path("/proc/stat").read_text().split("\n")[0].split()[8])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _device_state(step: Any) -> dict[str, Any]:
+    """Clock, power and temperature in the middle of a step, where NVML tells."""
+    if streams.device().type != "cuda":
+        return {}
+    for _ in range(3):
+        step()
+    found: dict[str, Any] = {}
+    for key, read in (
+        ("sm_clock_mhz", torch.cuda.clock_rate),
+        ("power_mw", torch.cuda.power_draw),
+        ("temperature_c", torch.cuda.temperature),
+    ):
+        try:
+            found[key] = int(read())
+        except Exception:  # NVML or its Python package is not there
+            found[key] = None
+    streams.synchronize()
+    return found
+
+
+def describe(grid: Grid, plan: CalibrationPlan) -> dict[str, Any]:
+    """The settings, as the file keeps them."""
+    return {"grid": asdict(grid), "plan": asdict(plan)}

@@ -1,0 +1,1 @@
+"""Calibration: measure this machine, and make a hardware profile of it."""

@@ -1,0 +1,139 @@
+"""What a calibration measures: sizes and counts, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from overlaplab.models import TransformerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCase:
+    """A transformer of which every operator is timed.
+
+    Args:
+        d_model, num_heads, vocab_size, num_layers: of the model.
+        batch: sequences.
+        tokens: of one sequence.
+    """
+
+    d_model: int
+    num_heads: int
+    vocab_size: int
+    batch: int
+    num_layers: int = 2
+    tokens: int = 1024
+
+    def config(self) -> TransformerConfig:
+        return TransformerConfig(
+            num_layers=self.num_layers,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            vocab_size=self.vocab_size,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationPlan:
+    """How much to measure.
+
+    Args:
+        dtype: of the models.
+        models: whose operators are timed, smallest first.
+        launch_model: small, so that its step is bound by launches.
+        matmul_sizes: square matrices, for each of `matmul_dtypes`.
+        matmul_dtypes: names of torch's dtypes.
+        memory_bytes: tensors that are copied in device memory, and to the host.
+        wire_bytes: payloads of collectives of one tensor.
+        coalesced: (tensors, bytes in all) of coalesced all-reduces.
+        contention: the model that runs beside collectives, and for how many steps.
+        beside_bytes: payload of the all-reduces that run beside it.
+        matmul_beside: size of the matrices of the GEMM loop beside collectives.
+        memory_beside: bytes of the copies of the memory-bound loop.
+        repeats: of each measurement.
+        steps: of the models, of which the median is taken.
+        launch_rounds: of eight steps of the launch model, in turn with each reducer.
+    """
+
+    dtype: str
+    models: tuple[ModelCase, ...]
+    launch_model: ModelCase
+    matmul_sizes: tuple[int, ...]
+    matmul_dtypes: tuple[str, ...]
+    memory_bytes: tuple[int, ...]
+    wire_bytes: tuple[int, ...]
+    coalesced: tuple[tuple[int, int], ...]
+    contention: ModelCase
+    beside_bytes: int
+    matmul_beside: int
+    memory_beside: int
+    repeats: int = 5
+    steps: int = 7
+    launch_rounds: int = 5
+
+
+_MIB = 2**20
+
+# None of these is a model of the benchmarks. Widths of heads are those in common use.
+GPU = CalibrationPlan(
+    dtype="bfloat16",
+    models=(
+        ModelCase(d_model=512, num_heads=8, vocab_size=8192, batch=1),
+        ModelCase(d_model=1024, num_heads=8, vocab_size=16384, batch=2),
+        ModelCase(d_model=640, num_heads=10, vocab_size=40960, batch=10),
+        ModelCase(d_model=1536, num_heads=12, vocab_size=24576, batch=5),
+        ModelCase(d_model=896, num_heads=14, vocab_size=49152, batch=20),
+        ModelCase(d_model=2560, num_heads=20, vocab_size=40960, batch=6),
+        ModelCase(d_model=1792, num_heads=14, vocab_size=40960, batch=10),
+        ModelCase(d_model=2304, num_heads=18, vocab_size=57344, batch=14),
+        ModelCase(d_model=640, num_heads=10, vocab_size=57344, batch=44),
+    ),
+    launch_model=ModelCase(
+        d_model=384, num_heads=6, vocab_size=8192, num_layers=10, batch=1
+    ),
+    matmul_sizes=(256, 512, 1024, 2048, 4096, 8192),
+    matmul_dtypes=("bfloat16", "float16", "float32"),
+    memory_bytes=tuple(_MIB * n for n in (1, 4, 16, 64, 256, 1024)),
+    wire_bytes=(
+        1024,
+        16 * 1024,
+        128 * 1024,
+        512 * 1024,
+        *(_MIB * n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
+    ),
+    coalesced=(
+        (2, 8 * _MIB),
+        (8, 8 * _MIB),
+        (2, 32 * _MIB),
+        (12, 32 * _MIB),
+        (12, 128 * _MIB),
+        (48, 128 * _MIB),
+        (48, 512 * _MIB),
+        (150, 512 * _MIB),
+    ),
+    contention=ModelCase(d_model=1792, num_heads=14, vocab_size=40960, batch=10),
+    beside_bytes=128 * _MIB,
+    matmul_beside=6144,
+    memory_beside=256 * _MIB,
+)
+
+CPU = CalibrationPlan(
+    dtype="float32",
+    models=(
+        ModelCase(d_model=64, num_heads=2, vocab_size=512, batch=1, tokens=64),
+        ModelCase(d_model=128, num_heads=4, vocab_size=1024, batch=2, tokens=128),
+    ),
+    launch_model=ModelCase(d_model=32, num_heads=2, vocab_size=64, batch=1, tokens=16),
+    matmul_sizes=(64, 128, 256, 512),
+    matmul_dtypes=("float32",),
+    memory_bytes=tuple(_MIB * n for n in (1, 4, 16)),
+    wire_bytes=(1024, 64 * 1024, _MIB, 4 * _MIB, 16 * _MIB),
+    coalesced=((8, _MIB), (8, 4 * _MIB)),
+    contention=ModelCase(d_model=64, num_heads=2, vocab_size=512, batch=1, tokens=64),
+    beside_bytes=_MIB,
+    matmul_beside=128,
+    memory_beside=_MIB,
+    repeats=2,
+    steps=3,
+    launch_rounds=1,
+)

@@ -1,0 +1,107 @@
+"""One process a GPU (or some on the CPU) for measurements: no profiler, no pool.
+
+Under torchrun the process is there already. Otherwise they are started here, and an
+exception in one ends all.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+Worker = Callable[..., object]
+CPU_PROCESSES = 2
+
+
+def under_torchrun() -> bool:
+    return "WORLD_SIZE" in os.environ and "LOCAL_RANK" in os.environ
+
+
+def find_world_size(backend: str, asked: int | None = None) -> int:
+    """How many processes to start: as many as asked for, or one a GPU.
+
+    Raises:
+        ValueError: so many GPUs are not there.
+    """
+    if under_torchrun():
+        return int(os.environ["WORLD_SIZE"])
+    found = torch.cuda.device_count() if backend == "nccl" else CPU_PROCESSES
+    size = asked or found
+    if size < 1 or (backend == "nccl" and found < size):
+        raise ValueError(
+            f"{size or 'some'} GPUs asked for, {found} found. Use --world-size, "
+            "or --backend gloo to rehearse on the CPU."
+        )
+    return size
+
+
+def run_ranks(
+    worker: Worker,
+    *args: Any,
+    backend: str,
+    world_size: int,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Call `worker(*args)` on every rank of an initialised process group.
+
+    Args:
+        worker: a function of a module: processes are spawned.
+        args: picklable.
+        backend: "nccl" or "gloo".
+        world_size: processes, see `find_world_size`.
+        environment: set in the processes before anything of CUDA starts.
+    """
+    if under_torchrun():
+        os.environ |= environment or {}
+        _run(int(os.environ["LOCAL_RANK"]), backend, worker, args)
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {
+        **(environment or {}),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world_size),
+    }
+    spawn(_spawned, args=(settings, backend, worker, args), nprocs=world_size)  # type: ignore[no-untyped-call]
+
+
+def _spawned(
+    rank: int,
+    settings: Mapping[str, str],
+    backend: str,
+    worker: Worker,
+    args: tuple[Any, ...],
+) -> None:
+    os.environ |= {**settings, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    _run(rank, backend, worker, args)
+
+
+def _run(local_rank: int, backend: str, worker: Worker, args: tuple[Any, ...]) -> None:
+    _take_share_of_cores(local_rank, int(os.environ["WORLD_SIZE"]))
+    device = None
+    if backend == "nccl":
+        torch.cuda.set_device(local_rank)
+        device = torch.device("cuda", local_rank)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(backend, device_id=device)
+    try:
+        worker(*args)
+    finally:
+        dist.destroy_process_group()
+
+
+def _take_share_of_cores(local_rank: int, num_local: int) -> None:
+    """Ranks that share cores disturb one another where steps are launch-bound."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    share = len(cores) // int(os.environ.get("LOCAL_WORLD_SIZE", num_local))
+    if share:
+        os.sched_setaffinity(0, cores[local_rank * share : (local_rank + 1) * share])
