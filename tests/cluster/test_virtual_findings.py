@@ -1,5 +1,7 @@
 """What is wrong in a run is visible in its record, exactly, and nothing else is."""
 
+from operator import methodcaller
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -133,7 +135,7 @@ def test_the_cpu_may_not_read_what_is_still_on_the_wire():
         read(grad)
         work.wait()
 
-    readers = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu, repr)
+    readers = (*map(methodcaller, ("tolist", "numpy", "cpu")), repr)
     for read in readers:
         kinds = findings(lambda read=read: step(read))
         assert kinds == [("hazard", 0), ("hazard", 1)], read

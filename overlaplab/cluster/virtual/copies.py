@@ -20,8 +20,6 @@ from overlaplab.cluster.virtual.storage import HOST, NUMBER, PAGEABLE, PINNED, P
 from overlaplab.program.record import Access
 
 _CPU = torch.device("cpu")
-# Take an index from the host's memory beside data in the GPU's.
-_INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 # What the caller wrote, where the operator has another name.
 _PINNING = "pin_memory"
 
@@ -75,7 +73,7 @@ class HostMemory:
         others = [t for t in inputs if self._table.place_of(t) not in (*HOST, NUMBER)]
         if not others:
             return True
-        if facts.name in _INDEXING or all(t.dim() == 0 for t in host):
+        if facts.indexes or all(t.dim() == 0 for t in host):
             self._recorder.host(facts.name, self._accesses(host))
             return False  # a kernel, that gets numbers
         if any(self._table.place_of(t) == PLACED for t in others):
@@ -102,6 +100,8 @@ class HostMemory:
         written: list[torch.Tensor],
     ) -> Any:
         """Run and record what `takes` said yes to."""
+        if facts.name in ("copy_", "_to_copy"):
+            self._recorder.settle(self._recorder.current())
         if facts.name == "_to_copy":
             return self._new_copy(func, args, kwargs, place)
         if facts.name == "copy_":

@@ -55,6 +55,11 @@ _HOST_SYNC = {
     "unique_consecutive": "unique",
 }
 
+# With a mask among their indices (the second argument), the CPU waits for "nonzero".
+# A put of one value is a masked fill instead.
+_INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
+_MASKS = frozenset({torch.bool, torch.uint8})
+
 # Overwrite their first argument without reading it.
 _OVERWRITES = frozenset(
     {
@@ -100,6 +105,7 @@ class Operator:
         records: False for views, metadata and allocation.
         skipped: launches no kernels of its own.
         host_sync: name of the wait if the CPU waits for it, "" otherwise.
+        indexes: takes indices, and may wait for a mask.
         writes: positions of arguments that it writes.
         writes_named: keyword arguments that it writes.
         overwrites: what it writes it does not read.
@@ -111,6 +117,7 @@ class Operator:
     records: bool
     skipped: bool
     host_sync: str
+    indexes: bool
     writes: tuple[int, ...]
     writes_named: tuple[str, ...]
     overwrites: bool
@@ -129,6 +136,13 @@ def operator(func: Any) -> Operator:
     return known
 
 
+def waits_for_mask(args: Any) -> bool:
+    """Whether an operator that indexes has to count the ones of a mask."""
+    if len(args) > 2 and args[2].numel() == 1:
+        return False
+    return any(index is not None and index.dtype in _MASKS for index in args[1])
+
+
 def dtype_name(dtype: torch.dtype | None) -> str:
     """ "float32", "bfloat16", ..."""
     return "" if dtype is None else str(dtype).removeprefix("torch.")
@@ -137,7 +151,18 @@ def dtype_name(dtype: torch.dtype | None) -> str:
 def _describe(func: Any) -> Operator:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher order operator: its insides are recorded
-        return Operator(str(func), False, False, "", (), (), False, True, None)
+        return Operator(
+            name=str(func),
+            records=False,
+            skipped=False,
+            host_sync="",
+            indexes=False,
+            writes=(),
+            writes_named=(),
+            overwrites=False,
+            reads=True,
+            flops=None,
+        )
     space, name = schema.name.split("::")
     view = func.is_view or torch.Tag.inplace_view in func.tags
     positions: list[int] = []
@@ -154,6 +179,7 @@ def _describe(func: Any) -> Operator:
         records=not (view or name in _NO_KERNEL or space in _SKIPPED),
         skipped=space in _SKIPPED,
         host_sync=_HOST_SYNC.get(name, ""),
+        indexes=name in _INDEXING,
         writes=tuple(positions),
         writes_named=tuple(named),
         overwrites=is_out or name in _OVERWRITES,

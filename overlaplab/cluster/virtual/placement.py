@@ -13,6 +13,7 @@ tensor has, which reaches the rank's mode as a `_to_copy` (copies.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -63,8 +64,21 @@ def placing_calls(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
     ]
     for owner, names in ((torch, _FACTORIES), (tensor, _METHODS)):
         patches += [(owner, n, _factory(recorder, getattr(owner, n))) for n in names]
-    with patched(patches):
+    with patched(patches), _forgotten_by_the_compiler():
         yield
+
+
+@contextlib.contextmanager
+def _forgotten_by_the_compiler() -> Iterator[None]:
+    """A compiler that is imported meanwhile would take the patches for torch's own."""
+    name = "torch._dynamo.trace_rules"
+    known = name in sys.modules
+    try:
+        yield
+    finally:
+        rules: Any = sys.modules.get(name)
+        if rules is not None and not known:
+            rules.get_torch_obj_rule_map.cache_clear()
 
 
 @contextlib.contextmanager
@@ -246,9 +260,10 @@ def _device_of(find: Callable[[], Recorder | None], original: Any) -> property:
 def _factory(find: Callable[[], Recorder | None], original: Any) -> Any:
     of_data = original in (torch.as_tensor, torch.asarray)
 
+    @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         device, pin = kwargs.get("device"), kwargs.get("pin_memory")
-        if device is None and not pin:
+        if (device is None and not pin) or torch.compiler.is_compiling():
             return original(*args, **kwargs)
         recorder = find()
         if recorder is None:
