@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from overlaplab.program.record import Program, StorageLife
+from overlaplab.program.record import Op, Program, StorageLife
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class Holder:
         name: of the tensor, where known: "layers.0.weight"; "" otherwise.
         made_by: name of the first operator that wrote it ("mm"), "" if none did: it
             was there before the program, or is empty.
-        source: the line of the user's code that launched that operator, "" if none.
+        source: the line of the user's code that launched that operator, of the backward
+            pass that of its forward; "" if none.
     """
 
     storage: int
@@ -101,7 +102,7 @@ def top_holders(program: Program, rank: int = 0, num: int = 5) -> tuple[Holder, 
     for op in program.ranks[rank]:
         for access in op.writes:
             if access.storage in wanted:
-                makers.setdefault(access.storage, (op.name, op.source))
+                makers.setdefault(access.storage, (op.name, _line(op)))
     return tuple(
         Holder(
             life.storage,
@@ -111,6 +112,11 @@ def top_holders(program: Program, rank: int = 0, num: int = 5) -> tuple[Holder, 
         )
         for life in lives
     )
+
+
+def _line(op: Op) -> str:
+    forward: str = op.attributes.get("forward", "")
+    return forward or op.source
 
 
 def _lives(program: Program, rank: int) -> list[StorageLife]:

@@ -118,7 +118,8 @@ class Op:
         phase: "forward" (autograd notes it), "backward" (launched by its engine) or "".
         source: "file:line in function" of the user's code, "" if not recorded.
         attributes: anything else, JSON values. Of a "memcpy": "direction" ("h2d",
-            "d2h") and "pinned" (whether the host's side is).
+            "d2h") and "pinned" (whether the host's side is). Of the backward pass:
+            "forward", the source of the operator whose gradient it computes.
     """
 
     index: int

@@ -74,9 +74,9 @@ def tensor_name(program: Program, op: Op, access: Access) -> str:
 
 
 def where(op: Op, times: Times | None = None) -> str:
-    """ "mm on stream 'default', 1.00 to 2.00 us, op 3 [lab.py:12 in train]"."""
+    """ "mm on stream 'default', 1.000 to 2.500 us, op 3 [lab.py:12 in train]"."""
     label = f", {op.label}" if op.label and not op.collective else ""
-    source = f" [{op.source}]" if op.source else ""
+    source = f" [{_source(op)}]" if op.source else ""
     name = describe(op) if op.collective else op.name
     time = (times or {}).get((op.rank, op.index))
     when = "" if time is None else f", {_us(time[0])} to {_us(time[1])} us"
@@ -87,7 +87,7 @@ def _unnamed(graph: Graph, rank: int, access: Access) -> str:
     """A tensor without a name is known by the operator that made it."""
     for op in graph.program.ranks[rank]:
         if any(write.storage == access.storage for write in op.writes):
-            source = f" [{op.source}]" if op.source else ""
+            source = f" [{_source(op)}]" if op.source else ""
             return f"the result of {_told(op)}{source}"
     return f"storage {access.storage}"
 
@@ -102,10 +102,12 @@ def _luck(first: Op, second: Op, times: Times) -> str:
     one, other = (times.get((op.rank, op.index)) for op in (first, second))
     if one is None or other is None:
         return ""
-    apart = max(other[0] - one[1], one[0] - other[1])
-    if apart < 0:
-        return f" Here they run together for {_us(-apart)} us."
-    return f" Here they are {_us(apart)} us apart, by luck."
+    if other[1] < one[0]:
+        return f" Here it comes first: it ends {_us(one[0] - other[1])} us earlier."
+    if other[0] < one[1]:
+        together = min(one[1], other[1]) - max(one[0], other[0])
+        return f" Here they run together for {_us(together)} us."
+    return f" Here it starts {_us(other[0] - one[1])} us later, by luck."
 
 
 def _repair(graph: Graph, hazard: Hazard) -> str:
@@ -159,6 +161,12 @@ def _repair_reuse(graph: Graph, hazard: Hazard) -> str:
     )
 
 
+def _source(op: Op) -> str:
+    """The line of the launch; in the backward pass also that of the forward."""
+    line = op.attributes.get("forward", "")
+    return f"{op.source}, backward of {line}" if line else op.source
+
+
 def _verb(use: Use) -> str:
     return "written" if use.writes else "read"
 
@@ -168,4 +176,4 @@ def _told(op: Op) -> str:
 
 
 def _us(time_ns: int) -> str:
-    return f"{time_ns / 1000:.2f}"
+    return f"{time_ns / 1000:.3f}"

@@ -136,7 +136,7 @@ def two_communicators_reduce_one_tensor_at_once(right):
     two.wait()
 
 
-@wrong("payload", ("send", "comm:0->1"), ("fill_", "default"))
+@wrong("payload", ("send", "comm:0<->1"), ("fill_", "default"))
 def the_send_buffer_is_filled_again_before_the_send_is_done(right):
     payload = ones("payload")
     if dist.get_rank() == 0:
@@ -149,7 +149,7 @@ def the_send_buffer_is_filled_again_before_the_send_is_done(right):
         dist.recv(payload, 0)
 
 
-@wrong("activation", ("recv", "comm:0->1"), ("mul", "stream 1"))
+@wrong("activation", ("recv", "comm:0<->1"), ("mul", "stream 1"))
 def a_receive_is_waited_for_on_one_stream_and_used_on_another(right):
     activation = ones("activation")
     if dist.get_rank() == 0:

@@ -9,7 +9,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from overlaplab.cluster.virtual.copies import HostMemory, moves, tensors_in
-from overlaplab.cluster.virtual.operators import Operator, dtype_name, operator
+from overlaplab.cluster.virtual.naming import GRADIENT_OPERATORS, name_gradient
+from overlaplab.cluster.virtual.operators import (
+    Operator,
+    dtype_name,
+    operator,
+    waits_for_mask,
+)
 from overlaplab.cluster.virtual.placement import PLAIN
 from overlaplab.cluster.virtual.recorder import Lane, Recorder
 from overlaplab.cluster.virtual.storage import NUMBER, covered_bytes
@@ -67,6 +73,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             recorder.turns.check()
             out = func(*args, **kwargs)
             self._adopt(facts.name, out)
+            if facts.name in GRADIENT_OPERATORS:
+                name_gradient(recorder, out)
             return out
         lane = recorder.current()
         recorder.settle(lane)
@@ -83,6 +91,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reads = self._accesses(inputs, lane)
         if facts.host_sync:
             self._host_sync(facts.host_sync, reads)
+        elif facts.indexes and waits_for_mask(args):
+            self._host_sync("nonzero", reads)
         numbers = self._numbers({**reads, **self._accesses(written, lane)})
         out = func(*args, **kwargs)
         outputs = tensors_in((out,))
@@ -103,6 +113,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 write_bytes=sum(map(covered_bytes, writes)),
                 differentiable=any(tensor.requires_grad for tensor in tensors_in(args)),
             )
+        if facts.name in GRADIENT_OPERATORS:
+            name_gradient(recorder, out)
         return out
 
     def _accesses(

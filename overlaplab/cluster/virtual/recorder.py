@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from overlaplab.cluster.virtual.forward_lines import ForwardLines
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.source import user_line
 from overlaplab.cluster.virtual.storage import StorageTable
@@ -89,6 +90,7 @@ class Recorder:
         self.communicator_lanes: set[str] = set()
         self.moving = ""  # the call that moves a tensor, while it does
         self.printing = False  # a tensor's text is being made
+        self._forward_lines = ForwardLines()
         self._user_lane = self.lane(DEFAULT_LANE)
         self._num_streams = 0
         # Autograd's sequence number counts up in the forward pass: from `_starts[i]`
@@ -176,6 +178,11 @@ class Recorder:
         waits: Iterable[int] = lane.pending
         if launched_from is not None:
             waits = launched_from.frontier().ops | lane.pending
+        phase, source = self.phase(differentiable), user_line()
+        if differentiable and torch.is_grad_enabled():
+            self._forward_lines.note(source)
+        if phase == "backward" and (line := self._forward_lines.of_node()):
+            attributes = {**attributes, "forward": line}
         self.ops.append(
             Op(
                 index,
@@ -194,8 +201,8 @@ class Recorder:
                 collective,
                 0,
                 self.labels[-1] if self.labels else "",
-                self.phase(differentiable),
-                user_line(),
+                phase,
+                source,
                 attributes,
             )
         )

@@ -19,6 +19,7 @@ from overlaplab.cluster.virtual.compat import fake_mode, mode_flags, set_mode_fl
 from overlaplab.cluster.virtual.host_syncs import host_syncs
 from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.modes import RecordMode
+from overlaplab.cluster.virtual.naming import naming_parameters
 from overlaplab.cluster.virtual.placement import placing_calls
 from overlaplab.cluster.virtual.ranks import (
     RankThread,
@@ -128,8 +129,9 @@ class _Run:
         calls = (
             placing_calls(world.current_recorder),
             host_syncs(world.current_recorder),
+            naming_parameters(world.current_recorder),
         )
-        with world.worlds_of_threads(), calls[0], calls[1]:
+        with world.worlds_of_threads(), calls[0], calls[1], calls[2]:
             try:
                 in_time = self.turns.run(timeout_s)
                 if not in_time:

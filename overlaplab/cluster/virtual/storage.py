@@ -148,6 +148,19 @@ class StorageTable:
             storage.name = name
         self._names.append(TensorName(self._rank, access, name, len(self._ops)))
 
+    def suggest(self, tensor: torch.Tensor, name: str, stream: str) -> None:
+        """Call the storage of `tensor` so, if it is whole and has no name yet."""
+        self.access(tensor, stream)
+        storage = self._find(tensor)
+        whole = tensor.numel() * tensor.itemsize
+        if storage is not None and not storage.name and storage.bytes == whole:
+            storage.name = name
+
+    def suggested(self, tensor: torch.Tensor) -> str:
+        """The name of the storage of `tensor`, "" if it has none."""
+        storage = self._find(tensor)
+        return "" if storage is None else storage.name
+
     def name_of(self, access: Access) -> str:
         """The name of exactly these bytes, or ""."""
         for known in reversed(self._names):
