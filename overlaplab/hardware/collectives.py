@@ -10,28 +10,34 @@ reduce-scatter and an all-gather carry what an all-reduce does.
 
 [Note: nodes] Where a group is on several nodes, NCCL lays as many rings through all of
 its N ranks as a node has network cards, each ring with its share of the bytes and
-leaving the node by another GPU's own card; pieces are pipelined, so the slowest part of
-the way sets the pace. Let k be the number of ranks on that node which has the fewest.
-Then the wire takes the longest of
+leaving the node by another GPU's own card. Pieces follow one another through a ring, so
+the slowest part of the way sets the pace. Let k be the number of ranks on that node
+which has the fewest. Then the wire takes the longest of
 
 - the link in the node: c(N) B / link.bytes_per_s, where some node has two ranks;
-- the network: c(N) B / k / network.bytes_per_s (all_reduce, all_gather, reduce_scatter,
-  broadcast, reduce);
-- for what goes from one rank to another instead of round a ring (all_to_all, gather,
-  scatter), what leaves or enters one rank for other nodes passes its own card:
-  (N-k)/N B / network.bytes_per_s. send and recv pass it whole, and only it;
+- the network: c(N) B / k / network.bytes_per_s for all_reduce, all_gather,
+  reduce_scatter, broadcast and reduce. What goes from one rank to another instead of
+  round a ring (all_to_all, gather, scatter) passes that rank's own card, unless it
+  stays in the node: (N-k)/N B / network.bytes_per_s. send and recv pass it whole, and
+  nothing else;
 - if staged through the host (no GPUDirect RDMA): the network's bytes over PCIe at
   `host_bytes_per_s`, which carries one direction down and the other up at once.
 
-Latency is the network's (hops: doublings of the nodes), plus the link's (hops:
-doublings of the ranks of the fullest node) where that has two ranks. Inside one node
-all of this is [Note: one link]; a network as fast as the link costs no wire time.
-A group with one rank on each node has only its own cards: k = 1.
+Latency: the larger of the two links' `latency_ns` (most of it is starting a collective,
+which is done once), plus the hops of the network (doublings of the nodes beyond two)
+and of the link (doublings of the ranks on the fullest node). Inside one node all of
+this is [Note: one link]. With one rank on each node it is that of the network alone.
 
-It is as NCCL behaves in the large: nccl-tests on nodes with 8 cards reach the smaller
-of a node's NVLink and the sum of its cards. It leaves out: NCCL's trees and NVLink
-SHARP (which beat the ring on few nodes), the depth of switches and their congestion,
-the host's memory bandwidth.
+It is as NCCL behaves in the large. 8 cards of 25 GB/s a node reach 192 GB/s of bus
+bandwidth (NVIDIA/nccl issue 812, DGX A100), 4 reach 91 of 100 (NVIDIA/nccl-tests issue
+100), 8 of 50 GB/s "around 350" on 248 nodes (NVIDIA/nccl-tests issue 283).
+
+[Note: where it lies] Left out: NCCL's trees and NVLink SHARP, which beat the ring on
+two nodes (NVIDIA/nccl issue 812) and inside an H100 node (NVIDIA/nccl-tests issue 290:
+476 GB/s where a ring reaches less than 400); protocols that change with the size, so a
+collective of some 100 KiB takes longer than this says (measure `Link.times`); switches,
+their depth and their congestion; stragglers; the host's own memory, which a staged
+network and 8 GPUs' copies share.
 """
 
 from __future__ import annotations
@@ -174,14 +180,14 @@ def placed_ns(
     numerator, denominator = _CROSSINGS[operation](place.num_ranks)
     crossing = bytes * numerator
     if not place.uses_network:
-        latency = _latency_ns(hw.link, place.num_ranks)
+        latency = hw.link.latency_ns + _hops_ns(hw.link, place.num_ranks)
         return latency, _wire_ns(hw.link, crossing, denominator)
     network = hw.network
     assert network is not None  # there are no nodes without
-    latency = _latency_ns(network, place.num_nodes)
-    wire = 0
+    start, hops, wire = network.latency_ns, _hops_ns(network, place.num_nodes), 0
     if place.uses_link and operation not in POINT_TO_POINT:
-        latency += _latency_ns(hw.link, place.most)
+        start = max(start, hw.link.latency_ns)
+        hops += _hops_ns(hw.link, place.most)
         wire = _wire_ns(hw.link, crossing, denominator)
     if operation in _PAIRWISE:
         # What stays in the node never meets the card.
@@ -192,12 +198,12 @@ def placed_ns(
     if hw.network_staged:
         pcie = -(-crossing * NS_PER_S // (denominator * hw.host_bytes_per_s))
         wire = max(wire, pcie)
-    return latency, wire
+    return start + hops, wire
 
 
-def _latency_ns(link: Link, num: int) -> int:
+def _hops_ns(link: Link, num: int) -> int:
     """Doublings beyond two: none for 2, one for 3 and 4, two for 5 to 8."""
-    return link.latency_ns + link.hop_ns * max(0, (num - 1).bit_length() - 1)
+    return link.hop_ns * max(0, (num - 1).bit_length() - 1)
 
 
 def _wire_ns(link: Link, crossing: int, denominator: int) -> int:

@@ -127,8 +127,8 @@ class Hardware:
         _check_mapping("flops_per_s", self.flops_per_s)
         if "default" not in self.flops_per_s:
             raise ValueError(
-                f"hardware {self.name!r}: flops_per_s has no 'default', the rate of "
-                f"dtypes that are not listed (listed: {sorted(self.flops_per_s)})"
+                "flops_per_s has no 'default', the rate of dtypes that are not listed "
+                f"(listed: {sorted(self.flops_per_s)})"
             )
         for dtype, rate in self.flops_per_s.items():
             _check_number(f"flops_per_s[{dtype!r}]", rate, least=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ def write_profile(hw: Hardware, path: str | os.PathLike[str]) -> None:
 
     Raises:
         OSError: the folder is missing or not writable.
+        TypeError: `hw` is no `Hardware`.
     """
+    if not isinstance(hw, Hardware):
+        raise TypeError(f"hw is {type(hw).__name__}; expected a Hardware")
     record = _record(hw)
     for key in ("link", "network"):
         if record[key] is not None:
@@ -45,6 +49,8 @@ def read_profile(path: str | os.PathLike[str]) -> Hardware:
         ) from error
     except ValueError as error:  # not UTF-8, or a key twice
         raise ValueError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path}: no profile: nested too deeply") from error
     try:
         values = _values(Hardware, record, "")
         for key in ("link", "network"):
@@ -79,7 +85,11 @@ def _values(kind: type[Any], record: Any, prefix: str) -> dict[str, Any]:
     known = {field.name: field for field in fields(kind)}
     for key in record:
         if key not in known:
-            raise ValueError(f"unknown key {prefix + key!r}; known: {', '.join(known)}")
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(
+                f"unknown key {prefix + key!r}; {hint}known: {', '.join(known)}"
+            )
     for key, field in known.items():
         optional = field.default is not MISSING or field.default_factory is not MISSING
         if key not in record and not optional:

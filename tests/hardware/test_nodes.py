@@ -45,26 +45,26 @@ def test_placement_counts_the_ranks_of_a_group_node_by_node():
     [
         # In a node: the link's 10 + one doubling, bytes x 2 x 3/4 / 100.
         ("all_reduce", A_NODE, (11, 1_200)),
-        # Two nodes of 4: both latencies. The link would need 80000 x 2 x 7/8 / 100 =
-        # 1400; the network, a quarter of that to each card: 35000 / 10.
-        ("all_reduce", TWO_NODES, (1_011, 3_500)),
-        ("all_gather", TWO_NODES, (1_011, 1_750)),
-        ("reduce_scatter", TWO_NODES, (1_011, 1_750)),
-        ("broadcast", TWO_NODES, (1_011, 2_000)),
-        ("reduce", TWO_NODES, (1_011, 2_000)),
+        # Two nodes of 4: the network's 1000 and the link's hop. The link would need
+        # 80000 x 2 x 7/8 / 100 = 1400; each card has a quarter of it: 35000 / 10.
+        ("all_reduce", TWO_NODES, (1_001, 3_500)),
+        ("all_gather", TWO_NODES, (1_001, 1_750)),
+        ("reduce_scatter", TWO_NODES, (1_001, 1_750)),
+        ("broadcast", TWO_NODES, (1_001, 2_000)),
+        ("reduce", TWO_NODES, (1_001, 2_000)),
         # Each rank sends half of its bytes to the other node, by its own card.
-        ("all_to_all", TWO_NODES, (1_011, 4_000)),
-        ("gather", TWO_NODES, (1_011, 4_000)),
-        ("scatter", TWO_NODES, (1_011, 4_000)),
-        ("barrier", TWO_NODES, (1_011, 0)),
+        ("all_to_all", TWO_NODES, (1_001, 4_000)),
+        ("gather", TWO_NODES, (1_001, 4_000)),
+        ("scatter", TWO_NODES, (1_001, 4_000)),
+        ("barrier", TWO_NODES, (1_001, 0)),
         # One rank a node: its own card only, and 4 nodes are one doubling.
         ("all_reduce", ONE_EACH, (1_100, 12_000)),
         ("all_to_all", ONE_EACH, (1_100, 6_000)),
         ("barrier", ONE_EACH, (1_100, 0)),
         # Four and one: all goes through the one's card: 80000 x 2 x 4/5 / 10.
-        ("all_reduce", UNEVEN, (1_011, 12_800)),
+        ("all_reduce", UNEVEN, (1_001, 12_800)),
         # The one sends 4/5 of its bytes to the other node.
-        ("all_to_all", UNEVEN, (1_011, 6_400)),
+        ("all_to_all", UNEVEN, (1_001, 6_400)),
         ("send", (3, 4), (1_000, 8_000)),
         ("recv", (3, 4), (1_000, 8_000)),
         ("send", (4, 5), (10, 800)),

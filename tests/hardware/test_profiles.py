@@ -8,7 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from overlaplab.hardware import PROFILES, Hardware, Link, profile, with_link
+from overlaplab.hardware import (
+    PROFILES,
+    Hardware,
+    Link,
+    collective_ns,
+    profile,
+    with_link,
+)
 
 LINK = Link(latency_ns=10, bytes_per_s=10**9)
 
@@ -26,14 +33,24 @@ def hardware(**changes: object) -> Hardware:
     return Hardware(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def test_the_four_profiles_are_known_by_their_names():
-    assert list(PROFILES) == ["chalk", "h100-nvlink", "h200-nvlink", "ethernet-100g"]
+def test_the_profiles_are_known_by_their_names():
+    assert list(PROFILES) == [
+        "chalk",
+        "h100-nvlink",
+        "h200-nvlink",
+        "h100-ib400",
+        "a100-nvlink",
+        "ethernet-100g",
+        "ethernet-25g",
+        "laptop",
+    ]
     assert all(profile(name).name == name for name in PROFILES)
 
 
 def test_every_number_of_a_profile_has_a_source():
     for hw in PROFILES.values():
         assert hw.source and hw.link.source
+        assert hw.network is None or hw.network.source
         if hw.name != "chalk":
             assert set(hw.notes) >= {
                 "flops_per_s",
@@ -44,7 +61,24 @@ def test_every_number_of_a_profile_has_a_source():
                 "compute_rate_permille",
                 "wire_rate_permille",
                 "host_bytes_per_s",
+                "pageable_bytes_per_s",
             }
+
+
+def test_a_network_of_infiniband_is_as_fast_as_reported_where_rings_are_used():
+    # 512 MiB over 248 nodes of 8: "around 350" GB/s of bus bandwidth.
+    num_ranks, bytes = 248 * 8, 512 * 2**20
+    ns = sum(collective_ns(profile("h100-ib400"), "all_reduce", num_ranks, bytes))
+    bus = 2 * (num_ranks - 1) * bytes / num_ranks / ns
+    assert bus == pytest.approx(350, rel=0.1)
+
+
+def test_eight_cards_of_200_gigabit_are_as_fast_as_reported():
+    # DGX A100: 192 GB/s of bus bandwidth (NVIDIA/nccl issue 812).
+    network = Link(latency_ns=0, bytes_per_s=24 * 10**9)
+    dgx = replace(profile("a100-nvlink"), gpus_per_node=8, network=network)
+    _, wire = collective_ns(dgx, "all_reduce", 64, 10**10)
+    assert 2 * 63 / 64 * 10**10 / wire == pytest.approx(192, rel=0.01)
 
 
 def test_a_profile_of_ones_own_is_returned_as_it_is():
@@ -55,6 +89,14 @@ def test_a_profile_of_ones_own_is_returned_as_it_is():
 def test_an_unknown_name_is_answered_with_the_known_ones():
     with pytest.raises(ValueError, match=r"'h100'.*chalk, h100-nvlink, h200-nvlink"):
         profile("h100")
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_one():
+    with pytest.raises(ValueError, match=r"Did you mean 'ethernet-25g'\?"):
+        profile("ethernet-25")
+    with pytest.raises(ValueError) as error:
+        profile("zzz")
+    assert "Did you mean" not in str(error.value)
 
 
 def test_something_that_is_no_name_is_a_type_error():
@@ -77,6 +119,27 @@ def test_something_that_is_no_name_is_a_type_error():
         ("wire_rate_permille", 1001),
         ("flops_per_s", {"float32": 10**12}),
         ("flops_per_s", {"default": 0}),
+        ("flops_per_s", 10**12),
+        ("flops_per_s", {1: 10**12}),
+        ("pageable_bytes_per_s", 0),
+        ("backward_launch_ns", -1),
+        ("backward_launch_ns", 1.5),
+        ("collective_part_launch_ns", -1),
+        ("gpus_per_node", -8),
+        ("gpus_per_node", True),
+        ("gpus_per_node", 8),
+        ("network", LINK),
+        ("network_staged", True),
+        ("network_staged", 1),
+        ("name", 7),
+        ("source", None),
+        ("notes", {"launch_ns": 15}),
+        ("points", {"flop:float32": ((1, 1),)}),
+        ("points", {"flops": ((1, 1),)}),
+        ("points", {"bytes:mm:float32": ((1, 1),)}),
+        ("points", {"flops:": ((1, 1),)}),
+        ("points", {"bytes": ()}),
+        ("points", ()),
     ],
 )
 def test_a_bad_number_is_refused_by_the_name_of_its_key(key, value):
@@ -86,7 +149,16 @@ def test_a_bad_number_is_refused_by_the_name_of_its_key(key, value):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("latency_ns", -1), ("bytes_per_s", 0), ("algorithm", "tree")],
+    [
+        ("latency_ns", -1),
+        ("bytes_per_s", 0),
+        ("algorithm", "tree"),
+        ("hop_ns", -1),
+        ("hop_ns", None),
+        ("times", ((1, 2), (1, 3))),
+        ("times", 5),
+        ("source", None),
+    ],
 )
 def test_a_bad_link_is_refused_by_the_name_of_its_key(key, value):
     with pytest.raises(ValueError, match=rf"link\.{key}"):
@@ -96,6 +168,10 @@ def test_a_bad_link_is_refused_by_the_name_of_its_key(key, value):
 def test_a_link_that_is_no_link_is_a_type_error():
     with pytest.raises(TypeError, match="link is dict"):
         hardware(link={"latency_ns": 1})
+    with pytest.raises(TypeError, match="link is NoneType"):
+        hardware(link=None)
+    with pytest.raises(TypeError, match="network is int"):
+        hardware(gpus_per_node=8, network=400)
 
 
 def test_a_profile_cannot_be_changed_behind_our_back():
@@ -108,7 +184,10 @@ def test_a_profile_cannot_be_changed_behind_our_back():
 
 
 def test_a_profile_survives_pickling_and_copying():
-    for hw in PROFILES.values():
+    measured = replace(
+        profile("h100-ib400"), points={"bytes": [[1, 2]]}, network_staged=True
+    )
+    for hw in (*PROFILES.values(), measured):
         assert pickle.loads(pickle.dumps(hw)) == hw
         assert copy.deepcopy(hw) == hw
 
@@ -120,6 +199,13 @@ def test_with_link_changes_what_is_asked_for_and_says_so():
     assert "bytes_per_s" in slow.link.source
     assert with_link(slow, latency_ns=7).name == "chalk+link"
     assert with_link("chalk") is profile("chalk")
+
+
+def test_a_bandwidth_of_ones_own_stands_instead_of_measured_points():
+    measured = replace(LINK, times=((1_000, 500),))
+    hw = hardware(link=measured)
+    assert with_link(hw, latency_ns=7).link.times == ((1_000, 500),)
+    assert with_link(hw, bytes_per_s=10**9).link.times == ()
 
 
 def test_hardware_and_program_load_neither_torch_nor_numpy():
