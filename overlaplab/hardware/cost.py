@@ -4,6 +4,22 @@ Roofline for kernels, alpha-beta for collectives (`overlaplab.hardware.collectiv
 Every result is in whole nanoseconds, *rounded up*, so nothing that does work is free.
 What happens when operators run beside one another (contention) is not here: see
 `overlaplab.program.rates`.
+
+[Note: where the model lies]
+- One rate a dtype: small and narrow matmuls are slower, and none knows its shape. One
+  memory bandwidth: no caches, no strides. Measured `points` mend both by size, not by
+  shape.
+- The clock of a GPU falls when it is at its power cap; here it never does.
+- Launching costs the same for every operator; Python between launches is free unless
+  the program says so ("host"). The caching allocator's calls cost nothing.
+- Contention is two factors, the same for all kernels and all collectives; two kernels
+  on two streams share a GPU evenly, even where both would fit. Copies and kernels do
+  not share memory bandwidth, both directions of PCIe run at once at full speed
+  (NVIDIA/nvbandwidth issue 53 shows a machine where they do not), and so do those of 8
+  GPUs.
+- For collectives see [Note: where it lies] in `overlaplab.hardware.collectives`.
+- Everything repeats exactly; machines do not. Ranks differ only where their programs
+  do.
 """
 
 from __future__ import annotations
