@@ -1,0 +1,79 @@
+"""What the notebook of lab 00 calls: `from overlaplab.grading import lab00 as lab`.
+
+Its exercises are graded in `schedule`, `returned`, `syncs`, `meet`, `reading` and
+`knobs`.
+"""
+
+from __future__ import annotations
+
+from overlaplab.grading.lab00 import measured, returned, schedule  # noqa: F401 (they register exercises)
+from overlaplab.grading.lab00.knobs import BORDER_AT, KNOBS, WHAT_IF, turn
+from overlaplab.grading.lab00.launches import Launch, six_launches
+from overlaplab.grading.lab00.meet import inputs, run_step
+from overlaplab.grading.lab00.reading import two_ranks
+from overlaplab.grading.lab00.runs import (
+    GPU,
+    LINES,
+    holds_the_cpu,
+    is_launch,
+    is_on_gpu,
+    last_launch_ns,
+    model_and_batch,
+)
+from overlaplab.grading.lab00.syncs import net_and_batches, train
+from overlaplab.timeline import Timeline
+
+__all__ = [
+    "BORDER_AT",
+    "GPU",
+    "KNOBS",
+    "LINES",
+    "WHAT_IF",
+    "Launch",
+    "holds_the_cpu",
+    "inputs",
+    "is_launch",
+    "is_on_gpu",
+    "last_launch_ns",
+    "launch_table",
+    "measured",
+    "model_and_batch",
+    "net_and_batches",
+    "run_step",
+    "side_by_side",
+    "six_launches",
+    "train",
+    "turn",
+    "two_ranks",
+]
+
+
+def side_by_side(what: str, yours: object, seen: object) -> None:
+    """A prediction beside the outcome. Not marked."""
+    print(f"{what}:  you said {'nothing' if yours is None else yours}, it is {seen}")
+
+
+def launch_table(timeline: Timeline, *, rank: int = 0) -> str:
+    """Each operator of a rank: when it is launched, when it runs, how long it waits.
+
+    In us; in the order of the launches.
+    """
+    launched = {s.attributes["op"]: s for s in timeline.spans if is_launch(s)}
+    ran = {s.attributes["op"]: s for s in timeline.spans if is_on_gpu(s)}
+    lines = [f"{'':<12}{'launched':>16}{'runs':>18}{'waits':>10}"]
+    for op, launch in launched.items():
+        if launch.rank != rank or op not in ran:
+            continue
+        span = ran[op]
+        waits_us = (span.start_ns - launch.end_ns) / 1000
+        lines.append(
+            f"{span.name:<12}"
+            f"{_us(launch.start_ns):>7} to {_us(launch.end_ns):>5}"
+            f"{_us(span.start_ns):>9} to {_us(span.end_ns):>5}"
+            f"{waits_us:>7.0f} us"
+        )
+    return "\n".join(lines)
+
+
+def _us(time_ns: int) -> str:
+    return f"{time_ns / 1000:.0f}"

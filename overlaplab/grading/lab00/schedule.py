@@ -1,0 +1,166 @@
+"""Exercise 0.1: when does each launch start?
+
+The learner gives a function, or the table of the own six launches. Truth is what
+`ol.resolve` says. A wrong row is charged to what holds it in truth, so that a forgotten
+rule is refused by its own sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.lab00.launches import (
+    CPU,
+    LAUNCH_US,
+    Launch,
+    Launches,
+    Reason,
+    Row,
+    resolved,
+    six_launches,
+    unseen,
+)
+from overlaplab.timeline import Span, Timeline
+
+LAUNCH = "with its stream free, an operator starts when its launch has ended"
+STREAM = "behind another in its stream, it starts when that one has ended"
+WAIT = "an operator that waits starts when what it waits for has ended"
+SYNC = "a host sync holds the CPU until then, and costs no launch"
+_SENTENCES: Mapping[Reason, str] = {
+    "launch": LAUNCH,
+    "stream": STREAM,
+    "wait": WAIT,
+    "sync": SYNC,
+}
+_HINTS: Mapping[Reason, str] = {
+    "launch": "keep the time of the CPU in a variable: each launch adds its cost",
+    "stream": "keep the end of the last operator of each stream",
+    "wait": "max() of everything that must have ended",
+    "sync": "the CPU's time becomes the end of what it waits for, if that is later",
+}
+
+Schedule = Callable[[Sequence[Launch], int], Any]
+Pairs = list[tuple[float, float]]
+
+
+@exercise(
+    "0.1",
+    title="when does it start?",
+    solution=("my_number", "schedule"),
+    verifies=(LAUNCH, STREAM, WAIT, SYNC),
+    points=2,
+    timeout_s=20.0,
+)
+def grade_schedule(
+    sheet: Sheet, my_number: int, schedule: Schedule | Sequence[Any]
+) -> None:
+    """Own launches first, then (for a function) many that nobody has seen."""
+    programs = [(six_launches(my_number), LAUNCH_US)]
+    if callable(schedule):
+        programs += unseen()
+        sheet.ran(f"your six launches and {len(programs) - 1} other programs")
+    else:
+        sheet.ran("your six launches")
+        sheet.note("a table is right for these six only; a function for any")
+    faults: dict[str, tuple[str, str, Reason]] = {}
+    for number, (launches, launch_us) in enumerate(programs):
+        pairs = _pairs(schedule, launches, launch_us)
+        if number == 0:
+            sheet.show(said_timeline(launches, pairs))
+        fault = _first_fault(launches, launch_us, pairs)
+        if fault is None:
+            continue
+        sentence, seen, expected, reason = fault
+        if sentence in faults:
+            continue
+        if number:
+            table = f"{launches!r}\na launch costs {launch_us} us"
+            seen = f"in another program:\n{table}\n{seen}"
+            if not faults:
+                sheet.show(said_timeline(launches, pairs), title="that program, by you")
+        faults[sentence] = (seen, expected, reason)
+    for reason, sentence in _SENTENCES.items():
+        if sentence in faults:
+            seen, expected, _ = faults[sentence]
+            hint = _HINTS[reason]
+            sheet.expect(sentence, False, seen=seen, expected=expected, hint=hint)
+        else:
+            sheet.expect(sentence, True)
+
+
+def _pairs(
+    schedule: Schedule | Sequence[Any], launches: Launches, launch_us: int
+) -> Pairs:
+    """What the learner says, as numbers.
+
+    Raises:
+        ValueError: not a pair of numbers for each line.
+    """
+    said = schedule(Launches(launches), launch_us) if callable(schedule) else schedule
+    try:
+        pairs = [(float(start), float(end)) for start, end in said]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the schedule is {said!r:.200}; expected a list of {len(launches)} pairs "
+            "(start, end) in us"
+        ) from error
+    if len(pairs) != len(launches):
+        raise ValueError(
+            f"the schedule has {len(pairs)} pairs; expected {len(launches)}, one for "
+            "each line (the host sync too)"
+        )
+    return pairs
+
+
+def _first_fault(
+    launches: Launches, launch_us: int, pairs: Pairs
+) -> tuple[str, str, str, Reason] | None:
+    """(sentence, seen, expected, reason) of the first wrong row, None if all are right.
+
+    Later rows follow from it, so only the first is told.
+    """
+    rows = resolved(launches, launch_us)
+    for position, (row, pair) in enumerate(zip(rows, pairs, strict=True)):
+        if pair == (row.start_us, row.end_us):
+            continue
+        line = launches[position]
+        reason: Reason = row.reason
+        if reason == "launch" and any(x.stream == CPU for x in launches[:position]):
+            reason = "sync"  # its launch came when the CPU was free again
+        seen = f"line {position} ({line.name}): {pair[0]:g} to {pair[1]:g} us"
+        why = _why(launches, rows, launch_us, position)
+        expected = f"{row.start_us} to {row.end_us} us: {why}"
+        return _SENTENCES[reason], seen, expected, reason
+    return None
+
+
+def _why(launches: Launches, rows: Sequence[Row], launch_us: int, position: int) -> str:
+    """What held a row, in words."""
+    row, line = rows[position], launches[position]
+    if line.stream == CPU:
+        return "the CPU comes to it then, and goes on when what it waits for has ended"
+    if row.reason == "launch":
+        return f"its launch ends at {row.start_us} us, and nothing else holds it"
+    if row.reason == "stream":
+        before = [i for i in range(position) if launches[i].stream == line.stream]
+        return f"line {before[-1]} of its stream ends then"
+    last = max(line.waits, key=lambda w: rows[w].end_us)
+    return f"line {last}, for which it waits, ends then"
+
+
+def said_timeline(launches: Sequence[Launch], pairs: Pairs) -> Timeline:
+    """What the learner says, to be drawn; an end before its start becomes a mark."""
+    spans = []
+    for line, (start_us, end_us) in zip(launches, pairs, strict=True):
+        start_ns = round(start_us * 1000)
+        end_ns = max(start_ns, round(end_us * 1000))
+        if line.stream == CPU:
+            span = Span(0, "cpu", "host", f"wait {line.name}", start_ns, end_ns)
+        elif line.stream == "copy":
+            span = Span(0, line.stream, "memcpy", line.name, start_ns, end_ns)
+        else:
+            span = Span(0, line.stream, "compute", line.name, start_ns, end_ns)
+        spans.append(span)
+    return Timeline.of(spans)
