@@ -265,6 +265,23 @@ def test_numbers_and_indices_of_the_host_go_with_a_kernel():
     assert kernels == ["ones", "mul", "index", "sum"]
 
 
+def test_a_list_of_tensors_is_copied_one_by_one():
+    def step():
+        sources = [torch.ones(2, pin_memory=True), torch.ones(3)]
+        targets = [torch.zeros(n).to(ol.device()) for n in (2, 3)]
+        torch._foreach_copy_(targets, sources, non_blocking=True)
+        return torch.cat(targets)
+
+    value, program = recorded(step)
+    assert value.tolist() == [1] * 5
+    named = [(o.kind, o.name) for o in program.ranks[0][-3:]]
+    assert named == [
+        ("memcpy", "copy h2d"),
+        ("compute", "_foreach_copy_"),
+        ("compute", "cat"),
+    ]
+
+
 def test_fake_tensors_move_as_real_ones_do():
     def step():
         batch = torch.ones(256, pin_memory=True)

@@ -18,8 +18,10 @@ from overlaplab.cluster.virtual.operators import Operator, dtype_name
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.storage import HOST, NUMBER, PAGEABLE, PINNED, PLACED
 from overlaplab.program.record import Access
+from overlaplab.timeline.span import NO_ATTRIBUTES
 
 _CPU = torch.device("cpu")
+_COPIES = frozenset({"copy_", "_foreach_copy_"})
 # What the caller wrote, where the operator has another name.
 _PINNING = "pin_memory"
 
@@ -68,7 +70,7 @@ class HostMemory:
         host = [t for t in inputs if self._table.is_host(t)]
         if not host:
             return place in HOST or self._table.placing_on_host
-        if len(host) == len(inputs) or facts.name == "copy_":
+        if len(host) == len(inputs) or facts.name in _COPIES:
             return True
         others = [t for t in inputs if self._table.place_of(t) not in (*HOST, NUMBER)]
         if not others:
@@ -100,14 +102,16 @@ class HostMemory:
         written: list[torch.Tensor],
     ) -> Any:
         """Run and record what `takes` said yes to."""
-        if facts.name in ("copy_", "_to_copy"):
+        if facts.name == "_to_copy" or facts.name in _COPIES:
             self._recorder.settle(self._recorder.current())
         if facts.name == "_to_copy":
             return self._new_copy(func, args, kwargs, place)
-        if facts.name == "copy_":
+        if facts.name in _COPIES:
             out = func(*args, **kwargs)
             non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking")
-            self._copied(args[0], args[1], bool(non_blocking), facts.name)
+            targets, sources = (a if isinstance(a, list) else [a] for a in args[:2])
+            for target, source in zip(targets, sources, strict=True):
+                self._copied(target, source, bool(non_blocking), facts.name)
             return out
         new = place or ("" if self._table.placing_on_host else PAGEABLE)
         reads = [t for t in inputs if not any(t is w for w in written)]
@@ -145,11 +149,11 @@ class HostMemory:
         recorder, table = self._recorder, self._table
         lane = recorder.current()
         read, write = self._accesses((source,)), self._accesses((target,))
-        from_host = table.is_host(source)
-        if from_host == table.is_host(target):
+        from_host, to_host = table.is_host(source), table.is_host(target)
+        if from_host and to_host:
             recorder.host(name, read, write)
             return
-        if not from_host and self._is_number(source, read):
+        if to_host and self._is_number(source, read):
             recorder.host(name, (), write)
             return
         if name == _PINNING:  # the CPU copies, when the value is there
@@ -160,9 +164,10 @@ class HostMemory:
         num_bytes = wire.numel() * wire.itemsize
         pinned = table.place_of(source if from_host else target) == PINNED
         direction = "h2d" if from_host else "d2h"
+        crosses = from_host or to_host
         recorder.launch(
-            "memcpy",
-            f"copy {direction}",
+            "memcpy" if crosses else "compute",
+            f"copy {direction}" if crosses else name,
             lane,
             reads=read,
             writes=write,
@@ -170,9 +175,11 @@ class HostMemory:
             read_bytes=num_bytes,
             write_bytes=num_bytes,
             differentiable=source.requires_grad,
-            attributes={"direction": direction, "pinned": pinned},
+            attributes=(
+                {"direction": direction, "pinned": pinned} if crosses else NO_ATTRIBUTES
+            ),
         )
-        if not (pinned and non_blocking):
+        if crosses and not (pinned and non_blocking):
             recorder.host_wait(name, lane.frontier())
 
     def _is_number(self, source: torch.Tensor, read: tuple[Access, ...]) -> bool:
