@@ -286,7 +286,7 @@ def _cpu_us(pair: Sequence[Any]) -> float:
 
 
 def priorities(on_gpu: bool) -> dict[str, Any]:
-    """How long small kernels take beside many large ones, by their stream's priority."""
+    """How long small kernels take beside many large ones, by stream priority."""
     if not on_gpu:
         return {"error": "needs a GPU"}
     matrix = _matrix(4096)

@@ -32,7 +32,18 @@ def measure_device(plan: CalibrationPlan, tell: Tell) -> dict[str, Any]:
     for number, case in enumerate(plan.models, 1):
         tell(f"operators of model {number} of {len(plan.models)}")
         found["models"].append(operators.measure_operators(plan, case))
-    return found
+    return _of_slowest(found)
+
+
+def _of_slowest(found: dict[str, Any]) -> dict[str, Any]:
+    """The answer of the rank with the slowest device: the others wait for it."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return found
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, found)
+    steps = [[model["step_ns"] for model in answer["models"]] for answer in answers]
+    slowest = max(range(len(steps)), key=lambda rank: sum(steps[rank]))
+    return {**answers[slowest], "rank": slowest, "step_ns_by_rank": steps}
 
 
 def measure_link(plan: CalibrationPlan, tell: Tell) -> dict[str, Any]:

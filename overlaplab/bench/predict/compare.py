@@ -1,0 +1,114 @@
+"""The half that needs no GPU: predict each measured configuration, and compare."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from overlaplab.bench.predict.errors import Row, summary
+from overlaplab.bench.predict.measure import PROFILED_STEPS
+from overlaplab.bench.predict.predict import predict, record_variant
+from overlaplab.hardware import Hardware
+from overlaplab.profiling.calibrate.profile import build_profile
+from overlaplab.program import Op
+
+Tell = Callable[[str], None]
+Steps = dict[tuple[str, int, str], tuple[Op, ...]]
+
+
+def profiles(measured: Mapping[str, Any]) -> dict[str, Hardware]:
+    """A profile for each link, from the calibration and nothing else of the file."""
+    where = ", ".join(
+        str(measured[key])
+        for key in ("card", "torch", "nccl", "date")
+        if key in measured
+    )
+    return {
+        link: build_profile(
+            f"calibrated-{link}",
+            measured["device"],
+            found["calibration"]["launches"],
+            found["calibration"],
+            where,
+        )
+        for link, found in measured["links"].items()
+    }
+
+
+def compare(
+    measured: Mapping[str, Any], tell: Tell, programs: Path | None = None
+) -> dict[str, Any]:
+    """Predict everything that was measured.
+
+    Args:
+        measured: what `predict measure` wrote.
+        tell: progress.
+        programs: keeps the recorded programs from one call to the next.
+
+    Returns:
+        "rows" and "summary" of the grid, and the same of steps bound by launches.
+    """
+    hardware = profiles(measured)
+    grid = measured["settings"]["grid"]
+    caps = {f"bucketed {cap:g}": cap for cap in grid["buckets_mib"]}
+    steps: Steps = {}
+    if programs is not None and programs.exists():
+        steps = pickle.loads(programs.read_bytes())
+    rows: dict[bool, list[Row]] = {False: [], True: []}
+    for link, found in measured["links"].items():
+        for case in found["cases"]:
+            tell(f"{link}: {case['model']}, batch {case['batch']}")
+            for variant, times in case["variants"].items():
+                key = (case["model"], case["batch"], variant)
+                if key not in steps:
+                    steps[key] = record_variant(
+                        case["model"],
+                        case["batch"],
+                        case["tokens"],
+                        case["dtype"],
+                        caps.get(variant),
+                        variant,
+                    )
+                guess = predict(
+                    steps[key],
+                    hardware[link],
+                    steps_a_round=grid["steps_a_round"],
+                    profiled_steps=PROFILED_STEPS,
+                    num_ranks=measured["world_size"],
+                )
+                rows[case["launch_bound"]].append(
+                    Row(
+                        link,
+                        case["model"],
+                        case["batch"],
+                        variant,
+                        times["median_ms"],
+                        round(guess.step_ns / 1e6, 4),
+                        times["p10_ms"],
+                        times["p90_ms"],
+                        _exposed(times),
+                        round(guess.exposed_ns / 1e6, 4),
+                    )
+                )
+            if programs is not None:
+                programs.write_bytes(pickle.dumps(steps))
+    return {
+        "summary": summary(rows[False]),
+        "by_link": {
+            link: summary([row for row in rows[False] if row.link == link])
+            for link in measured["links"]
+        },
+        "rows": [asdict(row) for row in rows[False]],
+        "launch_bound": {
+            "summary": summary(rows[True]) if rows[True] else {},
+            "rows": [asdict(row) for row in rows[True]],
+        },
+    }
+
+
+def _exposed(times: Mapping[str, Any]) -> float | None:
+    exposed = times.get("kernels", {}).get("exposed_ms")
+    return None if exposed is None else round(exposed / PROFILED_STEPS, 4)

@@ -1,0 +1,147 @@
+"""The same programs on the virtual cluster: step and exposed time by a profile."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from overlaplab.bench.data_parallel import MODELS
+from overlaplab.data_parallel import (
+    BucketedReducer,
+    HookReducer,
+    Reducer,
+    SerialReducer,
+)
+from overlaplab.hardware import Hardware
+from overlaplab.profiling.calibrate.recorded import record_steps, step_starts
+from overlaplab.program import Op, Program, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one configuration, in nanoseconds.
+
+    Args:
+        step_ns: the median of the steps of a block, as they are measured.
+        exposed_ns: a step's, of the profiled ones.
+    """
+
+    step_ns: int
+    exposed_ns: int
+
+
+def record_variant(
+    model: str, batch: int, tokens: int, dtype: str, cap_mib: float | None, kind: str
+) -> tuple[Op, ...]:
+    """The operators of one step in the middle of many, on a representative rank."""
+    makers: Mapping[str, Callable[[nn.Module], Reducer]] = {
+        "serial": SerialReducer,
+        "per parameter": HookReducer,
+    }
+
+    def bucketed(module: nn.Module) -> Reducer:
+        assert cap_mib is not None
+        return BucketedReducer(module, bucket_mib=cap_mib)
+
+    program = record_steps(
+        MODELS[model],
+        batch,
+        tokens,
+        dtype,
+        num_steps=2,
+        make_reducer=makers.get(kind, bucketed),
+    )
+    return middle_step(program)
+
+
+def middle_step(program: Program) -> tuple[Op, ...]:
+    """The second of two steps of `program`, numbered as if both began at 0.
+
+    The operators keep what they wait for in the step before them: index `len(step)`
+    and on is this step, below that the one before.
+
+    Raises:
+        ValueError: the steps differ, or there are not two.
+    """
+    (ops,) = program.ranks
+    starts = step_starts(ops)
+    if len(starts) != 2 or starts[1] - starts[0] != len(ops) - starts[1]:
+        raise ValueError(
+            f"expected two equal steps, found beginnings at {starts} of {len(ops)}"
+        )
+    return tuple(
+        replace(
+            op,
+            index=op.index - starts[0],
+            after=tuple(a - starts[0] for a in op.after if a >= starts[0]),
+            reads=(),
+            writes=(),
+        )
+        for op in ops[starts[1] :]
+    )
+
+
+def repeat(step: tuple[Op, ...], num_steps: int, num_ranks: int) -> Program:
+    """A program of `num_steps` equal steps, from the device at rest on."""
+    length = len(step)
+    sequences: dict[str, int] = {}
+    for op in step:
+        if op.collective is not None:
+            group = op.collective.group
+            sequences[group] = sequences.get(group, 0) + 1
+    ops: list[Op] = []
+    for number in range(num_steps):
+        shift = (number - 1) * length
+        seen: dict[str, int] = {}
+        for op in step:
+            collective = op.collective
+            if collective is not None:
+                group = collective.group
+                place = seen[group] = seen.get(group, -1) + 1
+                collective = replace(
+                    collective, sequence=number * sequences[group] + place
+                )
+            ops.append(
+                replace(
+                    op,
+                    index=op.index + shift,
+                    after=tuple(a + shift for a in op.after if a + shift >= 0),
+                    collective=collective,
+                )
+            )
+    return Program((tuple(ops),), world_size=num_ranks, represents=num_ranks)
+
+
+def predict(
+    step: tuple[Op, ...],
+    hardware: Hardware,
+    *,
+    steps_a_round: int,
+    profiled_steps: int,
+    num_ranks: int = 2,
+) -> Prediction:
+    """Time a step as the measurement does: some in a row, after one that warms up."""
+    ends = step_ends(step, hardware, steps_a_round + 1, num_ranks)
+    times = [b - a for a, b in itertools.pairwise(ends)]
+    report = resolve(repeat(step, profiled_steps, num_ranks), hardware).report()
+    return Prediction(
+        int(statistics.median(times)), report.exposed_ns // profiled_steps
+    )
+
+
+def step_ends(
+    step: tuple[Op, ...], hardware: Hardware, num_steps: int, num_ranks: int
+) -> list[int]:
+    """When the last operator of each step ends, on the stream that waits for all."""
+    timeline = resolve(repeat(step, num_steps, num_ranks), hardware)
+    ends = [0] * num_steps
+    for span in timeline.spans:
+        if span.kind in ("compute", "communication"):
+            number: Any = span.attributes["op"]
+            ends[number // len(step)] = max(ends[number // len(step)], span.end_ns)
+    return ends
