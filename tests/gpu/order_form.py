@@ -41,6 +41,7 @@ class Token:
         kind: "marker", "collective", "record" (an event) or "wait" (for one).
         stream: where it is launched, records or waits.
         told: of a collective: the stream that is named, where `stream` is another.
+        communicator: of a collective: a communicator runs one after the other.
         name: of a marker; of a collective, "operation elements dtype".
         event: of a record or wait: the same for both.
     """
@@ -50,6 +51,7 @@ class Token:
     name: str = ""
     event: object = None
     told: object = None
+    communicator: object = None
 
 
 @dataclass
@@ -74,6 +76,7 @@ def normal_form(tokens: Iterable[Token]) -> dict[str, list[str]]:
     """
     known: dict[object, _Known] = {}
     events: dict[object, dict[object, int]] = {}
+    communicators: dict[object, dict[object, int]] = {}
     last: list[tuple[Token, int, dict[object, int]]] = []
     for token in tokens:
         mine = known.setdefault(token.stream, _Known())
@@ -82,9 +85,13 @@ def normal_form(tokens: Iterable[Token]) -> dict[str, list[str]]:
         elif token.kind == "wait":
             mine.join(events.get(token.event, {}))
         else:
+            if token.communicator is not None:
+                mine.join(communicators.get(token.communicator, {}))
             before = dict(mine.tokens)
             mine.tokens[token.stream] = place = before.get(token.stream, 0) + 1
             last.append((token, place, before))
+            if token.communicator is not None:
+                communicators[token.communicator] = dict(mine.tokens)
     return _told(list(_step(last)))
 
 
@@ -138,17 +145,10 @@ def _told(entries: list[_Entry]) -> dict[str, list[str]]:
 
 def program_tokens(program: Program, rank: int) -> Iterator[Token]:
     """Tokens of one rank: every dependency of the record as an event and a wait."""
-    communicators: dict[str, int] = {}
     for op in program.ranks[rank]:
         stream: str = op.stream
         collective = op.collective
-        after = list(op.after)
-        if collective is not None:
-            after += [
-                communicators[g] for g in [collective.group] if g in communicators
-            ]
-            communicators[collective.group] = op.index
-        for dependency in after:
+        for dependency in op.after:
             yield Token("wait", stream, event=dependency)
         if collective is not None:
             # A collective with async_op=False runs on the stream that launches it.
@@ -160,6 +160,7 @@ def program_tokens(program: Program, rank: int) -> Iterator[Token]:
                 stream,
                 f"{collective.operation} {elements} {op.dtype}",
                 told=told,
+                communicator=collective.group,
             )
         elif op.name in MARKERS:
             yield Token("marker", stream, op.name)
@@ -178,39 +179,48 @@ _DTYPES = {"Float": "float32", "BFloat16": "bfloat16", "Int": "int32"}
 
 
 def trace_tokens(trace: Mapping[str, Any]) -> list[Token]:
-    """Tokens of one rank's trace, profiled with `enable_cuda_sync_events`."""
+    """Tokens of one rank's trace, as `orders.py` writes them.
+
+    Streams are known by their number in the trace; the notes of events name them by
+    pointer. The call that waits stands right before the note of it, and has the number.
+    """
     events = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
+    events.sort(key=lambda e: float(e["ts"]))
     calls = {
         e["args"]["correlation"]: e
         for e in events
         if e.get("cat") in ("cuda_runtime", "cuda_driver")
         and "correlation" in e.get("args", {})
     }
+    waiting = {
+        e["args"]["correlation"]: e["args"]["stream"]
+        for e in events
+        if e.get("name") == "Stream Wait Event"
+    }
+    notes = [e for e in events if str(e.get("name")).startswith("event_")]
+    notes = [e for e in notes if e.get("cat") in ("user_annotation", "cpu_op")]
     operators = _calls(events, lambda n: n.removeprefix("aten::") in MARKERS)
     communications = _calls(events, lambda n: n == "record_param_comms")
+    streams = _stream_numbers(notes, calls, waiting)
     timed: list[tuple[float, Token]] = []
+    for note in notes:
+        kind, event, pointer = note["name"].split()
+        stream = streams.get(pointer, f"pointer {pointer}")
+        what = kind.removeprefix("event_")
+        timed.append((float(note["ts"]), Token(what, stream, event=event)))
     seen: set[int] = set()
-    recorded: set[int] = set()
     for event in events:
         args = event.get("args", {})
         call = calls.get(args.get("correlation"))
-        if call is None or event.get("cat") not in ("kernel", "cuda_sync"):
+        if event.get("cat") != "kernel" or call is None:
             continue
         at = float(call["ts"])
-        if event["cat"] == "cuda_sync":
-            record = args.get("wait_on_cuda_event_record_corr_id", -1)
-            source = calls.get(record)
-            if event["name"] != "Stream Wait Event" or source is None:
-                continue
-            timed.append((at, Token("wait", args["stream"], event=record)))
-            if record not in recorded:
-                recorded.add(record)
-                told = Token("record", args["wait_on_stream"], event=record)
-                timed.append((float(source["ts"]), told))
-        elif "nccl" in event["name"].lower():
+        if "nccl" in event["name"].lower():
             launcher = _owner(communications, call) or {}
             name = _collective_name(event, launcher.get("args", {}))
-            timed.append((at, Token("collective", args["stream"], name)))
+            group = args.get("Process Group Name")
+            token = Token("collective", args["stream"], name, communicator=group)
+            timed.append((at, token))
         else:
             operator = _owner(operators, call)
             if operator is not None and id(operator) not in seen:
@@ -219,6 +229,28 @@ def trace_tokens(trace: Mapping[str, Any]) -> list[Token]:
                 timed.append((at, Token("marker", args["stream"], name)))
     timed.sort(key=lambda pair: pair[0])
     return [token for _, token in timed]
+
+
+def _stream_numbers(
+    notes: Sequence[Mapping[str, Any]],
+    calls: Mapping[int, Mapping[str, Any]],
+    waiting: Mapping[int, int],
+) -> dict[str, int]:
+    """The number in the trace of each stream that waits, by its pointer."""
+    made = sorted(
+        (float(calls[c]["ts"]), calls[c]["tid"], s)
+        for c, s in waiting.items()
+        if c in calls
+    )
+    found: dict[str, int] = {}
+    for note in notes:
+        kind, _, pointer = note["name"].split()
+        if kind != "event_wait":
+            continue
+        before = [s for at, tid, s in made if tid == note["tid"] and at <= note["ts"]]
+        if before:
+            found.setdefault(pointer, before[-1])
+    return found
 
 
 def _collective_name(kernel: Mapping[str, Any], launcher: Mapping[str, Any]) -> str:

@@ -212,12 +212,33 @@ def _watch_case(name: str, place: Path) -> None:
 
 
 def _profiled(step: Callable[[], None], path: str) -> None:
+    """A Chrome trace with the events that streams record and wait for.
+
+    The profiler tells which stream waits, but not for which record of an event: that
+    PyTorch tells its sanitizer, right after each call, and here the trace.
+    """
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
+    on = [True]
+
+    def note(kind: str) -> Callable[[int, int], None]:
+        def call(event: int, stream: int) -> None:
+            if on[0]:
+                with torch.profiler.record_function(f"{kind} {event} {stream}"):
+                    pass
+
+        return call
+
+    if torch.cuda.is_available():
+        from torch.cuda import _gpu_trace
+
+        torch._C._activate_gpu_trace()
+        _gpu_trace.register_callback_for_event_record(note("event_record"))
+        _gpu_trace.register_callback_for_event_wait(note("event_wait"))
     with profile(
         activities=activities,
         record_shapes=True,
@@ -225,6 +246,7 @@ def _profiled(step: Callable[[], None], path: str) -> None:
     ) as profiler:
         step()
         streams.synchronize()
+    on[0] = False
     profiler.export_chrome_trace(path)
 
 

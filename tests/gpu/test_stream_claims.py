@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 import overlaplab as ol
-from tests.gpu import stream_programs
+from tests.gpu import copy_programs, stream_programs
 from tests.gpu.processes import run_on_gpus
 
 pytestmark = pytest.mark.gpu(2)
@@ -54,35 +53,8 @@ def test_virtual_calls_the_reuse_of_a_dropped_block_a_hazard() -> None:
     assert hazards(program, "wait") == []
 
 
-def blocked_by_copies() -> dict[str, bool]:
-    """For each way to copy behind a busy stream: was the CPU held until it was over?"""
-    num = 64 * 1024 * 1024
-    on_gpu = torch.ones(num, device="cuda", dtype=torch.uint8)
-    pageable = torch.ones(num, dtype=torch.uint8)
-    pinned = torch.ones(num, dtype=torch.uint8).pin_memory()
-    ways = {
-        "to device, pageable": lambda: on_gpu.copy_(pageable, non_blocking=True),
-        "to device, pinned": lambda: on_gpu.copy_(pinned, non_blocking=True),
-        "to host, pageable": lambda: pageable.copy_(on_gpu, non_blocking=True),
-        "to host, pinned": lambda: pinned.copy_(on_gpu, non_blocking=True),
-        "to host, pinned by to()": lambda: on_gpu.to("cpu", non_blocking=True),
-        "cpu()": on_gpu.cpu,
-    }
-    found = {}
-    for name, copy in ways.items():
-        copy()
-        torch.cuda.synchronize()
-        over = torch.cuda.Event()
-        torch.cuda._sleep(stream_programs.LONG)
-        over.record()
-        copy()
-        found[name] = over.query()
-        torch.cuda.synchronize()
-    return found
-
-
 def test_only_copies_of_pinned_memory_leave_the_cpu_free() -> None:
-    assert run_on_gpus(blocked_by_copies, world_size=1) == [
+    assert run_on_gpus(copy_programs.blocked_by_copies, world_size=1) == [
         {
             "to device, pageable": True,
             "to device, pinned": False,
@@ -94,66 +66,17 @@ def test_only_copies_of_pinned_memory_leave_the_cpu_free() -> None:
     ]
 
 
-def refilled_pinned_buffer(wait: bool) -> float:
-    """C06: a pinned buffer is refilled while its copy is still to come. Right: 1."""
-    pinned = torch.ones(stream_programs.NUM).pin_memory()
-    event = torch.cuda.Event()
-    torch.cuda._sleep(stream_programs.LONG)
-    there = torch.empty_like(pinned, device="cuda")
-    there.copy_(pinned, non_blocking=True)
-    event.record()
-    if wait:
-        event.synchronize()
-    pinned.fill_(-1.0)
-    torch.cuda.synchronize()
-    return float(there[-1].item())
-
-
 def test_a_pinned_buffer_refilled_too_early_reaches_the_device() -> None:
-    assert run_on_gpus(refilled_pinned_buffer, False, world_size=1) == [-1.0]
-    assert run_on_gpus(refilled_pinned_buffer, True, world_size=1) == [1.0]
-
-
-def copies_in_both_directions() -> dict[str, float]:
-    """Milliseconds of a copy each way: alone, one after the other, at once."""
-    num = 256 * 1024 * 1024
-    here = torch.ones(num, dtype=torch.uint8).pin_memory()
-    back = torch.ones(num, dtype=torch.uint8).pin_memory()
-    one = torch.ones(num, device="cuda", dtype=torch.uint8)
-    other = torch.ones(num, device="cuda", dtype=torch.uint8)
-    side = torch.cuda.Stream()
-
-    def down() -> None:
-        one.copy_(here, non_blocking=True)
-
-    def up() -> None:
-        back.copy_(other, non_blocking=True)
-
-    def at_once() -> None:
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            up()
-        down()
-        torch.cuda.current_stream().wait_stream(side)
-
-    found = {}
-    for name, copy in {"down": down, "up": up, "at once": at_once}.items():
-        times = []
-        for _ in range(5):
-            start = torch.cuda.Event(enable_timing=True)
-            end = torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
-            start.record()
-            copy()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(start.elapsed_time(end))
-        found[name] = min(times)
-    return found
+    assert run_on_gpus(copy_programs.refilled_pinned_buffer, False, world_size=1) == [
+        -1.0
+    ]
+    assert run_on_gpus(copy_programs.refilled_pinned_buffer, True, world_size=1) == [
+        1.0
+    ]
 
 
 def test_copies_in_opposite_directions_overlap() -> None:
-    (found,) = run_on_gpus(copies_in_both_directions, world_size=1)
+    (found,) = run_on_gpus(copy_programs.copies_in_both_directions, world_size=1)
     print(found)
     # Two engines and a full-duplex link: the sum would be one after the other.
     assert found["at once"] < 0.9 * (found["down"] + found["up"])
