@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from overlaplab.errors import ProgramError
 from overlaplab.hardware import Hardware
+from overlaplab.program.garbage import no_collections
 from overlaplab.program.gradients import (
     Buckets,
     Member,
@@ -110,14 +111,15 @@ def rebucket(
         ready = [max(step.members[p].launch for p in bucket) for bucket in plan]
         order = sorted(range(len(plan)), key=lambda index: (ready[index], index))
         plans.append([(index, tuple(plan[index])) for index in order])
-    edits = [_Edit(program, rank, steps, plans) for rank, steps in enumerate(by_rank)]
-    return replace(
-        program,
-        ranks=tuple(edit.ops() for edit in edits),
-        waits=tuple(wait for edit in edits for wait in edit.waits()),
-        storages=tuple(edits[life.rank].storage(life) for life in program.storages),
-        names=tuple(edits[name.rank].name(name) for name in program.names),
-    )
+    with no_collections():
+        edits = [_Edit(program, rank, own, plans) for rank, own in enumerate(by_rank)]
+        return replace(
+            program,
+            ranks=tuple(edit.ops() for edit in edits),
+            waits=tuple(wait for edit in edits for wait in edit.waits()),
+            storages=tuple(edits[life.rank].storage(life) for life in program.storages),
+            names=tuple(edits[name.rank].name(name) for name in program.names),
+        )
 
 
 def _check_ranks_agree(by_rank: list[list[Step]]) -> None:
@@ -342,10 +344,22 @@ class _Edit:
     def storage(self, life: StorageLife) -> StorageLife:
         born = self.first_at[life.born]
         freed = None if life.freed is None else self.first_at[life.freed]
-        recorded = tuple((s, self.first_at[at]) for s, at in life.recorded)
+        recorded = tuple((stream, self.first_at[at]) for stream, at in life.recorded)
         if (born, freed, recorded) == (life.born, life.freed, life.recorded):
             return life
-        return replace(life, born=born, freed=freed, recorded=recorded)
+        return StorageLife(
+            life.rank,
+            life.storage,
+            life.bytes,
+            born,
+            freed,
+            life.stream,
+            life.name,
+            recorded,
+            life.host,
+            life.pinned,
+            life.freed_before,
+        )
 
     def name(self, name: TensorName) -> TensorName:
         since = self.first_at[name.since]

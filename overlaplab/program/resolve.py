@@ -16,6 +16,7 @@ from collections import deque
 from overlaplab.hardware import Hardware, profile
 from overlaplab.program.costs import Costs, copy_direction, engine, is_pinned
 from overlaplab.program.deadlock import deadlock_error
+from overlaplab.program.garbage import no_collections
 from overlaplab.program.graph import Graph, build_graph
 from overlaplab.program.rates import Rates
 from overlaplab.program.record import Program
@@ -45,11 +46,15 @@ def resolve(program: Program, hardware: str | Hardware) -> Timeline:
         nothing waits, has none either (`find_findings` tells of it).
 
     Raises:
-        DeadlockError: no rank can move.
+        DeadlockError: no rank can move; the message has the time.
         MismatchError: ranks meet in one collective with different operations.
         ProgramError: the program is not well-formed.
+        TypeError: `program` is none, or `hardware` neither a profile nor a name.
+        ValueError: nobody knows the name.
     """
-    return Resolution(build_graph(program), profile(hardware)).timeline()
+    hardware = profile(hardware)
+    with no_collections():
+        return Resolution(build_graph(program), hardware).timeline()
 
 
 class Resolution:

@@ -1,6 +1,7 @@
 """Re-timing a record with other buckets and links, on `chalk` and by law."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -275,6 +276,24 @@ def test_storages_and_names_move_with_the_operators():
     program = rebucket(b.build(), [[0, 1]])
     assert [op.name for op in program.ranks[0]] == ["mm", "mm", "all_reduce", "step"]
     assert [(s.born, s.freed) for s in program.storages] == [(0, None), (1, 4)]
+
+
+def test_a_storage_that_moves_keeps_all_that_is_known_of_it():
+    b = ProgramBuilder(1)
+    for position in range(2):
+        mm = b.compute(0, "mm", ns=5)
+        b.collective(0, "all_reduce", parts=[Part(8, "float32", mm, f"{position}")])
+    late = b.storage(0, bytes=8, name="late")
+    b.compute(0, "step", ns=1, writes=(late,))
+    b.record_stream(0, late, "side")
+    b.free(0, late)
+    program = b.build()
+    pinned = replace(program.storages[0], host=True, pinned=True)
+    program = replace(program, storages=(pinned,))
+    (moved,) = rebucket(program, [[0, 1]]).storages
+    # Two collectives have become one: everything behind them is one place earlier.
+    assert (pinned.born, pinned.freed, pinned.recorded) == (4, 5, (("side", 5),))
+    assert moved == replace(pinned, born=3, freed=4, recorded=(("side", 4),))
 
 
 def test_replay_without_buckets_only_changes_the_hardware():
