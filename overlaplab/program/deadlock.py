@@ -56,7 +56,9 @@ def deadlock_error(
         _blocking(graph, waits_for, rank, (waiting or {}).get(rank))
         for rank in range(num_ranks)
     ]
-    differs, explanation = _first_difference(graph, blocked)
+    differs, explanation = _circle_of_messages(graph, waits_for, blocked)
+    if not explanation:
+        differs, explanation = _first_difference(graph, blocked)
     when = "" if time_ns is None else f" at {time_ns / 1000:.2f} us"
     lines = [f"no rank can move{when}."]
     for rank in range(num_ranks):
@@ -90,15 +92,57 @@ def _blocking(
 
 def _state(graph: Graph, waits_for: list[int], rank: int, op: Op | None) -> str:
     if op is not None:
-        meeting = graph.meetings[graph.meeting[graph.base[rank] + op.index]]
-        came = {graph.ops[g].rank for g in meeting.members if waits_for[g] == 0}
-        assert op.collective is not None
-        missing = [r for r in op.collective.ranks if r not in came]
+        missing = _missing(graph, waits_for, op)
         absent = f" for {_ranks(missing)}" if missing else ""
         where = f" [{op.source}]" if op.source else ""
         return f"waits in {describe(op)}{absent}{where}"
     launched = sum(1 for _ in iter_collectives(graph.program.ranks[rank]))
     return f"has ended, after {launched} collectives"
+
+
+def _missing(graph: Graph, waits_for: list[int], op: Op) -> list[int]:
+    """The ranks that have not come to the collective in which `op` takes part."""
+    assert op.collective is not None
+    meeting = graph.meetings[graph.meeting[graph.base[op.rank] + op.index]]
+    came = {graph.ops[g].rank for g in meeting.members if waits_for[g] == 0}
+    return [r for r in op.collective.ranks if r not in came]
+
+
+def _circle_of_messages(
+    graph: Graph, waits_for: list[int], blocked: list[Op | None]
+) -> tuple[set[int], list[str]]:
+    """The circle of ranks that wait for one another, if all in sends and receives."""
+    for start in range(len(blocked)):
+        circle: list[Op] = []
+        rank = start
+        while (op := blocked[rank]) is not None and op not in circle:
+            missing = _missing(graph, waits_for, op)
+            if op.name not in _MESSAGES or not missing:
+                break
+            circle.append(op)
+            rank = missing[0]
+        if op is None or op not in circle:
+            continue
+        circle = circle[circle.index(op) :]
+        steps = " -> ".join(map(_message, [*circle, circle[0]]))
+        return set(), [
+            f"They wait for one another in a circle: {steps}.",
+            "Let some receive first (even ranks send first, odd ranks receive first), "
+            "or hand sends and receives to one dist.batch_isend_irecv. On GPUs "
+            "messages that fit NCCL's buffers may pass all the same; larger ones never "
+            "do.",
+        ]
+    return set(), []
+
+
+_MESSAGES = ("send", "recv")
+
+
+def _message(op: Op) -> str:
+    """ "rank 0 (send to 1)"."""
+    assert op.collective is not None
+    peer = next((r for r in op.collective.ranks if r != op.rank), op.rank)
+    return f"rank {op.rank} ({op.name} {'to' if op.name == 'send' else 'from'} {peer})"
 
 
 def _first_difference(
@@ -121,12 +165,18 @@ def _first_difference(
                         "take part in:",
                         f"  rank {one}: {_told(a)}",
                         f"  rank {other}: {_told(b)}",
-                        "Every rank must launch collectives in the same order.",
+                        _rule(a, b),
                     ]
     return set(), [
         "Every two ranks agree on the order of what both take part in, so the circle "
         "goes over three ranks or more: give all ranks one order of communicators."
     ]
+
+
+def _rule(*ops: Op | None) -> str:
+    if all(op is None or op.name in _MESSAGES for op in ops):
+        return "Every send needs a receive on its peer, and every receive a send."
+    return "Every rank must launch collectives in the same order."
 
 
 def _shared(ops: tuple[Op, ...], other: int) -> list[Op]:

@@ -2,6 +2,18 @@
 
 Knows the lane, the sequence numbers and the bytes; `VirtualGroup` (group.py) is the
 face that torch.distributed sees, `Meeting` does the arithmetic.
+
+[Note: point to point] As PyTorch's NCCL backend has it where no `device_id` is bound:
+
+- two ranks that send and receive get a communicator and a stream of their own, for
+  both directions, in the order of the calls. So [isend, irecv] on both of them never
+  ends: each send holds up the receive behind it. NCCL buffers small messages, and
+  such an order may pass there; here it is a deadlock whatever the size;
+- `batch_isend_irecv` is one call on the group's own stream, in which all sends and
+  receives go on beside one another, each direction in order;
+- a receive meets the next send of its peer, whatever the tag.
+
+With `device_id` everything of a group is on one stream, which is stricter.
 """
 
 from __future__ import annotations
@@ -13,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from overlaplab.cluster.virtual.meeting import Arrival, Meeting, Meetings
 from overlaplab.cluster.virtual.operators import dtype_name
-from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.recorder import Frontier, Lane, Recorder
 from overlaplab.cluster.virtual.storage import covered_bytes, runs
 from overlaplab.cluster.virtual.work import VirtualBarrier, VirtualWork
 from overlaplab.program.access import overlap
@@ -52,6 +64,9 @@ class Communicator:
         self._name = ""
         self._lane = ""
         self._pair_sequences: dict[tuple[int, int], int] = {}
+        # Of an open batch: calls to come, and what its parts have to wait for.
+        self._batch_left = 0
+        self._batch_after = Frontier()
         # What launched collectives that have not met will write.
         self._open: list[tuple[Meeting, tuple[Access, ...]]] = []
 
@@ -84,6 +99,7 @@ class Communicator:
         split_outputs: Splits = False,
         pair: tuple[int, int] | None = None,
         tag: int = 0,
+        batch: int = 0,
     ) -> VirtualWork:
         """Record the launch, deposit copies of the inputs, and go on.
 
@@ -97,6 +113,7 @@ class Communicator:
                 parts, or parts of these lengths, along dimension 0.
             pair: group ranks of sender and receiver.
             tag: of a send or receive; the peer's must be equal.
+            batch: calls of the `batch_isend_irecv` that this one is of, 0: of none.
         """
         recorder = self.recorder
         lane = recorder.current()
@@ -122,7 +139,7 @@ class Communicator:
         op = recorder.launch(
             "communication",
             operation,
-            recorder.lane(self._lane if pair is None else _pair_lane(meeting)),
+            self._stream(meeting, batch),
             launched_from=lane,
             reads=read,
             writes=write,
@@ -131,6 +148,8 @@ class Communicator:
             write_bytes=sum(map(covered_bytes, write)),
             collective=collective,
         )
+        if batch:  # what comes next on the group's stream comes after
+            recorder.lane(self._lane).wait(Frontier(frozenset((op,))))
         if self._meetings.representative:
             meeting.complete = True
         else:
@@ -186,7 +205,30 @@ class Communicator:
         ranks = (self.ranks[pair[0]], self.ranks[pair[1]])
         sequence = self._pair_sequences.get(pair, 0)
         self._pair_sequences[pair] = sequence + 1
-        return self._meetings.at(f"{name} {ranks[0]}->{ranks[1]}", ranks, sequence)
+        pair_name = f"{ranks[0]}->{ranks[1]}"
+        if name != "default":
+            pair_name = f"{name} {pair_name}"
+        return self._meetings.at(pair_name, ranks, sequence, point_to_point=True)
+
+    def _stream(self, meeting: Meeting, batch: int) -> Lane:
+        """Where NCCL runs it: see [Note: point to point]."""
+        recorder = self.recorder
+        own = recorder.lane(self._lane)
+        if not meeting.point_to_point:
+            return own
+        if not batch:
+            low, high = sorted(meeting.ranks)
+            arrow = "->".join(map(str, meeting.ranks))
+            both = meeting.group.replace(arrow, f"{low}<->{high}")
+            return recorder.lane(f"comm:{both}")
+        if not self._batch_left:
+            self._batch_left = batch
+            self._batch_after = Frontier(own.frontier().ops)
+            own.pending.clear()  # each part waits for it, and what follows for them
+        self._batch_left -= 1
+        part = recorder.lane(f"comm:{meeting.group}")
+        part.wait(self._batch_after)
+        return part
 
     def _accesses(self, tensors: Tensors, lane: str) -> tuple[Access, ...]:
         access = self.recorder.storages.access
@@ -227,10 +269,6 @@ class Communicator:
             lane = f"comm:{self._name}"
         lanes.add(lane)
         return lane
-
-
-def _pair_lane(meeting: Meeting) -> str:
-    return f"comm:{meeting.group}".replace("comm:default ", "comm:")
 
 
 def _check_dense(operation: str, tensor: torch.Tensor) -> None:

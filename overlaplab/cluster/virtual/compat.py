@@ -11,6 +11,7 @@ from torch.utils import _python_dispatch
 
 # torch's stubs do not know how its C++ classes are subclassed.
 BaseGroup: Any = dist.ProcessGroup
+BaseStore: Any = torch._C._distributed_c10d.Store
 BaseStream: Any = torch.Stream
 BaseWork: Any = dist._Work  # type: ignore[attr-defined]
 

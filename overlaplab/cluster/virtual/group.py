@@ -6,11 +6,14 @@ Each method names the operation, the tensors that are read and written, and hand
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from overlaplab.cluster.virtual.communicator import Communicator
 from overlaplab.cluster.virtual.compat import BaseGroup, complete_group
@@ -200,15 +203,44 @@ class VirtualGroup(BaseGroup):  # type: ignore[misc]
         flat = [t for per_output in inputs for t in per_output]
         return self._launch("scatter", flat, outputs, opts, root=opts.rootRank)
 
+    # Point to point: see [Note: point to point] in communicator.py.
+
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> VirtualWork:
-        return self._launch(
-            "send", tensors, [], None, pair=(self.communicator.rank, dst), tag=tag
+        pair = (self.communicator.rank, dst)
+        batch = _batch_size(sys._getframe(1))
+        return self.communicator.launch(
+            "send", tensors, [], True, pair=pair, tag=tag, batch=batch
         )
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> VirtualWork:
-        return self._launch(
-            "recv", [], tensors, None, pair=(src, self.communicator.rank), tag=tag
+        pair = (src, self.communicator.rank)
+        batch = _batch_size(sys._getframe(1))
+        return self.communicator.launch(
+            "recv", [], tensors, True, pair=pair, tag=tag, batch=batch
         )
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> VirtualWork:
+        raise NotImplementedError(
+            "recv without a source: NCCL has no such thing, so the virtual cluster has "
+            "none; name the rank with src="
+        )
+
+
+def _batch_size(frame: FrameType | None) -> int:
+    """How many calls the `batch_isend_irecv` has to which this one belongs; 0: none.
+
+    torch calls `isend` and `irecv` for each of a batch: only the stack tells.
+    """
+    for _ in range(3):
+        if frame is None:
+            break
+        if frame.f_code is _BATCH:
+            return len(frame.f_locals["p2p_op_list"])
+        frame = frame.f_back
+    return 0
+
+
+_BATCH = c10d.batch_isend_irecv.__code__
 
 
 def _as_list(tensors: Any) -> list[torch.Tensor]:

@@ -51,17 +51,22 @@ class Meeting:
         group: the communicator's name.
         ranks: its global ranks, in group order.
         sequence: the how-manieth of the communicator.
+        point_to_point: a message; `ranks` are who sends and who receives.
     """
 
     group: str
     ranks: tuple[int, ...]
     sequence: int
+    point_to_point: bool = False
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     complete: bool = False
     on_complete: list[Callable[[], None]] = field(default_factory=list)
 
     def title(self) -> str:
-        """ "collective #3 of group 'pipe'"."""
+        """ "collective #3 of group 'pipe'", "message #0 from rank 0 to rank 1"."""
+        if self.point_to_point:
+            source, target = self.ranks
+            return f"message #{self.sequence} from rank {source} to rank {target}"
         where = "" if self.group == "default" else f" of group {self.group!r}"
         return f"collective #{self.sequence}{where}"
 
@@ -100,12 +105,19 @@ class Meetings:
         self.open: dict[tuple[str, int], Meeting] = {}
         self.names: dict[tuple[str, tuple[int, ...]], str] = {}
 
-    def at(self, group: str, ranks: tuple[int, ...], sequence: int) -> Meeting:
+    def at(
+        self,
+        group: str,
+        ranks: tuple[int, ...],
+        sequence: int,
+        point_to_point: bool = False,
+    ) -> Meeting:
         """The meeting, made by the first rank that comes."""
         key = (group, sequence)
         meeting = self.open.get(key)
         if meeting is None:
-            meeting = self.open[key] = Meeting(group, ranks, sequence)
+            meeting = Meeting(group, ranks, sequence, point_to_point)
+            self.open[key] = meeting
         return meeting
 
     def group_name(
@@ -156,11 +168,16 @@ def compare(meeting: Meeting, first: Arrival, second: Arrival) -> None:
     for arrival in (first, second):
         if arrival.label:
             lines.append(f"  rank {arrival.rank} is in {arrival.label!r}")
-    lines.append(
-        "Every rank must launch the same collectives, in the same order, with the "
-        "same shapes and dtypes."
-    )
+    lines.append(_RULES[meeting.point_to_point])
     raise MismatchError("\n".join(lines))
+
+
+_RULES = {
+    False: "Every rank must launch the same collectives, in the same order, with the "
+    "same shapes and dtypes.",
+    True: "A receive meets the next send of its peer, whatever the tag: both must have "
+    "the same shape, dtype and tag.",
+}
 
 
 def _compare_tensors(

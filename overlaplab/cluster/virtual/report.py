@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from overlaplab.cluster.virtual.meeting import Meeting
 from overlaplab.cluster.virtual.ranks import RankThread
 from overlaplab.cluster.virtual.source import is_user_code, user_line
+from overlaplab.cluster.virtual.store import KeyWait
 from overlaplab.errors import (
     DeadlockError,
     RankError,
@@ -31,8 +32,24 @@ def deadlock(ranks: Sequence[RankThread], program: Program) -> DeadlockError:
             arrival = rank.waits_for.arrivals[rank.rank]
             waiting[number] = arrival.op
     error = find_deadlock(program, waiting=waiting)
-    assert error is not None, "no rank can move, and the record shows no reason"
-    return error
+    keys = [
+        f"  rank {rank.rank} {rank.waits_for}{_standing(rank)}"
+        for rank in ranks
+        if isinstance(rank.waits_for, KeyWait) and not rank.finished
+    ]
+    if not keys:
+        assert error is not None, "no rank can move, and the record shows no reason"
+        return error
+    lines = ["no rank can move.", *keys, "No rank that could still set it is left."]
+    if error is not None:
+        lines += ["Besides:", str(error)]
+    return DeadlockError("\n".join(lines))
+
+
+def _standing(rank: RankThread) -> str:
+    frame = sys._current_frames().get(rank.thread.ident or -1)
+    line = "" if frame is None else user_line(frame)
+    return f" [{line}]" if line else ""
 
 
 def failure(rank: int, error: BaseException) -> RankError:

@@ -21,6 +21,7 @@ from overlaplab.cluster.virtual.communicator import Communicator
 from overlaplab.cluster.virtual.group import VirtualGroup
 from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.store import RankStore
 from overlaplab.cluster.virtual.torch_streams import torch_cpu_streams
 
 BACKEND = "virtual"
@@ -97,8 +98,10 @@ def join(recorder: Recorder, meetings: Meetings, world_size: int, store: Any) ->
         pg_config_info=[],
         comms=[],
     )
+    # Kept here: C++ holds the store, but not the Python object with its methods.
+    _rank.store = RankStore(store, recorder.turns, recorder.thread)
     dist.init_process_group(
-        BACKEND, rank=recorder.rank, world_size=world_size, store=store
+        BACKEND, rank=recorder.rank, world_size=world_size, store=_rank.store
     )
 
 
@@ -111,7 +114,7 @@ def leave(*, late: bool) -> None:
     """
     if not late:
         _c10d_native._unregister_all_process_groups()
-    _rank.recorder = _rank.meetings = _rank.world = None
+    _rank.recorder = _rank.meetings = _rank.world = _rank.store = None
 
 
 def _register_backend() -> None:
