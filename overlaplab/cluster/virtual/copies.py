@@ -191,8 +191,7 @@ class HostMemory:
 
     def _accesses(self, tensors: Iterable[torch.Tensor]) -> tuple[Access, ...]:
         lane = self._recorder.current().name
-        found = {self._table.access(tensor, lane): None for tensor in tensors}
-        return tuple(access for access in found if access is not None)
+        return self._table.accesses(tensors, lane)[0]
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from overlaplab.cluster.virtual.operators import (
     waits_for_mask,
 )
 from overlaplab.cluster.virtual.placement import PLAIN
-from overlaplab.cluster.virtual.recorder import Lane, Recorder
-from overlaplab.cluster.virtual.storage import NUMBER, covered_bytes
+from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.storage import NUMBER
 from overlaplab.program.record import Access
 
 
@@ -49,54 +48,57 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if kind not in PLAIN:
                 return NotImplemented
         kwargs = kwargs or {}
-        recorder = self._recorder
-        facts = operator(func)
+        recorder, facts = self._recorder, operator(func)
         table, place = recorder.storages, ""
         if kwargs and moves(kwargs):
             kwargs, place = self._host_memory.place(kwargs)
-        if (place or table.has_host or table.placing_on_host) and not facts.skipped:
+        if (table.has_host or table.placing_on_host or place) and not facts.skipped:
             inputs = tensors_in((*args, *kwargs.values()))
             if self._host_memory.takes(facts, inputs, place):
                 recorder.turns.check()
+                written = _written(facts, args, kwargs)
                 return self._host_memory.run(
-                    func,
-                    facts,
-                    args,
-                    kwargs,
-                    place,
-                    inputs,
-                    _written(facts, args, kwargs),
+                    func, facts, args, kwargs, place, inputs, written
                 )
-        if not facts.records:
-            if facts.skipped:
-                return self._skip(func, args, kwargs)
+        if facts.records:
+            out = self._record(func, facts, args, kwargs)
+        elif facts.skipped:
+            return self._skip(func, args, kwargs)
+        else:
             recorder.turns.check()
             out = func(*args, **kwargs)
-            self._adopt(facts.name, out)
-            if facts.name in GRADIENT_OPERATORS:
-                name_gradient(recorder, out)
-            return out
-        lane = recorder.current()
+            if facts.allocates:
+                self._adopt(facts.name, out)
+        if facts.name in GRADIENT_OPERATORS:
+            name_gradient(recorder, out)
+        return out
+
+    def _record(self, func: Any, facts: Operator, args: Any, kwargs: Any) -> Any:
+        """Run an operator and record it as a kernel on the current stream."""
+        recorder = self._recorder
+        table, lane = recorder.storages, recorder.current()
         recorder.settle(lane)
+        inputs = tensors_in(args)
         written = _written(facts, args, kwargs) if facts.writes_named else []
-        reads: dict[Access, None] = {}
+        reads: tuple[Access, ...] = ()
+        read_bytes = 0
         if facts.reads:
-            inputs = tensors_in(args)
-            if kwargs:
-                inputs += tensors_in(kwargs.values())
+            read = inputs + tensors_in(kwargs.values()) if kwargs else inputs
             if table.has_host:  # what is left of the host's are numbers for the kernel
-                inputs = [t for t in inputs if not table.is_host(t)]
+                read = [t for t in read if not table.is_host(t)]
             if facts.overwrites:
-                inputs = [t for t in inputs if not any(t is w for w in written)]
-            reads = self._accesses(inputs, lane)
+                read = [t for t in read if not any(t is w for w in written)]
+            reads, read_bytes = table.accesses(read, lane.name)
         if facts.host_sync:
             self._host_sync(facts.host_sync, reads)
         elif facts.indexes and waits_for_mask(args):
             self._host_sync("nonzero", reads)
-        numbers = self._numbers({**reads, **self._accesses(written, lane)})
+        numbers = table.has_numbers and table.all_numbers(
+            (*reads, *table.accesses(written, lane.name)[0])
+        )
         out = func(*args, **kwargs)
-        outputs = tensors_in((out,))
-        writes = self._accesses(written + outputs, lane)
+        outputs = [out] if isinstance(out, torch.Tensor) else tensors_in((out,))
+        writes, write_bytes = table.accesses(written + outputs, lane.name)
         if numbers:
             for tensor in outputs:
                 table.place(tensor, NUMBER, lane.name)
@@ -105,45 +107,27 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "compute",
                 facts.name,
                 lane,
-                reads=tuple(reads),
-                writes=tuple(writes),
+                reads=reads,
+                writes=writes,
                 flops=0 if facts.flops is None else facts.flops(args, kwargs, out),
                 dtype=dtype_name((outputs or written)[0].dtype),
-                read_bytes=sum(map(covered_bytes, reads)),
-                write_bytes=sum(map(covered_bytes, writes)),
-                differentiable=any(tensor.requires_grad for tensor in tensors_in(args)),
+                read_bytes=read_bytes,
+                write_bytes=write_bytes,
+                differentiable=any(tensor.requires_grad for tensor in inputs),
             )
-        if facts.name in GRADIENT_OPERATORS:
-            name_gradient(recorder, out)
         return out
 
-    def _accesses(
-        self, tensors: Iterable[torch.Tensor], lane: Lane
-    ) -> dict[Access, None]:
-        """The bytes of `tensors`, each once, in order."""
-        found: dict[Access, None] = {}
-        for tensor in tensors:
-            access = self._recorder.storages.access(tensor, lane.name)
-            if access is not None:
-                found[access] = None
-        return found
-
-    def _numbers(self, accesses: Iterable[Access]) -> bool:
-        """Whether an operator touches numbers of the CPU only: no kernel."""
-        storages = self._recorder.storages
-        return storages.has_numbers and storages.all_numbers(accesses)
-
-    def _host_sync(self, name: str, reads: Iterable[Access]) -> None:
+    def _host_sync(self, name: str, reads: tuple[Access, ...]) -> None:
         """A value that no operator made is on the host already."""
         storages = self._recorder.storages
         if any(storages.last_writer(access) is not None for access in reads):
             frontier = self._recorder.current().frontier()
-            self._recorder.host_wait(name, frontier, tuple(reads))
+            self._recorder.host_wait(name, frontier, reads)
 
     def _adopt(self, name: str, out: Any) -> None:
         """Note new storages; a number made by torch.tensor(1.0) is the CPU's."""
         table, lane = self._recorder.storages, self._recorder.current()
-        self._accesses(tensors_in((out,)), lane)
+        table.accesses(tensors_in((out,)), lane.name)
         if name == "lift_fresh" and out.dim() == 0 and not table.place_of(out):
             table.place(out, NUMBER, lane.name)
 

@@ -44,6 +44,23 @@ _NO_KERNEL = frozenset(
     }
 )
 
+# Of these, what may have a storage that is new.
+_ALLOCATES = frozenset(
+    {
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "lift",
+        "lift_fresh",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+        "set_",
+    }
+)
+
 # Their result is on the CPU, or its shape is: CUDA waits for the stream.
 _HOST_SYNC = {
     "_local_scalar_dense": "item",
@@ -103,6 +120,7 @@ class Operator:
     Args:
         name: "mm", without namespace and overload.
         records: False for views, metadata and allocation.
+        allocates: its result may have a new storage, where it does not record.
         skipped: launches no kernels of its own.
         host_sync: name of the wait if the CPU waits for it, "" otherwise.
         indexes: takes indices, and may wait for a mask.
@@ -115,6 +133,7 @@ class Operator:
 
     name: str
     records: bool
+    allocates: bool
     skipped: bool
     host_sync: str
     indexes: bool
@@ -125,15 +144,17 @@ class Operator:
     flops: Callable[..., int] | None
 
 
-_known: dict[Any, Operator] = {}
+# By identity, since the hash of an overload is slow; the overload is kept with it.
+_known: dict[int, tuple[Operator, Any]] = {}
+_dtype_names: dict[torch.dtype, str] = {}
 
 
 def operator(func: Any) -> Operator:
     """The facts about an overload; computed once a process."""
-    known = _known.get(func)
+    known = _known.get(id(func))
     if known is None:
-        known = _known[func] = _describe(func)
-    return known
+        known = _known[id(func)] = _describe(func), func
+    return known[0]
 
 
 def waits_for_mask(args: Any) -> bool:
@@ -143,9 +164,12 @@ def waits_for_mask(args: Any) -> bool:
     return any(index is not None and index.dtype in _MASKS for index in args[1])
 
 
-def dtype_name(dtype: torch.dtype | None) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """ "float32", "bfloat16", ..."""
-    return "" if dtype is None else str(dtype).removeprefix("torch.")
+    name = _dtype_names.get(dtype)
+    if name is None:
+        name = _dtype_names[dtype] = str(dtype).removeprefix("torch.")
+    return name
 
 
 def _describe(func: Any) -> Operator:
@@ -154,6 +178,7 @@ def _describe(func: Any) -> Operator:
         return Operator(
             name=str(func),
             records=False,
+            allocates=True,
             skipped=False,
             host_sync="",
             indexes=False,
@@ -177,6 +202,7 @@ def _describe(func: Any) -> Operator:
     return Operator(
         name=name,
         records=not (view or name in _NO_KERNEL or space in _SKIPPED),
+        allocates=name in _ALLOCATES,
         skipped=space in _SKIPPED,
         host_sync=_HOST_SYNC.get(name, ""),
         indexes=name in _INDEXING,

@@ -30,9 +30,11 @@ def user_line(frame: FrameType | None = None) -> str:
     """
     if frame is None:
         frame = sys._getframe(1)
-    while frame is not None:
+    known = _is_user
+    while frame is not None:  # a dozen frames at each operator
         code = frame.f_code
-        if is_user_code(code):
+        users = known.get(code.co_filename)
+        if users or (users is None and is_user_code(code)):
             return _line(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return ""

@@ -38,7 +38,24 @@ class _Storage:
     place: str = ""
     recorded: list[tuple[str, int]] = field(default_factory=list)
     writes: list[tuple[Access, int]] = field(default_factory=list)
+    # Ranges by what a tensor says of itself, with the bytes that they cover.
+    known: dict[Any, tuple[Access, int]] = field(default_factory=dict)
     watch: Any = None
+
+    def learn(self, key: Any) -> tuple[Access, int]:
+        """The range of a tensor: (offset_bytes, run_bytes, dims), or (offset, size,
+        stride, item size) in elements where that is not one run."""
+        canonical = key
+        if len(key) == 4:
+            offset, size, stride, item = key
+            canonical = (offset * item, *runs(size, stride, item))
+        known = self.known.get(canonical)
+        if known is None:
+            start, run, dims = canonical
+            access = Access(self.number, start, run, dims)
+            known = self.known[canonical] = access, covered_bytes(access)
+        self.known[key] = known
+        return known
 
 
 class StorageTable:
@@ -56,27 +73,52 @@ class StorageTable:
         self._all: list[_Storage] = []
         self._names: list[TensorName] = []
         self._placing = ""
+        self.placing_on_host = False  # new storages are the host's
         self.has_numbers = False
         self.has_host = False
 
+    def accesses(
+        self, tensors: Iterable[torch.Tensor], stream: str
+    ) -> tuple[tuple[Access, ...], int]:
+        """The bytes of `tensors`, each range once, in order; notes new storages.
+
+        Ranges of one storage that are equal are one object.
+
+        Returns:
+            The ranges, and how many bytes they cover; what has none is left out.
+        """
+        found: dict[int, Access] = {}
+        total = 0
+        for tensor in tensors:
+            try:
+                untyped = tensor.untyped_storage()
+            except (NotImplementedError, RuntimeError):  # sparse: no storage
+                continue
+            storage = self._alive.get(untyped._cdata)
+            if storage is None:
+                storage = self._adopt(untyped, stream)
+            num_bytes = tensor.nbytes
+            if num_bytes == 0:
+                continue
+            offset = tensor.storage_offset()
+            key: Any
+            if tensor.is_contiguous():
+                key = (offset * tensor.itemsize if offset else 0, num_bytes, ())
+            else:
+                key = (offset, tensor.size(), tensor.stride(), tensor.itemsize)
+            known = storage.known.get(key)
+            if known is None:
+                known = storage.learn(key)
+            access, num_bytes = known
+            if id(access) not in found:
+                found[id(access)] = access
+                total += num_bytes
+        return tuple(found.values()), total
+
     def access(self, tensor: torch.Tensor, stream: str) -> Access | None:
         """The bytes of `tensor`, or None if it has none; notes a new storage."""
-        try:
-            untyped = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):  # sparse: no storage
-            return None
-        storage = self._alive.get(untyped._cdata)
-        if storage is None:
-            storage = self._adopt(untyped, stream)
-        numel = tensor.numel()
-        if numel == 0:
-            return None
-        item = tensor.itemsize
-        offset = int(tensor.storage_offset()) * item
-        if tensor.is_contiguous():
-            return Access(storage.number, offset, numel * item)
-        run, dims = runs(tensor.size(), tensor.stride(), item)
-        return Access(storage.number, offset, run, dims)
+        found, _ = self.accesses((tensor,), stream)
+        return found[0] if found else None
 
     def wrote(self, access: Access, op: int) -> None:
         """Operator `op` writes `access`."""
@@ -86,7 +128,7 @@ class StorageTable:
         if access.run_bytes == storage.bytes:  # all that was written before is gone
             storage.writes.clear()
         else:
-            storage.writes = [w for w in storage.writes if w[0] != access]
+            storage.writes = [w for w in storage.writes if w[0] is not access]
         storage.writes.append((access, op))
 
     def place(self, tensor: torch.Tensor, place: str, stream: str) -> None:
@@ -114,15 +156,12 @@ class StorageTable:
     def placing(self, place: str) -> Iterator[None]:
         """Storages that are new meanwhile are in this memory."""
         before, self._placing = self._placing, place
+        self.placing_on_host = place in HOST
         try:
             yield
         finally:
             self._placing = before
-
-    @property
-    def placing_on_host(self) -> bool:
-        """Whether new storages are the host's."""
-        return self._placing in HOST
+            self.placing_on_host = before in HOST
 
     def record_stream(self, tensor: torch.Tensor, user: str, stream: str) -> None:
         """Stream `user` uses the memory of `tensor` up to here (`record_stream`)."""
@@ -134,7 +173,7 @@ class StorageTable:
     def last_writer(self, access: Access) -> int | None:
         """The last operator that wrote any of these bytes."""
         for written, op in reversed(self._all[access.storage].writes):
-            if written == access or overlap(written, access):
+            if written is access or overlap(written, access):
                 return op
         return None
 
@@ -201,6 +240,7 @@ class StorageTable:
         storage = _Storage(number, untyped.nbytes(), len(self._ops), stream)
 
         def freed(_: object) -> None:
+            storage.known.clear()
             storage.freed = len(self._ops)
             storage.freed_before = len(self._all)
             if self._alive.get(address) is storage:
