@@ -72,6 +72,7 @@ class StorageTable:
         self._alive: dict[int, _Storage] = {}
         self._all: list[_Storage] = []
         self._names: list[TensorName] = []
+        self._name_of: dict[Access, str] = {}
         self._placing = ""
         self.placing_on_host = False  # new storages are the host's
         self.has_numbers = False
@@ -186,6 +187,7 @@ class StorageTable:
         if not access.dims and access.run_bytes == storage.bytes:
             storage.name = name
         self._names.append(TensorName(self._rank, access, name, len(self._ops)))
+        self._name_of[access] = name
 
     def suggest(self, tensor: torch.Tensor, name: str, stream: str) -> None:
         """Call the storage of `tensor` so, if it is whole and has no name yet."""
@@ -202,10 +204,7 @@ class StorageTable:
 
     def name_of(self, access: Access) -> str:
         """The name of exactly these bytes, or ""."""
-        for known in reversed(self._names):
-            if known.access == access:
-                return known.name
-        return ""
+        return self._name_of.get(access, "")
 
     def lives(self) -> tuple[StorageLife, ...]:
         """Every allocation, in order of birth."""
