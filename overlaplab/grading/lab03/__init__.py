@@ -1,6 +1,6 @@
 """What the notebook of lab 03 calls: `from overlaplab.grading import lab03 as lab`.
 
-Its exercises are graded in `schedule`, `waits`, `repair` and `feed`.
+Its exercises are graded in `schedule`, `waits`, `repair`, `feed`, `enough` and `knobs`.
 """
 
 from __future__ import annotations
@@ -8,22 +8,34 @@ from __future__ import annotations
 from typing import Any
 
 from overlaplab.grading.lab03 import reference, schedule  # noqa: F401 (registers 3.1)
+from overlaplab.grading.lab03.enough import finish_with, on_streams, steps_ms
 from overlaplab.grading.lab03.feed import LOOPS, feed_loop
 from overlaplab.grading.lab03.jobs import backward_job
+from overlaplab.grading.lab03.knobs import KNOBS, copy_ms, staging_costs_percent, turn
+from overlaplab.grading.lab03.measured import measured, sanitizer_report
 from overlaplab.grading.lab03.play import play
 from overlaplab.grading.lab03.repair import Case
 from overlaplab.grading.lab03.waits import pipeline
 
 __all__ = [
+    "KNOBS",
     "LOOPS",
     "backward_job",
     "case",
+    "copy_ms",
     "feed_loop",
+    "finish_with",
     "keep",
+    "measured",
     "mine_or_ours",
+    "on_streams",
     "pipeline",
     "play",
+    "sanitizer_report",
     "side_by_side",
+    "staging_costs_percent",
+    "steps_ms",
+    "turn",
     "whose",
 ]
 

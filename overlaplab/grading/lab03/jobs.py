@@ -138,7 +138,7 @@ def backward_job() -> Job:
     send = {
         n: Piece(f"send {n}", WIRE, send_ms[n], (f"b{n}",), f"s{n}") for n in layers
     }
-    update = {n: Piece(f"step {n}", COMPUTE, 1, (f"s{n}",), f"u{n}") for n in layers}
+    update = {n: Piece(f"opt {n}", COMPUTE, 1, (f"s{n}",), f"u{n}") for n in layers}
     order = [back[4], send[4], back[3], send[3], update[4], back[2], send[2]]
     order += [update[3], back[1], send[1], update[2], update[1]]
     return Job("four layers", tuple(order))

@@ -165,8 +165,9 @@ def compute(inputs: Sequence[torch.Tensor], output: torch.Tensor, units: int) ->
 def by_label(timeline: Timeline) -> Timeline:
     """The same with labels in the place of operators' names: figures print them.
 
-    What the CPU does keeps its name.
+    What the CPU does keeps its name; what it did before the job is left out.
     """
+    timeline = timeline.where(lambda span: span.attributes.get("label") != SET_UP)
     return replace(
         timeline,
         spans=tuple(

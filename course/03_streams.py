@@ -1,0 +1,965 @@
+# %% [markdown]
+# # Who waits for whom?
+#
+# **Lab 03: streams and events.** Core: 50 minutes. Extras: 40 more. You need no GPU.
+#
+# After the core you can
+#
+# - let work that is independent run side by side, and order the rest with events;
+# - say which waits a schedule needs, and which follow from others;
+# - find a race from its report, and repair it without losing the overlap;
+# - bring batches to the GPU while it computes.
+#
+# You know PyTorch. From lab 00 you need one sentence: a **launch** is not a start. The CPU
+# hands an operator to the GPU and goes on.
+#
+# **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
+# numbers, and draws what *your* code did. No exercise needs the one before it.
+
+# %% name="setup"
+import torch
+import torch.distributed as dist
+
+import overlaplab as ol
+from overlaplab import streams, view
+from overlaplab.grading import check
+from overlaplab.grading import lab03 as lab
+
+# %% [markdown]
+# ## 1. The waste (7 minutes)
+#
+# A training step of four layers: for each layer its backward pass, the message that sums
+# its gradients over two GPUs, and its optimizer step. Everything is in slow motion: a
+# unit of work takes 1 ms, so you can add times in your head.
+
+# %% name="job"
+job = lab.backward_job()
+job
+
+# %% [markdown]
+# A **stream** is a queue of the GPU. What is in one stream runs in order. PyTorch puts
+# everything on one stream unless you say otherwise. A task's `run()` launches it on the
+# stream that is current.
+
+
+# %% name="one-stream"
+def one_stream(tasks):
+    for task in tasks:
+        task.run()
+
+
+so_far = {"one stream": lab.play(job, one_stream).timeline}
+view.draw_many(so_far)
+
+# %% [markdown]
+# `default` is the stream, `comm` is the wire. Look at the light grey: the wire is idle
+# while the GPU computes, and the GPU is idle while the wire works. `input` is what the
+# caller does before the step; after it the caller reads the results.
+
+# %% name="one-stream-numbers"
+view.table(so_far)
+
+# %% [markdown]
+# A stream is a queue, not an engine. The engines are others: the processors that compute,
+# the wire that sends. They can work at once. One queue feeds them in turn.
+#
+# **The API of this screen.** The names and their meaning are torch.cuda's.
+#
+# | | |
+# |---|---|
+# | `s = streams.Stream()` | a second stream |
+# | `with streams.stream(s):` | launch what is inside on `s` |
+# | `a.wait_stream(b)` | what is launched on `a` from now on starts after all that is on `b` *by now* |
+#
+# So here are two streams. Each task first makes its stream wait for the other one.
+
+
+# %% name="two-streams"
+def two_streams(tasks):
+    compute, wire = streams.current_stream(), streams.Stream()
+    for task in tasks:
+        if task.on == "compute":
+            own, other = compute, wire
+        else:
+            own, other = wire, compute
+        own.wait_stream(other)
+        with streams.stream(own):
+            task.run()
+    compute.wait_stream(wire)
+
+
+# %% [markdown]
+# **Predict.** One stream takes the milliseconds printed above. How many do two take? Type
+# your guess. Nobody marks it.
+
+# %% name="predict-two" kind="lab-only"
+two_streams_ms = None
+
+# %% name="predicted-two" kind="solution-only"
+two_streams_ms = 20
+
+# %% name="two" fold=true
+two = lab.play(job, two_streams)
+lab.side_by_side("two streams, ms", two_streams_ms, f"{two.step_ns / 1e6:.0f}")
+so_far["two streams that wait for each other"] = two.timeline
+view.draw_many(so_far)
+
+# %% [markdown]
+# Nothing is gained. Every task waits for all that was launched before it: two queues, one
+# file. Streams overlap nothing by themselves. What overlaps is what does *not* wait.
+#
+# So let nobody wait.
+
+
+# %% name="no-waits"
+def no_waits(tasks):
+    compute, wire = streams.current_stream(), streams.Stream()
+    for task in tasks:
+        with streams.stream(compute if task.on == "compute" else wire):
+            task.run()
+
+
+racing = lab.play(job, no_waits)
+print(
+    f"step {racing.step_ns / 1e6:.0f} ms, {len(racing.findings)} findings. One of them:"
+)
+print(next(f for f in racing.findings if f.name == "b4"))
+view.draw(racing.timeline, title="two streams and no waits")
+
+# %% [markdown]
+# Fast, and wrong: the messages leave before their gradients are there. A **race** (the
+# report says *hazard*): two streams touch the same bytes, at least one writes, and nothing
+# orders them.
+#
+# A GPU reports no race. It computes wrong numbers, sometimes. The virtual cluster knows
+# from the program alone, on every machine, who touches which bytes after what. Somewhere
+# between these two ends is the shortest step that is right. Who must wait for whom?
+
+# %% [markdown]
+# ## 2. Wait for one task, not for a stream (11 minutes)
+#
+# **The API of this screen.** An **event** is a bookmark in a stream.
+#
+# | | |
+# |---|---|
+# | `event = s.record_event()` | a mark behind all that is on `s` by now |
+# | `t.wait_event(event)` | what is launched on `t` from now on starts after the mark |
+#
+# Both return at once. The CPU waits for nothing; a *stream* waits.
+#
+# **Exercise 3.1.** Write `issue(tasks)`. A task has `name`, `on` (`"compute"` or
+# `"wire"`), `needs` (names of tasks that must have ended before it starts) and `run()`.
+#
+# - Run every task once, in the order of the list. Tasks on `"compute"` go to the stream
+#   that is current when you are called, tasks on `"wire"` to one stream of your own.
+# - A task waits for the tasks that it needs, and for no others.
+# - The caller's stream has just been told to fill the input, and reads every result after
+#   you return. So your stream must begin behind the caller's, and the caller's must end
+#   behind yours.
+# - The CPU waits for nothing: no `synchronize`.
+#
+# About 12 lines. It is played on this job and on four that you have not seen.
+#
+# <details><summary>Hint: what to keep</summary>
+#
+# A dictionary from a task's name to the event that you recorded right after its `run()`.
+#
+# </details>
+# <details><summary>Hint: record where?</summary>
+#
+# On the stream that the task ran on, after the task. An event that is recorded before
+# stands for what was there before.
+#
+# </details>
+# <details><summary>Hint: begin and end</summary>
+#
+# There `wait_stream` is right: you want to wait for everything.
+#
+# </details>
+
+
+# %% name="issue" kind="exercise" exercise="3.1"
+def issue(tasks):
+    """Launch the tasks on two streams, each behind those that it needs."""
+    ### BEGIN SOLUTION
+    compute, wire = streams.current_stream(), streams.Stream()
+    wire.wait_stream(compute)
+    ended = {}
+    for task in tasks:
+        own = compute if task.on == "compute" else wire
+        for name in task.needs:
+            own.wait_event(ended[name])
+        with streams.stream(own):
+            task.run()
+        ended[task.name] = own.record_event()
+    compute.wait_stream(wire)
+    ### END SOLUTION
+
+
+# %% name="check-issue" kind="check" exercise="3.1" points=3
+_ = check("3.1", issue)
+lab.keep("3.1", issue)
+
+# %% [markdown]
+# ### The same timeline again (1 minute)
+
+# %% name="again"
+best = lab.play(job, lab.mine_or_ours("3.1"))
+so_far[f"an event a task ({lab.whose('3.1')})"] = best.timeline
+view.draw_many(so_far)
+
+# %% name="again-numbers"
+view.table(so_far)
+
+# %% [markdown]
+# The thin lines on `stream 1` are copies into the messages' buffers: a message starts
+# when its *stream* gets there. What is still exposed is the last message: nothing is left
+# to compute beside it.
+#
+# What you wrote is the heart of every scheduler that spreads a graph over streams.
+
+# %% [markdown]
+# ## 3. The fewest waits (9 minutes)
+#
+# A wait costs the CPU some microseconds, and it hides the waits that matter from whoever
+# reads the code. How few are enough?
+#
+# Waits chain. If `b` waits for `a`, then everything that is behind `b`, in its stream or
+# through other waits, is behind `a` too.
+#
+# Here is a pipeline on *three* streams: batches are loaded, worked on, and sent. There
+# are two buffers of each kind, A and B, that take turns. Your number draws your job.
+
+# %% name="my-number"
+my_number = 3  # any whole number: your day of birth, your desk
+
+# %% name="my-job"
+mine = lab.pipeline(my_number)
+mine
+
+# %% [markdown]
+# The last column says more than "who makes what I read". `load 3` writes the buffer that
+# `load 1` filled, so it must come after everybody who still *reads* that.
+#
+# A wait for each need on another stream is enough. Here they are, as pairs (who must have
+# ended, who waits for it).
+
+# %% name="every-wait"
+full = mine.play(mine.every_wait)
+print(f"{len(mine.every_wait)} waits, step {full.step_ns / 1e6:.0f} ms, no findings")
+for pair in mine.every_wait:
+    print(pair)
+view.draw(full.timeline, title="every wait")
+
+# %% [markdown]
+# **Predict.** How many of them are needed?
+
+# %% name="predict-waits" kind="lab-only"
+needed = None
+
+# %% name="predicted-waits" kind="solution-only"
+needed = 13
+
+# %% [markdown]
+# **Exercise 3.2.** Leave in `my_waits` as few pairs as possible. There must be no race, and
+# the step must stay as short. Each task is on the stream of its kind; a wait stands right
+# before its second task.
+#
+# By hand, with the table; or let the findings tell you. `mine.play(pairs).findings` is
+# empty where nothing is missing.
+#
+# <details><summary>Hint: one stream waits once</summary>
+#
+# `load 2` is behind `load 1` in its stream. Who waits for `load 2` need not wait for
+# `load 1`.
+#
+# </details>
+# <details><summary>Hint: the long way round</summary>
+#
+# Is there another way from the first task to the second, through a third? `work 1`, then
+# `send 1`, then ...
+#
+# </details>
+# <details><summary>Hint: let the report work</summary>
+#
+# For each pair: play all that are left without it. No finding? Leave it out for good.
+#
+# </details>
+
+# %% name="waits" kind="exercise" exercise="3.2"
+### BEGIN SOLUTION
+my_waits = list(mine.every_wait)
+for pair in mine.every_wait:
+    fewer = [wait for wait in my_waits if wait != pair]
+    if not mine.play(fewer).findings:
+        my_waits = fewer
+### END SOLUTION
+### BEGIN STUB
+# my_waits = list(mine.every_wait)  # too many: which can go?
+### END STUB
+
+# %% name="waits-seen"
+played = mine.play(my_waits)
+print(f"{len(my_waits)} waits, step {played.step_ns / 1e6:.0f} ms,", end=" ")
+print(f"{len(played.findings)} findings")
+for finding in played.findings[:1]:
+    print(finding)
+
+# %% name="check-waits" kind="check" exercise="3.2" points=2
+_ = check("3.2", my_number, my_waits)
+
+# %% name="waits-compared" fold=true
+lab.side_by_side("waits needed", needed, len(mine.job.fewest))
+for pair in mine.every_wait:
+    if pair not in mine.job.fewest:
+        print(f"follows from others: {pair}")
+
+# %% [markdown]
+# ## 4. Three races (14 minutes)
+#
+# Three programs that people really write. On a quiet GPU their numbers are right. On a
+# busy one they are not, sometimes. For each: run it, read the first finding, fill in the
+# diagnosis, then repair the program *and keep its overlap*. The CPU waits for nothing.
+#
+# A finding names the bytes, both who touch them (operator, stream, what it is part of),
+# and the edge that is missing. Two kinds occur here:
+#
+# - `"race"`: two streams touch one tensor, and nothing orders them;
+# - `"reuse"`: memory was freed and given to another tensor while a stream still used it.
+#
+# ### Filled here, sent there
+#
+# Gradients of a layer are packed into one flat tensor, on a stream of its own, beside the
+# next layer's backward pass. `layer.backward()` and `layer.pack()` launch on the current
+# stream. A layer with one gradient sends that, unpacked.
+
+
+# %% name="flat" kind="exercise" exercise="3.3a"
+def send_gradients(layers):
+    packing = streams.Stream()
+    works = []
+    for layer in layers:
+        layer.backward()
+        if len(layer.grads) > 1:
+            packing.wait_stream(streams.current_stream())
+            with streams.stream(packing):
+                layer.pack()
+        ### BEGIN SOLUTION
+        # Launched from the packing stream, the message starts behind the packing, and
+        # the backward pass waits for neither.
+        packed = len(layer.grads) > 1
+        with streams.stream(packing if packed else streams.current_stream()):
+            works.append(dist.all_reduce(layer.flat, async_op=True))
+        ### END SOLUTION
+        ### BEGIN STUB
+        # works.append(dist.all_reduce(layer.flat, async_op=True))
+        ### END STUB
+    for work in works:
+        work.wait()
+
+
+# %% name="flat-seen"
+case = lab.case("3.3a", my_number)
+handed_out, yours = case.as_handed_out(), case.run(send_gradients)
+print(
+    f"{len(handed_out.findings)} findings as handed out, {len(yours.findings)} now. The first:"
+)
+print(handed_out.findings[0])
+view.draw_many(
+    {"as handed out": handed_out.timeline, "yours": yours.timeline}, ranks=[0]
+)
+
+# %% [markdown]
+# As handed out, a message starts *beside* `pack`, which fills it: you see it. (`pack` takes
+# 1 ms alone and 2 ms beside another kernel, since they share the GPU.) The results are
+# right all the same: the virtual cluster computes values in the order of launches. Trust
+# findings, not values.
+#
+# **Exercise 3.3a.** Diagnose the program as handed out, then repair it.
+#
+# - `"kind"`: `"race"` or `"reuse"`; `"tensor"`: the first that a finding names;
+# - `"packed_on"`: the stream that fills it, as the finding calls it.
+#
+# <details><summary>Hint: the missing edge</summary>
+#
+# A collective starts behind what is on the *current* stream at its launch. Which stream
+# is current there, and which one packs?
+#
+# </details>
+
+# %% name="flat-diagnosis" kind="exercise" exercise="3.3a"
+### BEGIN SOLUTION
+flat_diagnosis = {
+    "kind": "race",
+    "tensor": case.as_handed_out().findings[0].name,
+    "packed_on": "stream 1",
+}
+### END SOLUTION
+### BEGIN STUB
+# flat_diagnosis = {"kind": None, "tensor": None, "packed_on": None}
+### END STUB
+
+# %% name="check-flat" kind="check" exercise="3.3a" points=2
+_ = check("3.3a", my_number, flat_diagnosis, send_gradients)
+
+# %% [markdown]
+# ### One event for two
+#
+# A model with several towers. Each fetches its rows from the host's memory and computes,
+# on a stream of its own; then the main stream combines what they made. The towers are
+# spread over the ranks: one has two, the other one.
+
+
+# %% name="event" kind="exercise" exercise="3.3b"
+def look_up(towers):
+    main = streams.current_stream()
+    ### BEGIN SOLUTION
+    events = []
+    ### END SOLUTION
+    ### BEGIN STUB
+    # ready = streams.Event()
+    ### END STUB
+    for tower in towers:
+        side = streams.Stream()
+        side.wait_stream(main)
+        with streams.stream(side):
+            tower.fetch()
+            tower.forward()
+            ### BEGIN SOLUTION
+            events.append(side.record_event())
+            ### END SOLUTION
+            ### BEGIN STUB
+            # ready.record()  # on the current stream
+            ### END STUB
+    ### BEGIN SOLUTION
+    for event in events:
+        main.wait_event(event)
+    ### END SOLUTION
+    ### BEGIN STUB
+    # main.wait_event(ready)
+    ### END STUB
+
+
+# %% name="event-seen"
+case = lab.case("3.3b", my_number)
+handed_out, yours = case.as_handed_out(), case.run(look_up)
+print(
+    f"{len(handed_out.findings)} findings as handed out, {len(yours.findings)} now. The first:"
+)
+print(handed_out.findings[0])
+view.draw_many({"as handed out": handed_out.timeline, "yours": yours.timeline})
+
+# %% [markdown]
+# **Exercise 3.3b.** Diagnose the program as handed out, then repair it. The towers must still run side by side.
+#
+# - `"kind"`; `"rank"`: where it happens; `"tensor"`: the one that is read too early.
+#
+# <details><summary>Hint: what does an event remember?</summary>
+#
+# Its last `record()`, nothing else.
+#
+# </details>
+# <details><summary>Hint: the order of waits</summary>
+#
+# A wait inside the loop makes the main stream wait for the first tower, and the second
+# tower waits for the main stream. Launch all, then wait for all.
+#
+# </details>
+
+# %% name="event-diagnosis" kind="exercise" exercise="3.3b"
+### BEGIN SOLUTION
+finding = case.as_handed_out().findings[0]
+event_diagnosis = {"kind": "race", "rank": finding.rank, "tensor": finding.name}
+### END SOLUTION
+### BEGIN STUB
+# event_diagnosis = {"kind": None, "rank": None, "tensor": None}
+### END STUB
+
+# %% name="check-event" kind="check" exercise="3.3b" points=2
+_ = check("3.3b", my_number, event_diagnosis, look_up)
+
+# %% [markdown]
+# ### Memory given away
+#
+# Batches are copied to the device on a stream of their own, beside the step before. The
+# waits are all there. And yet.
+
+
+# %% name="reuse" kind="exercise" exercise="3.3c"
+def train(batches, step):
+    loading = streams.Stream()
+    compute = streams.current_stream()
+    for host in batches:
+        with streams.stream(loading):
+            batch = host.to(ol.device(), non_blocking=True)
+        compute.wait_stream(loading)
+        ### BEGIN SOLUTION
+        batch.record_stream(compute)  # its memory is in use there too
+        ### END SOLUTION
+        ### BEGIN STUB
+        ### END STUB
+        step(batch)
+
+
+# %% name="reuse-seen"
+case = lab.case("3.3c", my_number)
+handed_out, yours = case.as_handed_out(), case.run(train)
+print(
+    f"{len(handed_out.findings)} findings as handed out, {len(yours.findings)} now. The first:"
+)
+print(handed_out.findings[0])
+view.draw_many(
+    {"as handed out": handed_out.timeline, "yours": yours.timeline}, ranks=[0]
+)
+
+# %% [markdown]
+# When Python drops a tensor, PyTorch's allocator gives its memory back to the *stream that
+# allocated it*, at once. The next tensor of that stream may get it. The allocator does not
+# know that another stream still reads the old one.
+#
+# **Exercise 3.3c.** Diagnose the program as handed out, then repair it. At most three batches may be held at a time, and
+# copies must still run beside steps.
+#
+# - `"kind"`; `"tensor"`: whose memory is given away; `"overwritten_by"`: whose it becomes.
+#
+# <details><summary>Hint: tell the allocator</summary>
+#
+# `tensor.record_stream(s)`: do not give this memory away before what is on `s` by now has
+# ended.
+#
+# </details>
+# <details><summary>Hint: without the allocator</summary>
+#
+# Keep the batch, and let the loading stream wait for the step that read it before you
+# drop it. Not for the step that runs now: that would cost the overlap.
+#
+# </details>
+
+# %% name="reuse-diagnosis" kind="exercise" exercise="3.3c"
+### BEGIN SOLUTION
+finding = case.as_handed_out().findings[0]
+_, _, new_owner = str(finding).partition("now memory of '")
+reuse_diagnosis = {
+    "kind": "reuse",
+    "tensor": finding.name,
+    "overwritten_by": new_owner.partition("'")[0],
+}
+### END SOLUTION
+### BEGIN STUB
+# reuse_diagnosis = {"kind": None, "tensor": None, "overwritten_by": None}
+### END STUB
+
+# %% name="check-reuse" kind="check" exercise="3.3c" points=2
+_ = check("3.3c", my_number, reuse_diagnosis, train)
+
+# %% [markdown]
+# ## 5. A batch to the device (11 minutes)
+#
+# Now all of it in one loop that every training has. Samples lie in the host's memory. A
+# step needs its batch on the device, and ends with `loss.item()`: the CPU waits for it.
+
+
+# %% name="plain-feed"
+def plain(samples, step):
+    for sample in samples:
+        step(sample.to(ol.device()))
+
+
+feeds = {"plain": lab.feed_loop(plain)}
+view.draw(feeds["plain"].timeline, title="plain")
+
+# %% [markdown]
+# Ordinary memory is **pageable**: the operating system may move it, so the GPU's copy
+# engine cannot read it by itself. The CPU has to help, and waits. Memory that is
+# **pinned** stays where it is. The copy engine reads it alone, while CPU and GPU go on.
+#
+# **The API of this screen.**
+#
+# | | |
+# |---|---|
+# | `torch.empty_like(x, pin_memory=True)` | a pinned buffer like `x`; `buffer.copy_(x)` fills it: that is the CPU's work |
+# | `buffer.to(ol.device(), non_blocking=True)` | a new tensor on the device; launched, not done |
+# | `event.synchronize()` | the *CPU* waits for the event |
+#
+# `non_blocking=True` from pageable memory promises nothing: the CPU waits all the same.
+
+
+# %% name="pinned-feed"
+def pinned(samples, step):
+    for sample in samples:
+        buffer = torch.empty_like(sample, pin_memory=True)
+        buffer.copy_(sample)
+        step(buffer.to(ol.device(), non_blocking=True))
+
+
+feeds["pinned"] = lab.feed_loop(pinned)
+view.draw_many({name: fed.timeline for name, fed in feeds.items()})
+
+# %% [markdown]
+# **Predict.** A copy takes 3 ms, a step 4 ms, there are five batches. How short can it get?
+
+# %% name="predict-feed" kind="lab-only"
+feed_ms = None
+
+# %% name="predicted-feed" kind="solution-only"
+feed_ms = 23
+
+# %% [markdown]
+# **Exercise 3.4.** Write `feed(samples, step)`.
+#
+# - Call `step(batch)` once for each sample, in order, on the stream that is current when
+#   you are called; `batch` is the sample on the device. All samples have one shape.
+# - While a step runs, the next batch is copied. In some loops `step` ends with
+#   `loss.item()`, in others the CPU runs far ahead: yours must be right in both.
+# - Copy from pinned memory, on a stream of your own. A pinned buffer may be filled again
+#   only when its last copy has *ended*. The CPU fills it, so the CPU must know.
+# - At most three batches on the device at a time.
+#
+# About 20 lines.
+#
+# <details><summary>Hint: the order of launches</summary>
+#
+# `step(batch)` may not return before the GPU has finished. Launch the copy of the next
+# batch *before* you call it.
+#
+# </details>
+# <details><summary>Hint: two buffers</summary>
+#
+# Sample `i` uses buffer `i % 2`. Keep an event for each: recorded behind the copy, waited
+# for twice: by the stream of the steps, before the step, and by the CPU, before it fills
+# the buffer again.
+#
+# </details>
+# <details><summary>Hint: a finding about memory handed out again</summary>
+#
+# The batch is allocated on your stream and read on another. See 3.3c.
+#
+# </details>
+
+
+# %% name="feed" kind="exercise" exercise="3.4"
+def feed(samples, step):
+    ### BEGIN SOLUTION
+    main, loading = streams.current_stream(), streams.Stream()
+    buffers = [torch.empty_like(samples[0], pin_memory=True) for _ in range(2)]
+    copied = [None, None]  # the event of each buffer's last copy
+
+    def load(i):
+        slot = i % 2
+        if copied[slot] is not None:
+            copied[slot].synchronize()  # until then the buffer is being read
+        buffers[slot].copy_(samples[i])
+        with streams.stream(loading):
+            batch = buffers[slot].to(ol.device(), non_blocking=True)
+            copied[slot] = loading.record_event()
+        return batch
+
+    following = load(0)
+    for i in range(len(samples)):
+        batch = following
+        main.wait_event(copied[i % 2])
+        batch.record_stream(main)
+        if i + 1 < len(samples):
+            following = load(i + 1)
+        step(batch)
+    ### END SOLUTION
+
+
+# %% name="check-feed" kind="check" exercise="3.4" points=3
+_ = check("3.4", feed)
+lab.keep("3.4", feed)
+
+# %% name="feed-again"
+name = f"beside the step ({lab.whose('3.4')})"
+feeds[name] = lab.feed_loop(lab.mine_or_ours("3.4"))
+fed_ms = {n: fed.step_ns / 1e6 for n, fed in feeds.items()}
+lab.side_by_side("five batches, ms", feed_ms, f"{fed_ms[name]:.0f}")
+for n, fed in feeds.items():
+    print(
+        f"{n}: {fed_ms[n]:.0f} ms, {fed.exposed_copy_ns / 1e6:.0f} ms of copies exposed"
+    )
+view.draw_many({n: fed.timeline for n, fed in feeds.items()})
+
+# %% [markdown]
+# Only the first copy has nothing beside it. If a copy takes longer than a step, the copy
+# engine is the bottleneck, and no number of streams helps.
+
+# %% [markdown]
+# ## Takeaways (1 minute)
+
+# %% name="takeaways" fold=true
+steps_ms = [timeline.step_ns / 1e6 for timeline in so_far.values()]
+print(f"""1. A stream is a queue, not an engine. Two streams that wait for all of each other
+   take {steps_ms[1]:.0f} ms, as one stream does; a wait for each need takes {steps_ms[2]:.0f}.
+2. Waits chain: of {len(mine.every_wait)} waits {len(mine.job.fewest)} are enough. A missing one is a race, whatever
+   the values say. Memory races too: record_stream, or keep the tensor.
+3. Pinned memory, a stream of its own and the next copy launched before the step:
+   {fed_ms["plain"]:.0f} ms, then {fed_ms["pinned"]:.0f}, then {fed_ms[name]:.0f}.""")
+
+# %% [markdown]
+# ---
+# **Stop line.** That is the core. You may close the laptop here.
+#
+# ---
+
+# %% [markdown]
+# # Extras
+#
+# Each stands alone. Take what you like.
+#
+# ## 6. How many streams are enough? (6 minutes)
+#
+# Six chains of three pieces each, 2, 3 and 2 ms. Chain `i` goes to stream `i` modulo the
+# number of streams.
+#
+# - `"kernels"`: all three pieces are kernels;
+# - `"one chain"`: each is loaded, worked on and sent, and each needs the one before it;
+# - `"batches"`: the same, but no chain needs another.
+#
+# **Exercise 3.5.** For each, from 1 to 6: the fewest streams whose step no other number
+# beats by more than 1 %. Guess first. `lab.steps_ms("batches")` tries all six.
+#
+# <details><summary>Hint: what works at once?</summary>
+#
+# The GPU's processors are one engine; kernels on two streams share it. The copy engine and
+# the wire are two more.
+#
+# </details>
+
+# %% name="enough" kind="exercise" exercise="3.5"
+### BEGIN SOLUTION
+enough = {}
+for kind in ("kernels", "one chain", "batches"):
+    steps = lab.steps_ms(kind)
+    shortest = min(steps.values())
+    enough[kind] = min(n for n in steps if steps[n] <= 1.01 * shortest)
+### END SOLUTION
+### BEGIN STUB
+# enough = {"kernels": None, "one chain": None, "batches": None}
+### END STUB
+
+# %% name="check-enough" kind="check" exercise="3.5" points=1
+_ = check("3.5", enough)
+
+# %% name="enough-seen" fold=true
+for kind in ("kernels", "one chain", "batches"):
+    steps = lab.steps_ms(kind)
+    print(f"{kind:<10}", "  ".join(f"{n}: {step:.0f} ms" for n, step in steps.items()))
+view.draw_many(
+    {f"batches, {n} streams": lab.on_streams("batches", n).timeline for n in (1, 3, 6)}
+)
+
+# %% [markdown]
+# A stream for each engine that can work at once. More can be *worse*: the kernels of many
+# chains share the GPU, end together, and send together.
+#
+# ## 7. What a synchronize does not wait for (7 minutes)
+#
+# A sum over the ranks is launched under a side stream. The CPU needs it; the main stream
+# has long work of its own.
+
+
+# %% name="synchronize"
+def synchronize_side(side, work):
+    side.synchronize()
+
+
+early = lab.finish_with(my_number, synchronize_side)
+print(f"the CPU goes on at {early.cpu_ns / 1e6:.0f} ms,", end=" ")
+print(f"the sum is there at {early.sum_ns / 1e6:.0f} ms")
+view.draw(early.timeline, title="side.synchronize()")
+
+# %% [markdown]
+# `dist.all_reduce(x, async_op=True)` runs on a stream of its *communicator*. The side stream
+# holds what came before it, no more. Until somebody waits for the work, the side stream
+# does not know that there is a collective.
+#
+# **Exercise 3.6.** Write `finish(side, work)`. When it returns, the sum is there: the CPU
+# itself has waited, and not for the main stream's work. 3 lines.
+#
+# <details><summary>Hint</summary>
+#
+# `work.wait()` puts the stream that is current *at the call* behind the collective.
+#
+# </details>
+
+
+# %% name="finish" kind="exercise" exercise="3.6"
+def finish(side, work):
+    ### BEGIN SOLUTION
+    with streams.stream(side):
+        work.wait()
+    side.synchronize()
+    ### END SOLUTION
+
+
+# %% name="check-finish" kind="check" exercise="3.6" points=1
+_ = check("3.6", my_number, finish)
+
+# %% [markdown]
+# ## 8. Past the host, or through it? (8 minutes)
+#
+# Eight nodes with one GPU each. With **GPUDirect RDMA** the network card reads the GPU's
+# memory itself. Without it a message is **staged**: over PCIe into the host's memory, and
+# from there to the card. Batches come over the same PCIe.
+
+# %% name="knobs"
+knobs = view.explorer(
+    lab.turn,
+    lab.KNOBS,
+    what_if={"GPUDirect RDMA": lambda s: {"staged": False}},
+)
+knobs
+
+# %% [markdown]
+# **Exercise 3.7.** Find three settings (without sliders, type `knobs.set(batch_mib=256)`).
+# Each is judged with staging and without.
+#
+# - `"dear"`: staging makes the step at least 20 % longer;
+# - `"free"`: the network is busy for half of the step or more, and staging costs under 1 %;
+# - `"copy"`: staging makes the *copy* 1.5 times as long, and the step under 1 % longer.
+#
+# <details><summary>Hint: when do they meet?</summary>
+#
+# PCIe is wider than a slow network. Staging hurts where the network alone nearly fills it,
+# or where a copy wants its half.
+#
+# </details>
+
+# %% name="found" kind="exercise" exercise="3.7"
+### BEGIN SOLUTION
+found = {
+    "dear": {"gbit_per_s": 400, "batch_mib": 256, "ktokens": 8},
+    "free": {"gbit_per_s": 25, "batch_mib": 16, "ktokens": 8},
+    "copy": {"gbit_per_s": 100, "batch_mib": 512, "ktokens": 8},
+}
+### END SOLUTION
+### BEGIN STUB
+# found = {"dear": None, "free": None, "copy": None}
+### END STUB
+
+# %% name="found-seen" fold=true
+for name, settings in found.items():
+    if settings is not None:
+        direct = lab.turn(**{**settings, "staged": False})
+        staged = lab.turn(**{**settings, "staged": True})
+        print(f"{name}: step {direct.step_ns / 1e6:.1f} ms direct,", end=" ")
+        print(f"{staged.step_ns / 1e6:.1f} staged; copy", end=" ")
+        print(f"{lab.copy_ms(direct):.1f} ms direct, {lab.copy_ms(staged):.1f} staged")
+
+# %% name="check-found" kind="check" exercise="3.7" points=1
+_ = check("3.7", found)
+
+# %% [markdown]
+# ## 9. Priorities (2 minutes)
+#
+# `streams.Stream(priority=-1)` is a stream whose kernels the GPU prefers. The virtual
+# cluster keeps the number and does nothing with it: its kernels share the GPU evenly.
+
+
+# %% name="priority"
+def beside(priority):
+    x = torch.ones(512, 512)
+    main, urgent = streams.current_stream(), streams.Stream(priority=priority)
+    urgent.wait_stream(main)
+    for _ in range(8):
+        torch.mm(x, x)
+    with streams.stream(urgent):
+        x.sum()
+    main.wait_stream(urgent)
+
+
+for priority in (0, -1):
+    step_ns = ol.run(beside, priority, world_size=1).timeline.step_ns
+    print(f"priority {priority}: step {step_ns / 1e3:.1f} us")
+
+# %% [markdown]
+# On a GPU a priority decides which *waiting* blocks of kernels go next. It interrupts
+# nothing that runs. What that is worth is in the next section.
+#
+# ## 10. On real GPUs (8 minutes, with 11)
+#
+# The same programs, measured and stored; nothing is measured now. First section 1's job:
+# a unit is a large matmul, or a message that takes about as long.
+
+# %% name="gpu-job"
+lab.measured("job")
+
+# %% [markdown]
+# Compare the ratios with those of section 1: 29, 29 and 19. Messages take processors and
+# memory from the matmuls that run beside them, so less is saved than is hidden.
+#
+# How many streams are enough? Eight chains of kernels that fill the GPU (`wide`), and of
+# kernels that do not (`narrow`).
+
+# %% name="gpu-chains"
+lab.measured("chains")
+
+# %% [markdown]
+# Here the virtual cluster lies most: it lets kernels on two streams share one engine. A
+# kernel that uses few of the GPU's processors leaves room for others.
+#
+# Copies of a batch, and what a wait costs:
+
+# %% name="gpu-feeds"
+print(lab.measured("feeds"))
+
+# %% name="gpu-waits"
+print(lab.measured("waits"))
+
+# %% [markdown]
+# In 3.4 the CPU fills the pinned buffers. That is free on the virtual clock and not here:
+# a `DataLoader` with `pin_memory=True` does it on a thread of its own.
+#
+# Priorities, and the synchronize of section 7:
+
+# %% name="gpu-priorities"
+print(lab.measured("priorities"))
+
+# %% name="gpu-synchronize"
+print(lab.measured("synchronize"))
+
+# %% [markdown]
+# ### Races
+#
+# Two of the races of section 4, run again and again: how many results were wrong? *Busy*
+# means that a kernel which only waits stands before the one that is raced.
+
+# %% name="gpu-races"
+lab.measured("races")
+
+# %% [markdown]
+# On a quiet GPU a race may never show. PyTorch has a tool that looks for them in a live
+# run: `TORCH_CUDA_SANITIZER=1`. It follows kernels, streams and events as they are
+# launched. What it says of four broken programs:
+
+# %% name="gpu-sanitizer"
+print(lab.sanitizer_report("broken"))
+print("\nrepaired:")
+print(lab.sanitizer_report("repaired"))
+
+# %% name="gpu-sanitizer-report" fold=true
+lab.sanitizer_report("broken", "event")
+
+# %% [markdown]
+# It needs a GPU and knows tensors by their first byte; it attributes a collective to the
+# stream that was current at its launch, and forgets a tensor when its memory is freed.
+# The findings of this lab go by byte ranges, by communicators, and by the allocator.
+#
+# ## 11. Where the model lies
+#
+# - Kernels on two streams share the GPU evenly here, even if both would fit (section 10).
+# - Launching, recording an event and filling pinned memory cost the CPU nothing here.
+# - Copies and kernels do not compete for the GPU's memory here.
+#
+# ## In production
+#
+# - PyTorch FSDP2: `FSDPCommContext` in
+#   `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` has a stream for each job
+#   (all-gather, copy-in, reduce-scatter, all-reduce); `AllGatherState` and
+#   `ReduceScatterState` keep memory alive with the event that frees it, and no
+#   `record_stream`.
+# - PyTorch's allocator: `recordStream` in `c10/cuda/CUDACachingAllocator.cpp`.
+# - `torch/utils/data/_utils/pin_memory.py`: the `DataLoader`'s thread that pins.
+#
+# Further reading: the chapter on asynchronous execution of the CUDA C++ Programming Guide.

@@ -1,0 +1,94 @@
+"""What lab 03 shows of real GPUs: what `overlaplab.bench.lessons.lab03` stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_STORED = Path(__file__).with_name("measured.json")
+_ABSENT = (
+    "Nothing is stored yet. On a machine with GPUs:\n"
+    "    python -m overlaplab.bench lessons --lesson 03 --out FILE"
+)
+
+
+class Table:
+    """Stored numbers; it prints as lines, with the machine under them."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines)
+
+    __repr__ = __str__
+
+
+def read(path: Path | None = None) -> Mapping[str, Any] | None:
+    """The stored file, None where there is none."""
+    path = path or _STORED
+    if not path.exists():
+        return None
+    stored: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return stored
+
+
+def measured(question: str, path: Path | None = None) -> Table:
+    """The answer to "job", "chains", "feeds", "waits", "priorities", "synchronize" or
+    "races", as lines.
+    """
+    stored = read(path)
+    if stored is None:
+        return Table([_ABSENT])
+    answer = stored["answers"][question]
+    if "error" in answer:
+        return Table([f"not measured: {answer['error']}", _machine(stored)])
+    return Table([*_lines(answer), _machine(stored)])
+
+
+def sanitizer_report(
+    variant: str = "broken", program: str = "", path: Path | None = None
+) -> Table:
+    """What torch's stream sanitizer said: of one program, or a line for each."""
+    stored = read(path)
+    if stored is None:
+        return Table([_ABSENT])
+    answer = stored["answers"]["sanitizer"]
+    said = answer.get(variant, answer)
+    if "error" in said and len(said) == 1:
+        return Table([f"not measured: {said['error']}", _machine(stored)])
+    if program:
+        return Table([said.get(program, "not run"), _machine(stored)])
+    lines = [
+        f"{name:<10} {'no report' if 'no report' in text else 'reports a race'}"
+        for name, text in said.items()
+        if name != "error"
+    ]
+    return Table([*lines, _machine(stored)])
+
+
+def _machine(stored: Mapping[str, Any]) -> str:
+    card = stored.get("card", "CPU")
+    nccl = f", NCCL {stored['nccl']}" if stored.get("nccl") else ""
+    return (
+        f"Measured on {stored['world_size']} x {card}, torch {stored['torch']}{nccl}, "
+        f"{stored['date'][:10]}."
+    )
+
+
+def _lines(answer: Mapping[str, Any]) -> list[str]:
+    """Scalars on the first line; then a table whose columns are the mappings."""
+    first = [f"{k}: {v}" for k, v in answer.items() if not isinstance(v, Mapping)]
+    tables = {k: v for k, v in answer.items() if isinstance(v, Mapping)}
+    lines = ["; ".join(first)] if first else []
+    if not tables:
+        return lines
+    rows = list(dict.fromkeys(row for column in tables.values() for row in column))
+    width = max(len(row) for row in rows) + 2
+    lines.append(" " * width + "".join(f"{name:>22}" for name in tables))
+    for row in rows:
+        cells = "".join(f"{column.get(row, '-')!s:>22}" for column in tables.values())
+        lines.append(f"{row:<{width}}{cells}")
+    return lines
