@@ -126,3 +126,31 @@ def doctor_command(as_json: bool) -> None:
     checkup = doctor()
     click.echo(json.dumps(checkup.to_dict(), indent=2) if as_json else str(checkup))
     sys.exit(checkup.exit_code)
+
+
+@main.command("calibrate")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("hardware.json"),
+    show_default=True,
+    help="Where the profile goes.",
+)
+@click.option("--quick", is_flag=True, help="Coarser, in less than half the time.")
+@click.option(
+    "--backend",
+    type=click.Choice(["nccl", "gloo"]),
+    help="nccl: a process a GPU; gloo: two on the CPU.  [default: nccl with GPUs]",
+)
+@_one_error_line
+def calibrate_command(out: Path, quick: bool, backend: str | None) -> None:
+    """Measure this machine and write a hardware profile of it.
+
+    Matrix products, operators of small transformers, copies, launches, collectives, and
+    what computing and sending cost one another. Then: ol.run(..., hardware=OUT).
+    """
+    from overlaplab.profiling.calibrate.run import calibrate
+    from overlaplab.profiling.calibrate.telling import table
+
+    click.echo(table(calibrate(out, backend=backend, is_quick=quick)))
+    click.echo(f"Profile: {out}. Use it as ol.run(..., hardware={str(out)!r}).")

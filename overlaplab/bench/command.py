@@ -16,8 +16,11 @@ import torch.distributed as dist
 
 from overlaplab.bench import data_parallel, lessons
 from overlaplab.bench.kernels import device_description
+from overlaplab.bench.predict.compare import compare
 from overlaplab.bench.predict.grid import GPU, LINKS, REHEARSAL
 from overlaplab.bench.predict.measure import describe, measure_on_link
+from overlaplab.bench.predict.page import claim, errors_table, fill
+from overlaplab.files import write_whole
 from overlaplab.profiling.calibrate.plan import CPU as CPU_PLAN
 from overlaplab.profiling.calibrate.plan import GPU as GPU_PLAN
 from overlaplab.profiling.processes import find_world_size, run_ranks
@@ -175,6 +178,36 @@ def measure_command(
             world_size=size,
             environment=LINKS[link],
         )
+
+
+@predict.command("compare")
+@click.argument("measured", type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--programs",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep the recorded programs here, for the next time.",
+)
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Make the tables of this page anew.",
+)
+@_out
+def compare_command(
+    measured: Path, programs: Path | None, page: Path | None, out: Path | None
+) -> None:
+    """Predict what MEASURED holds, from its calibration; no GPU is needed."""
+    answer = compare(
+        json.loads(measured.read_text()),
+        lambda what: click.echo(what, err=True),
+        programs,
+    )
+    if out:
+        write_whole(out, (json.dumps(answer, indent=1) + "\n").encode())
+    if page:
+        write_whole(page, fill(page.read_text(), answer).encode())
+    click.echo(errors_table(answer))
+    click.echo(claim(answer))
 
 
 def heading(benchmark: str, backend: str) -> dict[str, Any]:

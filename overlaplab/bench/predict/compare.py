@@ -95,7 +95,10 @@ def compare(
                 )
             if programs is not None:
                 programs.write_bytes(pickle.dumps(steps))
+    machine = ("card", "num_cards", "driver", "torch", "nccl", "date", "command")
     return {
+        "benchmark": "predict compare",
+        "machine": {key: measured.get(key, "") for key in machine},
         "summary": summary(rows[False]),
         "by_link": {
             link: summary([row for row in rows[False] if row.link == link])

@@ -1,0 +1,214 @@
+"""Predicted against measured: arithmetic, the repeated step, a rehearsal, the page."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlaplab.bench.predict.compare import compare
+from overlaplab.bench.predict.errors import Row, quantile, ranking, summary
+from overlaplab.bench.predict.grid import GPU, Grid
+from overlaplab.bench.predict.measure import describe, measure_on_link
+from overlaplab.bench.predict.page import claim, fill
+from overlaplab.bench.predict.predict import middle_step, repeat, step_ends
+from overlaplab.data_parallel import BucketedReducer
+from overlaplab.hardware import profile
+from overlaplab.models import TransformerConfig
+from overlaplab.profiling.calibrate.plan import GPU as CALIBRATION
+from overlaplab.profiling.calibrate.plan import CalibrationPlan, ModelCase
+from overlaplab.profiling.calibrate.recorded import record_steps, step_starts
+from overlaplab.profiling.processes import run_ranks
+from overlaplab.program import Program, resolve
+
+RESULTS = Path(__file__).parents[2] / "overlaplab/bench/results"
+PAGE = Path(__file__).parents[2] / "course/prediction.md"
+SMALL = TransformerConfig(num_layers=1, d_model=8, num_heads=1, vocab_size=16)
+
+
+def row(variant: str, measured: float, predicted: float, **more: float) -> Row:
+    return Row("nvlink", "gpt", 8, variant, measured, predicted, 0, 0, **more)
+
+
+# The arithmetic.
+
+
+def test_errors_are_those_of_predicted_over_measured() -> None:
+    rows = [
+        row("a", 100, 104, exposed_ms=10, predicted_exposed_ms=8),
+        row("b", 200, 190, exposed_ms=0, predicted_exposed_ms=2),
+        row("c", 50, 50),
+    ]
+    found = summary(rows)
+    assert found["step_median"] == 0.04 and found["step_p90"] == 0.05
+    assert found["step_worst"] == 0.05 and found["configurations"] == 3
+    # Where nothing was exposed there is no ratio, but a share of the step.
+    assert found["exposed_median"] == 0.2
+    assert found["exposed_of_step_median"] == 0.01
+    assert found["exposed_of_step_p90"] == 0.02
+
+
+def test_only_pairs_that_differ_by_more_than_3_percent_have_an_order() -> None:
+    rows = [row("a", 100, 90), row("b", 102.9, 80), row("c", 110, 85)]
+    assert ranking(rows) == (2, 1)  # c is slower than both; predicted below a
+
+
+def test_variants_of_different_cases_are_not_compared() -> None:
+    other = Row("p2p-off", "gpt", 8, "a", 10, 999, 0, 0)
+    assert ranking([row("a", 100, 100), other]) == (0, 0)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0.01, 1))
+def test_a_quantile_is_the_least_value_that_so_many_do_not_exceed(
+    values: list[float], share: float
+) -> None:
+    found = quantile(values, share)
+    assert found in values
+    assert sum(v <= found for v in values) >= share * len(values) - 1e-6
+    below = [v for v in values if v < found]
+    assert len(below) < share * len(values) + 1e-6
+
+
+# The repeated step.
+
+
+def recorded(num_steps: int) -> Program:
+    return record_steps(
+        SMALL,
+        2,
+        4,
+        "float32",
+        num_steps=num_steps,
+        make_reducer=lambda model: BucketedReducer(model, bucket_mib=0.0005),
+    )
+
+
+@pytest.mark.parametrize("hardware", ["chalk", "h100-nvlink", "ethernet-100g"])
+def test_a_repeated_step_takes_as_long_as_recorded_ones(hardware: str) -> None:
+    hw = profile(hardware)
+    (ops,) = (whole := recorded(4)).ranks
+    starts = [*step_starts(ops), len(ops)]
+    ends = {span.attributes["op"]: span.end_ns for span in resolve(whole, hw).spans}
+    marks = [max(ends[i] for i in range(a, b)) for a, b in itertools.pairwise(starts)]
+    again = step_ends(middle_step(recorded(2)), hw, 4, 2)
+    # The recorded ones begin behind a broadcast, which the first step waits for.
+    assert [b - a for a, b in itertools.pairwise(again)] == [
+        b - a for a, b in itertools.pairwise(marks)
+    ]
+
+
+def test_a_repeated_step_keeps_what_it_waits_for_in_the_step_before() -> None:
+    step = middle_step(recorded(2))
+    program = repeat(step, 3, 2)
+    (ops,) = program.ranks
+    assert [op.index for op in ops] == list(range(3 * len(step)))
+    across = [(op.index, a) for op in ops for a in op.after if op.index - a > 0]
+    last = [i for i, op in enumerate(step) if op.collective is not None][-1]
+    assert (len(step), last) in across and (2 * len(step), len(step) + last) in across
+    sequences = [op.collective.sequence for op in ops if op.collective is not None]
+    assert sequences == list(range(len(sequences)))
+
+
+def test_steps_that_differ_are_refused() -> None:
+    with pytest.raises(ValueError, match="two equal steps"):
+        middle_step(recorded(1))
+
+
+# The calibration sees nothing of the grid.
+
+
+def test_no_configuration_of_the_grid_is_calibrated_on() -> None:
+    from overlaplab.bench.data_parallel import MODELS
+
+    calibrated = {
+        (case.d_model, case.num_layers)
+        for case in (
+            *CALIBRATION.models,
+            CALIBRATION.launch_model,
+            CALIBRATION.contention,
+        )
+    }
+    for name, _, _ in GPU.cases():
+        config = MODELS[name]
+        assert (config.d_model, config.num_layers) not in calibrated
+        assert config.d_model not in {width for width, _ in calibrated}
+
+
+# A rehearsal of both halves.
+
+TINY = ModelCase(d_model=8, num_heads=1, vocab_size=16, batch=1, num_layers=1, tokens=4)
+PLAN = CalibrationPlan(
+    dtype="float32",
+    models=(TINY,),
+    launch_model=TINY,
+    matmul_sizes=(16,),
+    matmul_dtypes=("float32",),
+    memory_bytes=(2**16, 2**17),
+    wire_bytes=(1024, 2**16),
+    coalesced=((2, 2**16),),
+    contention=TINY,
+    beside_bytes=2**16,
+    matmul_beside=16,
+    memory_beside=2**16,
+    repeats=1,
+    steps=1,
+    launch_rounds=1,
+)
+GRID = Grid(
+    batches={"tiny": (1,)},
+    launch_bound={"tiny": (2,)},
+    buckets_mib=(0.2,),
+    tokens=8,
+    rounds=1,
+    steps_a_round=2,
+    warmup=1,
+)
+
+
+def test_both_halves_on_the_cpu(tmp_path: Path) -> None:
+    out = tmp_path / "measured.json"
+    head = {"benchmark": "predict", "world_size": 2, "settings": describe(GRID, PLAN)}
+    run_ranks(
+        measure_on_link,
+        head,
+        "nvlink",
+        GRID,
+        PLAN,
+        out,
+        2e9,
+        backend="gloo",
+        world_size=2,
+    )
+    measured = json.loads(out.read_text())
+    cases = measured["links"]["nvlink"]["cases"]
+    assert [case["launch_bound"] for case in cases] == [False, True]
+    assert set(cases[0]["variants"]) == {"serial", "per parameter", "bucketed 0.2"}
+    answer = compare(measured, lambda what: None, tmp_path / "programs")
+    assert len(answer["rows"]) == len(answer["launch_bound"]["rows"]) == 3
+    assert all(row["predicted_step_ms"] > 0 for row in answer["rows"])
+    assert answer["summary"]["configurations"] == 3
+    again = compare(measured, lambda what: None, tmp_path / "programs")
+    assert again == answer
+    assert "3 configurations" in claim(answer)
+
+
+def test_a_place_of_the_page_that_nobody_knows_is_refused() -> None:
+    compared = {
+        "summary": summary([row("a", 1, 1)]),
+        "by_link": {},
+        "rows": [],
+        "launch_bound": {"rows": []},
+        "machine": dict.fromkeys(
+            ("card", "num_cards", "driver", "torch", "nccl", "date", "command"), "x"
+        ),
+    }
+    page = "before\n<!-- claim -->\nold\n<!-- end -->\nafter\n"
+    assert "old" not in (filled := fill(page, compared))
+    assert filled.startswith("before\n") and filled.endswith("<!-- end -->\nafter\n")
+    assert fill(filled, compared) == filled
+    with pytest.raises(KeyError, match="wrong"):
+        fill("<!-- wrong -->\n<!-- end -->\n", compared)
