@@ -14,7 +14,7 @@ from overlaplab.timeline import Timeline
 from overlaplab.view.explore import Knob
 
 NUM_LAYERS = 6
-BATCHES = tuple(2**k for k in range(2, 13))
+BATCHES: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 KNOBS: Mapping[str, Knob] = {
     "batch": Knob(BATCHES, 256, "batch (rows)"),
     "width": Knob((128, 256, 512, 1024), 256, "width of a layer"),

@@ -1,0 +1,668 @@
+# %% [markdown]
+# # Has it run yet?
+#
+# **Lab 00: start.** Core: 34 minutes. Extras: 15 more. You need a laptop and nothing
+# else.
+#
+# After the core you can
+#
+# - say when an operator starts, and what it waits for;
+# - read a timeline;
+# - find the line that makes the CPU wait, and move it;
+# - write a program on two ranks that computes while it sends.
+#
+# You know a PyTorch training loop. Nothing else is needed.
+#
+# **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
+# numbers, and draws what *your* code did. No exercise needs the one before it.
+
+# %% name="setup"
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+import overlaplab as ol
+from overlaplab import view
+from overlaplab.grading import check
+from overlaplab.grading import lab00 as lab
+
+# %% [markdown]
+# ## 1. This machine (2 minutes)
+#
+# First, what do you have? The doctor looks, and says what it means for this course.
+# (In a terminal: `overlaplab doctor`.)
+
+# %% name="doctor"
+ol.doctor()
+
+# %% [markdown]
+# A program of this course runs, unchanged, on three **clusters**:
+#
+# | cluster | what runs | whose times you see |
+# |---|---|---|
+# | `virtual` | ranks inside this notebook, with real numbers | a hardware profile's: computed, the same on every machine |
+# | `gloo` | one CPU process a rank | this CPU's |
+# | `nccl` | one process a GPU | your GPUs': the truth about speed |
+#
+# This lab stays on `virtual`. Its GPU has round numbers, for the head:
+
+# %% name="round-numbers"
+a = torch.randn(256, 256) / 16
+one = ol.run(lambda a: a @ a, a, world_size=1, hardware=lab.GPU)
+launch_us = lab.GPU.launch_ns / 1000
+product_us = one.timeline.report().compute_ns / 1000
+print(f"to launch an operator: {launch_us:.0f} us of the CPU")
+print(f"one product, 256 wide: {product_us:.1f} us of the GPU")
+
+# %% [markdown]
+# ## 2. One line, two times (7 minutes)
+#
+# Six products, one after the other.
+
+
+# %% name="six-products"
+def six_products(a):
+    for _ in range(6):
+        a = a @ a
+
+
+# %% [markdown]
+# **Predict.** The call begins at 0 us. When does `six_products` *return*, and when has
+# the GPU *finished*? Type two numbers. Nobody marks them.
+
+# %% name="predict-six" kind="lab-only"
+returns_us = None
+finishes_us = None
+
+# %% name="predicted-six" kind="solution-only"
+returns_us = 200
+finishes_us = 200
+
+# %% name="six" fold=true
+six = ol.run(six_products, a, world_size=1, hardware=lab.GPU).timeline
+lab.side_by_side(
+    "it returns at (us)", returns_us, f"{lab.last_launch_ns(six) / 1e3:.0f}"
+)
+lab.side_by_side("the GPU finishes at (us)", finishes_us, f"{six.end_ns / 1e3:.0f}")
+view.draw(six, title="six products, 256 wide")
+
+# %% [markdown]
+# This is a **timeline**. Time runs to the right. Each row is a **lane**, each box a
+# **span**. `cpu` is what your Python does: a grey span is one **launch**, the CPU
+# handing an operator to the GPU. `default` is a **stream**: a queue of the GPU, whose
+# operators run in order. Look at how early the grey ends.
+#
+# The same as a table, and in characters for those who do not see the figure:
+
+# %% name="six-table"
+print(lab.launch_table(six))
+print()
+print(view.text(six, width=88))
+
+# %% [markdown]
+# Follow the last row. The CPU was done with it long before the GPU got to it.
+#
+# **A launch is not a start.** And a return is not an end: your line has returned, and
+# its result does not exist yet. The CPU *runs ahead*. All that this course hides, it
+# hides in that lead.
+#
+# Now the same with small matrices, 64 wide: a product takes the GPU half a microsecond.
+#
+# **Predict.** When has the GPU finished now?
+
+# %% name="predict-small" kind="lab-only"
+small_finishes_us = None
+
+# %% name="predicted-small" kind="solution-only"
+small_finishes_us = 3
+
+# %% name="small" fold=true
+small = ol.run(six_products, a[:64, :64], world_size=1, hardware=lab.GPU).timeline
+lab.side_by_side(
+    "the GPU finishes at (us)", small_finishes_us, f"{small.end_ns / 1e3:.1f}"
+)
+busy = {"256 wide": six, "64 wide": small}
+for name, timeline in busy.items():
+    share = timeline.report().compute_ns / timeline.end_ns
+    print(f"{name}: the GPU is busy {100 * share:.0f} % of the time")
+view.draw_many(busy)
+
+# %% [markdown]
+# The black line is the **critical path**: the chain of work that the whole is as long
+# as. Above it lies on the GPU; the program is **GPU-bound**. Below it lies on the CPU;
+# it is **launch-bound**. There is no lead: a faster GPU would change nothing.
+
+# %% [markdown]
+# ## 3. When does it start? (8 minutes)
+#
+# Four rules make every timeline of this course:
+#
+# 1. The CPU does one thing after the other. A launch takes it `launch_us`.
+# 2. An operator starts when its launch has ended *and* the operator before it in its
+#    stream has ended *and* everything that it waits for has ended. Not later.
+# 3. Two streams run side by side. The second one here, `copy`, brings batches.
+# 4. A **host sync** (`item`) is the CPU itself waiting: it launches nothing until what
+#    it waits for has ended. It costs no launch.
+#
+# Your number draws six launches and a host sync that are yours.
+
+# %% name="my-launches"
+my_number = 6  # any whole number: your day of birth, your desk
+
+launches = lab.six_launches(my_number)
+launches
+
+# %% [markdown]
+# **Exercise 0.1.** When does each line start and end? Write
+# `schedule(launches, launch_us)`, or type the table by hand.
+#
+# - A line is `(name, stream, duration_us, waits)`. `waits` are positions of earlier
+#   lines. The stream of the host sync is `"cpu"`.
+# - Return a list with one pair `(start, end)` a line, in us. The CPU begins at 0.
+# - For the host sync: when the CPU comes to it, and when the CPU goes on.
+#
+# As a function it is tried on 150 more programs; about 15 lines. As a table,
+# `schedule = [(10, 30), ...]`, with `launch_us` 10, it is judged alone.
+#
+# <details><summary>Hint: what to keep</summary>
+#
+# The CPU's time (one number), the end of the last operator of each stream (a
+# dictionary), and the ends so far (a list).
+#
+# </details>
+# <details><summary>Hint: the start</summary>
+#
+# `start = max(cpu_us, stream_end, *ends of what it waits for)`, with `cpu_us` taken
+# *after* its launch.
+#
+# </details>
+
+
+# %% name="schedule" kind="exercise" exercise="0.1"
+def schedule(launches, launch_us):
+    """(start, end) of each line, in us."""
+    ### BEGIN SOLUTION
+    cpu_us = 0
+    stream_end = {}
+    pairs = []
+    for _, stream, duration_us, waits in launches:
+        ready = max((pairs[position][1] for position in waits), default=0)
+        if stream == "cpu":
+            pairs.append((cpu_us, max(cpu_us, ready)))
+            cpu_us = pairs[-1][1]
+            continue
+        cpu_us += launch_us
+        start = max(cpu_us, stream_end.get(stream, 0), ready)
+        stream_end[stream] = start + duration_us
+        pairs.append((start, start + duration_us))
+    return pairs
+    ### END SOLUTION
+
+
+# %% name="check-schedule" kind="check" exercise="0.1" points=2
+_ = check("0.1", my_number, schedule)
+
+# %% [markdown]
+# That is all of it. The virtual cluster records what your PyTorch code launches, and
+# then applies these rules: `ol.resolve(program, hardware)`. The rest is practice.
+
+# %% [markdown]
+# ## 4. `loss.backward()` returns. So what? (6 minutes)
+#
+# A small net, forward and backward pass, on one GPU. Your number draws its size.
+
+
+# %% name="train-step"
+def train_step(model, x):
+    loss = model(x).square().mean()
+    loss.backward()
+
+
+model, x = lab.model_and_batch(my_number)
+run = ol.run(train_step, model, x, world_size=1, hardware=lab.GPU)
+num_launched = sum(span.kind == "launch" for span in run.timeline.spans)
+print(f"{num_launched} operators are launched; backward() is the last line")
+
+# %% [markdown]
+# **Predict.** At the moment when `backward()` returns: how many of them has the GPU
+# finished?
+
+# %% name="predict-backward" kind="lab-only"
+finished_then = None
+
+# %% name="predicted-backward" kind="solution-only"
+finished_then = num_launched
+
+# %% [markdown]
+# **The API of this screen.** `run.timeline.spans` are the spans. Each has `.kind`
+# (`"launch"` on the CPU, `"compute"` on the GPU), `.name`, `.start_ns`, `.end_ns`.
+# `ol.resolve(run.program, hardware)` is the timeline of the same program elsewhere;
+# `replace(lab.GPU, launch_ns=...)` is a GPU with other launches.
+#
+# **Exercise 0.2.** Count. `backward()` returns when the last launch ends.
+#
+# - `"returned_us"`: when that is;
+# - `"launched"`, `"started"`, `"finished"`: how many operators had been, by then;
+# - `"finished_if_dearer"`: how many had finished when `backward()` returns, if each
+#   launch cost twice as much.
+#
+# <details><summary>Hint: started, finished</summary>
+#
+# Count spans of kind `"compute"` by their `start_ns`, then by their `end_ns`.
+#
+# </details>
+# <details><summary>Hint: twice as dear</summary>
+#
+# Resolve again, and find the new moment first: `backward()` returns later too.
+#
+# </details>
+
+
+# %% name="counts" kind="exercise" exercise="0.2"
+### BEGIN SOLUTION
+def at_return(timeline):
+    launches = [span for span in timeline.spans if span.kind == "launch"]
+    kernels = [span for span in timeline.spans if span.kind == "compute"]
+    now_ns = max(span.end_ns for span in launches)
+    return {
+        "returned_us": now_ns / 1000,
+        "launched": len(launches),
+        "started": sum(span.start_ns <= now_ns for span in kernels),
+        "finished": sum(span.end_ns <= now_ns for span in kernels),
+    }
+
+
+dearer = ol.resolve(run.program, replace(lab.GPU, launch_ns=2 * lab.GPU.launch_ns))
+counts = at_return(run.timeline)
+counts["finished_if_dearer"] = at_return(dearer)["finished"]
+### END SOLUTION
+### BEGIN STUB
+# counts = {
+#     "returned_us": None,
+#     "launched": None,
+#     "started": None,
+#     "finished": None,
+#     "finished_if_dearer": None,
+# }
+### END STUB
+
+# %% name="check-counts" kind="check" exercise="0.2" points=2
+lab.side_by_side("finished", finished_then, counts["finished"])
+_ = check("0.2", my_number, counts)
+
+# %% [markdown]
+# When `backward()` returns, *everything is launched and little is finished*. The
+# gradients are tensors with a shape and a place, and no values yet. So "send the
+# gradients when `backward()` returns" says nothing about when they can be sent: that is
+# what labs 03 to 06 are about.
+#
+# With dearer launches more is finished by then. Not because anything is faster: the CPU
+# comes later.
+
+# %% [markdown]
+# ## 5. The line that makes the CPU wait (7 minutes)
+#
+# The lead is lost where the CPU asks for a *value*. It has to wait until the GPU has
+# computed it: a **host sync**.
+#
+# **Predict.** Which of these lines do that? Copy their texts into the list. (`x` is a
+# matrix and `loss` a number, both on the GPU.)
+
+# %% name="predict-syncs" kind="lab-only"
+print(list(lab.LINES))
+syncs = []
+
+# %% name="predicted-syncs" kind="solution-only"
+print(list(lab.LINES))
+syncs = ["loss.item()"]
+
+# %% name="syncs" fold=true
+for text, line in lab.LINES.items():
+    waits = lab.holds_the_cpu(line)
+    mine = "wait" if text in syncs else "go on"
+    told = "the CPU waits" if waits else "the CPU goes on"
+    print(f"{text:<28} {told:<17} you said: {mine}")
+
+# %% [markdown]
+# A shape is known without computing. A number is not, nor is what hangs on one: an
+# `if`, a printed value, how many elements `nonzero` returns.
+#
+# Here is a training loop with a log, as people write it.
+
+
+# %% name="given-loop"
+def given_loop(model, batches):
+    losses, worst = [], 0.0
+    for x in batches:
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        if loss > worst:
+            worst = loss.detach()
+        with torch.no_grad():
+            for param in model.parameters():
+                param -= 0.01 * param.grad
+                param.grad = None
+    return losses, float(worst)
+
+
+given = lab.train(given_loop)
+given_ms = given.timeline.end_ns / 1e6
+print(f"{len(given.losses)} batches: {given_ms:.2f} ms; the GPU has nothing to do for")
+print(f"{given.idle_ns / 1e6:.2f} ms of it; the CPU waits {len(given.waits)} times")
+view.draw(given.timeline, title="the given loop")
+
+# %% [markdown]
+# Look at the white holes in `default`. Each begins where a wait ends. The GPU has run
+# dry, and the CPU now launches the small operators of the update, one by one, while
+# the GPU waits for each.
+#
+# **Exercise 0.3.** Repair `train`: same losses, same weights, no holes.
+#
+# - Return `(losses, worst)` as before: a list of floats, one a batch, and the largest
+#   of them as a float.
+# - At least three quarters of what the waiting costs must be won back.
+#
+# <details><summary>Hint</summary>
+#
+# A tensor can be kept without looking at it: `loss.detach()`. Look when everything has
+# been launched.
+#
+# </details>
+# <details><summary>Hint: it is still slow</summary>
+#
+# Two lines of the loop ask for a value. The second one has no `item` in it.
+#
+# </details>
+
+
+# %% name="train" kind="exercise" exercise="0.3"
+def train(model, batches):
+    ### BEGIN SOLUTION
+    kept = []
+    ### END SOLUTION
+    ### BEGIN STUB
+    # losses, worst = [], 0.0
+    ### END STUB
+    for x in batches:
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        ### BEGIN SOLUTION
+        kept.append(loss.detach())
+        ### END SOLUTION
+        ### BEGIN STUB
+        # losses.append(loss.item())
+        # if loss > worst:
+        #     worst = loss.detach()
+        ### END STUB
+        with torch.no_grad():
+            for param in model.parameters():
+                param -= 0.01 * param.grad
+                param.grad = None
+    ### BEGIN SOLUTION
+    losses = torch.stack(kept).tolist()
+    return losses, max(losses)
+    ### END SOLUTION
+    ### BEGIN STUB
+    # return losses, float(worst)
+    ### END STUB
+
+
+# %% name="train-seen"
+mine = lab.train(train)
+view.draw_many({"the given loop": given.timeline, "yours": mine.timeline})
+
+# %% name="check-train" kind="check" exercise="0.3" points=3
+_ = check("0.3", train)
+
+# %% [markdown]
+# On a real GPU, `torch.cuda.set_sync_debug_mode("warn")` names every such line for you.
+
+# %% [markdown]
+# ## 6. Two ranks (6 minutes)
+#
+# A **rank** is one of the processes that train together, one a GPU. Each runs the same
+# program on other data. `dist.all_reduce(x)` adds up the `x` of all ranks and writes
+# the sum into each `x`: a **message**, on a lane of its own.
+
+
+# %% name="serial-step"
+def serial_step(x, a):
+    dist.all_reduce(x)
+    return a @ a + x
+
+
+two = lab.run_step(serial_step)
+view.draw(two.timeline, title="first the message, then the product")
+
+# %% [markdown]
+# `comm` is the wire. The product does not need `x`, and yet it waits: look at the
+# empty `default` lane under the message. That message is **exposed**. Now run the two
+# side by side; it is **hidden** then.
+#
+# **The API of this screen.** `work = dist.all_reduce(x, async_op=True)` launches the
+# message and returns at once. It starts when what the current stream holds *at that
+# moment* has ended. `work.wait()` makes what you launch *afterwards* wait for it. The
+# CPU goes on.
+#
+# **Predict.** How long does the step take then, in us?
+
+# %% name="predict-beside" kind="lab-only"
+print(f"now: {two.timeline.end_ns / 1e3:.0f} us")
+beside_us = None
+
+# %% name="predicted-beside" kind="solution-only"
+print(f"now: {two.timeline.end_ns / 1e3:.0f} us")
+beside_us = 280
+
+# %% [markdown]
+# **Exercise 0.4.** Write `step(x, a)`: it returns `a @ a` plus the sum of all ranks'
+# `x`, as above, and the message travels beside the product. `x` may be overwritten.
+# Four lines.
+#
+# <details><summary>Hint: still one after the other?</summary>
+#
+# Order matters twice. What must be launched *before* the product? What *after* it?
+#
+# </details>
+
+
+# %% name="step" kind="exercise" exercise="0.4"
+def step(x, a):
+    ### BEGIN SOLUTION
+    work = dist.all_reduce(x, async_op=True)
+    product = a @ a
+    work.wait()
+    return product + x
+    ### END SOLUTION
+
+
+# %% name="check-step" kind="check" exercise="0.4" points=3
+_ = check("0.4", step)
+lab.keep("0.4", step)
+
+# %% name="again" fold=true
+overlapped = lab.run_step(lab.mine_or_ours("0.4")).timeline
+lab.side_by_side("the step (us)", beside_us, f"{overlapped.end_ns / 1e3:.0f}")
+view.draw_many(
+    {
+        "message, then product": two.timeline.of_rank(0),
+        "message beside product": overlapped.of_rank(0),
+    }
+)
+
+# %% [markdown]
+# This is what the whole course does, at larger and larger scale: launch early, wait
+# late, and know what may run in between.
+#
+# ### Takeaways
+
+# %% name="takeaways" fold=true
+best = lab.train(lab.good_train)
+before_us, after_us = two.timeline.end_ns / 1e3, overlapped.end_ns / 1e3
+then = lab.count(run.timeline)
+print("1. A launch is not a start, a return no end: when backward() returned,")
+print(f"   {then.launched} operators were launched and {then.finished} had finished.")
+print("2. Who asks for a value waits for the GPU, and then the GPU waits for the CPU:")
+print(
+    f"   looking in each step cost {100 * (given_ms * 1e6 / best.timeline.end_ns - 1):.0f} %."
+)
+print("3. Launch the message first, wait for it last:")
+print(f"   {before_us:.0f} us became {after_us:.0f}.")
+
+# %% [markdown]
+# **You may close the laptop here.** Next: 01, the arithmetic of overlap. What follows
+# is extra.
+
+# %% [markdown]
+# ## 7. Extra: read a timeline (5 minutes)
+#
+# Two ranks again, drawn by your number, and uneven. One of them also looks at a number
+# on the way.
+
+# %% name="uneven"
+uneven = lab.two_ranks(my_number)
+view.draw(uneven, title="two uneven ranks")
+
+# %% [markdown]
+# A message needs all ranks. On `comm`, a rank's span begins when that rank is there;
+# bytes move when the last one has come.
+#
+# **Exercise 0.5.** Read, from the figure or from `uneven.spans` (`.rank`, `.lane`,
+# `.kind`, `.name`, `.start_ns`, `.duration_ns`):
+#
+# - `"late_rank"`: the rank that the message waits for; `"held_us"`: for how long;
+# - `"looking_rank"`: the rank whose CPU waits for its GPU; `"cpu_waits_us"`: how long;
+# - `"products"`: how many products (`mm`) *that* rank's GPU has finished when its CPU
+#   goes on.
+
+# %% name="reading" kind="exercise" exercise="0.5"
+### BEGIN SOLUTION
+first, last = sorted(
+    (span for span in uneven.spans if span.kind == "communication"),
+    key=lambda span: span.start_ns,
+)
+(wait,) = (span for span in uneven.spans if span.name.startswith("wait"))
+reading = {
+    "late_rank": last.rank,
+    "held_us": (last.start_ns - first.start_ns) / 1000,
+    "looking_rank": wait.rank,
+    "cpu_waits_us": wait.duration_ns / 1000,
+    "products": sum(
+        span.name == "mm" and span.rank == wait.rank and span.end_ns <= wait.end_ns
+        for span in uneven.spans
+    ),
+}
+### END SOLUTION
+### BEGIN STUB
+# reading = {
+#     "late_rank": None,
+#     "held_us": None,
+#     "looking_rank": None,
+#     "cpu_waits_us": None,
+#     "products": None,
+# }
+### END STUB
+
+# %% name="check-reading" kind="check" exercise="0.5" points=1
+_ = check("0.5", my_number, reading)
+
+# %% [markdown]
+# ## 8. Extra: launch-bound or GPU-bound? (5 minutes)
+#
+# A training step of six layers, with sliders. Without sliders, type:
+# `knobs.set(batch=64)`.
+
+# %% name="knobs"
+knobs = view.explorer(lab.turn, lab.KNOBS, what_if=lab.WHAT_IF)
+knobs
+
+# %% [markdown]
+# **Exercise 0.6.** Find, with `found["GPU-bound"] = knobs.settings` or typed:
+#
+# - `"launch-bound"`: launches half as dear save 40 % or more, a GPU twice as fast saves
+#   under 2 %;
+# - `"GPU-bound"`: the other way round;
+# - `"border"`: the smallest `batch` at which launches half as dear save under 5 %, with
+#   `width=512`, `launch_us=20`, `teraflops=20`.
+#
+# <details><summary>Hint: the border</summary>
+#
+# A batch twice as large launches as many operators, each twice as long. At the border a
+# kernel takes about as long as a launch.
+#
+# </details>
+
+# %% name="found" kind="exercise" exercise="0.6"
+### BEGIN SOLUTION
+found = {
+    "launch-bound": {"batch": 16},
+    "GPU-bound": {"batch": 4096},
+    "border": next(
+        batch
+        for batch in lab.KNOBS["batch"].values
+        if lab.saved_percent({**lab.BORDER_AT, "batch": batch}, "launches half as dear")
+        < 5
+    ),
+}
+### END SOLUTION
+### BEGIN STUB
+# found = {
+#     "launch-bound": None,
+#     "GPU-bound": None,
+#     "border": None,
+# }
+### END STUB
+
+# %% name="check-found" kind="check" exercise="0.6" points=1
+_ = check("0.6", found)
+
+# %% [markdown]
+# ## 9. On real GPUs (5 minutes, with 10)
+#
+# The virtual cluster is a model. Here is what GPUs did, stored: nothing is measured
+# now. First a queue of products, as in section 2. *Returned* is when the CPU was
+# through, *finished* when the GPU was.
+
+# %% name="gpu-launches"
+stored = lab.measured.read()
+print(lab.measured.launches(stored))
+
+# %% [markdown]
+# Then a step, as in section 4: when `backward()` returned, and when it was done. Which
+# batches are launch-bound? Where both columns agree, there was no lead.
+
+# %% name="gpu-backward"
+print(lab.measured.backwards(stored))
+
+# %% [markdown]
+# The two loops of exercise 0.3, the given one and one that looks at the end:
+
+# %% name="gpu-loops"
+print(lab.measured.loops(stored))
+
+# %% [markdown]
+# And exercise 0.4, with a larger product and a larger message:
+
+# %% name="gpu-two-ranks"
+print(lab.measured.two_ranks(stored))
+
+# %% [markdown]
+# ## 10. Where the model lies
+#
+# Here all launches cost the same, and Python between them costs nothing. On a real
+# machine an operator of the backward pass (C++) is launched faster than one of your
+# loop (Python), and reading a batch takes the CPU time that is in no rule of section 3.
+# The queue is endless here; CUDA's holds about a thousand launches, then the CPU waits.
+#
+# ## In production
+#
+# - nanoGPT, `train.py`: `loss.item()` stands under `if iter_num % log_interval == 0`,
+#   and its comment says why: a sync of CPU and GPU.
+# - PyTorch, `torch/nn/utils/clip_grad.py`: gradients are always multiplied by a clamped
+#   factor. An `if norm > max_norm` would be a host sync.
+# - CUDA graphs (`ol.capture_step`) launch a whole step at once: no longer launch-bound.
+#
+# Further reading: *CUDA semantics* in PyTorch's notes, the part on asynchronous
+# execution.
