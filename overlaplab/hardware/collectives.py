@@ -185,7 +185,7 @@ def placed_ns(
     network = hw.network
     assert network is not None  # there are no nodes without
     start, hops, wire = network.latency_ns, _hops_ns(network, place.num_nodes), 0
-    if place.uses_link and operation not in POINT_TO_POINT:
+    if place.uses_link:
         start = max(start, hw.link.latency_ns)
         hops += _hops_ns(hw.link, place.most)
         wire = _wire_ns(hw.link, crossing, denominator)

@@ -16,7 +16,7 @@ GROUPS = ("default", "other")
 few = settings(max_examples=60)  # random programs are large enough to count twice
 
 hardwares = st.builds(
-    lambda launch, collective, compute, wire, latency: replace(
+    lambda launch, collective, compute, wire, latency, nodes: replace(
         CHALK,
         name="drawn",
         launch_ns=launch,
@@ -24,12 +24,16 @@ hardwares = st.builds(
         compute_rate_permille=compute,
         wire_rate_permille=wire,
         link=replace(CHALK.link, latency_ns=latency),
+        gpus_per_node=nodes,
+        network=replace(CHALK.link, bytes_per_s=5 * 10**9) if nodes else None,
+        network_staged=nodes == 1,
     ),
     st.sampled_from((0, 3, 50)),
     st.sampled_from((0, 7, 90)),
     st.sampled_from((1000, 667, 300)),
     st.sampled_from((1000, 501, 250)),
     st.sampled_from((0, 100)),
+    st.sampled_from((0, 1, 2)),  # all on one link; staged nodes of one; nodes of two
 )
 actions = st.one_of(
     st.tuples(st.just("compute"), st.sampled_from(STREAMS), st.integers(0, 200)),
@@ -37,11 +41,14 @@ actions = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from(STREAMS), st.just(0)),
     st.tuples(st.just("host_wait"), st.just(""), st.just(0)),
     st.tuples(st.just("host"), st.just(""), st.integers(0, 60)),
+    st.tuples(
+        st.sampled_from(("h2d", "d2h")), st.sampled_from(STREAMS), st.integers(0, 2_000)
+    ),
 )
 
 
 @st.composite
-def programs(draw, streams=STREAMS, groups=GROUPS):
+def programs(draw, streams=STREAMS, groups=GROUPS, copies=True):
     """All ranks do the same; kernels and host work take longer on some."""
     num_ranks = draw(st.integers(1, 3))
     script = draw(st.lists(actions, min_size=1, max_size=14))
@@ -62,11 +69,14 @@ def programs(draw, streams=STREAMS, groups=GROUPS):
                 b.host_wait(rank)
             elif what == "host":
                 b.host(rank, "think", amount + slower[rank])
+            elif what in ("h2d", "d2h") and copies:
+                pinned = amount % 2 == 0
+                b.copy(rank, what, bytes=amount, stream=where, pinned=pinned)
     return b.build()
 
 
 def device(timeline: Timeline) -> list[Span]:
-    return [s for s in timeline.spans if s.kind in ("compute", "communication")]
+    return [s for s in timeline.spans if s.kind not in ("launch", "host")]
 
 
 def length(timeline: Timeline) -> int:
@@ -93,7 +103,7 @@ def test_every_operator_of_the_device_has_exactly_one_span(program, hw):
         (op.rank, op.index)
         for rank in program.ranks
         for op in rank
-        if op.kind in ("compute", "communication")
+        if op.kind in ("compute", "communication", "memcpy")
     ]
     spans = device(resolve(program, hw))
     assert sorted((s.rank, s.attributes["op"]) for s in spans) == launched
@@ -115,6 +125,17 @@ def test_spans_of_one_lane_do_not_overlap(program, hw):
         lane = (span.rank, span.lane)
         assert span.start_ns >= ends.get(lane, 0)
         ends[lane] = span.end_ns
+
+
+@few
+@given(programs(), hardwares)
+def test_copies_of_one_direction_take_turns_in_the_order_of_their_spans(program, hw):
+    ends: dict[tuple[int, str], int] = {}
+    for span in resolve(program, hw).spans:
+        if span.kind == "memcpy":
+            engine = (span.rank, span.attributes["direction"])
+            assert span.start_ns >= ends.get(engine, 0)
+            ends[engine] = span.end_ns
 
 
 @few
@@ -165,7 +186,7 @@ def test_a_cause_ends_where_what_it_caused_begins_to_move(program, hw):
 
 
 @few
-@given(programs(streams=("default",), groups=("default",)), hardwares)
+@given(programs(("default",), ("default",), copies=False), hardwares)
 def test_removing_contention_makes_nothing_slower_where_nothing_is_shared(program, hw):
     free = replace(hw, compute_rate_permille=1000, wire_rate_permille=1000)
     slowed, faster = resolve(program, hw), resolve(program, free)
@@ -175,7 +196,7 @@ def test_removing_contention_makes_nothing_slower_where_nothing_is_shared(progra
 
 
 @few
-@given(programs(streams=("default",), groups=("default",)), hardwares)
+@given(programs(("default",), ("default",), copies=False), hardwares)
 def test_a_faster_link_makes_no_step_slower_without_contention(program, hw):
     hw = replace(hw, compute_rate_permille=1000, wire_rate_permille=1000)
     fast: Hardware = replace(hw, link=replace(hw.link, bytes_per_s=20 * 10**9))
