@@ -7,14 +7,17 @@ fills everybody's outputs. Works on plain tensors: knows no threads, streams or 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from overlaplab.cluster.virtual import arithmetic
+from overlaplab.cluster.virtual.weak import WeakTensor
 from overlaplab.errors import MismatchError
 
 Tensors = tuple[torch.Tensor, ...]
+Dense = Sequence[torch.Tensor | WeakTensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,8 @@ class Arrival:
         op: index of the operator in its program.
         operation, reduce_op, root: as in `Collective`.
         inputs: copies, owned by the meeting.
-        outputs: the rank's own tensors, filled when all have arrived.
+        outputs: the rank's own tensors, filled when all have arrived; not kept alive
+            until then.
         label: innermost annotation at the launch.
         tag: of a send or receive: messages between two ranks stay in order, so a
             receive meets the next send whatever its tag, and both must be equal.
@@ -79,9 +83,10 @@ class Meeting:
         for other in self.arrivals.values():
             compare(self, other, arrival)
             break
-        self.arrivals[arrival.rank] = arrival
+        weak: Any = tuple(WeakTensor(t) for t in arrival.outputs)
+        self.arrivals[arrival.rank] = replace(arrival, outputs=weak)
         if len(self.arrivals) == len(self.ranks):
-            self.finish([self.arrivals[rank] for rank in self.ranks])
+            self.finish([_strong(self.arrivals[rank]) for rank in self.ranks])
 
     def finish(self, arrivals: Sequence[Arrival]) -> None:
         """Compute, fill the outputs and drop the copies."""
@@ -136,6 +141,11 @@ class Meetings:
                 name = f"{name} #{torch_name}"
             self.names[torch_name, ranks] = name
         return name
+
+
+def _strong(arrival: Arrival) -> Arrival:
+    outputs: Any = arrival.outputs
+    return replace(arrival, outputs=tuple(weak.tensor() for weak in outputs))
 
 
 def compare(meeting: Meeting, first: Arrival, second: Arrival) -> None:
@@ -206,11 +216,11 @@ def _compare_tensors(
         same("output shapes", _shapes(one_out), _shapes(other_out))
 
 
-def _shapes(tensors: Tensors) -> list[tuple[int, ...]]:
+def _shapes(tensors: Dense) -> list[tuple[int, ...]]:
     return [tuple(t.shape) for t in tensors]
 
 
-def _strides(tensors: Tensors) -> list[tuple[int, ...]]:
+def _strides(tensors: Dense) -> list[tuple[int, ...]]:
     """Of the dimensions where they matter."""
     return [
         tuple(step for n, step in zip(t.shape, t.stride(), strict=True) if n > 1)
@@ -218,5 +228,5 @@ def _strides(tensors: Tensors) -> list[tuple[int, ...]]:
     ]
 
 
-def _dtypes(tensors: Tensors) -> list[str]:
+def _dtypes(tensors: Dense) -> list[str]:
     return [str(t.dtype).removeprefix("torch.") for t in tensors]
