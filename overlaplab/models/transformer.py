@@ -24,6 +24,10 @@ class TransformerConfig:
         vocab_size: tokens; embedding and head are two matrices of this many rows.
         max_tokens: longest sequence.
         tied: the head shares the embedding's weight.
+        num_kv_heads: heads of keys and values, each shared by as many query heads;
+            divides `num_heads`; None: `num_heads`.
+        d_mlp: inner width of the MLP; None: 4 * `d_model`.
+        gated: the MLP is down(silu(gate(x)) * up(x)) instead of down(gelu(up(x))).
     """
 
     num_layers: int = 2
@@ -32,44 +36,86 @@ class TransformerConfig:
     vocab_size: int = 256
     max_tokens: int = 1024
     tied: bool = False
+    num_kv_heads: int | None = None
+    d_mlp: int | None = None
+    gated: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("num_layers", "d_model", "num_heads", "vocab_size", "max_tokens"):
-            if getattr(self, field) < 1:
+        for field in (
+            *("num_layers", "d_model", "num_heads", "vocab_size", "max_tokens"),
+            *("num_kv_heads", "d_mlp"),
+        ):
+            value = getattr(self, field)
+            if value is not None and value < 1:
                 raise ValueError(
-                    f"TransformerConfig.{field} is {getattr(self, field)}; expected "
-                    "1 or more"
+                    f"TransformerConfig.{field} is {value}; expected 1 or more"
                 )
         if self.d_model % self.num_heads:
             raise ValueError(
                 f"TransformerConfig.d_model ({self.d_model}) must be a multiple of "
                 f"num_heads ({self.num_heads})"
             )
+        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"TransformerConfig.num_heads ({self.num_heads}) must be a multiple of "
+                f"num_kv_heads ({self.num_kv_heads})"
+            )
+
+
+# The matrices of Llama 3 70B (Grattafiori et al., 2024, table 3): 70.6 B parameters.
+# Norms and positions are this file's.
+LLAMA_70B = TransformerConfig(
+    num_layers=80,
+    d_model=8192,
+    num_heads=64,
+    num_kv_heads=8,
+    d_mlp=28_672,
+    gated=True,
+    vocab_size=128_256,
+    max_tokens=8192,
+)
 
 
 class Block(nn.Module):
-    """Attention, then a four times wider MLP, each added to its input."""
+    """Attention, then a wider MLP, each added to its input."""
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        d_model = config.d_model
+        d_mlp = config.d_mlp or 4 * d_model
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads or config.num_heads
+        num_heads = self.num_heads + 2 * self.num_kv_heads
         self.attention_norm = nn.LayerNorm(d_model)
-        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.qkv = nn.Linear(d_model, num_heads * (d_model // config.num_heads))
         self.projection = nn.Linear(d_model, d_model)
         self.mlp_norm = nn.LayerNorm(d_model)
-        self.widen = nn.Linear(d_model, 4 * d_model)
-        self.narrow = nn.Linear(4 * d_model, d_model)
+        self.gate = nn.Linear(d_model, d_mlp) if config.gated else None
+        self.widen = nn.Linear(d_model, d_mlp)
+        self.narrow = nn.Linear(d_mlp, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attend(self.attention_norm(x))
-        hidden = F.gelu(self.widen(self.mlp_norm(x)), approximate="tanh")
+        normal = self.mlp_norm(x)
+        if self.gate is None:
+            hidden = F.gelu(self.widen(normal), approximate="tanh")
+        else:
+            hidden = F.silu(self.gate(normal)) * self.widen(normal)
         out: Tensor = x + self.narrow(hidden)
         return out
 
     def attend(self, x: Tensor) -> Tensor:
         batch, tokens, _ = x.shape
-        qkv = self.qkv(x).view(batch, tokens, 3, self.num_heads, -1)
-        query, key, value = qkv.transpose(1, 3).unbind(dim=2)
+        if self.num_kv_heads == self.num_heads:
+            qkv = self.qkv(x).view(batch, tokens, 3, self.num_heads, -1)
+            query, key, value = qkv.transpose(1, 3).unbind(dim=2)
+        else:
+            shared = self.num_heads // self.num_kv_heads
+            qkv = self.qkv(x).view(batch, tokens, -1, x.shape[2] // self.num_heads)
+            sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+            query, key, value = qkv.transpose(1, 2).split(sizes, dim=1)
+            key = key.repeat_interleave(shared, dim=1)
+            value = value.repeat_interleave(shared, dim=1)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         out: Tensor = self.projection(mixed.transpose(1, 2).reshape(x.shape))
         return out
@@ -91,9 +137,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config = config or TransformerConfig()
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(
-            Block(config.d_model, config.num_heads) for _ in range(config.num_layers)
-        )
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)

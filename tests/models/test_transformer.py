@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from overlaplab.bench.data_parallel import MODELS
-from overlaplab.models import Transformer, TransformerConfig
+from overlaplab.models import LLAMA_70B, Transformer, TransformerConfig
+from overlaplab.models.transformer import Block
 
 SMALL = TransformerConfig(num_layers=2, d_model=32, num_heads=4, vocab_size=50)
+SHARED = replace(SMALL, num_kv_heads=2, d_mlp=48, gated=True)
 
 
 def test_the_benchmarks_gpt_has_738_million_parameters() -> None:
@@ -17,9 +21,31 @@ def test_the_benchmarks_gpt_has_738_million_parameters() -> None:
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == 738.5
 
 
-def test_a_token_does_not_see_those_after_it() -> None:
+def test_llama_70b_has_70_billion_parameters() -> None:
+    with torch.device("meta"):
+        model = Transformer(LLAMA_70B)
+    # Meta states 70.6; it has no biases.
+    assert round(sum(p.numel() for p in model.parameters()) / 1e9, 1) == 70.6
+
+
+def test_shared_heads_attend_as_repeated_ones_would() -> None:
     torch.manual_seed(0)
-    model = Transformer(SMALL)
+    shared, full = Block(SHARED), Block(replace(SHARED, num_kv_heads=None))
+    weights = {name: value.clone() for name, value in shared.state_dict().items()}
+    for name in ("qkv.weight", "qkv.bias"):
+        heads = weights[name].view(8, 8, -1)
+        query, key, value = heads.split([4, 2, 2])
+        heads = torch.cat([query, *(x.repeat_interleave(2, 0) for x in (key, value))])
+        weights[name] = heads.reshape(full.state_dict()[name].shape)
+    full.load_state_dict(weights)
+    x = torch.randn(2, 5, 32)
+    torch.testing.assert_close(shared(x), full(x))
+
+
+@pytest.mark.parametrize("config", [SMALL, SHARED])
+def test_a_token_does_not_see_those_after_it(config: TransformerConfig) -> None:
+    torch.manual_seed(0)
+    model = Transformer(config)
     tokens = torch.randint(50, (2, 12))
     changed = tokens.clone()
     changed[:, 7:] = (changed[:, 7:] + 1) % 50
@@ -66,7 +92,12 @@ def test_a_step_lowers_the_loss_from_that_of_a_uniform_guess() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
-    [("num_heads", 5, "multiple of num_heads"), ("num_layers", 0, "num_layers is 0")],
+    [
+        ("num_heads", 5, "multiple of num_heads"),
+        ("num_layers", 0, "num_layers is 0"),
+        ("num_kv_heads", 3, r"num_heads \(4\) must be a multiple of num_kv_heads \(3"),
+        ("d_mlp", -1, "d_mlp is -1"),
+    ],
 )
 def test_impossible_sizes_are_refused(field: str, value: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
