@@ -128,9 +128,8 @@ def _circle_of_messages(
         return set(), [
             f"They wait for one another in a circle: {steps}.",
             "Let some receive first (even ranks send first, odd ranks receive first), "
-            "or hand sends and receives to one dist.batch_isend_irecv. On GPUs "
-            "messages that fit NCCL's buffers may pass all the same; larger ones never "
-            "do.",
+            "or hand sends and receives to one dist.batch_isend_irecv. Small messages "
+            "are no exception.",
         ]
     return set(), []
 

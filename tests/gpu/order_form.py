@@ -65,14 +65,17 @@ class _Known:
             self.tokens[stream] = max(self.tokens.get(stream, 0), count)
 
 
-def normal_form(tokens: Iterable[Token]) -> dict[str, list[str]]:
+Form = dict[str, Any]
+
+
+def normal_form(tokens: Iterable[Token]) -> Form:
     """Markers and collectives between the two `END` markers.
 
     Returns:
-        "operators": the markers, "name" or "name on STREAM" where it is not that of
-        the first. "collectives": a line each, in the order of launch: what, on which
-        stream, after how many markers it was launched, how many of them it is behind,
-        and the number of the first marker that is behind it.
+        "operators": the markers in order, in one text, with a "*" where the stream is
+        not that of the first. "collectives": a line each, in the order of launch:
+        what, on which stream, after how many markers it was launched, how many of them
+        it is behind, and the number of the first marker that is behind it.
     """
     known: dict[object, _Known] = {}
     events: dict[object, dict[object, int]] = {}
@@ -105,7 +108,7 @@ def _step(entries: Sequence[_Entry]) -> Iterator[_Entry]:
     yield from entries[ends[0] : ends[1] + 1]
 
 
-def _told(entries: list[_Entry]) -> dict[str, list[str]]:
+def _told(entries: list[_Entry]) -> Form:
     markers = [e for e in entries if e[0].kind == "marker"]
     main = markers[0][0].stream
     names: dict[object, str] = {main: "compute"}
@@ -132,10 +135,9 @@ def _told(entries: list[_Entry]) -> dict[str, list[str]]:
             f"waited for {waited}"
         )
     return {
-        "operators": [
-            t.name if t.stream == main else f"{t.name} on another stream"
-            for t, _, _ in markers
-        ],
+        "operators": " ".join(
+            t.name if t.stream == main else f"{t.name}*" for t, _, _ in markers
+        ),
         "collectives": lines,
     }
 
@@ -171,6 +173,7 @@ def program_tokens(program: Program, rank: int) -> Iterator[Token]:
 
 _OPERATIONS = {
     "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
     "_allgather_base": "all_gather",
     "_reduce_scatter_base": "reduce_scatter",
     "broadcast": "broadcast",
@@ -242,7 +245,7 @@ def _stream_numbers(
         for c, s in waiting.items()
         if c in calls
     )
-    found: dict[str, int] = {}
+    found = {"0": 7}  # the default stream
     for note in notes:
         kind, _, pointer = note["name"].split()
         if kind != "event_wait":

@@ -2,7 +2,7 @@
 
     python -m tests.gpu.orders --out FOLDER
 
-runs each case on two GPUs and on `virtual`, and writes FOLDER/orders.json (both normal
+runs each case on two GPUs and on `virtual`, and writes FOLDER/orders.json (the normal
 forms, card, versions, date, command) and what they were made of: a Chrome trace and a
 log of calls for each case and rank. tests/cluster/test_virtual_orders.py compares
 `virtual` with what is stored in tests/gpu/orders.json.
@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from overlaplab import streams
 from overlaplab.data_parallel import BucketedReducer
 from overlaplab.models import Transformer, TransformerConfig
-from tests.gpu.order_form import END, normal_form, program_tokens, trace_tokens
+from tests.gpu.order_form import END, Form, normal_form, program_tokens, trace_tokens
 
 WORLD_SIZE = 2
 RECORDED_STEP = 2  # the third: DDP has rebuilt its buckets, FSDP2 knows its order
@@ -150,7 +150,7 @@ def run_case(name: str, watch: Callable[[int, Callable[[], None]], None]) -> Non
         watch(number, marked)
 
 
-def virtual_form(name: str) -> list[dict[str, list[str]]]:
+def virtual_form(name: str) -> list[Form]:
     """The normal form of each rank of `virtual`."""
     from overlaplab.cluster.virtual import run_virtual
 
@@ -332,7 +332,7 @@ def _run_on_gpus(names: list[str], folder: str) -> dict[str, str]:
     return errors
 
 
-def gpu_form(name: str, folder: str | Path) -> list[dict[str, list[str]]]:
+def gpu_form(name: str, folder: str | Path) -> list[Form]:
     """The normal form of each rank, from the traces in `folder`."""
     forms = []
     for rank in range(WORLD_SIZE):
@@ -382,8 +382,12 @@ def main() -> None:
             gpu: Any = gpu_form(name, folder)
         except Exception:
             gpu = errors.get(name, "") + traceback.format_exc()
-        cases[name] = {"gpu": gpu, "virtual": virtual.get(name, "did not run")}
-        equal = isinstance(gpu, list) and gpu == cases[name]["virtual"]
+        here = virtual.get(name, "did not run")
+        equal = isinstance(gpu, list) and gpu == here
+        if equal and gpu[0] == gpu[1]:
+            cases[name] = gpu[0]  # of both ranks, here and on virtual
+        else:
+            cases[name] = {"gpu": gpu, "virtual": here}
         print(f"{name}: {'equal' if equal else 'NOT equal'}", flush=True)
     result = {
         **device_description(),

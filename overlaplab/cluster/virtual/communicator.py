@@ -7,8 +7,8 @@ face that torch.distributed sees, `Meeting` does the arithmetic.
 
 - two ranks that send and receive get a communicator and a stream of their own, for
   both directions, in the order of the calls. So [isend, irecv] on both of them never
-  ends: each send holds up the receive behind it. NCCL buffers small messages, and
-  such an order may pass there; here it is a deadlock whatever the size;
+  ends: each send holds up the receive behind it, however small (tests/gpu/test_p2p.py:
+  1 KiB as 64 MiB on two H200s; a transport that buffers might let some pass);
 - `batch_isend_irecv` is one call on the group's own stream, in which all sends and
   receives go on beside one another, each direction in order;
 - a receive meets the next send of its peer, whatever the tag.

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from overlaplab.cluster.virtual.tracing import suspend_tracing
 from overlaplab.errors import DeadlockError
 
 # A rank that asks "is it done?" this often without doing anything else, while nobody
@@ -194,9 +195,11 @@ class Turns:
     def _hand_over(self, me: RankThread, following: RankThread) -> None:
         if following is me:
             return
+        resume_tracing = suspend_tracing()
         me.state = process_state()
         following.lock.release()
         me.lock.acquire()
+        resume_tracing()  # also where the run stops: the trace undoes it on its way out
         self.check()
         set_process_state(me.state)
 
