@@ -30,11 +30,15 @@ _START, _LATENCY_OVER, _END = range(3)
 def resolve(program: Program, hardware: str | Hardware) -> Timeline:
     """Assign integer nanoseconds to every operator of `program`.
 
-    The CPU of each rank is a lane: launches cost `launch_ns` or `collective_launch_ns`
-    one after the other, "host_wait" blocks it. A device operator starts at the latest
-    of the end of its launch, of the operator before it on its lane (and communicator),
-    and of those in `after`. A collective's span starts where its rank arrives; the
-    latency begins when the last rank has (`ready_ns`), then the wire.
+    The CPU of each rank is a lane: launches cost `launch_ns` (in the backward pass
+    `backward_launch_ns`) or, for a collective, `collective_launch_ns` and
+    `collective_part_launch_ns` for each tensor after the first, one after the other;
+    "host_wait" blocks it. A device operator starts at the latest of the end of its
+    launch, of the operator before it on its lane (and communicator), and of those in
+    `after`. A collective's span starts where its rank arrives; the latency begins when
+    the last rank has (`ready_ns`), then the wire. Copies between host and device take
+    turns on the GPU's copy engine of their direction, first come, first served: their
+    span starts when it is their turn.
 
     Args:
         program: what was recorded; not changed.

@@ -79,4 +79,6 @@ def _span(run: Resolution, row: tuple[int, int, str, int, int]) -> Span:
         )
     attributes["alone_ns"] = run.alone[g]
     moved = op.read_bytes + op.write_bytes
+    if op.kind == "memcpy":  # what is read here is written there
+        moved = max(op.read_bytes, op.write_bytes)
     return Span(rank, lane, op.kind, op.name, start, end, moved, op.flops, attributes)

@@ -70,6 +70,13 @@ def test_a_pageable_copy_is_slower_either_way(direction):
     ]
 
 
+def test_the_bytes_of_a_copy_are_those_that_cross_the_link():
+    b = ProgramBuilder()
+    b.copy(0, "h2d", bytes=10_000, read_bytes=10_000)  # read there, written here
+    (span,) = resolve(b.build(), CHALK).spans
+    assert (span.bytes, span.duration_ns) == (10_000, 1_000)
+
+
 def test_a_copy_of_the_next_batch_hides_behind_kernels():
     b = ProgramBuilder()
     first = b.copy(0, "h2d", bytes=10_000, stream="copies")
@@ -149,6 +156,17 @@ def test_a_slow_staged_network_keeps_its_speed_and_leaves_the_rest_to_the_copy()
         ("comm", "broadcast", 0, 20_000),
         ("side", "copy", 0, 1_250),
     ]
+
+
+def test_what_stays_in_a_node_does_not_meet_copies():
+    pair = replace(STAGED, gpus_per_node=2)
+    timeline = with_a_copy_beside_a_broadcast(pair)
+    assert rows(timeline) == [
+        ("comm", "broadcast", 0, 5_000),  # the link of `chalk`: 1000 and 40000 / 10
+        ("side", "copy", 0, 1_000),
+    ]
+    long = with_a_copy_beside_a_broadcast(replace(pair, host_bytes_per_s=10**9))
+    assert rows(long)[0] == ("comm", "broadcast", 0, 5_000)
 
 
 def test_a_staged_send_meets_copies_from_the_device_only():
