@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +55,7 @@ def worlds_of_threads() -> Iterator[None]:
     """While open, threads that `join` have a world of their own."""
     before = c10d._world
     excepthook, helper = sys.excepthook, c10d._new_process_group_helper
+    split = dist.split_group
     names = ("_backend", "_default_pg_init_method")
     saved = {n: getattr(c10d, n) for n in names if hasattr(c10d, n)}
 
@@ -65,9 +66,14 @@ def worlds_of_threads() -> Iterator[None]:
             kwargs.pop("backend_options", None)
         return helper(*args, **kwargs)
 
+    def split_group(*args: Any, **kwargs: Any) -> Any:
+        own = current_recorder() is not None
+        return (_split_group if own else split)(*args, **kwargs)
+
     _register_backend()
     setattr(c10d, "_world", _WorldOfThread(before))  # noqa: B010 (typed _World)
     c10d._new_process_group_helper = make_group
+    c10d.split_group = dist.split_group = split_group
     _c10d_native._set_thread_isolation_mode(True)
     try:
         with torch_cpu_streams():
@@ -75,6 +81,7 @@ def worlds_of_threads() -> Iterator[None]:
     finally:
         _c10d_native._set_thread_isolation_mode(False)
         c10d._new_process_group_helper = helper
+        c10d.split_group = dist.split_group = split
         c10d._world = before
         sys.excepthook = excepthook
         for name, value in saved.items():
@@ -115,6 +122,31 @@ def leave(*, late: bool) -> None:
     if not late:
         _c10d_native._unregister_all_process_groups()
     _rank.recorder = _rank.meetings = _rank.world = _rank.store = None
+
+
+def _split_group(
+    parent_pg: Any = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: Any = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    **_: Any,
+) -> Any:
+    """As `dist.split_group`, which wants NCCL: the own group, None if in none.
+
+    Args:
+        split_ranks: in the parent's numbers.
+    """
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be None or empty")
+    ranks = dist.get_process_group_ranks(parent_pg)
+    for part in split_ranks:
+        members = [ranks[i] for i in part]
+        if dist.get_rank() in members:
+            return dist.new_group(
+                members, use_local_synchronization=True, group_desc=group_desc
+            )
+    return None
 
 
 def _register_backend() -> None:
