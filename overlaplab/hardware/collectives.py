@@ -152,10 +152,6 @@ def collective_ns(
     >>> collective_ns(ethernet, "all_reduce", 1, 10**9)
     (0, 0)
     """
-    if operation not in _CROSSINGS:
-        raise ValueError(
-            f"unknown collective {operation!r}; expected one of {', '.join(OPERATIONS)}"
-        )
     if num_ranks < 1 or bytes < 0:
         raise ValueError(
             f"{operation}: num_ranks is {num_ranks} and bytes {bytes}; expected at "
@@ -174,7 +170,15 @@ def collective_ns(
 def placed_ns(
     hw: Hardware, operation: str, place: Placement, bytes: int
 ) -> tuple[int, int]:
-    """`collective_ns` for a group of which it is known where it lies."""
+    """`collective_ns` for a group of which it is known where it lies.
+
+    Raises:
+        ValueError: unknown operation.
+    """
+    if operation not in _CROSSINGS:
+        raise ValueError(
+            f"unknown collective {operation!r}; expected one of {', '.join(OPERATIONS)}"
+        )
     if place.num_ranks == 1:
         return 0, 0
     numerator, denominator = _CROSSINGS[operation](place.num_ranks)

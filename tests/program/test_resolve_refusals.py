@@ -79,6 +79,13 @@ def test_hardware_that_is_none_is_a_type_error(hardware):
         resolve(with_a_gradient(), hardware)
 
 
+def test_a_collective_that_no_formula_knows_is_refused_by_its_name():
+    b = ProgramBuilder(1)
+    b.collective(0, "all_gather_v", bytes=8)
+    with pytest.raises(ValueError, match=r"unknown collective 'all_gather_v'; expec"):
+        resolve(b.build(), "chalk")
+
+
 @pytest.mark.parametrize(("hardware", "time"), [("chalk", "4.00"), ("slow", "4.30")])
 def test_a_deadlock_tells_the_virtual_time_at_which_nothing_moves_any_more(
     hardware, time
