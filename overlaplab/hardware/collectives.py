@@ -37,7 +37,8 @@ two nodes (NVIDIA/nccl issue 812) and inside an H100 node (NVIDIA/nccl-tests iss
 476 GB/s where a ring reaches less than 400); protocols that change with the size, so a
 collective of some 100 KiB takes longer than this says (measure `Link.times`); switches,
 their depth and their congestion; stragglers; the host's own memory, which a staged
-network and 8 GPUs' copies share.
+network and 8 GPUs' copies share; and that GPUDirect RDMA, too, passes the GPU's own
+PCIe port, where it meets copies.
 """
 
 from __future__ import annotations
