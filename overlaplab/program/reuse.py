@@ -54,6 +54,31 @@ class _Block:
     uses: dict[int, _Last] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Pool:
+    """Free blocks by size.
+
+    Args:
+        free: all of them.
+        strange: those that another stream may still use, as far as the allocating
+            stream knows.
+    """
+
+    free: list[_Entry] = field(default_factory=list)
+    strange: list[_Entry] = field(default_factory=list)
+
+    def take(self, entry: _Entry) -> _Block:
+        del self.free[bisect_left(self.free, entry)]
+        self.know(entry)
+        return entry[2]
+
+    def know(self, entry: _Entry) -> None:
+        """The allocating stream is behind all uses of the block."""
+        at = bisect_left(self.strange, entry)
+        if self.strange[at : at + 1] == [entry]:
+            del self.strange[at]
+
+
 def find_reuses(
     graph: Graph, clocks: Clocks, touches: dict[Key, dict[int, Touch]]
 ) -> Iterator[Hazard]:
@@ -89,7 +114,7 @@ class _Allocator:
         }
         # What the CPU reads is over when it goes on: no use that can come too late.
         self._cpu = self._lanes.get(CPU_LANE, -1)
-        self._pools: dict[tuple[str, bool], list[_Entry]] = defaultdict(list)
+        self._pools: dict[tuple[str, bool], _Pool] = defaultdict(_Pool)
         self._blocks: dict[int, _Block] = {}  # storage -> what it lives in
         self._number = 0
         self._ids: dict[str, list[int]] = defaultdict(list)
@@ -128,30 +153,44 @@ class _Allocator:
 
     def _allocate(self, life: StorageLife) -> Iterator[Hazard]:
         size, pool = self._place(life)
-        at = bisect_left(pool, (size,))
+        own = self._lanes.get(life.stream, -1)
         touches = self._touches_of(life)
-        own = self._lanes.get(life.stream)
-        plain_is_fine = self._after_its_stream(life, touches, own)
-        for _, _, block in pool[at:]:
-            if not (plain_is_fine and block.uses.keys() <= {own}):
-                yield from self._meet(block, life, touches)
-        taken = _Block(size)
-        if at < len(pool):
-            taken = pool.pop(at)[2]
-            rest = taken.size - size
-            if rest >= (_ROUND_BYTES if size <= _SMALL_BYTES else _SMALL_BYTES):
-                self._put(pool, _Block(rest, taken.uses))
-                taken = _Block(size, dict(taken.uses))
-        self._blocks[life.storage] = taken
-
-    def _after_its_stream(
-        self, life: StorageLife, touches: dict[int, Touch], own: int | None
-    ) -> bool:
-        """Does every use come after all that the allocating stream had launched?"""
         earlier = self._before(life.stream, life.born)
+        if self._comes_after(earlier, touches, own):
+            at = bisect_left(pool.strange, (size,))
+            judged = pool.strange[at:]
+            for entry in judged:
+                if self._is_known(entry[2], earlier, own):
+                    pool.know(entry)
+                else:
+                    yield from self._meet(entry[2], life, touches)
+        else:
+            for _, _, block in pool.free[bisect_left(pool.free, (size,)) :]:
+                yield from self._meet(block, life, touches)
+        block = _Block(size)
+        at = bisect_left(pool.free, (size,))
+        if at < len(pool.free):
+            block = pool.take(pool.free[at])
+            rest = block.size - size
+            if rest >= (_ROUND_BYTES if size <= _SMALL_BYTES else _SMALL_BYTES):
+                self._put(pool, _Block(rest, dict(block.uses)), own)
+                block.size = size
+        self._blocks[life.storage] = block
+
+    def _comes_after(
+        self, earlier: int | None, touches: dict[int, Touch], own: int
+    ) -> bool:
+        """Is every use after `earlier`, the last operator of the allocating stream?"""
         return earlier is None or all(
             lane == own or self._clocks.before(earlier, touch.first)
             for lane, touch in touches.items()
+        )
+
+    def _is_known(self, block: _Block, earlier: int | None, own: int) -> bool:
+        """Is `earlier`, the last operator of the allocating stream, after all uses?"""
+        return earlier is not None and all(
+            lane == own or self._clocks.before(last.used, earlier)
+            for lane, last in block.uses.items()
         )
 
     def _meet(
@@ -182,7 +221,8 @@ class _Allocator:
             if wrote < 0 and lane in block.uses:
                 _, _, wrote, written = block.uses[lane]
             block.uses[lane] = _Last(touch.last, life.storage, wrote, written)
-        self._put(self._place(life)[1], block)
+        own = self._lanes.get(life.stream, -1)
+        self._put(self._place(life)[1], block, own)
 
     def _is_held(self, g: int, life: StorageLife) -> bool:
         """By a process group: until nobody can be seen to wait for its work."""
@@ -227,13 +267,16 @@ class _Allocator:
         at = bisect_left(ids, self._base + index)
         return ids[at] if at < len(ids) else None
 
-    def _place(self, life: StorageLife) -> tuple[int, list[_Entry]]:
+    def _place(self, life: StorageLife) -> tuple[int, _Pool]:
         size = -(-life.bytes // _ROUND_BYTES) * _ROUND_BYTES
         return size, self._pools[life.stream, size <= _SMALL_BYTES]
 
-    def _put(self, pool: list[_Entry], block: _Block) -> None:
+    def _put(self, pool: _Pool, block: _Block, own: int) -> None:
         self._number += 1
-        insort(pool, (block.size, self._number, block))
+        entry = (block.size, self._number, block)
+        insort(pool.free, entry)
+        if block.uses.keys() - {own}:
+            insort(pool.strange, entry)
 
     def _touches_of(self, life: StorageLife) -> dict[int, Touch]:
         touches = self._touches.get((self._rank, life.storage), {})
