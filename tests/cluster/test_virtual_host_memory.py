@@ -306,3 +306,17 @@ def test_torch_is_as_it_was_after_a_run():
     ) == before
     assert "cpu" not in vars(torch.Tensor) and "device" not in vars(torch.Tensor)
     assert torch.ones(2, device="cpu").device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("make", ["empty_like", "zeros_like", "full_like"])
+def test_what_is_made_like_a_host_tensor_on_the_device_is_on_the_device(make):
+    def step():
+        host = torch.full((64,), 2.0, device="cpu")
+        more = (1.0,) if make == "full_like" else ()
+        made = getattr(torch, make)(host, *more, device=ol.device())
+        made.copy_(host.pin_memory(), non_blocking=True)
+        return (made + torch.ones(64, device=ol.device())).sum().item()
+
+    value, program = recorded(step)
+    assert value == 192.0
+    assert [name for name, *_ in copies(program)] == ["copy h2d"]

@@ -67,6 +67,8 @@ class HostMemory:
         """
         if facts.name == "_to_copy" and place:
             return place in HOST or self._table.is_host(inputs[0])
+        if self._table.placing_on_device and (facts.allocates or not facts.reads):
+            return False  # zeros_like(host, device=ol.device()) reads no number of it
         host = [t for t in inputs if self._table.is_host(t)]
         if not host:
             return place in HOST or self._table.placing_on_host

@@ -75,6 +75,7 @@ class StorageTable:
         self._name_of: dict[Access, str] = {}
         self._placing = ""
         self.placing_on_host = False  # new storages are the host's
+        self.placing_on_device = False  # ... the GPU's, and somebody said so
         self.has_numbers = False
         self.has_host = False
 
@@ -158,11 +159,13 @@ class StorageTable:
         """Storages that are new meanwhile are in this memory."""
         before, self._placing = self._placing, place
         self.placing_on_host = place in HOST
+        self.placing_on_device = place == PLACED
         try:
             yield
         finally:
             self._placing = before
             self.placing_on_host = before in HOST
+            self.placing_on_device = before == PLACED
 
     def record_stream(self, tensor: torch.Tensor, user: str, stream: str) -> None:
         """Stream `user` uses the memory of `tensor` up to here (`record_stream`)."""
