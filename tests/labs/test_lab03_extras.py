@@ -1,0 +1,216 @@
+"""3.5 to 3.7, and what the lab shows of GPUs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from overlaplab import streams
+from overlaplab.grading import find_exercise, judge
+from overlaplab.grading.lab03 import enough, knobs
+from overlaplab.grading.lab03.enough import finish_with, steps_ms
+from overlaplab.grading.lab03.measured import measured, sanitizer_report
+
+ENOUGH = {"kernels": 1, "one chain": 1, "batches": 3}
+
+
+@pytest.mark.parametrize("said", [ENOUGH, {k: float(v) for k, v in ENOUGH.items()}])
+def test_the_fewest_streams_pass(said):
+    assert judge(find_exercise("3.5"), said).passed
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"kernels": 6}, "kernels: 6 streams"),
+        ({"one chain": 3}, "one chain: 3 streams"),
+        ({"batches": 6}, "batches: 6 streams"),
+        ({"batches": 2}, "batches: 2 streams"),
+        ({"batches": None}, "batches: None streams"),
+    ],
+    ids=str,
+)
+def test_too_many_or_too_few_streams_are_refused(change, reason, faults):
+    found = faults(judge(find_exercise("3.5"), {**ENOUGH, **change}))
+    assert reason in found[enough.FEWEST]
+    assert len(found[enough.FEWEST].splitlines()) == 1
+
+
+def test_more_streams_than_engines_make_the_batches_slower():
+    steps = steps_ms("batches")
+    assert [round(steps[n]) for n in (1, 2, 3, 6)] == [44, 28, 24, 26]
+
+
+def side_only(side, work):
+    side.synchronize()
+
+
+def work_only(side, work):
+    work.wait()
+
+
+def everything(side, work):
+    streams.synchronize()
+
+
+def by_the_main_stream(side, work):
+    work.wait()
+    streams.current_stream().synchronize()
+
+
+def event_before_the_wait(side, work):
+    event = side.record_event()
+    work.wait()
+    event.synchronize()
+
+
+def by_the_side_stream(side, work):
+    with streams.stream(side):
+        work.wait()
+    side.synchronize()
+
+
+def by_a_third_stream(side, work):
+    third = streams.Stream()
+    with streams.stream(third):
+        work.wait()
+        event = third.record_event()
+    event.synchronize()
+
+
+def by_asking(side, work):
+    while not work.is_completed():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("finish", "sentence", "reason"),
+    [
+        (side_only, enough.WAITED, "went on at 2.0 ms, the sum was there at 6.0 ms"),
+        (side_only, enough.SAFE, "nobody waits for all_reduce"),
+        (work_only, enough.WAITED, "went on at 0.000 ms"),
+        (everything, enough.NO_MORE, "went on at 13.0 ms"),
+        (by_the_main_stream, enough.NO_MORE, "went on at 13.0 ms"),
+        (event_before_the_wait, enough.WAITED, "went on at 2.0 ms"),
+        (event_before_the_wait, enough.SAFE, "hazard"),
+    ],
+)
+def test_a_finish_too_early_or_too_late_is_refused(finish, sentence, reason, faults):
+    found = faults(judge(find_exercise("3.6"), 3, finish))
+    assert sentence in found
+    assert reason in found[sentence]
+
+
+@pytest.mark.parametrize("finish", [by_the_side_stream, by_a_third_stream, by_asking])
+def test_a_finish_behind_the_collective_passes(finish):
+    for number in (3, 4):
+        verdict = judge(find_exercise("3.6"), number, finish)
+        assert verdict.passed, str(verdict)
+
+
+def test_numbers_draw_sums_of_several_lengths():
+    ends = {finish_with(n, by_the_side_stream).sum_ns // 10**6 for n in range(8)}
+    assert len(ends) >= 3
+
+
+FOUND = {
+    "dear": {"gbit_per_s": 400, "batch_mib": 256, "ktokens": 8},
+    "free": {"gbit_per_s": 25, "batch_mib": 16, "ktokens": 8},
+    "copy": {"gbit_per_s": 100, "batch_mib": 512, "ktokens": 8},
+}
+OTHER = {
+    "dear": {"gbit_per_s": 400, "batch_mib": 1, "ktokens": 2, "staged": True},
+    "free": {"gbit_per_s": 100, "batch_mib": 1},
+    "copy": {"gbit_per_s": 100, "batch_mib": 256, "ktokens": 2},
+}
+
+
+@pytest.mark.parametrize("found", [FOUND, OTHER], ids=["plain", "other"])
+def test_settings_that_do_as_asked_pass(found):
+    verdict = judge(find_exercise("3.7"), found)
+    assert verdict.passed, str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence", "reason"),
+    [
+        ("dear", {"gbit_per_s": 100, "batch_mib": 512}, knobs.IS_DEAR, "costs 0.0 %"),
+        ("free", {"gbit_per_s": 400, "ktokens": 8}, knobs.IS_FREE, "staging costs"),
+        (
+            "free",
+            {"gbit_per_s": 400, "batch_mib": 1, "ktokens": 32},
+            knobs.IS_FREE,
+            "busy 40%",
+        ),
+        ("copy", {"gbit_per_s": 25}, knobs.IS_COPY, "the copy takes 1.0"),
+        ("copy", {"gbit_per_s": 200, "batch_mib": 512}, knobs.IS_COPY, "staging costs"),
+        ("copy", {"gbit": 25}, knobs.SETTINGS, "there is no knob 'gbit'"),
+        ("copy", {"gbit_per_s": 30}, knobs.SETTINGS, "gbit_per_s is 30"),
+        ("dear", None, knobs.SETTINGS, "you have not filled in 'dear'"),
+    ],
+)
+def test_settings_that_do_not_are_refused(name, settings, sentence, reason, faults):
+    found = faults(judge(find_exercise("3.7"), {**FOUND, name: settings}))
+    assert list(found) == [sentence]
+    assert reason in found[sentence]
+
+
+def test_no_wish_is_met_where_the_sliders_start():
+    start = {name: knob.default for name, knob in knobs.KNOBS.items()}
+    verdict = judge(find_exercise("3.7"), dict.fromkeys(FOUND, start))
+    assert [check.passed for check in verdict.checks] == [True, False, False, False]
+
+
+def stored(tmp_path, answers):
+    path = tmp_path / "measured.json"
+    path.write_text(
+        json.dumps(
+            {
+                "world_size": 2,
+                "card": "Card",
+                "torch": "2.11.0",
+                "nccl": "2.28.9",
+                "date": "2026-11-28T04:10:00+00:00",
+                "answers": answers,
+            }
+        )
+    )
+    return path
+
+
+def test_what_is_stored_is_shown_with_its_machine(tmp_path):
+    answers = {"job": {"unit": "a matmul", "ms": {"one stream": 2.5}}}
+    lines = str(measured("job", stored(tmp_path, answers))).splitlines()
+    assert lines[0] == "unit: a matmul"
+    assert lines[2].split() == ["one", "stream", "2.5"]
+    assert lines[3] == ("Measured on 2 x Card, torch 2.11.0, NCCL 2.28.9, 2026-11-28.")
+
+
+def test_a_question_that_failed_says_so(tmp_path):
+    path = stored(tmp_path, {"job": {"error": "no memory"}})
+    assert "not measured: no memory" in str(measured("job", path))
+
+
+def test_without_a_stored_file_the_command_is_shown(tmp_path):
+    text = str(measured("job", tmp_path / "none.json"))
+    assert "python -m overlaplab.bench lessons --lesson 03" in text
+    assert "bench lessons" in str(sanitizer_report(path=tmp_path / "none.json"))
+
+
+def test_the_sanitizers_reports_are_told_apart(tmp_path):
+    answers = {
+        "sanitizer": {
+            "broken": {
+                "event": "CSAN detected a possible data race",
+                "reuse": "no report",
+            }
+        }
+    }
+    path = stored(tmp_path, answers)
+    lines = str(sanitizer_report(path=path)).splitlines()
+    assert [line.split()[:2] for line in lines[:2]] == [
+        ["event", "reports"],
+        ["reuse", "no"],
+    ]
+    assert "possible data race" in str(sanitizer_report("broken", "event", path))
