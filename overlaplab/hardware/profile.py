@@ -82,6 +82,8 @@ class Hardware:
             which no Python slows; None: `launch_ns`.
         collective_part_launch_ns: CPU time of each tensor after the first of a
             coalesced collective.
+        busy_latency_ns: added to the latency of a collective that finds a kernel running
+            on one of its ranks: its own kernel waits for room on a full GPU.
         gpus_per_node: ranks 0 to this - 1 are one node, and so on; 0: all ranks share
             `link` and there are no nodes.
         network: between nodes, of one GPU's own network card; None without nodes.
@@ -114,6 +116,7 @@ class Hardware:
     gpus_per_node: int = 0
     network: Link | None = None
     network_staged: bool = False
+    busy_latency_ns: int = 0
 
     def __post_init__(self) -> None:
         _check_text("name", self.name)
@@ -140,6 +143,7 @@ class Hardware:
             "collective_launch_ns",
             "collective_part_launch_ns",
             "gpus_per_node",
+            "busy_latency_ns",
         ):
             _check_number(key, getattr(self, key), least=0)
         if self.backward_launch_ns is not None:

@@ -15,7 +15,8 @@ does `FULL` a nanosecond while nothing slows it. Beside others it does less:
 
 Rates change only where an operator starts or ends. Then the work done so far is taken
 off, exactly, and the new end is the remaining work over the new rate, rounded up. A
-collective's latency is not slowed.
+collective's latency is not slowed, but where a kernel runs at its end `busy_latency_ns`
+is added once.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class Rates:
     def end_kernel(self, g: int, rank: int) -> None:
         if self._kernels[rank].pop(g, 0) is None:
             self._dirty.add(rank)
+
+    def computes(self, rank: int) -> bool:
+        """Does a kernel run on `rank` now?"""
+        return bool(self._kernels[rank])
 
     def start_copy(
         self, g: int, rank: int, direction: int, ns: int, now: int, *, pinned: bool

@@ -103,6 +103,7 @@ class Resolution:
         self.arrived = [0] * len(graph.meetings)
         self.ready = [0] * len(graph.meetings)
         self.on_wire = [0] * len(graph.meetings)
+        self.roomy: set[int] = set()  # meetings that have waited for room, or need not
 
     # -- the clock
 
@@ -252,12 +253,24 @@ class Resolution:
 
     def _begin_wire(self, first: int) -> None:
         m = self.graph.meeting[first]
+        if self._waits_for_room(m):
+            self._push(self.now + self.hw.busy_latency_ns, _LATENCY_OVER, first)
+            return
         self.on_wire[m] = self.now
         wire = self.costs.meetings[m][1]
         if wire:
             self.rates.start_wire(first, self.costs.ports[m], wire, self.now)
         else:
             self.due.append((_END, first))
+
+    def _waits_for_room(self, m: int) -> bool:
+        """Once, where a kernel runs on one of its ranks."""
+        if not self.hw.busy_latency_ns or m in self.roomy:
+            return False
+        self.roomy.add(m)
+        ops = self.graph.ops
+        members = self.graph.meetings[m].members
+        return any(self.rates.computes(ops[g].rank) for g in members)
 
     def _end(self, g: int) -> None:
         op = self.graph.ops[g]
