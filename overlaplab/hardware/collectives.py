@@ -30,15 +30,15 @@ this is [Note: one link]. With one rank on each node it is that of the network a
 
 It is as NCCL behaves in the large. 8 cards of 25 GB/s a node reach 192 GB/s of bus
 bandwidth (NVIDIA/nccl issue 812, DGX A100), 4 reach 91 of 100 (NVIDIA/nccl-tests issue
-100), 8 of 50 GB/s "around 350" on 248 nodes (NVIDIA/nccl-tests issue 283).
+100).
 
 [Note: where it lies] Left out: NCCL's trees and NVLink SHARP, which beat the ring on
 two nodes (NVIDIA/nccl issue 812) and inside an H100 node (NVIDIA/nccl-tests issue 290:
-476 GB/s where a ring reaches less than 400); protocols that change with the size, so a
-collective of some 100 KiB takes longer than this says (measure `Link.times`); switches,
-their depth and their congestion; stragglers; the host's own memory, which a staged
-network and 8 GPUs' copies share; and that GPUDirect RDMA, too, passes the GPU's own
-PCIe port, where it meets copies.
+476 GB/s, where rings reached 340 on the machines of `h200-nvlink`); protocols that
+change with the size, so a collective of some 100 KiB takes longer than this says
+(measure `Link.times`); switches, their depth and their congestion; stragglers; the
+host's own memory, which a staged network and 8 GPUs' copies share; and that GPUDirect
+RDMA, too, passes the GPU's own PCIe port, where it meets copies.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ H100_IB400 = replace(
     source=(
         "nodes of 8 GPUs as h100-nvlink, one network card of 400 Gbit/s for each GPU, "
         "GPUDirect RDMA; not measured as a whole. 512 MiB all-reduced by 248 such "
-        'nodes: 340 GB/s of bus bandwidth predicted, "around 350" reported for H200 '
-        "(NVIDIA/nccl-tests issue 283)"
+        'nodes: 340 GB/s of bus bandwidth predicted, "around 350" reported for nodes '
+        "of 8 H200s with 8 cards of a speed not told (NVIDIA/nccl-tests issue 283)"
     ),
     notes={
         **H100_NVLINK.notes,

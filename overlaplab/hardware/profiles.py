@@ -87,7 +87,8 @@ def with_link(
 ) -> Hardware:
     """`hw` with another link; its name gets a "+link" so that reports tell.
 
-    A bandwidth stands instead of the link's measured points.
+    A bandwidth stands instead of the link's measured points. Between nodes there is
+    `network`, which stays; edit it with `dataclasses.replace`.
 
     >>> with_link("chalk", latency_ns=500).link.latency_ns
     500
