@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from overlaplab.data_parallel import plan_buckets as plan_buckets
     from overlaplab.errors import CaptureError as CaptureError
     from overlaplab.errors import DeadlockError as DeadlockError
+    from overlaplab.errors import EventError as EventError
     from overlaplab.errors import MismatchError as MismatchError
     from overlaplab.errors import OverlaplabError as OverlaplabError
     from overlaplab.errors import RankError as RankError
@@ -48,6 +49,7 @@ _HOMES = {
     "errors": (
         "CaptureError",
         "DeadlockError",
+        "EventError",
         "MismatchError",
         "OverlaplabError",
         "RankError",

@@ -43,7 +43,9 @@ def tell(graph: Graph, hazards: list[Hazard], times: Times) -> Finding:
         owner = f", now {_new_owner(graph, second, other.access)}"
         repair = _repair_reuse(graph, hazard)
     else:
-        what = f"two streams use {told}, and nothing orders them."
+        has_cpu = CPU_LANE in (first.stream, second.stream)
+        users = "a stream and the CPU" if has_cpu else "two streams"
+        what = f"{users} use {told}, and nothing orders them."
         owner = ""
         repair = _repair(graph, hazard)
     message = (
@@ -112,11 +114,13 @@ def _luck(first: Op, second: Op, times: Times) -> str:
 
 def _repair(graph: Graph, hazard: Hazard) -> str:
     first, second = graph.ops[hazard.one.g], graph.ops[hazard.other.g]
+    doing = "writes" if hazard.other.writes else "reads"
     if first.kind == "communication":
         launcher = second.launch_stream
         if second.stream == CPU_LANE:
             return (
-                f"wait for the work of {_told(first)} and synchronize before reading."
+                f"wait() for the work of {_told(first)} and synchronize the stream "
+                f"that waited before the CPU {doing} it."
             )
         return (
             f"call wait() on the work of {_told(first)} while stream {launcher!r} is "
@@ -125,7 +129,7 @@ def _repair(graph: Graph, hazard: Hazard) -> str:
     if second.stream == CPU_LANE:
         return (
             f"record an event on stream {first.stream!r} after {_told(first)} and "
-            "synchronize with it before the CPU reads."
+            f"synchronize with it before the CPU {doing} it."
         )
     return (
         f"let stream {second.launch_stream!r} wait (wait_stream, or wait_event with an "

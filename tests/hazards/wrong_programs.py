@@ -328,6 +328,32 @@ def a_module_works_in_place_on_what_is_being_reduced(right):
     work.wait()
 
 
+# -- the host's memory
+
+
+@wrong("pinned", ("copy h2d", "default"), ("fill_", "cpu"), 1)
+def a_pinned_batch_is_filled_again_while_it_is_copied(right):
+    pinned = torch.ones(64, device="cpu", pin_memory=True)
+    name_tensor(pinned, "pinned")
+    batch = torch.empty(64, device=streams.device())
+    batch.copy_(pinned, non_blocking=True)
+    if right:
+        current_stream().synchronize()
+    pinned.fill_(2)
+    return batch
+
+
+@wrong("metrics", ("copy d2h", "default"), ("sum", "cpu"), 1)
+def the_cpu_reads_a_result_that_is_still_copied(right):
+    value = torch.ones(64, device=streams.device())
+    metrics = torch.empty(64, device="cpu", pin_memory=True)
+    name_tensor(metrics, "metrics")
+    metrics.copy_(value, non_blocking=True)
+    if right:
+        current_stream().record_event().synchronize()
+    return metrics.sum()
+
+
 # -- memory
 
 
