@@ -342,7 +342,7 @@ def given_loop(model, batches):
             worst = loss.detach()
         with torch.no_grad():
             for param in model.parameters():
-                param -= 0.01 * param.grad
+                param -= 2 * param.grad
                 param.grad = None
     return losses, float(worst)
 
@@ -398,7 +398,7 @@ def train(model, batches):
         ### END STUB
         with torch.no_grad():
             for param in model.parameters():
-                param -= 0.01 * param.grad
+                param -= 2 * param.grad
                 param.grad = None
     ### BEGIN SOLUTION
     losses = torch.stack(kept).tolist()

@@ -167,16 +167,30 @@ def _is_worth_it(lines: Launches) -> bool:
     if len(syncs) != 1 or not 3 <= syncs[0] <= NUM_LAUNCHES - 1:
         return False
     rows = resolved(lines, LAUNCH_US)
-    reasons = [row.reason for row in rows]
     (sync,) = syncs
-    held_us = rows[sync].end_us - rows[sync].start_us
+    decisive = [_decides(lines, rows, position) for position in range(len(lines))]
     return (
-        all(reasons.count(reason) >= 1 for reason in ("launch", "stream", "wait"))
-        and held_us > LAUNCH_US
-        and "launch" in reasons[:sync]
-        and "launch" in reasons[sync + 1 :]
+        rows[sync].end_us - rows[sync].start_us > LAUNCH_US
+        and {"launch", "stream", "wait"} <= set(decisive)
+        and "launch" in decisive[:sync]
+        and "launch" in decisive[sync + 1 :]
         and {line.stream for line in lines[:sync]} == set(STREAMS)
     )
+
+
+def _decides(lines: Launches, rows: Sequence[Row], position: int) -> str:
+    """The rule without which this line would start earlier, "" if two say the same."""
+    line, row = lines[position], rows[position]
+    if line.stream == CPU:
+        return "sync"
+    before = [i for i in range(position) if lines[i].stream == line.stream]
+    holds = {
+        "stream": rows[before[-1]].end_us if before else 0,
+        "wait": max((rows[w].end_us for w in line.waits), default=0),
+    }
+    holds["launch"] = row.start_us if row.reason == "launch" else -1
+    named = [name for name, end_us in holds.items() if end_us == row.start_us]
+    return named[0] if len(named) == 1 else ""
 
 
 def six_launches(number: int) -> Launches:

@@ -134,6 +134,7 @@ def grade_counts(sheet: Sheet, my_number: int, counts: Mapping[str, Any]) -> Non
         is_on_gpu(span) and span.end_ns <= 1000 * right.returned_us
         for span in dearer.spans
     )
+    again = "resolve with dearer launches, and count at the new moment: it is later"
     _compare(
         sheet,
         DEARER,
@@ -141,8 +142,8 @@ def grade_counts(sheet: Sheet, my_number: int, counts: Mapping[str, Any]) -> Non
         "finished_if_dearer",
         twice.finished,
         {
-            at_old_moment: "backward() returns later now: count at the new moment",
-            right.finished: "the launches still cost what they did; resolve again",
+            at_old_moment: again,
+            right.finished: again,
             2 * right.finished: "twice the launches' cost is not twice the number",
             total: "that many finish in the end; how many by that moment?",
         },

@@ -1,0 +1,156 @@
+"""0.2: what is counted when backward() returns, and how slips are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import overlaplab as ol
+from overlaplab.grading import find_exercise, judge
+from overlaplab.grading.lab00 import returned as lab00
+from overlaplab.grading.lab00 import runs
+from overlaplab.grading.lab00.returned import count, step_of
+from overlaplab.grading.lab00.written import written_step
+
+NUMBER = 6
+
+
+def right(number=NUMBER):
+    timeline, dearer = step_of(number)
+    seen = count(timeline)
+    return {
+        "returned_us": seen.returned_us,
+        "launched": seen.launched,
+        "started": seen.started,
+        "finished": seen.finished,
+        "finished_if_dearer": count(dearer).finished,
+    }
+
+
+@pytest.mark.parametrize("number", [6, 1, 17, 31])
+def test_the_right_counts_pass_for_every_number(number):
+    verdict = judge(find_exercise("0.2"), number, right(number))
+    assert verdict.passed, str(verdict)
+
+
+def test_counts_as_floats_and_with_more_keys_pass():
+    said = {key: float(value) for key, value in right().items()} | {"note": "mine"}
+    assert judge(find_exercise("0.2"), NUMBER, said).passed
+
+
+def kernels():
+    return [s for s in step_of(NUMBER)[0].spans if s.kind == "compute"]
+
+
+WRONG = {
+    "returned when the GPU ends": (
+        lambda: {"returned_us": step_of(NUMBER)[0].end_ns / 1000},
+        lab00.RETURNED,
+        "the CPU does not wait for it",
+    ),
+    "in nanoseconds": (
+        lambda: {"returned_us": 1000 * right()["returned_us"]},
+        lab00.RETURNED,
+        "that is in ns",
+    ),
+    "launches and kernels": (
+        lambda: {"launched": len(step_of(NUMBER)[0].spans)},
+        lab00.LAUNCHED,
+        "launches and kernels together",
+    ),
+    "the last launch left out": (
+        lambda: {"launched": right()["launched"] - 1},
+        lab00.LAUNCHED,
+        "counts too",
+    ),
+    "launched is started": (
+        lambda: {"started": right()["launched"]},
+        lab00.STARTED,
+        "a launch is not a start",
+    ),
+    "started is finished": (
+        lambda: {"started": right()["finished"]},
+        lab00.STARTED,
+        "it has started",
+    ),
+    "all have finished": (
+        lambda: {"finished": len(kernels())},
+        lab00.FINISHED,
+        "how many by that moment",
+    ),
+    "the running one has finished": (
+        lambda: {"finished": right()["started"]},
+        lab00.FINISHED,
+        "still running",
+    ),
+    "dearer, not resolved": (
+        lambda: {"finished_if_dearer": right()["finished"]},
+        lab00.DEARER,
+        "count at the new moment",
+    ),
+    "dearer, at the old moment": (
+        lambda: {
+            "finished_if_dearer": sum(
+                s.kind == "compute" and s.end_ns <= 1000 * right()["returned_us"]
+                for s in step_of(NUMBER)[1].spans
+            )
+        },
+        lab00.DEARER,
+        "count at the new moment",
+    ),
+    "nothing": (lambda: {"launched": None}, lab00.LAUNCHED, ""),
+    "a word": (lambda: {"launched": "all"}, lab00.LAUNCHED, ""),
+    "a truth": (lambda: {"launched": True}, lab00.LAUNCHED, ""),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_slip_is_refused_and_told_by_what_was_counted(name, faults):
+    slip, sentence, hint = WRONG[name]
+    verdict = judge(find_exercise("0.2"), NUMBER, {**right(), **slip()})
+    assert list(faults(verdict)) == [sentence]
+    assert hint in verdict.hint
+    assert verdict.timeline is not None
+
+
+def test_an_answer_that_is_left_out_is_refused(faults):
+    said = right()
+    del said["started"]
+    found = faults(judge(find_exercise("0.2"), NUMBER, said))
+    assert "there is no 'started'" in found[lab00.STARTED]
+
+
+def test_what_is_no_dict_is_refused():
+    verdict = judge(find_exercise("0.2"), NUMBER, [1, 2, 3])
+    assert "expected a dict" in verdict.error
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_when_backward_returns_most_is_launched_and_not_finished(number):
+    """What the lesson says must hold for whatever number a learner types."""
+    counts = right(number)
+    assert counts["finished"] < 0.4 * counts["launched"]
+    assert counts["finished"] < counts["finished_if_dearer"] < counts["launched"]
+    assert len({*counts.values()}) == len(counts)
+
+
+def test_the_written_step_has_the_operators_of_the_recorded_one():
+    model, x = runs.model_and_batch(NUMBER)
+    recorded = ol.run(runs.train_step, model, x, world_size=1, hardware=runs.GPU)
+    written = written_step(len(model) // 2, x.shape[1], x.shape[0])
+
+    def told(program):
+        return [
+            (op.name, op.phase, op.flops, op.read_bytes, op.write_bytes, op.dtype)
+            for op in program.ranks[0]
+        ]
+
+    assert told(written) == told(recorded.program)
+
+
+def test_launches_twice_as_dear_return_twice_as_late():
+    timeline, dearer = step_of(NUMBER)
+    assert count(dearer).returned_us == 2 * count(timeline).returned_us
+    free = ol.resolve(written_step(4, 64, 32), replace(runs.GPU, launch_ns=0))
+    assert all(span.kind != "launch" for span in free.spans)
