@@ -82,8 +82,8 @@ class Hardware:
             which no Python slows; None: `launch_ns`.
         collective_part_launch_ns: CPU time of each tensor after the first of a
             coalesced collective.
-        busy_latency_ns: added to the latency of a collective that finds a kernel running
-            on one of its ranks: its own kernel waits for room on a full GPU.
+        busy_latency_ns: added to the latency of a collective that finds a kernel
+            running on one of its ranks: its own kernel waits for room on a full GPU.
         gpus_per_node: ranks 0 to this - 1 are one node, and so on; 0: all ranks share
             `link` and there are no nodes.
         network: between nodes, of one GPU's own network card; None without nodes.

@@ -27,6 +27,7 @@ hardwares = st.builds(
         gpus_per_node=nodes,
         network=replace(CHALK.link, bytes_per_s=5 * 10**9) if nodes else None,
         network_staged=nodes == 1,
+        busy_latency_ns=40 if nodes else 0,
     ),
     st.sampled_from((0, 3, 50)),
     st.sampled_from((0, 7, 90)),
@@ -188,7 +189,9 @@ def test_a_cause_ends_where_what_it_caused_begins_to_move(program, hw):
 @few
 @given(programs(("default",), ("default",), copies=False), hardwares)
 def test_removing_contention_makes_nothing_slower_where_nothing_is_shared(program, hw):
-    free = replace(hw, compute_rate_permille=1000, wire_rate_permille=1000)
+    free = replace(
+        hw, compute_rate_permille=1000, wire_rate_permille=1000, busy_latency_ns=0
+    )
     slowed, faster = resolve(program, hw), resolve(program, free)
     ends = {(s.rank, s.lane, s.attributes["op"]): s.end_ns for s in device(slowed)}
     for span in device(faster):
@@ -198,7 +201,9 @@ def test_removing_contention_makes_nothing_slower_where_nothing_is_shared(progra
 @few
 @given(programs(("default",), ("default",), copies=False), hardwares)
 def test_a_faster_link_makes_no_step_slower_without_contention(program, hw):
-    hw = replace(hw, compute_rate_permille=1000, wire_rate_permille=1000)
+    hw = replace(
+        hw, compute_rate_permille=1000, wire_rate_permille=1000, busy_latency_ns=0
+    )
     fast: Hardware = replace(hw, link=replace(hw.link, bytes_per_s=20 * 10**9))
     assert length(resolve(program, fast)) <= length(resolve(program, hw))
 
