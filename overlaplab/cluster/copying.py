@@ -120,7 +120,8 @@ def _copy_function(fn: types.FunctionType, memo: Memo) -> types.FunctionType:
         return fn
     cells = tuple(_new_cell(cell, memo) for cell in fn.__closure__ or ())
     namespace = _new_globals(fn, memo) if _of_notebook(fn) else fn.__globals__
-    new = types.FunctionType(fn.__code__, namespace, fn.__name__, None, cells or None)
+    code = _own_code(fn.__code__)
+    new = types.FunctionType(code, namespace, fn.__name__, None, cells or None)
     memo[id(fn)] = new  # before the cells' contents: it may be in one of them
     new.__qualname__ = fn.__qualname__
     new.__module__ = fn.__module__
@@ -135,6 +136,14 @@ def _copy_function(fn: types.FunctionType, memo: Memo) -> types.FunctionType:
     new.__kwdefaults__ = _copy_part(fn.__kwdefaults__, memo, what)
     new.__dict__.update(_copy_part(fn.__dict__, memo, f"an attribute of {_name(fn)}"))
     return new
+
+
+def _own_code(code: types.CodeType) -> types.CodeType:
+    """torch.compile keeps what it compiled at the code object: not for other ranks."""
+    constants = tuple(
+        _own_code(c) if isinstance(c, types.CodeType) else c for c in code.co_consts
+    )
+    return code.replace(co_consts=constants)
 
 
 def _of_notebook(fn: types.FunctionType) -> bool:
