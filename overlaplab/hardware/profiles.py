@@ -58,7 +58,8 @@ def profile(name: str | Hardware) -> Hardware:
     if not isinstance(name, str):
         raise TypeError(
             f"hardware is {type(name).__name__}; expected a name "
-            f"({', '.join(PROFILES)}) or overlaplab.hardware.Hardware(...)"
+            f"({', '.join(PROFILES)}), the path of a profile file (text that ends in "
+            ".json), or overlaplab.hardware.Hardware(...)"
         )
     if name.endswith(".json"):
         try:
