@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Who waits for whom?
 #
-# **Lab 03: streams and events.** Core: 50 minutes. Extras: 40 more. You need no GPU.
+# **Lab 03: streams and events.** Core: 54 minutes. Extras: 31 more. You need no GPU.
 #
 # After the core you can
 #
@@ -29,8 +29,8 @@ from overlaplab.grading import lab03 as lab
 # ## 1. The waste (7 minutes)
 #
 # A training step of four layers: for each layer its backward pass, the message that sums
-# its gradients over two GPUs, and its optimizer step. Everything is in slow motion: a
-# unit of work takes 1 ms, so you can add times in your head.
+# its gradients over two GPUs, and its optimizer step (`opt`). Everything is in slow motion:
+# a unit of work takes 1 ms, so you can add times in your head.
 
 # %% name="job"
 job = lab.backward_job()
@@ -54,7 +54,8 @@ view.draw_many(so_far)
 # %% [markdown]
 # `default` is the stream, `comm` is the wire. Look at the light grey: the wire is idle
 # while the GPU computes, and the GPU is idle while the wire works. `input` is what the
-# caller does before the step; after it the caller reads the results.
+# caller does before the step; after it the caller reads the results. Communication with
+# no computation beside it is **exposed**.
 
 # %% name="one-stream-numbers"
 view.table(so_far)
@@ -105,8 +106,8 @@ so_far["two streams that wait for each other"] = two.timeline
 view.draw_many(so_far)
 
 # %% [markdown]
-# Nothing is gained. Every task waits for all that was launched before it: two queues, one
-# file. Streams overlap nothing by themselves. What overlaps is what does *not* wait.
+# Nothing is gained. Every task waits for all that was launched before it: two queues that
+# wait for each other are one queue. What overlaps is what does *not* wait.
 #
 # So let nobody wait.
 
@@ -209,6 +210,7 @@ so_far[f"an event a task ({lab.whose('3.1')})"] = best.timeline
 view.draw_many(so_far)
 
 # %% name="again-numbers"
+print(view.text(best.timeline), end="\n\n")  # the last one for those who see no figure
 view.table(so_far)
 
 # %% [markdown]
@@ -248,7 +250,7 @@ mine
 full = mine.play(mine.every_wait)
 print(f"{len(mine.every_wait)} waits, step {full.step_ns / 1e6:.0f} ms, no findings")
 for pair in mine.every_wait:
-    print(pair)
+    print(f"    {pair},")
 view.draw(full.timeline, title="every wait")
 
 # %% [markdown]
@@ -371,9 +373,9 @@ view.draw_many(
 
 # %% [markdown]
 # As handed out, a message starts *beside* `pack`, which fills it: you see it. (`pack` takes
-# 1 ms alone and 2 ms beside another kernel, since they share the GPU.) The results are
-# right all the same: the virtual cluster computes values in the order of launches. Trust
-# findings, not values.
+# 1 ms alone and 2 ms beside another kernel, since they share the GPU.) The results of this
+# run are right all the same: the virtual cluster computes kernels in the order of their
+# launches, not in that of the clock. Trust findings, not values.
 #
 # **Exercise 3.3a.** Diagnose the program as handed out, then repair it.
 #
@@ -450,7 +452,8 @@ print(handed_out.findings[0])
 view.draw_many({"as handed out": handed_out.timeline, "yours": yours.timeline})
 
 # %% [markdown]
-# **Exercise 3.3b.** Diagnose the program as handed out, then repair it. The towers must still run side by side.
+# **Exercise 3.3b.** Diagnose the program as handed out, then repair it. The towers must
+# still run side by side.
 #
 # - `"kind"`; `"rank"`: where it happens; `"tensor"`: the one that is read too early.
 #
@@ -517,8 +520,8 @@ view.draw_many(
 # allocated it*, at once. The next tensor of that stream may get it. The allocator does not
 # know that another stream still reads the old one.
 #
-# **Exercise 3.3c.** Diagnose the program as handed out, then repair it. At most three batches may be held at a time, and
-# copies must still run beside steps.
+# **Exercise 3.3c.** Diagnose the program as handed out, then repair it. At most three
+# batches may be held at a time, and copies must still run beside steps.
 #
 # - `"kind"`; `"tensor"`: whose memory is given away; `"overwritten_by"`: whose it becomes.
 #
@@ -882,12 +885,17 @@ for priority in (0, -1):
 # The same programs, measured and stored; nothing is measured now. First section 1's job:
 # a unit is a large matmul, or a message that takes about as long.
 
-# %% name="gpu-job"
-lab.measured("job")
+# %% name="gpu-job" fold=true
+print(lab.measured("job"))
+names = ("one stream", "two streams that wait for each other", "an event a task")
+for name, timeline in zip(names, so_far.values(), strict=True):
+    here = timeline.step_ns / so_far["one stream"].step_ns
+    there = lab.measured_ratio("job", name, "one stream")
+    print(f"{name}, of one stream: {here:.2f} in section 1, {there} measured")
 
 # %% [markdown]
-# Compare the ratios with those of section 1: 29, 29 and 19. Messages take processors and
-# memory from the matmuls that run beside them, so less is saved than is hidden.
+# Messages take processors and memory from the matmuls that run beside them, so less is
+# saved than is hidden.
 #
 # How many streams are enough? Eight chains of kernels that fill the GPU (`wide`), and of
 # kernels that do not (`narrow`).
@@ -959,7 +967,10 @@ lab.sanitizer_report("broken", "event")
 #   (all-gather, copy-in, reduce-scatter, all-reduce); `AllGatherState` and
 #   `ReduceScatterState` keep memory alive with the event that frees it, and no
 #   `record_stream`.
-# - PyTorch's allocator: `recordStream` in `c10/cuda/CUDACachingAllocator.cpp`.
-# - `torch/utils/data/_utils/pin_memory.py`: the `DataLoader`'s thread that pins.
+# - vLLM: `AsyncGPUModelRunnerOutput` in `vllm/v1/worker/gpu_model_runner.py` copies sampled
+#   tokens to the host on `async_output_copy_stream`, and waits for an event only when
+#   somebody asks for them: section 5 the other way round.
+# - PyTorch's allocator: `recordStream` in `c10/cuda/CUDACachingAllocator.cpp`. The
+#   `DataLoader` pins on a thread: `torch/utils/data/_utils/pin_memory.py`.
 #
 # Further reading: the chapter on asynchronous execution of the CUDA C++ Programming Guide.

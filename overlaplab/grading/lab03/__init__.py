@@ -12,7 +12,7 @@ from overlaplab.grading.lab03.enough import finish_with, on_streams, steps_ms
 from overlaplab.grading.lab03.feed import LOOPS, feed_loop
 from overlaplab.grading.lab03.jobs import backward_job
 from overlaplab.grading.lab03.knobs import KNOBS, copy_ms, staging_costs_percent, turn
-from overlaplab.grading.lab03.measured import measured, sanitizer_report
+from overlaplab.grading.lab03.measured import measured, measured_ratio, sanitizer_report
 from overlaplab.grading.lab03.play import play
 from overlaplab.grading.lab03.repair import Case
 from overlaplab.grading.lab03.waits import pipeline
@@ -27,6 +27,7 @@ __all__ = [
     "finish_with",
     "keep",
     "measured",
+    "measured_ratio",
     "mine_or_ours",
     "on_streams",
     "pipeline",

@@ -48,6 +48,15 @@ def measured(question: str, path: Path | None = None) -> Table:
     return Table([*_lines(answer), _machine(stored)])
 
 
+def measured_ratio(question: str, row: str, to: str, path: Path | None = None) -> str:
+    """One stored number of the only table of `question` to another: "0.71"."""
+    answer = (read(path) or {}).get("answers", {}).get(question, {})
+    for table in answer.values():
+        if isinstance(table, Mapping) and row in table and to in table:
+            return f"{table[row] / table[to]:.2f}"
+    return "not"
+
+
 def sanitizer_report(
     variant: str = "broken", program: str = "", path: Path | None = None
 ) -> Table:
