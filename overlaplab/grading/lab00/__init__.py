@@ -87,11 +87,12 @@ def launch_table(timeline: Timeline, *, rank: int = 0) -> str:
 
     In us; in the order of the launches.
     """
-    launched = {s.attributes["op"]: s for s in timeline.spans if is_launch(s)}
-    ran = {s.attributes["op"]: s for s in timeline.spans if is_on_gpu(s)}
+    own = [span for span in timeline.spans if span.rank == rank]
+    launched = {s.attributes["op"]: s for s in own if is_launch(s)}
+    ran = {s.attributes["op"]: s for s in own if is_on_gpu(s)}
     lines = [f"{'':<12}{'launched':>16}{'runs':>18}{'waits':>10}"]
     for op, launch in launched.items():
-        if launch.rank != rank or op not in ran:
+        if op not in ran:
             continue
         span = ran[op]
         waits_us = (span.start_ns - launch.end_ns) / 1000

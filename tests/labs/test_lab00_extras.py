@@ -1,0 +1,246 @@
+"""0.5 and 0.6: a timeline read, a step's bound found; and what is stored of GPUs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from overlaplab.grading import find_exercise, judge, lab00
+from overlaplab.grading.lab00 import knobs as lab00_knobs
+from overlaplab.grading.lab00 import measured as lab00_measured
+from overlaplab.grading.lab00 import reading as lab00_reading
+from overlaplab.grading.lab00.reading import read, two_ranks
+
+NUMBER = 6
+
+
+def right():
+    return read(two_ranks(NUMBER))
+
+
+# 0.5
+
+
+@pytest.mark.parametrize("number", [6, 1, 17])
+def test_the_right_reading_passes_for_every_number(number):
+    verdict = judge(find_exercise("0.5"), number, read(two_ranks(number)))
+    assert verdict.passed, str(verdict)
+
+
+def test_a_reading_from_the_figure_passes():
+    said = right()
+    said["held_us"] = round(said["held_us"])
+    said["cpu_waits_us"] = float(round(said["cpu_waits_us"], -1))
+    assert judge(find_exercise("0.5"), NUMBER, said).passed
+
+
+def first_to_come(said):
+    return {"late_rank": 1 - said["late_rank"]}
+
+
+def whole_message(said):
+    span = next(s for s in two_ranks(NUMBER).spans if s.kind == "communication")
+    return {"held_us": span.duration_ns / 1000}
+
+
+def in_nanoseconds(said):
+    return {"held_us": 1000 * said["held_us"]}
+
+
+def other_rank_looks(said):
+    return {"looking_rank": 1 - said["looking_rank"]}
+
+
+def end_of_the_wait(said):
+    wait = next(s for s in two_ranks(NUMBER).spans if s.name.startswith("wait"))
+    return {"cpu_waits_us": wait.end_ns / 1000}
+
+
+def all_products(said):
+    return {"products": said["products"] + 1}
+
+
+def nothing(said):
+    return {"products": None}
+
+
+WRONG = {
+    first_to_come: lab00_reading.LATE,
+    whole_message: lab00_reading.HELD,
+    in_nanoseconds: lab00_reading.HELD,
+    other_rank_looks: lab00_reading.LOOKS,
+    end_of_the_wait: lab00_reading.LOOKS,
+    all_products: lab00_reading.DONE,
+    nothing: lab00_reading.DONE,
+}
+
+
+@pytest.mark.parametrize("slip", WRONG, ids=lambda f: f.__name__)
+def test_a_wrong_reading_is_refused_by_its_sentence(slip, faults):
+    verdict = judge(find_exercise("0.5"), NUMBER, {**right(), **slip(right())})
+    assert list(faults(verdict)) == [WRONG[slip]]
+    assert verdict.hint
+
+
+def test_numbers_draw_different_runs():
+    drawn = {lab00_reading._draw(number) for number in range(40)}
+    assert len(drawn) > 15
+    late = [d.products[1] > d.products[0] for d in drawn]
+    looks_late = [d.looks == (d.products[1] > d.products[0]) for d in drawn]
+    assert any(late) and not all(late)
+    assert any(looks_late) and not all(looks_late)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_every_number_draws_a_run_whose_answers_can_be_told_apart(number):
+    said = read(two_ranks(number))
+    assert said["held_us"] > 20
+    assert said["cpu_waits_us"] > 20
+    assert said["products"] >= 3
+
+
+# 0.6
+
+FOUND = {
+    "launch-bound": {"batch": 16},
+    "GPU-bound": {"batch": 4096},
+    "border": lab00_knobs.border_batch(),
+}
+OTHER_FOUND = {
+    "launch-bound": {"batch": 1024, "width": 128, "launch_us": 40, "teraflops": 100},
+    "GPU-bound": {"width": 1024, "launch_us": 2, "batch": 512},
+    "border": {**lab00_knobs.BORDER_AT, "batch": lab00_knobs.border_batch()},
+}
+
+
+@pytest.mark.parametrize("found", [FOUND, OTHER_FOUND], ids=["one", "another"])
+def test_any_settings_that_do_it_pass(found):
+    verdict = judge(find_exercise("0.6"), found)
+    assert verdict.passed, str(verdict)
+
+
+BORDER = lab00_knobs.border_batch()
+WRONG_FOUND = {
+    "swapped": (
+        {"launch-bound": FOUND["GPU-bound"], "GPU-bound": FOUND["launch-bound"]},
+        {lab00_knobs.IS_LAUNCH, lab00_knobs.IS_GPU},
+    ),
+    "where the sliders start, launch": (
+        {"launch-bound": {n: k.default for n, k in lab00_knobs.KNOBS.items()}},
+        {lab00_knobs.IS_LAUNCH},
+    ),
+    "where the sliders start, GPU": (
+        {"GPU-bound": {n: k.default for n, k in lab00_knobs.KNOBS.items()}},
+        {lab00_knobs.IS_GPU},
+    ),
+    "one batch too small": ({"border": BORDER // 2}, {lab00_knobs.IS_BORDER}),
+    "one batch too large": ({"border": 2 * BORDER}, {lab00_knobs.IS_BORDER}),
+    "no batch of the slider": ({"border": BORDER + 1}, {lab00_knobs.USABLE}),
+    "left out": ({"GPU-bound": None}, {lab00_knobs.USABLE}),
+    "no such knob": ({"GPU-bound": {"rows": 1}}, {lab00_knobs.USABLE}),
+    "no such value": ({"GPU-bound": {"batch": 10**6}}, {lab00_knobs.USABLE}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FOUND)
+def test_settings_that_do_not_do_it_are_refused(name, faults):
+    slip, sentences = WRONG_FOUND[name]
+    found = faults(judge(find_exercise("0.6"), {**FOUND, **slip}))
+    assert set(found) == sentences
+
+
+def test_at_the_border_the_kernels_take_as_long_as_the_launches():
+    for batch, longer in ((BORDER // 2, "launch"), (BORDER, "compute")):
+        spans = lab00_knobs.turn(**{**lab00_knobs.BORDER_AT, "batch": batch}).spans
+        total = {kind: 0 for kind in ("launch", "compute")}
+        for span in spans:
+            total[span.kind] += span.duration_ns
+        assert max(total, key=total.get) == longer
+
+
+# Stored measurements
+
+
+STORED = {
+    "world_size": 2,
+    "card": "NVIDIA H100 80GB HBM3",
+    "torch": "2.11.0",
+    "nccl": "2.28.9",
+    "date": "2026-11-28T04:10:00+00:00",
+    "products": [
+        {"width": 4096, "number": 50, "returned_ms": 0.4, "finished_ms": 11.5}
+    ],
+    "steps": {
+        "layers": 12,
+        "width": 2048,
+        "dtype": "bfloat16",
+        "rows": [{"batch": 16, "returned_ms": 1.5, "finished_ms": 1.6}],
+    },
+    "loops": {
+        "layers": 12,
+        "width": 2048,
+        "dtype": "bfloat16",
+        "batches": 20,
+        "rows": [{"batch": 4096, "item_ms": 3.0, "at the end_ms": 2.5}],
+    },
+    "two ranks": {
+        "width": 8192,
+        "bytes": 2**27,
+        "ranks": 2,
+        "product_ms": 2.0,
+        "message_ms": 1.0,
+        "product first_ms": 3.0,
+        "message first_ms": 2.2,
+    },
+}
+TABLES = (
+    lab00_measured.launches,
+    lab00_measured.backwards,
+    lab00_measured.loops,
+    lab00_measured.two_ranks,
+)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda f: f.__name__)
+def test_a_stored_table_names_its_machine(table, tmp_path):
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps(STORED))
+    told = table(lab00_measured.read(path))
+    for fact in ("2 x NVIDIA H100", "torch 2.11.0", "NCCL 2.28.9", "2026-11-28"):
+        assert fact in told
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda f: f.__name__)
+def test_where_nothing_is_stored_no_number_is_shown(table, tmp_path):
+    told = table(lab00_measured.read(tmp_path / "measured.json"))
+    assert told == lab00_measured.NOTHING
+    assert " ms" not in told
+
+
+def test_a_prediction_stands_beside_what_was_measured():
+    told = lab00_measured.launches(STORED)
+    assert "0.40     11.50" in told
+    assert "Predicted: h100-nvlink" in told
+    assert "20%" in lab00_measured.loops(STORED)
+    assert "saved: 0.80 of the 1.00 ms" in lab00_measured.two_ranks(STORED)
+
+
+# Helpers of the cells
+
+
+def test_a_launch_table_tells_when_each_operator_runs():
+    timeline = lab00_reading.two_ranks(NUMBER)
+    rows = lab00.launch_table(timeline).splitlines()[1:]
+    assert rows[0].split()[:6] == ["mm", "0", "to", "10", "10", "to"]
+    assert all("us" in row for row in rows)
+
+
+def test_what_passed_is_run_in_the_place_of_the_courses(capsys):
+    assert lab00.mine_or_ours("0.4") is not None
+    assert "not solved yet" in capsys.readouterr().out
+    lab00.keep("0.4", "mine")
+    try:
+        assert lab00.mine_or_ours("0.4") == "mine"
+    finally:
+        lab00._kept.clear()
