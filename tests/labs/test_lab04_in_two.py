@@ -1,4 +1,4 @@
-"""4.1: an all-reduce out of two halves; what sends too much or too little is refused."""
+"""4.1: an all-reduce out of two halves; one that sends too much is refused."""
 
 from __future__ import annotations
 

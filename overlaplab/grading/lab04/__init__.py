@@ -1,6 +1,7 @@
 """What the notebook of lab 04 calls: `from overlaplab.grading import lab04 as lab`.
 
-Its exercises are graded in `collectives`, `waits` and `window`.
+Its exercises are graded in `collectives`, `waits`, `window`, `small`, `ring`, `repair`
+and `choose`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from overlaplab.grading.lab04.board import (
     shares_text,
     side_by_side,
 )
+from overlaplab.grading.lab04.choose import CASES
 from overlaplab.grading.lab04.collectives import (
     after_each,
     all_gather,
@@ -27,6 +29,27 @@ from overlaplab.grading.lab04.collectives import (
     crossings,
     reduce_scatter,
 )
+from overlaplab.grading.lab04.measured import (
+    by_size_table,
+    machine,
+    measure_it_here,
+    number,
+    small_table,
+    stored,
+    ways_table,
+    windows_table,
+)
+from overlaplab.grading.lab04.repair import broken_blocks, luck_us, patient
+from overlaplab.grading.lab04.ring import (
+    bus_of_ours,
+    measured_points,
+    play_ring,
+    points_machine,
+    ring_inputs,
+    ring_of_ours,
+    ring_text,
+)
+from overlaplab.grading.lab04.small import latencies, one_by_one, play_small
 from overlaplab.grading.lab04.waits import (
     experts_inputs,
     layer_inputs,
@@ -37,26 +60,48 @@ from overlaplab.timeline import Timeline
 
 __all__ = [
     "BOARD",
+    "CASES",
     "after_each",
     "all_gather",
     "backward",
+    "broken_blocks",
+    "bus_of_ours",
+    "by_size_table",
     "collectives_table",
     "compare_predictions",
     "crossings",
     "experts_inputs",
     "halves",
     "keep",
+    "latencies",
     "layer_inputs",
+    "luck_us",
+    "machine",
+    "measure_it_here",
+    "measured_points",
     "message_ns",
     "messages_alive",
     "mine_or_ours",
+    "number",
+    "one_by_one",
+    "patient",
     "play",
+    "play_ring",
+    "play_small",
     "play_window",
+    "points_machine",
     "reduce_scatter",
+    "ring_inputs",
+    "ring_of_ours",
+    "ring_text",
     "shares_text",
     "side_by_side",
+    "small_table",
+    "stored",
     "two_sums_inputs",
+    "ways_table",
     "whose",
+    "windows_table",
 ]
 
 _kept: dict[str, Any] = {}

@@ -48,7 +48,7 @@ def play(
     inputs: Inputs,
     *args: Any,
     hardware: Hardware = BOARD,
-    timeout_s: float = 30,
+    timeout_s: float = 60,
 ) -> Run:
     """Call `step(*inputs[rank], *args)` on each of `len(inputs)` ranks.
 

@@ -41,6 +41,8 @@ SIZES = "also where the size does not divide by the number of ranks"
 PARTS = "it is made of a reduce-scatter and an all-gather, or of their equals"
 BYTES = "as many bytes cross the wire as in an all-reduce"
 
+SHAPE = (400, 250)
+
 SumInPlace = Callable[[torch.Tensor], Any]
 
 
@@ -123,18 +125,17 @@ def _tensors(shape: Sequence[int], num_ranks: int) -> Inputs:
     solution="all_reduce_in_two",
     verifies=(VALUES, PARTS, BYTES, SIZES),
     points=2,
-    timeout_s=30.0,
+    timeout_s=90.0,
 )
 def grade_in_two(sheet: Sheet, all_reduce_in_two: SumInPlace) -> None:
     """Values on every rank; bytes from the record; then sizes that do not divide."""
-    inputs = _tensors((400, 250), NUM_RANKS)
+    inputs = _tensors(SHAPE, NUM_RANKS)
     sheet.ran("your function on 400 x 250 elements, 4 ranks")
     seen = play(sum_step, inputs, all_reduce_in_two)
-    whole = play(sum_step, inputs, dist.all_reduce)
     sheet.show(
         seen.timeline.of_rank(0),
         step_ns=seen.timeline.step_ns,
-        target_ns=whole.timeline.step_ns + BOARD.link.latency_ns,
+        target_ns=_whole_ns() + BOARD.link.latency_ns,
         title="your run on 400 x 250 elements",
     )
     assert seen.program is not None
@@ -159,6 +160,11 @@ def grade_in_two(sheet: Sheet, all_reduce_in_two: SumInPlace) -> None:
         sheet.verify(PARTS, _wrong_parts(seen.program))
         sheet.verify(BYTES, _wrong_bytes(seen.program, inputs))
         sheet.stop_if_wrong()
+
+
+@lru_cache(maxsize=1)
+def _whole_ns() -> int:
+    return play(sum_step, _tensors(SHAPE, NUM_RANKS), dist.all_reduce).timeline.step_ns
 
 
 def _wrong_sums(seen: Sequence[torch.Tensor], inputs: Inputs) -> list[Violation]:

@@ -114,7 +114,7 @@ EXPERTS_TASK = Task("experts", experts_inputs, reference.experts, _experts_oracl
     solution="two_sums",
     verifies=(VALUES, SAFE, WAITED, STEP),
     points=2,
-    timeout_s=30.0,
+    timeout_s=90.0,
 )
 def grade_waits(sheet: Sheet, two_sums: Step) -> None:
     """Right, safe, and as short as the dependencies allow."""
@@ -127,7 +127,7 @@ def grade_waits(sheet: Sheet, two_sums: Step) -> None:
     solution="experts",
     verifies=(VALUES, SAFE, WAITED, STEP),
     points=3,
-    timeout_s=30.0,
+    timeout_s=90.0,
 )
 def grade_order(sheet: Sheet, experts: Step) -> None:
     """Any order and any stream will do, if the step is short."""

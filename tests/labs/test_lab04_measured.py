@@ -1,0 +1,123 @@
+"""Tables of lab 04 from a stored file, and what they say where there is none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlaplab.cluster.run import run
+from overlaplab.grading.lab04 import measured as lab
+from overlaplab.program import resolve
+
+STORED = {
+    "backend": "nccl",
+    "card": "a card",
+    "torch": "2.11.0",
+    "nccl": "2.28.9",
+    "date": "2026-11-28T04:10:00+00:00",
+    "world_size": 2,
+    "layer": [64, 32, 64, 32],
+    "ways": {"no message": 2.0, "wait late": 2.1, "the message alone": 0.4},
+    "windows": {"no limit": 5.0, "stalling, k=1": 6.5},
+    "window_peak_bytes": {"no limit": 10 * 2**20, "stalling, k=1": None},
+    "small_tensors": [64, 16384],
+    "small": {"one by one": 3.0, "one flat tensor": 0.2},
+    "by_size": {
+        "all_reduce": {"4096": 0.02, "104857600": 0.5},
+        "all_gather": {"4096": 0.02, "104857600": 0.25},
+        "reduce_scatter, all_gather": {"4096": 0.04, "104857600": 0.5},
+    },
+    "captured_by_size": {"refused": "all_reduce: RuntimeError: no"},
+}
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    def store(values):
+        path = tmp_path / "measured.json"
+        if values is not None:
+            path.write_text(json.dumps(values))
+        monkeypatch.setattr(lab, "_STORED", path)
+        lab.stored.cache_clear()
+
+    yield store
+    lab.stored.cache_clear()
+
+
+def no_layer(x, w, way):
+    return x @ w["in"]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        lambda: lab.ways_table(no_layer),
+        lab.by_size_table,
+        lab.windows_table,
+        lab.small_table,
+        lab.machine,
+    ],
+)
+def test_without_a_measurement_every_table_says_how_to_measure(table, stored):
+    stored(None)
+    assert "Nothing is measured yet" in table()
+    assert lab.COMMAND in table()
+
+
+def test_a_rehearsal_on_gloo_is_no_measurement(stored):
+    stored({**STORED, "backend": "gloo"})
+    assert lab.stored() is None
+
+
+def test_a_number_that_is_not_stored_is_refused(stored):
+    stored(None)
+    with pytest.raises(LookupError, match="Nothing is measured yet"):
+        lab.number("ways", "wait late")
+
+
+def test_bandwidths_count_what_crosses_a_link(stored):
+    stored(STORED)
+    large = lab.by_size_table().splitlines()[-1]
+    # Two ranks: an all-reduce crosses once, an all-gather half of it.
+    assert large.split() == [
+        *("100", "MiB"),
+        *("500", "us,", "210", "GB/s"),
+        *("250", "us,", "210", "GB/s"),
+        *("500", "us,", "210", "GB/s"),
+    ]
+    assert lab.by_size_table("captured_by_size") == (
+        "Not measured: all_reduce: RuntimeError: no"
+    )
+
+
+def test_steps_stand_beside_their_peaks(stored):
+    stored(STORED)
+    assert lab.windows_table().splitlines()[1].split() == ["no", "limit", "5.000", "10"]
+    assert "200" in lab.small_table()
+    assert lab.machine().startswith("2 x a card, torch 2.11.0, NCCL 2.28.9, 2026-11-28")
+
+
+def test_predictions_stand_where_the_lessons_layer_has_the_way(stored, monkeypatch):
+    stored(STORED)
+    monkeypatch.setattr(lab, "predicted_ms", lambda layer, way: 2.25)
+    lines = lab.ways_table(no_layer).splitlines()
+    assert lines[1].split() == ["no", "message", "2.000"]
+    assert lines[2].split() == ["wait", "late", "2.250", "2.100", "+0.100"]
+
+
+def test_an_enlarged_program_takes_as_long_as_a_large_one():
+    def layer(size):
+        x = torch.ones(size, size)
+        part = x @ x
+        dist.all_reduce(part)
+        (part @ x).relu()
+
+    small, large = (
+        run(layer, size, world_size=2, hardware="chalk", cluster="virtual")
+        for size in (32, 128)
+    )
+    grown = resolve(lab.enlarged(small.program, 4), "chalk")
+    assert grown.step_ns == large.timeline.step_ns
