@@ -17,6 +17,7 @@ from torch.cuda.nccl import version as nccl_version
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from overlaplab import streams
+from overlaplab.profiling.calibrate.clock import sleep
 
 _CLASSES = (
     ("nccl", re.compile(r"nccl", re.IGNORECASE)),
@@ -57,13 +58,15 @@ def profile_step(
 
 
 def profile_in_turn(
-    steps: Mapping[str, Callable[[], object]], *, num_steps: int
+    steps: Mapping[str, Callable[[], object]], *, num_steps: int, ahead_ns: int = 0
 ) -> dict[str, dict[str, Any]]:
     """Profile several variants in one session: to start one takes a second.
 
     Args:
         steps: warmed up; the same names in the same order on all ranks.
         num_steps: of each, in a row.
+        ahead_ns: the device sleeps first, so that the CPU, which the profiler slows,
+            launches ahead as it does in training.
 
     Returns:
         For each name `summarise` of its kernels, without "communication_ms"; {} on a
@@ -79,6 +82,8 @@ def profile_in_turn(
             dist.barrier()
             streams.synchronize()
             with record_function(_RANGE + name):
+                if ahead_ns:
+                    sleep(ahead_ns)
                 for _ in range(num_steps):
                     step()
                 streams.synchronize()
@@ -107,7 +112,9 @@ def _kernels(events: Iterable[Any]) -> list[tuple[str, int, int]]:
     return [
         (event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
         for event in events
-        if event.device_type() == DeviceType.CUDA and not _is_annotation(event)
+        if event.device_type() == DeviceType.CUDA
+        and not _is_annotation(event)
+        and "spin_kernel" not in event.name()  # our own sleep
     ]
 
 

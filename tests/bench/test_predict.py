@@ -94,7 +94,8 @@ def test_a_repeated_step_takes_as_long_as_recorded_ones(hardware: str) -> None:
     starts = [*step_starts(ops), len(ops)]
     ends = {span.attributes["op"]: span.end_ns for span in resolve(whole, hw).spans}
     marks = [max(ends[i] for i in range(a, b)) for a, b in itertools.pairwise(starts)]
-    again = step_ends(middle_step(recorded(2)), hw, 4, 2)
+    step = middle_step(recorded(2))
+    again = step_ends(resolve(repeat(step, 4, 2), hw), len(step))
     # The recorded ones begin behind a broadcast, which the first step waits for.
     assert [b - a for a, b in itertools.pairwise(again)] == [
         b - a for a, b in itertools.pairwise(marks)
@@ -152,6 +153,9 @@ PLAN = CalibrationPlan(
     coalesced=((2, 2**16),),
     contention=TINY,
     beside_bytes=2**16,
+    small_beside_bytes=(1024,),
+    most_sends=2,
+    hot_ns=0,
     matmul_beside=16,
     memory_beside=2**16,
     repeats=1,

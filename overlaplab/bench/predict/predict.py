@@ -6,7 +6,6 @@ import itertools
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import nn
 
@@ -20,6 +19,7 @@ from overlaplab.data_parallel import (
 from overlaplab.hardware import Hardware
 from overlaplab.profiling.calibrate.recorded import record_steps, step_starts
 from overlaplab.program import Op, Program, resolve
+from overlaplab.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +125,36 @@ def predict(
     profiled_steps: int,
     num_ranks: int = 2,
 ) -> Prediction:
-    """Time a step as the measurement does: some in a row, after one that warms up."""
-    ends = step_ends(step, hardware, steps_a_round + 1, num_ranks)
-    times = [b - a for a, b in itertools.pairwise(ends)]
-    report = resolve(repeat(step, profiled_steps, num_ranks), hardware).report()
+    """Time a step as the measurement does: some in a row, after one that warms up.
+
+    Exposed time is that of the last `profiled_steps` of as many more: like the profiled
+    ones they find the CPU ahead of the device.
+    """
+    num_steps = 1 + steps_a_round + profiled_steps
+    timeline = resolve(repeat(step, num_steps, num_ranks), hardware)
+    ends = step_ends(timeline, len(step))
+    times = [b - a for a, b in itertools.pairwise(ends[: steps_a_round + 1])]
+    first = (num_steps - profiled_steps) * len(step)
+    last = replace(
+        timeline,
+        spans=tuple(s for s in timeline.spans if s.attributes.get("op", 0) >= first),
+        causes=(),
+    )
     return Prediction(
-        int(statistics.median(times)), report.exposed_ns // profiled_steps
+        int(statistics.median(times)), last.report().exposed_ns // profiled_steps
     )
 
 
-def step_ends(
-    step: tuple[Op, ...], hardware: Hardware, num_steps: int, num_ranks: int
-) -> list[int]:
-    """When the last operator of each step ends, on the stream that waits for all."""
-    timeline = resolve(repeat(step, num_steps, num_ranks), hardware)
-    ends = [0] * num_steps
+def step_ends(timeline: Timeline, length: int) -> list[int]:
+    """When the last operator of each step ends, on the stream that waits for all.
+
+    Args:
+        timeline: of `repeat`.
+        length: operators of a step.
+    """
+    ends: dict[int, int] = {}
     for span in timeline.spans:
         if span.kind in ("compute", "communication"):
-            number: Any = span.attributes["op"]
-            ends[number // len(step)] = max(ends[number // len(step)], span.end_ns)
-    return ends
+            number = span.attributes["op"] // length
+            ends[number] = max(ends.get(number, 0), span.end_ns)
+    return [ends[number] for number in sorted(ends)]

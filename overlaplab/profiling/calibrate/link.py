@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from overlaplab.profiling.calibrate.plan import CalibrationPlan
 
 Row = dict[str, Any]
 Call = Callable[[], object]
-_BEHIND_NS = 40_000_000  # the CPU launches all of a window meanwhile
+_AHEAD_NS = 40_000_000  # the CPU launches meanwhile
 
 
 def measure_collectives(plan: CalibrationPlan) -> list[Row]:
@@ -110,108 +110,122 @@ def _collectives(num_bytes: int, size: int) -> dict[str, Call]:
     }
 
 
-def measure_contention(plan: CalibrationPlan) -> dict[str, Row]:
+def measure_contention(plan: CalibrationPlan) -> dict[str, Any]:
     """Loops of computing beside all-reduces, for three kinds of computing.
 
     Returns:
         For "step" (a transformer's), "matmul" and "memory": "compute_alone_ns",
-        "compute_beside_ns", "wire_alone_ns", "wire_beside_ns".
+        "compute_beside_ns", "wire_alone_ns", "wire_beside_ns" and "bytes". And "small":
+        rows {"bytes", "alone_ns", "beside_ns"} of small all-reduces beside steps.
     """
     dtype = getattr(torch, plan.dtype)
     side = plan.matmul_beside
     a, b = (torch.randn(side, side, device=streams.device()).to(dtype) for _ in "ab")
     c = torch.empty_like(a)
     source, target = (_tensor(plan.memory_beside // 2) for _ in "st")
-    return {
-        name: _beside(compute, plan)
+    step = step_of(plan.contention, plan.dtype)
+    found: dict[str, Any] = {
+        name: _beside(compute, plan.beside_bytes, plan)
         for name, compute in (
-            ("step", step_of(plan.contention, plan.dtype)),
+            ("step", step),
             ("matmul", lambda: torch.mm(a, b, out=c)),
             ("memory", lambda: target.copy_(source)),
         )
     }
+    found["small"] = [_beside(step, size, plan) for size in plan.small_beside_bytes]
+    return found
 
 
-def _beside(compute: Call, plan: CalibrationPlan) -> Row:
-    payload = _tensor(plan.beside_bytes // 2)
+def _beside(compute: Call, num_bytes: int, plan: CalibrationPlan) -> Row:
+    """Both loops alone and both at once, each long enough for the card to get hot."""
+    payload = _tensor(num_bytes // 2)
 
     def send() -> None:
         dist.all_reduce(payload, _average())
 
-    alone = device_ns(compute, 3, repeats=plan.repeats, align=_align())
-    num_computes = max(1, round(40e6 / alone)) if on_cuda() else 3
-    wire = device_ns(send, 4, repeats=plan.repeats, align=_align())
-    alone = device_ns(compute, num_computes, repeats=plan.repeats, align=_align())
-    # Twice what fits beside it, so that it does not end before the computing does; on
-    # all ranks as often.
-    num_sends = torch.tensor([2 + 2 * alone * num_computes // max(wire, 1)])
-    num_sends = num_sends.to(payload.device)
-    dist.all_reduce(num_sends, dist.ReduceOp.MAX)
+    send()
+    wire = device_ns(send, 8, repeats=plan.repeats, align=_align())
+    alone = device_ns(compute, 3, repeats=2, align=_align())
+    per_compute = _same_everywhere(1 + alone // max(wire, 1))
+    rounds = _same_everywhere(max(2, plan.hot_ns // max(alone, 1)))
     if not on_cuda():
-        num = min(int(num_sends), 20)
-        return _beside_on_cpu(compute, alone, wire, num_computes, payload, num)
-    computes, sends = [], []
-    for _ in range(plan.repeats):
-        window_ns, times = _window(compute, num_computes, send, int(num_sends))
-        computes.append(window_ns // num_computes)
-        sends += times
+        sends = min(per_compute, 20)
+        return _beside_on_cpu(compute, alone, wire, payload, sends)
+    # Small ones: as many as the CPU can launch; there the wire need not be full.
+    per_compute = min(per_compute, plan.most_sends)
+    alone, _ = _window(compute, rounds, send, 0)
+    beside, times = _window(compute, rounds, send, per_compute)
     return {
         "compute_alone_ns": alone,
-        "compute_beside_ns": sorted(computes)[len(computes) // 2],
+        "compute_beside_ns": beside,
         "wire_alone_ns": wire,
-        "wire_beside_ns": sum(sends) // max(len(sends), 1),
-        "bytes": plan.beside_bytes,
+        "wire_beside_ns": sum(times) // max(len(times), 1),
+        "wire_beside_median_ns": int(statistics.median(times)) if times else 0,
+        "sends": len(times),
+        "bytes": num_bytes,
     }
 
 
 def _window(
-    compute: Call, num_computes: int, send: Call, num_sends: int
+    compute: Call, rounds: int, send: Call, per_compute: int
 ) -> tuple[int, list[int]]:
-    """How long the computing took, and each of the sends that lay within it."""
+    """The time of a compute, and of each send beside them. The first third warms up.
+
+    For each compute there are as many sends as fit beside it when both are alone. They
+    are launched before it and begin with it, so that a send's time, between its own two
+    marks, includes no launch and no queue.
+    """
     main, side = streams.current_stream(), streams.Stream(priority=-1)
     streams.synchronize()
-    sleep(_BEHIND_NS)
-    side.wait_stream(main)
-    marks = [streams.Event(enable_timing=True) for _ in range(num_sends + 1)]
-    first, last = (streams.Event(enable_timing=True) for _ in range(2))
-    with streams.stream(side):
-        _align()()
-        marks[0].record()
-        main.wait_event(marks[0])
-        for mark in marks[1:]:
-            send()
-            mark.record()
-    first.record()
-    for _ in range(num_computes):
+    _align()()
+    sleep(_AHEAD_NS)
+    marks: list[tuple[Any, Any]] = []
+    first = last = None
+    for number in range(rounds):
+        begins = streams.Event(enable_timing=True)
+        begins.record(main)
+        if number == rounds // 3:
+            first = begins
+        with streams.stream(side):
+            side.wait_event(begins)
+            for _ in range(per_compute):
+                begin, end = (streams.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                send()
+                end.record()
+                marks.append((begin, end))
         compute()
-    last.record()
+    last = streams.Event(enable_timing=True)
+    last.record(main)
     streams.synchronize()
-    end_ms = first.elapsed_time(last)
-    at = [first.elapsed_time(mark) for mark in marks]
-    within = [
-        round((end - begin) * 1e6)
-        for begin, end in itertools.pairwise(at)
-        if begin >= 0 and end <= end_ms
-    ]
-    return round(end_ms * 1e6), within
+    assert first is not None
+    length_ms = first.elapsed_time(last)
+    within = []
+    for begin, end in marks:
+        begin_ms, end_ms = first.elapsed_time(begin), first.elapsed_time(end)
+        if begin_ms >= 0 and end_ms <= length_ms:
+            within.append(round((end_ms - begin_ms) * 1e6))
+    return round(length_ms * 1e6) // (rounds - rounds // 3), within
+
+
+def _same_everywhere(number: int) -> int:
+    """The largest of the ranks' numbers: all must send as often."""
+    both = torch.tensor([number], device=streams.device())
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    return int(both.item())
 
 
 def _beside_on_cpu(
-    compute: Call,
-    alone: int,
-    wire: int,
-    num_computes: int,
-    payload: torch.Tensor,
-    num_sends: int,
+    compute: Call, alone: int, wire: int, payload: torch.Tensor, num_sends: int
 ) -> Row:
     """Gloo's threads and ours share the cores; the wire's own loss is not measured."""
     works = [
         dist.all_reduce(payload, _average(), async_op=True) for _ in range(num_sends)
     ]
     begin = time.perf_counter_ns()
-    for _ in range(num_computes):
+    for _ in range(3):
         compute()
-    beside = (time.perf_counter_ns() - begin) // num_computes
+    beside = (time.perf_counter_ns() - begin) // 3
     for work in works:
         work.wait()
     return {

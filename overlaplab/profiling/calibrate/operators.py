@@ -39,6 +39,11 @@ class TimedOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._cuda = on_cuda()
         self.rows: list[tuple[str, bool, Any, Any]] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; wrapping it would import the compiler (3 s)."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -85,16 +90,18 @@ def measure_operators(plan: CalibrationPlan, case: ModelCase) -> Row:
     for _ in range(3):
         step()
     streams.synchronize()
-    # A step of many in a row; the CPU has launched ahead where it can.
-    step_ns = device_ns(step, 8 if on_cuda() else 2, repeats=plan.repeats)
-    busy = on_cuda() and step_ns > _BACKLOG_NS // 4
+    once = device_ns(step, 2, repeats=2)
+    # The CPU launches ahead where it can; where not, the card sleeps meanwhile.
+    busy = on_cuda() and once > _BACKLOG_NS // 4
+    hot = plan.hot_ns // once if busy else 2  # as many in a row heat the card
+    step_ns = device_ns(step, hot, repeats=2)
     repeats = []
     names: list[tuple[str, bool]] = []
     for _ in range(plan.steps):
         gc.collect()
         if busy:
-            step()  # the GPU stays as hot as it is in training
-            step()
+            for _ in range(hot // 2):
+                step()  # the card stays as hot as it is in training
         else:
             sleep(_BACKLOG_NS)
         with TimedOperators() as timed:

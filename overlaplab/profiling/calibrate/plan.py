@@ -48,6 +48,9 @@ class CalibrationPlan:
         coalesced: (tensors, bytes in all) of coalesced all-reduces.
         contention: the model that runs beside collectives, and for how many steps.
         beside_bytes: payload of the all-reduces that run beside it.
+        small_beside_bytes: of small ones.
+        most_sends: at most so many beside one step.
+        hot_ns: a measurement that depends on heat runs at least so long.
         matmul_beside: size of the matrices of the GEMM loop beside collectives.
         memory_beside: bytes of the copies of the memory-bound loop.
         repeats: of each measurement.
@@ -65,10 +68,13 @@ class CalibrationPlan:
     coalesced: tuple[tuple[int, int], ...]
     contention: ModelCase
     beside_bytes: int
+    small_beside_bytes: tuple[int, ...]
+    most_sends: int
+    hot_ns: int
     matmul_beside: int
     memory_beside: int
     repeats: int = 5
-    steps: int = 7
+    steps: int = 4
     launch_rounds: int = 5
 
 
@@ -85,11 +91,15 @@ GPU = CalibrationPlan(
         ModelCase(d_model=896, num_heads=14, vocab_size=49152, batch=20),
         ModelCase(d_model=2560, num_heads=20, vocab_size=40960, batch=6),
         ModelCase(d_model=1792, num_heads=14, vocab_size=40960, batch=10),
+        ModelCase(d_model=960, num_heads=15, vocab_size=57344, batch=24),
+        ModelCase(d_model=1280, num_heads=10, vocab_size=32768, batch=16),
+        ModelCase(d_model=704, num_heads=11, vocab_size=32768, batch=32),
+        ModelCase(d_model=1536, num_heads=12, vocab_size=57344, batch=10),
         ModelCase(d_model=2304, num_heads=18, vocab_size=57344, batch=14),
         ModelCase(d_model=640, num_heads=10, vocab_size=57344, batch=44),
     ),
     launch_model=ModelCase(
-        d_model=384, num_heads=6, vocab_size=8192, num_layers=10, batch=1
+        d_model=1280, num_heads=10, vocab_size=8192, num_layers=10, batch=1
     ),
     matmul_sizes=(256, 512, 1024, 2048, 4096, 8192),
     matmul_dtypes=("bfloat16", "float16", "float32"),
@@ -106,6 +116,9 @@ GPU = CalibrationPlan(
         (8, 8 * _MIB),
         (2, 32 * _MIB),
         (12, 32 * _MIB),
+        (6, 16 * _MIB),
+        (24, 64 * _MIB),
+        (96, 256 * _MIB),
         (12, 128 * _MIB),
         (48, 128 * _MIB),
         (48, 512 * _MIB),
@@ -113,6 +126,9 @@ GPU = CalibrationPlan(
     ),
     contention=ModelCase(d_model=1792, num_heads=14, vocab_size=40960, batch=10),
     beside_bytes=128 * _MIB,
+    small_beside_bytes=(16 * 1024, _MIB),
+    most_sends=48,
+    hot_ns=500_000_000,
     matmul_beside=6144,
     memory_beside=256 * _MIB,
 )
@@ -131,6 +147,9 @@ CPU = CalibrationPlan(
     coalesced=((8, _MIB), (8, 4 * _MIB)),
     contention=ModelCase(d_model=64, num_heads=2, vocab_size=512, batch=1, tokens=64),
     beside_bytes=_MIB,
+    small_beside_bytes=(16 * 1024,),
+    most_sends=20,
+    hot_ns=0,
     matmul_beside=128,
     memory_beside=_MIB,
     repeats=2,

@@ -17,6 +17,9 @@ from overlaplab.profiling.calibrate.recorded import operators_of_step
 
 Points = tuple[tuple[int, int], ...]
 _SIMILAR_PERMILLE = 1150  # work within 15 % is averaged to one point
+_LAUNCH_BOUND_PERMILLE = 1150
+# From this payload on several tensors in one collective have times of their own.
+_COALESCED_BYTES = 8 * 2**20
 _NOT_MEASURED = "not measured: this machine has one process, or no link"
 
 
@@ -77,8 +80,8 @@ def _operator_points(
     )
     notes["points"] = (
         "operators in forward and backward passes of transformers of "
-        f"(width x sequences) {cases}: median of marks before and after each, on a "
-        "busy device; work within 15 % averaged"
+        f"(width x sequences) {cases}: median of marks before and after each, on a hot "
+        "device, scaled to add up to steps in a row; work within 15 % averaged"
     )
     return points
 
@@ -106,12 +109,23 @@ def joined_operators(device: Mapping[str, Any]) -> Iterable[tuple[str, int, int]
                 f"virtual cluster records {len(ops)}: "
                 f"{[row[0] for row in measured]} and {[op.name for op in ops]}"
             )
-        for op, (_, _, ns) in zip(ops, measured, strict=True):
-            alone = max(1, ns - model["mark_ns"])
+        times = [max(1, ns - model["mark_ns"]) for _, _, ns in measured]
+        in_a_row = _in_a_row(sum(times), model["step_ns"])
+        for op, time in zip(ops, times, strict=True):
+            alone = round(time * in_a_row)
             if op.flops:
                 yield f"flops:{op.name}:{op.dtype}", op.flops, alone
             else:
                 yield f"bytes:{op.name}", op.read_bytes + op.write_bytes, alone
+
+
+def _in_a_row(sum_ns: int, step_ns: int) -> float:
+    """By how much operators are slower in steps in a row: hot cards run slower.
+
+    A step that takes much longer than its operators is bound by launches and says
+    nothing of them.
+    """
+    return step_ns / sum_ns if step_ns * 1000 < sum_ns * _LAUNCH_BOUND_PERMILLE else 1.0
 
 
 def _same(recorded: str, measured: str) -> bool:
@@ -233,7 +247,10 @@ def _link(
     )
     pairs = []
     for row in link["collectives"]:
-        if row["operation"] == "all_reduce":
+        several = row["tensors"] > 1
+        if row["operation"] == "all_reduce" and several == (
+            row["bytes"] >= _COALESCED_BYTES
+        ):
             crossing = collective_ns(unit, "all_reduce", num, row["bytes"])[1]
             pairs.append((crossing, row["ns"]))
     curve = _curve(pairs)
@@ -241,7 +258,8 @@ def _link(
     times = tuple((work, max(0, ns - latency)) for work, ns in curve)
     beside = link["contention"]["step"]
     notes["link"] = (
-        f"all_reduce alone on {num} ranks, of one tensor and of several; latency is "
+        f"all_reduce alone on {num} ranks, of one tensor, from "
+        f"{_COALESCED_BYTES >> 20} MiB on of several as reducers send them; latency is "
         f"the time of {curve[0][0]} bytes"
     )
     notes["compute_rate_permille"] = (
@@ -249,16 +267,22 @@ def _link(
         f"{beside['bytes'] >> 20} MiB beside them all the time"
     )
     notes["wire_rate_permille"] = "of those all-reduces, with and without the steps"
+    small = link["contention"]["small"][0]
+    busy = small["wire_beside_ns"] - small["wire_alone_ns"]
+    notes["busy_latency_ns"] = (
+        f"an all_reduce of {small['bytes']} bytes beside those steps, less one alone"
+    )
     last = times[-1]
     wire = Link(
         latency_ns=latency,
         bytes_per_s=_rate(last[0], max(1, last[1])),
-        times=times,
+        times=times if last[1] else (),  # a wire of which nothing was seen
         source=notes["link"],
     )
     return wire, {
         "compute_rate_permille": _permille(beside, "compute"),
         "wire_rate_permille": _permille(beside, "wire"),
+        "busy_latency_ns": max(0, busy),
     }
 
 

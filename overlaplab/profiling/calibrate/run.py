@@ -130,10 +130,10 @@ def _describe(backend: str) -> dict[str, Any]:
     if backend == "nccl":
         from torch.cuda.nccl import version
 
-        parts: Any = version()
+        read: Any = version
         found = {
             "card": torch.cuda.get_device_name(),
             **found,
-            "NCCL": ".".join(map(str, parts)),
+            "NCCL": ".".join(map(str, read())),
         }
     return {**found, "on": datetime.now(UTC).strftime("%Y-%m-%d")}
