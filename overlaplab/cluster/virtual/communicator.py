@@ -152,6 +152,11 @@ class Communicator:
             recorder.lane(self._lane).wait(Frontier(frozenset((op,))))
         if self._meetings.representative:
             meeting.complete = True
+            if pair is not None:
+                distance = (pair[1] - pair[0]) % self.size
+                sign = 1 if operation == "send" else -1
+                key = (self.name, distance, collective.bytes)
+                self._meetings.messages[key] += sign
         else:
             with _disable_current_modes(), torch.no_grad():
                 copies = [t.detach().clone() for t in sources]

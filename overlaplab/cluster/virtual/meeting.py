@@ -6,6 +6,7 @@ fills everybody's outputs. Works on plain tensors: knows no threads, streams or 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -109,6 +110,8 @@ class Meetings:
         self.representative = representative
         self.open: dict[tuple[str, int], Meeting] = {}
         self.names: dict[tuple[str, tuple[int, ...]], str] = {}
+        # Sends less receives of a representative, by group, distance and bytes.
+        self.messages: Counter[tuple[str, int, int]] = Counter()
 
     def at(
         self,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed import _mesh_layout, device_mesh
+from torch.utils import _device
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from overlaplab.cluster.virtual import placement
 from overlaplab.cluster.virtual.copies import HostMemory, moves, tensors_in
 from overlaplab.cluster.virtual.naming import GRADIENT_OPERATORS, name_gradient
 from overlaplab.cluster.virtual.operators import (
@@ -19,6 +24,10 @@ from overlaplab.cluster.virtual.placement import PLAIN
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.storage import NUMBER
 from overlaplab.program.record import Access
+
+# Computes with the numbers of ranks, on the CPU: nothing of it is the program's.
+_MESHES = frozenset({device_mesh.__file__, _mesh_layout.__file__})
+_BETWEEN = frozenset(m.__file__ for m in (placement, _device, torch._tensor))
 
 
 class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -48,6 +57,9 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if kind not in PLAIN:
                 return NotImplemented
         kwargs = kwargs or {}
+        if _caller() in _MESHES:
+            with _disable_current_modes():  # with values, also where tensors are fake
+                return func(*args, **kwargs)
         recorder, facts = self._recorder, operator(func)
         table, place = recorder.storages, ""
         if kwargs and moves(kwargs):
@@ -138,6 +150,14 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name == "profiler::_record_function_exit" and self._recorder.labels:
             self._recorder.labels.pop()
         return func(*args, **kwargs)
+
+
+def _caller() -> str:
+    """The file that called the operator."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename in _BETWEEN:
+        frame = frame.f_back
+    return "" if frame is None else frame.f_code.co_filename
 
 
 def _written(facts: Operator, args: Any, kwargs: Any) -> list[torch.Tensor]:

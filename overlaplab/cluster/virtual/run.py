@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from overlaplab.cluster.copying import copy_job
 from overlaplab.cluster.settings import kept_settings
-from overlaplab.cluster.virtual import report, world
+from overlaplab.cluster.virtual import report, representative, world
 from overlaplab.cluster.virtual.compat import fake_mode, mode_flags, set_mode_flags
 from overlaplab.cluster.virtual.host_syncs import host_syncs
 from overlaplab.cluster.virtual.meeting import Meetings
@@ -61,7 +61,7 @@ def run_virtual(
         world_size: ranks of the job.
         hardware: not needed to record; kept for host code that depends on time.
         timeout_s: a guard; deadlocks are found without it.
-        fake: compute shapes only, on one rank that stands for all.
+        fake: compute shapes only, on rank 0, which stands for all (representative.py).
 
     Returns:
         What each recorded rank returned, and the record.
@@ -141,11 +141,14 @@ class _Run:
                 self.jobs.clear()  # the copies; what returns is in the results
         if self.turns.first_error is not None:
             number, error = self.turns.first_error
+            if self.fake:
+                error = representative.explained(error)
             if isinstance(error, (DeadlockError, MismatchError)):
                 raise error
             raise report.failure(number, error) from error
         for recorder in self.recorders:
             recorder.storages.close()
+        representative.refuse_other_roles(self.meetings)
         return tuple(rank.result for rank in self.ranks), self._program()
 
     def _main_of(self, rank: int) -> Callable[[], Any]:

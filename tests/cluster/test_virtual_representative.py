@@ -1,0 +1,129 @@
+"""Rank 0 stands for all: over groups and meshes, and not where ranks have roles."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import overlaplab as ol
+from overlaplab.cluster.virtual import run_virtual
+
+
+def represented(step, world_size=4096):
+    (value,), program = run_virtual(step, world_size=world_size, fake=True)
+    return value, [o.collective for o in program.ranks[0] if o.collective]
+
+
+def brief(collectives):
+    return [(c.operation, len(c.ranks), c.ranks[:3], c.bytes) for c in collectives]
+
+
+def test_a_mesh_has_the_groups_of_rank_0():
+    def step():
+        mesh = init_device_mesh("cpu", (512, 8), mesh_dim_names=("dp", "tp"))
+        x = torch.ones(64)
+        dist.all_reduce(x, group=mesh["tp"].get_group())
+        dist.all_reduce(x, group=mesh.get_group("dp"))
+        return mesh.get_coordinate(), mesh["dp"].size()
+
+    value, collectives = represented(step)
+    assert value == ((0, 0), 512)
+    assert brief(collectives) == [
+        ("all_reduce", 8, (0, 1, 2), 256),
+        ("all_reduce", 512, (0, 8, 16), 256),
+    ]
+
+
+def test_a_hierarchical_all_reduce_has_both_kinds_of_groups():
+    def step():
+        node = dist.new_group(list(range(8)))
+        across = dist.new_group(list(range(0, 4096, 8)))
+        grad, shard = torch.ones(64), torch.empty(8)
+        dist.reduce_scatter_tensor(shard, grad, group=node)
+        dist.all_reduce(shard, group=across)
+        dist.all_gather_into_tensor(grad, shard, group=node)
+
+    _, collectives = represented(step)
+    assert brief(collectives) == [
+        ("reduce_scatter", 8, (0, 1, 2), 256),
+        ("all_reduce", 512, (0, 8, 16), 32),
+        ("all_gather", 8, (0, 1, 2), 256),
+    ]
+
+
+def test_fsdp2_shards_in_a_node_and_replicates_across():
+    from torch.distributed.fsdp import fully_shard
+
+    def step():
+        mesh = init_device_mesh("cpu", (512, 8), mesh_dim_names=("replicate", "shard"))
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh())
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model(torch.ones(4, 64)).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    _, collectives = represented(step)
+    whole = 4 * 64 * 64
+    assert brief(collectives)[0] == ("all_gather", 8, (0, 1, 2), whole)
+    assert brief(collectives)[-2:] == [
+        ("reduce_scatter", 8, (0, 1, 2), whole),
+        ("all_reduce", 512, (0, 8, 16), whole // 8),
+    ]
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_what_a_mesh_computes_about_ranks_is_not_the_programs(fake):
+    def step():
+        init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+
+    _, program = run_virtual(step, world_size=4, fake=fake)
+    assert program.ranks[0] == ()
+
+
+def test_a_ring_that_all_ranks_shift_is_represented():
+    def step():
+        n = dist.get_world_size()
+        mine, theirs = torch.ones(4), torch.empty(4)
+        ops = [
+            dist.P2POp(dist.isend, mine, 1),
+            dist.P2POp(dist.irecv, theirs, n - 1),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        return theirs + 1
+
+    _, collectives = represented(step)
+    assert [c.operation for c in collectives] == ["send", "recv"]
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_messages_of_ranks_with_roles_are_refused(pipeline):
+    def step():
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(4), 1)
+            if pipeline:
+                dist.recv(torch.ones(4), 1)
+
+    with pytest.raises(ol.MismatchError, match=r"(?s)rank 0 stand for all.*fake=False"):
+        represented(step)
+
+
+def gather_objects():
+    dist.all_gather_object([None] * dist.get_world_size(), 1)
+
+
+VALUES = {
+    "item": lambda: torch.ones(3).sum().item(),
+    "branch": lambda: 1 if torch.ones(1) > 0 else 2,
+    "tolist": lambda: torch.ones(3).tolist(),
+    "mask": lambda: torch.ones(3)[torch.ones(3) > 0],
+    "objects": gather_objects,
+    "ddp": lambda: nn.parallel.DistributedDataParallel(nn.Linear(2, 2)),
+}
+
+
+@pytest.mark.parametrize("what", VALUES)
+def test_what_needs_a_value_is_refused_with_the_way_out(what):
+    with pytest.raises(ol.RankError, match=r"(?s)shapes and no values.*fake=False"):
+        represented(VALUES[what], world_size=4)
