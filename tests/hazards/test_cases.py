@@ -111,6 +111,38 @@ def test_b03_with_an_event_for_each_copy_nothing_is_missing():
     assert findings(two_branches, True) == []
 
 
+def branches_on_two_streams(events):
+    left, right = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    flat, filled, works, side = torch.zeros(32), [], [], streams.Stream()
+    for part, linear in zip(flat.chunk(2), (left, right), strict=True):
+
+        def hook(param, part=part):
+            part.copy_(param.grad.view(-1))
+            filled.append(current_stream().record_event())
+            if len(filled) == 2:
+                for event in filled if events else ():
+                    event.wait()
+                works.append(dist.all_reduce(flat, async_op=True))
+
+        linear.weight.register_post_accumulate_grad_hook(hook)
+    x = torch.ones(2, 4)
+    side.wait_stream(current_stream())
+    with stream(side):
+        one = left(x)
+    two = right(x)
+    current_stream().wait_stream(side)
+    (one * two).sum().backward()
+    for work in works:
+        work.wait()
+    return flat
+
+
+def test_b03_branches_whose_backward_runs_on_two_streams_fill_one_bucket():
+    race = ("hazard", ("copy_", "default"), ("all_reduce", "comm"))
+    assert findings(branches_on_two_streams, False) == [race]
+    assert findings(branches_on_two_streams, True) == []
+
+
 @pytest.mark.parametrize("make", [ol.BucketedReducer, ol.HookReducer, ol.SerialReducer])
 def test_b03_our_reducers_take_gradients_from_any_stream(make):
     class Branches(nn.Module):

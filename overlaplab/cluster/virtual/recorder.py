@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from overlaplab.cluster.virtual.backward_lanes import GraphTask
 from overlaplab.cluster.virtual.forward_lines import ForwardLines
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.source import user_line
@@ -97,8 +98,7 @@ class Recorder:
         # on, nodes were made while `_start_lanes[i]` was current.
         self._starts: list[int] = [0]
         self._start_lanes: list[Lane] = [self._user_lane]
-        self._backward_lane: Lane | None = None
-        self._graph_task = -1
+        self._graph_tasks: dict[int, GraphTask[Frontier]] = {}
         # A stream that a hook entered while its node runs.
         self._hook_lane: Lane | None = None
 
@@ -175,13 +175,16 @@ class Recorder:
         """
         source_lane = lane if launched_from is None else launched_from
         index = len(self.ops)
+        if name in ("add", "add_") and self._graph_tasks:
+            self._wait_for_gradients(lane, reads)
         waits: Iterable[int] = lane.pending
         if launched_from is not None:
             waits = launched_from.frontier().ops | lane.pending
         phase, source = self.phase(differentiable), user_line()
         if differentiable and torch.is_grad_enabled():
             self._forward_lines.note(source)
-        if phase == "backward" and (line := self._forward_lines.of_node()):
+        backward = phase == "backward" and collective is None  # which a hook launches
+        if backward and (line := self._forward_lines.of_node()):
             attributes = {**attributes, "forward": line}
         self.ops.append(
             Op(
@@ -319,40 +322,43 @@ class Recorder:
         return tuple(reversed(after))
 
     def _lane_of(self, node: Any) -> Lane:
-        """The lane on which CUDA's engine would run `node`.
-
-        A node runs on the stream of its forward operator; the engine makes it wait for
-        the streams that its gradients come from. The gradient accumulation of a leaf
-        has no forward operator: it follows the node before it.
-        """
-        task = torch._C._current_graph_task_id()
-        before = self._backward_lane
-        if task != self._graph_task or before is None:
-            before = self._user_lane
-            self._graph_task = task
+        """The lane of a node of the backward pass, see backward_lanes.py."""
+        number = torch._C._current_graph_task_id()
+        task = self._graph_tasks.get(number)
+        if task is None:
+            caller = self._user_lane
+            task = GraphTask(caller.frontier(), caller.name)
+            self._graph_tasks[number] = task
             engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._end_backward(self._user_lane))
-        number = node._sequence_nr()
-        if number >= 2**63:  # AccumulateGrad
-            lane = before
-        else:
-            at = bisect.bisect_right(self._starts, number) - 1
-            lane = self._start_lanes[at]
-        if lane is not before:
-            lane.wait(before.frontier())
-        self._backward_lane = lane
+            engine.queue_callback(self._end_backward(number, caller))
+        lane = before = self.lanes[task.lane]
+        if node is not task.node:
+            made = node._sequence_nr()
+            if made < 2**63:  # not an accumulation, which follows the node before it
+                at = bisect.bisect_right(self._starts, made) - 1
+                lane = self._start_lanes[at]
+            for point in task.begin(node, lane.name, before.frontier()):
+                lane.wait(point)
         self._mark(lane)  # what is recomputed in the backward pass
         return lane
 
-    def _end_backward(self, caller: Lane) -> Callable[[], None]:
+    def _wait_for_gradients(self, lane: Lane, reads: tuple[Access, ...]) -> None:
+        """The engine adds the gradients of one tensor, from nodes of any stream."""
+        for access in reads:
+            writer = self.storages.last_writer(access)
+            if writer is not None:
+                op = self.ops[writer]
+                if op.kind == "compute" and op.phase == "backward":
+                    lane.pending.add(writer)
+
+    def _end_backward(self, number: int, caller: Lane) -> Callable[[], None]:
         """At the end of backward(), the caller's stream waits for all of it."""
 
         def end() -> None:
             for lane in self._start_lanes:
                 if lane is not caller:
                     caller.wait(lane.frontier())
-            self._backward_lane = None
-            self._graph_task = -1
+            self._graph_tasks.pop(number)
             self._mark(caller)
 
         return end
