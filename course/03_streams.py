@@ -939,15 +939,14 @@ lab.measured("races")
 # %% [markdown]
 # On a quiet GPU a race may never show. PyTorch has a tool that looks for them in a live
 # run: `TORCH_CUDA_SANITIZER=1`. It follows kernels, streams and events as they are
-# launched. What it says of four broken programs:
+# launched. Four small races, and their repairs: the virtual cluster runs them now, the
+# sanitizer ran the same code on a GPU. `no_wait` reads a sum before `work.wait()`.
 
 # %% name="gpu-sanitizer"
-print(lab.sanitizer_report("broken"))
-print("\nrepaired:")
-print(lab.sanitizer_report("repaired"))
+lab.beside_the_sanitizer()
 
 # %% name="gpu-sanitizer-report" fold=true
-lab.sanitizer_report("broken", "event")
+lab.sanitizer_report("event")
 
 # %% [markdown]
 # It needs a GPU and knows tensors by their first byte; it attributes a collective to the

@@ -10,7 +10,12 @@ from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
 from overlaplab.grading.lab03 import enough, knobs
 from overlaplab.grading.lab03.enough import finish_with, steps_ms
-from overlaplab.grading.lab03.measured import measured, sanitizer_report
+from overlaplab.grading.lab03.four_races import PROGRAMS
+from overlaplab.grading.lab03.measured import (
+    beside_the_sanitizer,
+    measured,
+    sanitizer_report,
+)
 
 ENOUGH = {"kernels": 1, "one chain": 1, "batches": 3}
 
@@ -195,22 +200,20 @@ def test_a_question_that_failed_says_so(tmp_path):
 def test_without_a_stored_file_the_command_is_shown(tmp_path):
     text = str(measured("job", tmp_path / "none.json"))
     assert "python -m overlaplab.bench lessons --lesson 03" in text
-    assert "bench lessons" in str(sanitizer_report(path=tmp_path / "none.json"))
+    assert "bench lessons" in str(sanitizer_report("event", tmp_path / "none.json"))
 
 
-def test_the_sanitizers_reports_are_told_apart(tmp_path):
-    answers = {
-        "sanitizer": {
-            "broken": {
-                "event": "CSAN detected a possible data race",
-                "reuse": "no report",
-            }
-        }
-    }
-    path = stored(tmp_path, answers)
-    lines = str(sanitizer_report(path=path)).splitlines()
-    assert [line.split()[:2] for line in lines[:2]] == [
-        ["event", "reports"],
-        ["reuse", "no"],
-    ]
-    assert "possible data race" in str(sanitizer_report("broken", "event", path))
+def test_four_races_are_found_here_and_their_repairs_are_silent(tmp_path):
+    broken = {"event": "CSAN detected a possible data race", "reuse": "no report"}
+    answers = {"sanitizer": {"broken": broken, "repaired": {"event": "no report"}}}
+    lines = str(beside_the_sanitizer(stored(tmp_path, answers))).splitlines()
+    assert [line.split(maxsplit=1)[0] for line in lines[1:-1]] == [*PROGRAMS]
+    assert all("broken: race, repaired: silent" in line for line in lines[1:-1])
+    assert lines[1].endswith("broken: race, repaired: silent")
+    assert lines[2].endswith("broken: silent, repaired: not measured")
+
+
+def test_the_sanitizers_words_are_shown(tmp_path):
+    path = stored(tmp_path, {"sanitizer": {"broken": {"event": "CSAN detected"}}})
+    assert "CSAN detected" in str(sanitizer_report("event", path))
+    assert "not measured" in str(sanitizer_report("flat", path))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import overlaplab
 from overlaplab import streams
 
 TRIES = 20
@@ -103,8 +104,12 @@ def _under_sanitizer(variant: str) -> dict[str, Any]:
     own = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     environment = {k: v for k, v in os.environ.items() if k not in own}
     environment["TORCH_CUDA_SANITIZER"] = "1"
+    package = str(Path(overlaplab.__file__).parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        p for p in (package, os.environ.get("PYTHONPATH", "")) if p
+    )
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "races.py").write_text(_PROGRAMS, encoding="utf-8")
+        Path(folder, "races.py").write_text(_CHILD, encoding="utf-8")
         try:
             ran = subprocess.run(
                 [sys.executable, "races.py", variant],
@@ -129,83 +134,29 @@ def _under_sanitizer(variant: str) -> dict[str, Any]:
 
 def _shortened(text: str) -> str:
     """Without this machine's folders; the first report only."""
-    text = re.sub(r'File "[^"]*/(torch/[^"]*|races\.py)"', r'File "\1"', text)
+    text = re.sub(r'File "[^"]*/((torch|overlaplab)/[^"]*)"', r'File "\1"', text)
+    text = re.sub(r'File "[^"]*/races\.py"', 'File "races.py"', text)
     lines = text.strip().splitlines()
     return "\n".join(line[:200] for line in lines[:40])
 
 
-# One process, one GPU: the collective of "flat" has one rank, which is enough to see
-# whether the sanitizer knows on which stream NCCL works.
-_PROGRAMS = """
+# One process, one GPU: the collectives have one rank, which is enough to see whether
+# the sanitizer knows on which stream NCCL works.
+_CHILD = """
 import sys, tempfile, torch
 import torch.distributed as dist
+from overlaplab.grading.lab03.four_races import PROGRAMS
 
-repaired = sys.argv[1] == "repaired"
-device = torch.device("cuda", 0)
-main = torch.cuda.current_stream()
-
-
-def event():
-    outs = [torch.zeros(1024, device=device) for _ in range(2)]
-    torch.cuda.synchronize()
-    ready, events = torch.cuda.Event(), []
-    for out in outs:
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            out.fill_(1.0)
-            ready.record()
-            events.append(side.record_event())
-    for e in events if repaired else [ready]:
-        main.wait_event(e)
-    return outs[0] + outs[1]
-
-
-def reuse():
-    loading, total = torch.cuda.Stream(), None
-    hosts = [torch.full((1024,), float(i)).pin_memory() for i in range(3)]
-    for host in hosts:
-        with torch.cuda.stream(loading):
-            batch = host.to(device, non_blocking=True)
-        main.wait_stream(loading)
-        if repaired:
-            batch.record_stream(main)
-        total = batch.sum()
-        del batch
-    return total
-
-
-def flat():
-    packing = torch.cuda.Stream()
-    grads = [torch.ones(512, device=device) for _ in range(2)]
-    buffer = torch.zeros(1024, device=device)
-    packing.wait_stream(main)
-    with torch.cuda.stream(packing):
-        torch.cat(grads, out=buffer)
-    if repaired:
-        main.wait_stream(packing)
-    dist.all_reduce(buffer, async_op=True).wait()
-    return buffer * 1.0
-
-
-def no_wait():
-    buffer = torch.ones(1024, device=device)
-    work = dist.all_reduce(buffer, async_op=True)
-    if repaired:
-        work.wait()
-    out = buffer * 1.0
-    work.wait()
-    return out
-
-
-with tempfile.NamedTemporaryFile() as store:
+torch.cuda.set_device(0)
+with tempfile.TemporaryDirectory() as folder:
     dist.init_process_group(
-        "nccl", init_method=f"file://{store.name}_x", rank=0, world_size=1,
-        device_id=device,
+        "nccl", init_method=f"file://{folder}/store", rank=0, world_size=1,
+        device_id=torch.device("cuda", 0),
     )
-    for program in (event, reuse, flat, no_wait):
-        print("#### " + program.__name__, flush=True)
+    for name, program in PROGRAMS.items():
+        print("#### " + name, flush=True)
         try:
-            program()
+            program(sys.argv[1] == "repaired")
             torch.cuda.synchronize()
             print("no report", flush=True)
         except Exception as error:

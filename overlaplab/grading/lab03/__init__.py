@@ -12,7 +12,12 @@ from overlaplab.grading.lab03.enough import finish_with, on_streams, steps_ms
 from overlaplab.grading.lab03.feed import LOOPS, feed_loop
 from overlaplab.grading.lab03.jobs import backward_job
 from overlaplab.grading.lab03.knobs import KNOBS, copy_ms, staging_costs_percent, turn
-from overlaplab.grading.lab03.measured import measured, measured_ratio, sanitizer_report
+from overlaplab.grading.lab03.measured import (
+    beside_the_sanitizer,
+    measured,
+    measured_ratio,
+    sanitizer_report,
+)
 from overlaplab.grading.lab03.play import play
 from overlaplab.grading.lab03.repair import Case
 from overlaplab.grading.lab03.waits import pipeline
@@ -21,6 +26,7 @@ __all__ = [
     "KNOBS",
     "LOOPS",
     "backward_job",
+    "beside_the_sanitizer",
     "case",
     "copy_ms",
     "feed_loop",

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from overlaplab.cluster.run import run
+from overlaplab.grading.lab03.four_races import PROGRAMS
+
 _STORED = Path(__file__).with_name("measured.json")
 _ABSENT = (
     "Nothing is stored yet. On a machine with GPUs:\n"
@@ -57,25 +60,39 @@ def measured_ratio(question: str, row: str, to: str, path: Path | None = None) -
     return "not"
 
 
-def sanitizer_report(
-    variant: str = "broken", program: str = "", path: Path | None = None
-) -> Table:
-    """What torch's stream sanitizer said: of one program, or a line for each."""
+def sanitizer_report(program: str, path: Path | None = None) -> Table:
+    """What torch's stream sanitizer printed of one broken program."""
     stored = read(path)
     if stored is None:
         return Table([_ABSENT])
-    answer = stored["answers"]["sanitizer"]
-    said = answer.get(variant, answer)
-    if "error" in said and len(said) == 1:
-        return Table([f"not measured: {said['error']}", _machine(stored)])
-    if program:
-        return Table([said.get(program, "not run"), _machine(stored)])
-    lines = [
-        f"{name:<10} {'no report' if 'no report' in text else 'reports a race'}"
-        for name, text in said.items()
-        if name != "error"
-    ]
-    return Table([*lines, _machine(stored)])
+    said = _of_sanitizer(stored, "broken")
+    text = said.get(program) or f"not measured: {said.get('error', 'it did not run')}"
+    return Table([text, _machine(stored)])
+
+
+def beside_the_sanitizer(path: Path | None = None) -> Table:
+    """Four races and their repairs: who reports them, the findings or the sanitizer.
+
+    The virtual cluster runs them now; what the sanitizer said on a GPU is stored.
+    """
+    stored = read(path)
+    lines = [f"{'':<10}{'findings here':<28}sanitizer on a GPU"]
+    for name, program in PROGRAMS.items():
+        here, there = [], []
+        for variant in ("broken", "repaired"):
+            found = run(program, variant == "repaired", world_size=1).warnings
+            here.append(f"{variant}: {'race' if found else 'silent'}")
+            text = _of_sanitizer(stored, variant).get(name) if stored else None
+            said = "silent" if text and "no report" in text else "race"
+            there.append(f"{variant}: {said if text else 'not measured'}")
+        lines.append(f"{name:<10}{', '.join(here):<28}{', '.join(there)}")
+    return Table([*lines, *([_machine(stored)] if stored else [])])
+
+
+def _of_sanitizer(stored: Mapping[str, Any], variant: str) -> Mapping[str, str]:
+    answer = stored["answers"].get("sanitizer", {})
+    said: Mapping[str, str] = answer.get(variant, answer)
+    return said
 
 
 def _machine(stored: Mapping[str, Any]) -> str:
