@@ -128,7 +128,8 @@ def _under_sanitizer(variant: str) -> dict[str, Any]:
         name, _, text = part.partition("\n")
         answer[name.strip()] = _shortened(text)
     if ran.returncode:
-        answer["error"] = f"exit status {ran.returncode}"
+        last = ran.stdout.strip().splitlines()[-1:] or ["nothing printed"]
+        answer["error"] = f"exit status {ran.returncode}: {last[0][:200]}"
     return answer
 
 
