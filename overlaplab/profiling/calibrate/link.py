@@ -18,6 +18,7 @@ from overlaplab.profiling.calibrate.plan import CalibrationPlan
 
 Row = dict[str, Any]
 Call = Callable[[], object]
+_IN_A_ROW = 16  # so that several sends lie beside them
 _AHEAD_NS = 40_000_000  # the CPU launches meanwhile
 
 
@@ -128,8 +129,8 @@ def measure_contention(plan: CalibrationPlan) -> dict[str, Any]:
         name: _beside(compute, plan.beside_bytes, plan)
         for name, compute in (
             ("step", step),
-            ("matmul", lambda: torch.mm(a, b, out=c)),
-            ("memory", lambda: target.copy_(source)),
+            ("matmul", lambda: [torch.mm(a, b, out=c) for _ in range(_IN_A_ROW)]),
+            ("memory", lambda: [target.copy_(source) for _ in range(_IN_A_ROW)]),
         )
     }
     found["small"] = [_beside(step, size, plan) for size in plan.small_beside_bytes]
@@ -151,9 +152,13 @@ def _beside(compute: Call, num_bytes: int, plan: CalibrationPlan) -> Row:
     if not on_cuda():
         sends = min(per_compute, 20)
         return _beside_on_cpu(compute, alone, wire, payload, sends)
+    alone, _ = _window(compute, rounds, send, 0)
     # Small ones: as many as the CPU can launch; there the wire need not be full.
     per_compute = min(per_compute, plan.most_sends)
-    alone, _ = _window(compute, rounds, send, 0)
+    beside, times = _window(compute, max(3, rounds // 3), send, per_compute)
+    # No more than fit: a stream that is full would hold up the launches of the other.
+    fit = 1 + beside * len(times) // max(sum(times), 1) if times else per_compute
+    per_compute = min(_same_everywhere(fit), plan.most_sends)
     beside, times = _window(compute, rounds, send, per_compute)
     return {
         "compute_alone_ns": alone,
