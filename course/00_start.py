@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Has it run yet?
 #
-# **Lab 00: start.** Core: 34 minutes. Extras: 15 more. You need a laptop and nothing
+# **Lab 00: start.** Core: 35 minutes. Extras: 15 more. You need a laptop and nothing
 # else.
 #
 # After the core you can
@@ -48,17 +48,17 @@ ol.doctor()
 # This lab stays on `virtual`. Its GPU has round numbers, for the head:
 
 # %% name="round-numbers"
-a = torch.randn(256, 256) / 16
-one = ol.run(lambda a: a @ a, a, world_size=1, hardware=lab.GPU)
-launch_us = lab.GPU.launch_ns / 1000
-product_us = one.timeline.report().compute_ns / 1000
-print(f"to launch an operator: {launch_us:.0f} us of the CPU")
-print(f"one product, 256 wide: {product_us:.1f} us of the GPU")
+print(f"to launch an operator: {lab.GPU.launch_ns / 1000:.0f} us of the CPU")
+for width in (256, 64):
+    a = torch.randn(width, width)
+    one = ol.run(lambda a: a @ a, a, world_size=1, hardware=lab.GPU).timeline
+    product_us = one.report().compute_ns / 1000
+    print(f"one product, {width} wide: {product_us:.1f} us of the GPU")
 
 # %% [markdown]
-# ## 2. One line, two times (7 minutes)
+# ## 2. One line, two times (6 minutes)
 #
-# Six products, one after the other.
+# Six products, one after the other, 256 wide.
 
 
 # %% name="six-products"
@@ -80,6 +80,7 @@ returns_us = 200
 finishes_us = 200
 
 # %% name="six" fold=true
+a = torch.randn(256, 256) / 16  # so that the products stay small
 six = ol.run(six_products, a, world_size=1, hardware=lab.GPU).timeline
 lab.side_by_side(
     "it returns at (us)", returns_us, f"{lab.last_launch_ns(six) / 1e3:.0f}"
@@ -93,7 +94,8 @@ view.draw(six, title="six products, 256 wide")
 # handing an operator to the GPU. `default` is a **stream**: a queue of the GPU, whose
 # operators run in order. Look at how early the grey ends.
 #
-# The same as a table, and in characters for those who do not see the figure:
+# The same as a table, and in characters for those who do not see the figure. (Every
+# figure of the course has this twin: `print(view.text(timeline))`.)
 
 # %% name="six-table"
 print(lab.launch_table(six))
@@ -103,11 +105,12 @@ print(view.text(six, width=88))
 # %% [markdown]
 # Follow the last row. The CPU was done with it long before the GPU got to it.
 #
-# **A launch is not a start.** And a return is not an end: your line has returned, and
-# its result does not exist yet. The CPU *runs ahead*. All that this course hides, it
-# hides in that lead.
+# **A launch is not a start.** And a return is no end: your line has returned, and its
+# result does not exist yet. The CPU *runs ahead*. Without that lead nothing in this
+# course would work. (It also means that a stopwatch around these lines measures the
+# launches, not the products.)
 #
-# Now the same with small matrices, 64 wide: a product takes the GPU half a microsecond.
+# Now the same with small matrices, 64 wide. What a product takes stands in section 1.
 #
 # **Predict.** When has the GPU finished now?
 
@@ -288,8 +291,8 @@ counts["finished_if_dearer"] = at_return(dearer)["finished"]
 ### END STUB
 
 # %% name="check-counts" kind="check" exercise="0.2" points=2
-lab.side_by_side("finished", finished_then, counts["finished"])
 _ = check("0.2", my_number, counts)
+lab.side_by_side("finished by then", finished_then, counts["finished"])
 
 # %% [markdown]
 # When `backward()` returns, *everything is launched and little is finished*. The
@@ -438,8 +441,10 @@ view.draw(two.timeline, title="first the message, then the product")
 
 # %% [markdown]
 # `comm` is the wire. The product does not need `x`, and yet it waits: look at the
-# empty `default` lane under the message. That message is **exposed**. Now run the two
-# side by side; it is **hidden** then.
+# empty `default` lane under the message. That message is **exposed**. With computation
+# beside it, it would be **hidden**. The numbers over the figure say how much is
+# exposed, and what is **saved** against running all parts one after the other. Here
+# even the launches come on top, so it is below zero.
 #
 # **The API of this screen.** `work = dist.all_reduce(x, async_op=True)` launches the
 # message and returns at once. It starts when what the current stream holds *at that
@@ -493,7 +498,7 @@ view.draw_many(
 )
 
 # %% [markdown]
-# This is what the whole course does, at larger and larger scale: launch early, wait
+# This is what the whole course does, on larger and larger models: launch early, wait
 # late, and know what may run in between.
 #
 # ### Takeaways

@@ -169,6 +169,7 @@ def test_a_wrong_row_is_told_with_the_line_that_holds_it(faults):
         (lambda launches, launch_us: None, "expected a list of 7 pairs"),
         (lambda launches: [], "calling your code raised TypeError"),
         (lambda launches, launch_us: [("a", "b")] * len(launches), "expected a list"),
+        ([(float("nan"), 1.0)] * 7, "expected a list of 7 pairs"),
     ],
 )
 def test_what_is_no_schedule_is_told(said, words):

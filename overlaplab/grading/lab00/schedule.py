@@ -7,6 +7,7 @@ rule is refused by its own sentence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from overlaplab.grading.lab00.launches import (
     unseen,
 )
 from overlaplab.timeline import Span, Timeline
+from overlaplab.timeline.span import Kind
 
 LAUNCH = "with its stream free, an operator starts when its launch has ended"
 STREAM = "behind another in its stream, it starts when that one has ended"
@@ -68,7 +70,7 @@ def grade_schedule(
     for number, (launches, launch_us) in enumerate(programs):
         pairs = _pairs(schedule, launches, launch_us)
         if number == 0:
-            sheet.show(said_timeline(launches, pairs))
+            sheet.show(said_timeline(launches, launch_us, pairs))
         fault = _first_fault(launches, launch_us, pairs)
         if fault is None:
             continue
@@ -79,7 +81,10 @@ def grade_schedule(
             table = f"{launches!r}\na launch costs {launch_us} us"
             seen = f"in another program:\n{table}\n{seen}"
             if not faults:
-                sheet.show(said_timeline(launches, pairs), title="that program, by you")
+                sheet.show(
+                    said_timeline(launches, launch_us, pairs),
+                    title="that program, by you",
+                )
         faults[sentence] = (seen, expected, reason)
     for reason, sentence in _SENTENCES.items():
         if sentence in faults:
@@ -101,6 +106,8 @@ def _pairs(
     said = schedule(Launches(launches), launch_us) if callable(schedule) else schedule
     try:
         pairs = [(float(start), float(end)) for start, end in said]
+        if not all(math.isfinite(start + end) for start, end in pairs):
+            raise ValueError("not finite")
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"the schedule is {said!r:.200}; expected a list of {len(launches)} pairs "
@@ -150,17 +157,27 @@ def _why(launches: Launches, rows: Sequence[Row], launch_us: int, position: int)
     return f"line {last}, for which it waits, ends then"
 
 
-def said_timeline(launches: Sequence[Launch], pairs: Pairs) -> Timeline:
-    """What the learner says, to be drawn; an end before its start becomes a mark."""
+def said_timeline(launches: Sequence[Launch], launch_us: int, pairs: Pairs) -> Timeline:
+    """What the learner says, to be drawn; an end before its start becomes a mark.
+
+    The launches of the CPU lane are ours: from 0, and on from where the learner lets a
+    host sync end.
+    """
     spans = []
+    cpu_us = 0.0
     for line, (start_us, end_us) in zip(launches, pairs, strict=True):
-        start_ns = round(start_us * 1000)
-        end_ns = max(start_ns, round(end_us * 1000))
+        end_us = max(start_us, end_us)
         if line.stream == CPU:
-            span = Span(0, "cpu", "host", f"wait {line.name}", start_ns, end_ns)
-        elif line.stream == "copy":
-            span = Span(0, line.stream, "memcpy", line.name, start_ns, end_ns)
-        else:
-            span = Span(0, line.stream, "compute", line.name, start_ns, end_ns)
-        spans.append(span)
+            spans.append(_span("cpu", "host", f"wait {line.name}", start_us, end_us))
+            cpu_us = max(cpu_us, end_us)
+            continue
+        launched_us = cpu_us + launch_us
+        spans.append(_span("cpu", "launch", f"launch {line.name}", cpu_us, launched_us))
+        cpu_us = launched_us
+        kind: Kind = "memcpy" if line.stream == "copy" else "compute"
+        spans.append(_span(line.stream, kind, line.name, start_us, end_us))
     return Timeline.of(spans)
+
+
+def _span(lane: str, kind: Kind, name: str, start_us: float, end_us: float) -> Span:
+    return Span(0, lane, kind, name, round(1000 * start_us), round(1000 * end_us))
