@@ -9,7 +9,7 @@ from typing import Any
 
 from overlaplab.grading.lab03 import reference, schedule  # noqa: F401 (registers 3.1)
 from overlaplab.grading.lab03.enough import finish_with, on_streams, steps_ms
-from overlaplab.grading.lab03.feed import LOOPS, feed_loop
+from overlaplab.grading.lab03.feed import feed_loop
 from overlaplab.grading.lab03.jobs import backward_job
 from overlaplab.grading.lab03.knobs import KNOBS, copy_ms, staging_costs_percent, turn
 from overlaplab.grading.lab03.measured import (
@@ -24,7 +24,6 @@ from overlaplab.grading.lab03.waits import pipeline
 
 __all__ = [
     "KNOBS",
-    "LOOPS",
     "backward_job",
     "beside_the_sanitizer",
     "case",

@@ -21,7 +21,7 @@ MIB = 2**20
 NUM_NODES, LAYERS, WIDTH = 8, 6, 4096
 
 KNOBS = {
-    "staged": Knob((False, True), False, "through the host's memory"),
+    "staged": Knob((False, True), True, "through the host's memory"),
     "gbit_per_s": Knob((25, 100, 200, 400), 200, "network (Gbit/s)"),
     "batch_mib": Knob((1, 16, 64, 256, 512), 64, "batch (MiB)"),
     "ktokens": Knob((2, 4, 8, 16, 32), 8, "tokens a GPU (thousands)"),

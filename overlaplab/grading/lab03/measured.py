@@ -76,7 +76,7 @@ def beside_the_sanitizer(path: Path | None = None) -> Table:
     The virtual cluster runs them now; what the sanitizer said on a GPU is stored.
     """
     stored = read(path)
-    lines = [f"{'':<10}{'findings here':<28}sanitizer on a GPU"]
+    lines = [f"{'':<10}{'findings here':<32}sanitizer on a GPU"]
     for name, program in PROGRAMS.items():
         here, there = [], []
         for variant in ("broken", "repaired"):
@@ -85,7 +85,7 @@ def beside_the_sanitizer(path: Path | None = None) -> Table:
             text = _of_sanitizer(stored, variant).get(name) if stored else None
             said = "silent" if text and "no report" in text else "race"
             there.append(f"{variant}: {said if text else 'not measured'}")
-        lines.append(f"{name:<10}{', '.join(here):<28}{', '.join(there)}")
+        lines.append(f"{name:<10}{', '.join(here):<32}{', '.join(there)}")
     return Table([*lines, *([_machine(stored)] if stored else [])])
 
 
