@@ -207,8 +207,8 @@ def schedule(launches, launch_us):
 _ = check("0.1", my_number, schedule)
 
 # %% [markdown]
-# That is all of it. The virtual cluster records what your PyTorch code launches, and
-# then applies these rules: `ol.resolve(program, hardware)`. The rest is practice.
+# The virtual cluster does nothing else. It records what your PyTorch code launches, and
+# then applies these rules: `ol.resolve(program, hardware)`.
 
 # %% [markdown]
 # ## 4. `loss.backward()` returns. So what? (6 minutes)
@@ -652,6 +652,8 @@ print(lab.measured.loops(stored))
 
 # %% name="gpu-two-ranks"
 print(lab.measured.two_ranks(stored))
+print()
+print(lab.measured.measure_it_here())
 
 # %% [markdown]
 # ## 10. Where the model lies

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from overlaplab.grading.lab00.runs import last_launch_ns
 from overlaplab.grading.lab00.written import written_products, written_step
 from overlaplab.hardware import Hardware, profile
@@ -20,10 +22,7 @@ from overlaplab.timeline import Timeline
 _ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
 
 STORED = Path(__file__).with_name("measured.json")
-NOTHING = (
-    "No measurement of this lesson is stored yet. With two GPUs, this makes one:\n"
-    "    python -m overlaplab.bench lessons --lesson 00 --out FILE"
-)
+NOTHING = "No measurement of this lesson is stored yet."
 
 
 def read(path: Path = STORED) -> Mapping[str, Any] | None:
@@ -136,3 +135,14 @@ def two_ranks(stored: Mapping[str, Any] | None) -> str:
     saved = table["product first_ms"] - table["message first_ms"]
     lines.append(f"saved: {saved:.2f} of the {alone:.2f} ms that could be")
     return "\n".join([*lines, machine(stored)])
+
+
+def measure_it_here() -> str:
+    """How this machine could measure, if it can."""
+    count = torch.cuda.device_count()
+    if count < 2:
+        return f"This machine has {count} GPUs. Two or more could measure here."
+    return (
+        f"This machine has {count} GPUs. To measure here, run in a terminal:\n"
+        "    python -m overlaplab.bench lessons --lesson 00 --out FILE"
+    )
