@@ -204,6 +204,8 @@ def test_a_place_of_the_page_that_nobody_knows_is_refused() -> None:
     compared = {
         "summary": summary([row("a", 1, 1)]),
         "by_link": {},
+        "calibrated": {},
+        "cards": [],
         "rows": [],
         "launch_bound": {"rows": []},
         "machine": dict.fromkeys(

@@ -56,7 +56,13 @@ def device() -> dict[str, Any]:
     ops = operators_of_step(TINY.config(), TINY.batch, TINY.tokens, "float32")
     rows = [[op.name, op.phase == "backward", 1_200] for op in ops]
     case = {name: getattr(TINY, name) for name in ModelCase.__dataclass_fields__}
-    model = {"case": case, "dtype": "float32", "operators": rows, "mark_ns": 200}
+    model = {
+        "case": case,
+        "dtype": "float32",
+        "operators": rows,
+        "mark_ns": 200,
+        "step_ns": 1_000 * len(rows),
+    }
     return {
         "matmuls": [{"dtype": "float32", "size": 100, "flops": 2_000_000, "ns": 1_000}],
         "memory": [{"bytes": 2_000_000, "ns": 1_000}, {"bytes": 20_000, "ns": 50}],
@@ -100,7 +106,7 @@ LINK: dict[str, Any] = {
         {"operation": "all_reduce", "bytes": 9_000, "tensors": 1, "ns": 700},
         {"operation": "all_gather", "bytes": 9_000, "tensors": 1, "ns": 1},
     ],
-    "contention": {"step": BESIDE},
+    "contention": {"step": BESIDE, "small": [{**BESIDE, "wire_beside_ns": 57}]},
 }
 
 
@@ -113,6 +119,7 @@ def test_each_number_of_a_profile_is_the_measured_one() -> None:
     assert hw.collective_launch_ns == 1_100 and hw.collective_part_launch_ns == 450
     assert hw.link.latency_ns == 300 and hw.link.times == ((1_000, 0), (9_000, 400))
     assert hw.compute_rate_permille == 800 and hw.wire_rate_permille == 500
+    assert hw.busy_latency_ns == 7
     assert "a card, today" in hw.source
 
 
@@ -121,6 +128,36 @@ def test_operators_take_what_they_took_less_the_marks() -> None:
     for op in operators_of_step(TINY.config(), TINY.batch, TINY.tokens, "float32"):
         moved = op.read_bytes + op.write_bytes
         assert compute_ns(hw, op.flops, op.dtype, moved, op.name) == 1_000, op.name
+
+
+@pytest.mark.parametrize(("permille", "each"), [(1_100, 1_100), (1_500, 1_000)])
+def test_operators_add_up_to_steps_in_a_row_unless_launches_bound_them(
+    permille: int, each: int
+) -> None:
+    found = device()
+    found["models"][0]["step_ns"] = found["models"][0]["step_ns"] * permille // 1000
+    hw = build_profile("here", found, LAUNCHES, LINK, "today")
+    assert {ns for key in hw.points for _, ns in hw.points[key]} - {50, 1_000} <= {each}
+    assert hw.points["bytes:gelu"][0][1] == each
+
+
+def test_large_all_reduces_are_those_of_several_tensors() -> None:
+    def timed(num_bytes: int, tensors: int, ns: int) -> dict[str, Any]:
+        return {
+            "operation": "all_reduce",
+            "bytes": num_bytes,
+            "tensors": tensors,
+            "ns": ns,
+        }
+
+    rows = [
+        timed(1_000, 1, 300),
+        timed(1_000, 2, 999),
+        timed(2**24, 1, 9_000),
+        timed(2**24, 8, 7_300),
+    ]
+    hw = build_profile("x", device(), LAUNCHES, {**LINK, "collectives": rows}, "today")
+    assert hw.link.times == ((1_000, 0), (2**24, 7_000))
 
 
 def test_every_number_says_how_it_was_measured() -> None:

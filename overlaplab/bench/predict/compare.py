@@ -15,6 +15,16 @@ from overlaplab.hardware import Hardware
 from overlaplab.profiling.calibrate.profile import build_profile
 from overlaplab.program import Op
 
+_STATE = ("model", "batch", "sm_clock_mhz", "power_mw", "temperature_c")
+_MAIN = (
+    "launch_ns",
+    "backward_launch_ns",
+    "collective_launch_ns",
+    "collective_part_launch_ns",
+    "busy_latency_ns",
+    "compute_rate_permille",
+    "wire_rate_permille",
+)
 Tell = Callable[[str], None]
 Steps = dict[tuple[str, int, str], tuple[Op, ...]]
 
@@ -99,6 +109,12 @@ def compare(
     return {
         "benchmark": "predict compare",
         "machine": {key: measured.get(key, "") for key in machine},
+        "calibrated": {link: _main_numbers(hw) for link, hw in hardware.items()},
+        "cards": [
+            {"link": link, **{key: case.get(key) for key in _STATE}}
+            for link, found in measured["links"].items()
+            for case in found["cases"]
+        ],
         "summary": summary(rows[False]),
         "by_link": {
             link: summary([row for row in rows[False] if row.link == link])
@@ -109,6 +125,13 @@ def compare(
             "summary": summary(rows[True]) if rows[True] else {},
             "rows": [asdict(row) for row in rows[True]],
         },
+    }
+
+
+def _main_numbers(hw: Hardware) -> dict[str, int]:
+    return {key: getattr(hw, key) for key in _MAIN} | {
+        "latency_ns": hw.link.latency_ns,
+        "link_bytes_per_s": hw.link.bytes_per_s,
     }
 
 

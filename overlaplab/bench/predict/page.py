@@ -35,6 +35,8 @@ def places(compared: Mapping[str, Any]) -> dict[str, str]:
         "by variant": variants_table(rows),
         "steps": steps_table(rows),
         "launch bound": steps_table(apart),
+        "calibrated": calibrated_table(compared),
+        "cards": cards_table(compared),
         "machine": machine(compared),
     }
 
@@ -110,6 +112,41 @@ def steps_table(rows: Sequence[Row]) -> str:
             f"| {row.predicted_step_ms:.1f} | {_signed(row.error)} "
             f"| {_ms(row.exposed_ms)} | {_ms(row.predicted_exposed_ms)} |"
         )
+    return "\n".join(lines)
+
+
+def calibrated_table(compared: Mapping[str, Any]) -> str:
+    """The numbers of the two profiles that differ, and those that decide."""
+    links = compared["calibrated"]
+    rows = [
+        ("latency of a collective, us", "latency_ns", 1e3),
+        ("and where a kernel runs, us more", "busy_latency_ns", 1e3),
+        ("link, GB/s", "link_bytes_per_s", 1e9),
+        ("speed of kernels beside it, %", "compute_rate_permille", 10),
+        ("its speed beside kernels, %", "wire_rate_permille", 10),
+        ("launch, forward, us", "launch_ns", 1e3),
+        ("launch, backward, us", "backward_launch_ns", 1e3),
+        ("launch of a collective, hook included, us", "collective_launch_ns", 1e3),
+        ("each further tensor of it, us", "collective_part_launch_ns", 1e3),
+    ]
+    lines = ["| | " + " | ".join(links) + " |", "|---|" + "---|" * len(links)]
+    for name, key, unit in rows:
+        values = (f"{found[key] / unit:.1f}" for found in links.values())
+        lines.append(f"| {name} | " + " | ".join(values) + " |")
+    return "\n".join(lines)
+
+
+def cards_table(compared: Mapping[str, Any]) -> str:
+    """What clock and power were in the middle of serial steps."""
+    lines = [
+        "| link | model, batch | SM clock, MHz | power, W | temperature, C |",
+        "|---|---|---|---|---|",
+    ]
+    for row in compared["cards"]:
+        watts = row["power_mw"] and round(row["power_mw"] / 1000)
+        state = (row["sm_clock_mhz"], watts, row["temperature_c"])
+        cells = " | ".join("-" if value is None else str(value) for value in state)
+        lines.append(f"| {row['link']} | {row['model']}, {row['batch']} | {cells} |")
     return "\n".join(lines)
 
 
