@@ -56,24 +56,41 @@ def test_ddp_trains_as_one_process_and_without_hazards(setting):
     assert find_findings(program) == ()
 
 
-def test_fsdp2_gives_the_gradients_of_one_process():
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+@pytest.mark.parametrize("hook, rtol", [("allreduce_hook", 1e-5), ("fp16", 1e-2)])
+def test_ddp_waits_for_what_its_hooks_launch_after_the_backward_pass(hook, rtol):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hooks = {"fp16": default_hooks.fp16_compress_hook}
 
     def step():
-        mesh = init_device_mesh("cpu", (WORLD_SIZE,))
-        model = make_model()
-        for layer in (model[0], model[2], model):
-            fully_shard(layer, mesh=mesh)
-        model(batch(0, dist.get_rank())).square().mean().backward()
-        return [p.grad.full_tensor() for p in model.parameters()]
+        model = DistributedDataParallel(make_model(), bucket_cap_mb=0.001)
+        model.register_comm_hook(None, hooks.get(hook, default_hooks.allreduce_hook))
+        return train(model, lambda step: batch(step, dist.get_rank()))
+
+    values, program = run_virtual(step, world_size=WORLD_SIZE)
+    for ours, theirs in zip(values[2], of_one_process(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=1e-3 * rtol)
+    assert find_findings(program) == ()
+    ops = program.ranks[0]
+    last_launch = max(op.index for op in ops if op.name == "all_reduce")
+    waits = [w for w in program.waits if w.rank == 0 and ops[w.op].index > 0]
+    in_last_step = [w for w in waits if w.op > last_launch - 20][-2:]
+    assert [w.before > last_launch for w in in_last_step] == [True, True]
+
+
+def test_ddp_without_sync_adds_up_and_averages_in_the_last_pass():
+    def step():
+        model = DistributedDataParallel(make_model(), bucket_cap_mb=0.001)
+        with model.no_sync():
+            model(batch(0, dist.get_rank())).square().mean().backward()
+        model(batch(1, dist.get_rank())).square().mean().backward()
+        return [p.grad.clone() for p in model.parameters()]
 
     values, program = run_virtual(step, world_size=WORLD_SIZE)
     reference = make_model()
-    whole = torch.cat([batch(0, r) for r in range(WORLD_SIZE)])
-    reference(whole).square().mean().backward()
-    for gradients in values:
-        for ours, theirs in zip(gradients, reference.parameters(), strict=True):
-            torch.testing.assert_close(ours, theirs.grad, rtol=1e-5, atol=1e-7)
-    names = {o.name for o in program.ranks[0] if o.collective}
-    assert names == {"all_gather", "reduce_scatter"}
+    for number in range(2):
+        whole = torch.cat([batch(number, rank) for rank in range(WORLD_SIZE)])
+        reference(whole).square().mean().backward()
+    for ours, p in zip(values[1], reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, p.grad, rtol=1e-5, atol=1e-7)
+    assert find_findings(program) == ()

@@ -139,7 +139,7 @@ class Communicator:
         op = recorder.launch(
             "communication",
             operation,
-            self._stream(meeting, batch),
+            lane if lane.hosts and not async_op else self._stream(meeting, batch),
             launched_from=lane,
             reads=read,
             writes=write,

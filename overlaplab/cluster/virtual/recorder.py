@@ -41,6 +41,8 @@ class Lane:
         pending: operators that its next one must wait for.
         unmet: collectives among them whose ranks have not all arrived.
         ordered: for each lane the last of its operators that this one is behind.
+        hosts: collectives with async_op=False that it launches are drawn on it, as
+            they run on a GPU; others on their communicator's lane.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Lane:
     pending: set[int] = field(default_factory=set)
     unmet: list[Meets] = field(default_factory=list)
     ordered: dict[str, int] = field(default_factory=dict)
+    hosts: bool = False
 
     def frontier(self) -> Frontier:
         """What an event recorded here and now stands for."""
@@ -111,10 +114,10 @@ class Recorder:
 
     def new_lane(self, name: str = "") -> Lane:
         """A lane for a new stream: `name`, or "stream 1", "stream 2", ..."""
-        if name and name not in self.lanes:
-            return self.lane(name)
-        self._num_streams += 1
-        return self.lane(f"{name or 'stream'} {self._num_streams}")
+        if not name or name in self.lanes:
+            self._num_streams += 1
+            name = f"{name or 'stream'} {self._num_streams}"
+        return self.lane(name)
 
     def current(self) -> Lane:
         """The lane of the next operator: in the backward pass, the forward's."""

@@ -168,7 +168,9 @@ class VirtualProvider:
         return DEVICE
 
     def make_stream(self, priority: int, name: str = "") -> VirtualStream:
-        return self._stream_of(self._recorder.new_lane(name), priority)
+        lane = self._recorder.new_lane(name)
+        lane.hosts = bool(name)
+        return self._stream_of(lane, priority)
 
     def make_event(self, enable_timing: bool) -> VirtualEvent:
         return VirtualEvent(self._recorder)

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -87,26 +86,23 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A finished future; the current stream waits, as with NCCL's futures.
+        """A future of the results; its end makes the current stream wait, as NCCL's.
 
-        C++ DDP asks for it in the middle of the backward pass and never calls `wait`:
-        there the wait is put off to the end of the backward, before DDP's copy-out.
+        DDP and its hooks ask for it in the middle of the backward pass and wait after
+        it: there the end is put off to that of the backward, before DDP's copy-out.
         In a callback at that end (static graph) there is no later.
         """
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-
-        def finish() -> None:
-            self.wait()
-            self._recorder.meet(self._meeting)
-            future.set_result(self._outputs)
-
-        from_engine = sys._getframe(1).f_code.co_name == "_engine_run_backward"
-        if from_engine and torch._C._current_autograd_node() is not None:
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(finish)
+        future = _Future(self._finish)
+        if torch._C._current_autograd_node() is not None:
+            torch.autograd.Variable._execution_engine.queue_callback(future.finish)
         else:
-            finish()
+            future.finish()
         return future
+
+    def _finish(self) -> list[torch.Tensor]:
+        self.wait()
+        self._recorder.meet(self._meeting)
+        return self._outputs
 
     def _frontier(self) -> Frontier:
         unmet = () if self._meeting.complete else (self._meeting,)
@@ -117,6 +113,30 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
         recorder.waits.append(
             WorkWait(recorder.rank, self._op, stream, len(recorder.ops))
         )
+
+
+class _Future(torch.futures.Future[list[torch.Tensor]]):
+    """Ends when told to, or when somebody waits for it.
+
+    Args:
+        result: called once, at the end.
+    """
+
+    def __init__(self, result: Callable[[], list[torch.Tensor]]) -> None:
+        super().__init__()
+        self._result = result
+
+    def finish(self) -> None:
+        if not self.done():
+            self.set_result(self._result())
+
+    def wait(self) -> list[torch.Tensor]:
+        self.finish()
+        return super().wait()
+
+    def value(self) -> list[torch.Tensor]:
+        self.finish()
+        return super().value()
 
 
 class VirtualBarrier(VirtualWork):
