@@ -63,6 +63,8 @@ def copy_job(
     memo: Memo = {}
     with _copying(fake_mode):
         new_fn = _copy_part(fn, memo, f"function {_name(fn)}")
+        if new_fn is fn and isinstance(fn, types.FunctionType) and not _of_library(fn):
+            new_fn = _shallow(fn)
         new_args = tuple(
             _copy_part(value, memo, f"argument {i} of {_name(fn)}")
             for i, value in enumerate(args)
@@ -135,6 +137,14 @@ def _copy_function(fn: types.FunctionType, memo: Memo) -> types.FunctionType:
     new.__defaults__ = _copy_part(fn.__defaults__, memo, what)
     new.__kwdefaults__ = _copy_part(fn.__kwdefaults__, memo, what)
     new.__dict__.update(_copy_part(fn.__dict__, memo, f"an attribute of {_name(fn)}"))
+    return new
+
+
+def _shallow(fn: types.FunctionType) -> types.FunctionType:
+    """The same function with code objects of its own."""
+    code, closure = _own_code(fn.__code__), fn.__closure__
+    new = types.FunctionType(code, fn.__globals__, fn.__name__, None, closure)
+    new.__qualname__, new.__module__ = fn.__qualname__, fn.__module__
     return new
 
 
