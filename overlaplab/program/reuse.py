@@ -155,6 +155,9 @@ class _Allocator:
         size, pool = self._place(life)
         own = self._lanes.get(life.stream, -1)
         touches = self._touches_of(life)
+        if self._was_there(life):
+            self._blocks[life.storage] = _Block(size)
+            return
         earlier = self._before(life.stream, life.born)
         if self._comes_after(earlier, touches, own):
             at = bisect_left(pool.strange, (size,))
@@ -176,6 +179,13 @@ class _Allocator:
                 self._put(pool, _Block(rest, dict(block.uses)), own)
                 block.size = size
         self._blocks[life.storage] = block
+
+    def _was_there(self, life: StorageLife) -> bool:
+        """Is it older than its record: noted when an operator read what it held?"""
+        ops = self._graph.program.ranks[self._rank]
+        return life.born < len(ops) and any(
+            access.storage == life.storage for access in ops[life.born].reads
+        )
 
     def _comes_after(
         self, earlier: int | None, touches: dict[int, Touch], own: int

@@ -82,7 +82,8 @@ def where(op: Op, times: Times | None = None) -> str:
     name = describe(op) if op.collective else op.name
     time = (times or {}).get((op.rank, op.index))
     when = "" if time is None else f", {_us(time[0])} to {_us(time[1])} us"
-    return f"{name} on stream {op.stream!r}{when}, op {op.index}{label}{source}"
+    lane = "the CPU" if op.stream == CPU_LANE else f"stream {op.stream!r}"
+    return f"{name} on {lane}{when}, op {op.index}{label}{source}"
 
 
 def _unnamed(graph: Graph, rank: int, access: Access) -> str:

@@ -390,3 +390,17 @@ def a_backward_pass_over_two_streams():
         weight.grad.mul_(0.5)
         del left, out
         weight.grad = None
+
+
+OUTSIDE = torch.ones(64)
+
+
+@right
+def a_tensor_from_outside_the_run_takes_no_freed_block(outside=OUTSIDE):
+    side, value = streams.Stream(), torch.ones(64)
+    side.wait_stream(current_stream())
+    with stream(side):
+        value.mul(2)
+    del value
+    outside.mul_(2)
+    current_stream().wait_stream(side)

@@ -242,6 +242,17 @@ def test_gradients_that_cross_streams_in_the_backward_pass_are_recorded_by_autog
     assert hazards(b) == []
 
 
+def test_a_tensor_that_was_there_before_its_first_reader_took_no_freed_block():
+    b = ProgramBuilder()
+    b.free(0, batch_read_on_the_side(b))
+    old = b.storage(0, bytes=4096, name="from outside")
+    b.compute(0, "mm", reads=(old,))
+    b.compute(0, "mul_", reads=(old,), writes=(old,))
+    assert hazards(b) == []
+    write_new(b)
+    assert hazards(b) == [("batch", (1, 4))]
+
+
 def test_memory_of_the_host_is_not_judged():
     b = ProgramBuilder()
     b.free(0, batch_read_on_the_side(b))
