@@ -886,7 +886,7 @@ for priority in (0, -1):
 # a unit is a large matmul, or a message that takes about as long.
 
 # %% name="gpu-job" fold=true
-print(lab.measured("job"))
+print(lab.measured("job"), end="\n\n")
 names = ("one stream", "two streams that wait for each other", "an event a task")
 for name, timeline in list(zip(names, so_far.values(), strict=True))[1:]:
     here = timeline.step_ns / so_far["one stream"].step_ns
@@ -894,20 +894,21 @@ for name, timeline in list(zip(names, so_far.values(), strict=True))[1:]:
     print(f"{name}, relative to one stream: {here:.2f} in section 1, {there} measured")
 
 # %% [markdown]
-# Messages take processors and memory from the matmuls that run beside them, so less is
-# saved than is hidden.
+# The order is as predicted, the gain is smaller. Messages take processors, memory and power
+# from the matmuls beside them, so less is saved than is hidden. Section 1 has none of that.
 #
 # How many streams are enough? Eight chains of kernels that fill the GPU (`wide`), and of
-# kernels that do not (`narrow`).
+# kernels that do not (`narrow`), in ms:
 
 # %% name="gpu-chains"
 lab.measured("chains")
 
 # %% [markdown]
-# Here the virtual cluster lies most: it lets kernels on two streams share one engine. A
-# kernel that uses few of the GPU's processors leaves room for others.
+# Here the virtual cluster lies most. It lets kernels on two streams share one engine, so
+# that nothing is gained: nearly true of wide kernels, wrong of narrow ones. A kernel that
+# uses a few of the GPU's processors leaves the others free.
 #
-# Copies of a batch, and what a wait costs:
+# Section 5's loops, and what a wait costs when two streams take turns with tiny kernels:
 
 # %% name="gpu-feeds"
 print(lab.measured("feeds"))
@@ -916,10 +917,13 @@ print(lab.measured("feeds"))
 print(lab.measured("waits"))
 
 # %% [markdown]
-# In 3.4 the CPU fills the pinned buffers. That is free on the virtual clock and not here:
-# a `DataLoader` with `pin_memory=True` does it on a thread of its own.
+# From memory that is pinned already, copied ahead on a stream of its own, a batch costs
+# little more than its step. But 3.4 lets the CPU *fill* the pinned buffers, which is free on
+# the virtual clock and the bottleneck here. A `DataLoader` with `pin_memory=True` does it on
+# a thread of its own.
 #
-# Priorities, and the synchronize of section 7:
+# An event is not much cheaper than a synchronize. What a synchronize costs is everything
+# that the CPU could have launched meanwhile. Priorities, and section 7's synchronize:
 
 # %% name="gpu-priorities"
 print(lab.measured("priorities"))
@@ -928,6 +932,9 @@ print(lab.measured("priorities"))
 print(lab.measured("synchronize"))
 
 # %% [markdown]
+# The priority hardly matters here: small kernels find room between the blocks of large
+# ones. And `stream.synchronize` returns long before the sum is there, every time.
+#
 # ### Races
 #
 # Two of the races of section 4, run again and again: how many results were wrong? *Busy*
@@ -937,10 +944,10 @@ print(lab.measured("synchronize"))
 lab.measured("races")
 
 # %% [markdown]
-# On a quiet GPU a race may never show. PyTorch has a tool that looks for them in a live
-# run: `TORCH_CUDA_SANITIZER=1`. It follows kernels, streams and events as they are
-# launched. Four small races, and their repairs: the virtual cluster runs them now, the
-# sanitizer ran the same code on a GPU. `no_wait` reads a sum before `work.wait()`.
+# That is why tests do not find them. PyTorch has a tool that looks for races in a live run:
+# `TORCH_CUDA_SANITIZER=1`. It follows kernels, streams and events as they are launched.
+# Four small races and their repairs: the virtual cluster runs them now, the sanitizer ran
+# the same code on a GPU. `no_wait` reads a sum before `work.wait()`.
 
 # %% name="gpu-sanitizer"
 lab.beside_the_sanitizer()
@@ -949,15 +956,16 @@ lab.beside_the_sanitizer()
 lab.sanitizer_report("event")
 
 # %% [markdown]
-# It needs a GPU and knows tensors by their first byte; it attributes a collective to the
-# stream that was current at its launch, and forgets a tensor when its memory is freed.
-# The findings of this lab go by byte ranges, by communicators, and by the allocator.
+# Use it: it sees the run that you have, Python stacks included. Know what it misses. It
+# forgets a tensor when its memory is freed, so it cannot see that memory given away; and it
+# takes a collective for work of the stream that launched it.
 #
 # ## 11. Where the model lies
 #
-# - Kernels on two streams share the GPU evenly here, even if both would fit (section 10).
+# - Kernels on two streams share the GPU evenly here, even if both would fit.
 # - Launching, recording an event and filling pinned memory cost the CPU nothing here.
-# - Copies and kernels do not compete for the GPU's memory here.
+# - Messages, copies and kernels do not slow each other in this lab's slow motion. The
+#   profiles of real machines have factors for the first two.
 #
 # ## In production
 #
