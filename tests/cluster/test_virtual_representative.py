@@ -3,8 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import overlaplab as ol
 from overlaplab.cluster.virtual import run_virtual
@@ -79,6 +85,39 @@ def test_what_a_mesh_computes_about_ranks_is_not_the_programs(fake):
 
     _, program = run_virtual(step, world_size=4, fake=fake)
     assert program.ranks[0] == ()
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
+def test_functional_collectives_are_recorded_as_with_values():
+    def step():
+        world = dist.group.WORLD
+        x = fc.all_reduce(torch.ones(8), "sum", world)
+        x = fc.all_gather_tensor(x + 1, 0, world)
+        x = fc.reduce_scatter_tensor(x, "avg", 0, world)
+        x = fc.all_to_all_single(x, None, None, world)
+        x = fc.broadcast(x, 0, world)
+        one, other = fc.all_reduce_coalesced([x, x * 2], "max", world)
+        return one + other
+
+    _, real = run_virtual(step, world_size=2)
+    _, fake = run_virtual(step, world_size=2, fake=True)
+    assert len([o for o in real.ranks[0] if o.collective]) == 6
+    assert fake.ranks[0] == real.ranks[0]
+    assert fake.waits == tuple(w for w in real.waits if w.rank == 0)
+
+
+def test_tensor_parallel_layers_reduce_in_their_node():
+    def step():
+        mesh = init_device_mesh("cpu", (512, 8), mesh_dim_names=("dp", "tp"))
+        model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(model, mesh["tp"], plan)
+        dist.barrier()
+        model(torch.ones(4, 64)).sum().backward()
+
+    _, collectives = represented(step)
+    at = [c.operation for c in collectives].index("barrier")
+    assert brief(collectives[at + 1 :]) == [("all_reduce", 8, (0, 1, 2), 4 * 4 * 64)]
 
 
 def test_a_ring_that_all_ranks_shift_is_represented():

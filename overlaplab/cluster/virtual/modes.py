@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from overlaplab.cluster.virtual import placement
 from overlaplab.cluster.virtual.copies import HostMemory, moves, tensors_in
+from overlaplab.cluster.virtual.functional import NAMESPACE, FakeCollectives
 from overlaplab.cluster.virtual.naming import GRADIENT_OPERATORS, name_gradient
 from overlaplab.cluster.virtual.operators import (
     Operator,
@@ -31,12 +32,18 @@ _BETWEEN = frozenset(m.__file__ for m in (placement, _device, torch._tensor))
 
 
 class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs each operator and records it."""
+    """Runs each operator and records it.
 
-    def __init__(self, recorder: Recorder) -> None:
+    Args:
+        recorder: the rank's.
+        fake: tensors have no values.
+    """
+
+    def __init__(self, recorder: Recorder, *, fake: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
         self._host_memory = HostMemory(recorder)
+        self._fake_collectives = FakeCollectives() if fake else None
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -145,6 +152,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _skip(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
+        if self._fake_collectives and name.startswith(NAMESPACE):
+            return self._fake_collectives.run(func, args, kwargs)
         if name == "profiler::_record_function_enter_new":
             self._recorder.labels.append(args[0])
         elif name == "profiler::_record_function_exit" and self._recorder.labels:

@@ -161,7 +161,7 @@ class _Run:
                 with torch.autograd.set_multithreading_enabled(False):
                     world.join(recorder, self.meetings, self.world_size, self.store)
                     fake = self.fake_mode or contextlib.nullcontext()
-                    with fake, RecordMode(recorder):
+                    with fake, RecordMode(recorder, fake=self.fake):
                         result = fn(*args, **kwargs)
                     for lane in list(recorder.lanes.values()):
                         recorder.settle(lane)
