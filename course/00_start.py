@@ -642,12 +642,25 @@ print(lab.measured.launches(stored))
 print(lab.measured.backwards(stored))
 
 # %% [markdown]
+# All batches but the largest take about the same time, however much there is to compute:
+# launch-bound. The prediction is too short there. Why?
+
+# %% name="gpu-launch-costs"
+print(lab.measured.launch_costs(stored))
+
+# %% [markdown]
+# A bare launch costs what the profile says. In a training step Python, modules and
+# autograd stand between the launches, and the profile knows nothing of them.
+#
 # The two loops of exercise 0.3, the given one and one that looks at the end:
 
 # %% name="gpu-loops"
 print(lab.measured.loops(stored))
 
 # %% [markdown]
+# Looking costs where the GPU is the bottleneck, in the last row. The rows above are
+# launch-bound: *who has no lead cannot lose it*, and what they differ by is noise.
+#
 # And exercise 0.4, with a larger product and a larger message:
 
 # %% name="gpu-two-ranks"
@@ -656,12 +669,14 @@ print()
 print(lab.measured.measure_it_here())
 
 # %% [markdown]
+# Less is saved than could be: side by side, the two slow each other down. The round
+# numbers of this lab leave that out.
+#
 # ## 10. Where the model lies
 #
-# Here all launches cost the same, and Python between them costs nothing. On a real
-# machine an operator of the backward pass (C++) is launched faster than one of your
-# loop (Python), and reading a batch takes the CPU time that is in no rule of section 3.
-# The queue is endless here; CUDA's holds about a thousand launches, then the CPU waits.
+# Here all launches cost the same, and Python between them costs nothing. Reading a
+# batch takes CPU time that is in no rule of section 3. The queue is endless here;
+# CUDA's holds about a thousand launches, then the CPU waits.
 #
 # ## In production
 #

@@ -11,6 +11,8 @@ from overlaplab.grading.lab00 import knobs as lab00_knobs
 from overlaplab.grading.lab00 import measured as lab00_measured
 from overlaplab.grading.lab00 import reading as lab00_reading
 from overlaplab.grading.lab00.reading import read, two_ranks
+from overlaplab.grading.lab00.written import written_step
+from overlaplab.program import resolve
 
 NUMBER = 6
 
@@ -200,6 +202,7 @@ TABLES = (
     lab00_measured.loops,
     lab00_measured.two_ranks,
 )
+ALL_TABLES = (*TABLES, lab00_measured.launch_costs)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda f: f.__name__)
@@ -211,7 +214,7 @@ def test_a_stored_table_names_its_machine(table, tmp_path):
         assert fact in told
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("table", ALL_TABLES, ids=lambda f: f.__name__)
 def test_where_nothing_is_stored_no_number_is_shown(table, tmp_path):
     told = table(lab00_measured.read(tmp_path / "measured.json"))
     assert told == lab00_measured.NOTHING
@@ -224,6 +227,27 @@ def test_a_prediction_stands_beside_what_was_measured():
     assert "Predicted: h100-nvlink" in told
     assert "20%" in lab00_measured.loops(STORED)
     assert "saved: 0.80 of the 1.00 ms" in lab00_measured.two_ranks(STORED)
+
+
+def test_what_the_lesson_says_of_the_stored_numbers_is_so():
+    stored = lab00_measured.read()
+    assert stored is not None
+    *launch_bound, last = stored["steps"]["rows"]
+    times = [row["finished_ms"] for row in launch_bound]
+    assert max(times) < 1.25 * min(times)
+    assert last["finished_ms"] > 2 * last["returned_ms"]
+    hardware = lab00_measured.profile_of(stored)
+    steps = stored["steps"]
+    first = written_step(steps["layers"], steps["width"], launch_bound[0]["batch"])
+    assert resolve(first, hardware).end_ns / 1e6 < 0.8 * times[0]
+    products = stored["products"][0]
+    bare_us = 1000 * products["returned_ms"] / products["number"]
+    assert bare_us == pytest.approx(hardware.launch_ns / 1000, rel=0.25)
+    *_, looked = stored["loops"]["rows"]
+    assert looked["item_ms"] > 1.05 * looked["at the end_ms"]
+    two = stored["two ranks"]
+    saved = two["product first_ms"] - two["message first_ms"]
+    assert 0 < saved < 0.9 * min(two["product_ms"], two["message_ms"])
 
 
 # Helpers of the cells

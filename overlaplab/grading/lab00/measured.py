@@ -102,6 +102,26 @@ def _returned_and_finished(
     return "\n".join([*lines, machine(stored), f"Predicted: {hardware.name}"])
 
 
+def launch_costs(stored: Mapping[str, Any] | None) -> str:
+    """What an operator costs the CPU, bare and in a training step, where it bounds."""
+    if stored is None:
+        return NOTHING
+    products, steps = stored["products"][0], stored["steps"]
+    row = steps["rows"][0]
+    num_ops = len(written_step(steps["layers"], steps["width"], row["batch"]).ranks[0])
+    hardware = profile_of(stored)
+    costs = {
+        f"a product of {products['number']}, {products['width']} wide": (
+            products["returned_ms"] / products["number"]
+        ),
+        f"an operator of {num_ops} in a step, batch {row['batch']}": (
+            row["returned_ms"] / num_ops
+        ),
+        f"a launch of the profile {hardware.name}": hardware.launch_ns / 1e6,
+    }
+    return "\n".join(f"{name:<44}{1e3 * ms:>5.0f} us" for name, ms in costs.items())
+
+
 def loops(stored: Mapping[str, Any] | None) -> str:
     """The two loops of exercise 0.3, ms a step, and what looking costs."""
     if stored is None:
