@@ -106,7 +106,7 @@ LINK: dict[str, Any] = {
         {"operation": "all_reduce", "bytes": 9_000, "tensors": 1, "ns": 700},
         {"operation": "all_gather", "bytes": 9_000, "tensors": 1, "ns": 1},
     ],
-    "contention": {"step": BESIDE, "small": [{**BESIDE, "wire_beside_ns": 57}]},
+    "contention": {"step": BESIDE, "small": [{**BESIDE, "wire_beside_median_ns": 57}]},
 }
 
 

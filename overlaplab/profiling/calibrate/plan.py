@@ -80,22 +80,23 @@ class CalibrationPlan:
 
 _MIB = 2**20
 
-# None of these is a model of the benchmarks. Widths of heads are those in common use.
+# None of these is a model of the benchmarks. Widths are multiples of 128, heads of 64 or
+# 128: as people choose them, and as GPUs like them.
 GPU = CalibrationPlan(
     dtype="bfloat16",
     models=(
         ModelCase(d_model=512, num_heads=8, vocab_size=8192, batch=1),
         ModelCase(d_model=1024, num_heads=8, vocab_size=16384, batch=2),
         ModelCase(d_model=640, num_heads=10, vocab_size=40960, batch=10),
-        ModelCase(d_model=1536, num_heads=12, vocab_size=24576, batch=5),
+        ModelCase(d_model=640, num_heads=10, vocab_size=57344, batch=24),
         ModelCase(d_model=896, num_heads=14, vocab_size=49152, batch=20),
-        ModelCase(d_model=2560, num_heads=20, vocab_size=40960, batch=6),
-        ModelCase(d_model=1792, num_heads=14, vocab_size=40960, batch=10),
-        ModelCase(d_model=960, num_heads=15, vocab_size=57344, batch=24),
+        ModelCase(d_model=1024, num_heads=16, vocab_size=57344, batch=24),
         ModelCase(d_model=1280, num_heads=10, vocab_size=32768, batch=16),
-        ModelCase(d_model=704, num_heads=11, vocab_size=32768, batch=32),
+        ModelCase(d_model=1536, num_heads=12, vocab_size=24576, batch=5),
         ModelCase(d_model=1536, num_heads=12, vocab_size=57344, batch=10),
-        ModelCase(d_model=2304, num_heads=18, vocab_size=57344, batch=14),
+        ModelCase(d_model=2560, num_heads=20, vocab_size=40960, batch=6),
+        ModelCase(d_model=3072, num_heads=24, vocab_size=32768, batch=5),
+        ModelCase(d_model=2560, num_heads=20, vocab_size=57344, batch=12),
         ModelCase(d_model=640, num_heads=10, vocab_size=57344, batch=44),
     ),
     launch_model=ModelCase(
@@ -124,11 +125,11 @@ GPU = CalibrationPlan(
         (48, 512 * _MIB),
         (150, 512 * _MIB),
     ),
-    contention=ModelCase(d_model=1792, num_heads=14, vocab_size=40960, batch=10),
+    contention=ModelCase(d_model=1536, num_heads=12, vocab_size=40960, batch=10),
     beside_bytes=128 * _MIB,
     small_beside_bytes=(16 * 1024, _MIB),
     most_sends=48,
-    hot_ns=500_000_000,
+    hot_ns=400_000_000,
     matmul_beside=6144,
     memory_beside=256 * _MIB,
 )
