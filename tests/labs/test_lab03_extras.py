@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,8 @@ from overlaplab.grading.lab03.measured import (
     measured,
     sanitizer_report,
 )
+from overlaplab.grading.lab03.predicted import MATMUL, MESSAGE_BYTES, predicted_ms
+from overlaplab.hardware import Link, profile
 
 ENOUGH = {"kernels": 1, "one chain": 1, "batches": 3}
 
@@ -165,6 +168,18 @@ def test_no_wish_is_met_where_the_sliders_start():
     start = {name: knob.default for name, knob in knobs.KNOBS.items()}
     verdict = judge(find_exercise("3.7"), dict.fromkeys(FOUND, start))
     assert [check.passed for check in verdict.checks] == [True, False, False, False]
+
+
+def test_the_measured_job_is_predicted_as_it_was_measured():
+    """A matmul and 64 MiB a unit, each a millisecond: 16 and 11 of them."""
+    unit_flops, unit_bytes = 2 * MATMUL**3, MESSAGE_BYTES
+    slow = replace(
+        profile("chalk"),
+        flops_per_s={"default": 1000 * unit_flops},
+        link=Link(latency_ns=0, bytes_per_s=1000 * unit_bytes),
+    )
+    assert predicted_ms(slow, events=False) == pytest.approx(16 + 11)
+    assert predicted_ms(slow, events=True) == pytest.approx(19 - 2)
 
 
 def stored(tmp_path, answers):

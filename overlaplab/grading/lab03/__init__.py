@@ -19,6 +19,7 @@ from overlaplab.grading.lab03.measured import (
     sanitizer_report,
 )
 from overlaplab.grading.lab03.play import play
+from overlaplab.grading.lab03.predicted import predicted_ms
 from overlaplab.grading.lab03.repair import Case
 from overlaplab.grading.lab03.waits import pipeline
 
@@ -37,6 +38,7 @@ __all__ = [
     "on_streams",
     "pipeline",
     "play",
+    "predicted_ms",
     "sanitizer_report",
     "side_by_side",
     "staging_costs_percent",
