@@ -89,8 +89,8 @@ def run(
         timeout_s: a guard. On processes it ends what hangs and says which rank was
             where; it counts from when all ranks are ready.
         fake: virtual only: compute shapes instead of values, on rank 0, which stands
-            for all, over groups and meshes too. What needs a value (`item`, C++ DDP) and
-            messages between ranks with roles of their own are refused; what else
+            for all, over groups and meshes too. What needs a value (`item`, C++ DDP)
+            and messages between ranks with roles of their own are refused; what else
             depends on `get_rank()` is done as rank 0 does it.
         check: virtual only: look for hazards, works that nobody waited for and
             collectives that were never matched. False leaves `Run.warnings` empty and
