@@ -93,11 +93,29 @@ def test_bandwidths_count_what_crosses_a_link(stored):
     )
 
 
-def test_steps_stand_beside_their_peaks(stored):
+def test_steps_stand_beside_predictions_and_peaks(stored, monkeypatch):
     stored(STORED)
-    assert lab.windows_table().splitlines()[1].split() == ["no", "limit", "5.000", "10"]
+    monkeypatch.setattr(lab, "predicted_window_ms", lambda name: 4.5)
+    first, second = lab.windows_table().splitlines()[1:]
+    assert first.split() == ["no", "limit", "4.500", "5.000", "10"]
+    assert second.split() == ["stalling,", "k=1", "4.500", "6.500"]
     assert "200" in lab.small_table()
     assert lab.machine().startswith("2 x a card, torch 2.11.0, NCCL 2.28.9, 2026-11-28")
+
+
+@pytest.mark.parametrize("name", ["no limit", "stalling, k=1", "side stream, k=2"])
+def test_a_window_of_the_measured_size_has_a_prediction(name, stored):
+    stored({**STORED, "grads": [4096, 4096], "tokens": [2048, 12288] * 2})
+    lab.predicted_window_ms.cache_clear()
+    alone_ms = lab.predicted_window_ms("no message")
+    predicted_ms = lab.predicted_window_ms(name)
+    lab.predicted_window_ms.cache_clear()
+    assert alone_ms < predicted_ms < 10 * alone_ms
+
+
+def test_a_message_alone_is_no_step(stored):
+    stored({**STORED, "grads": [4096, 4096], "tokens": [2048]})
+    assert lab.predicted_window_ms("a message alone") is None
 
 
 def test_predictions_stand_where_the_lessons_layer_has_the_way(stored, monkeypatch):

@@ -96,6 +96,15 @@ def test_the_text_marks_a_part_that_came_twice():
     assert "!" not in lab.ring_text(hands_on)
 
 
+def not_written(rank, step, num_ranks):
+    raise NotImplementedError
+
+
+def test_a_schedule_that_cannot_be_drawn_says_why():
+    assert "not written" in lab.ring_text(not_written)
+    assert "rank 0 of 4, step 1: -1" in lab.ring_text(without_end)
+
+
 def bus(operation, num_ranks, num_bytes, us):
     part = (num_ranks - 1) / num_ranks
     times = {"all_reduce": 2 * part, "broadcast": 1}.get(operation, part)

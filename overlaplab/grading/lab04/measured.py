@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from overlaplab.cluster.run import run
+from overlaplab.grading.lab04 import reference
 from overlaplab.grading.lab04.board import MIB
 from overlaplab.grading.lab04.ring import bus_of_ours
+from overlaplab.grading.lab04.window import backward
 from overlaplab.program import Program, resolve
 
 _SMALLER = 64
@@ -74,22 +76,24 @@ def number(table: str, *keys: str) -> float:
 
 
 @lru_cache(maxsize=16)
-def predicted_ms(layer: Layer, way: str, hardware: str = "h100-nvlink") -> float:
-    """The step of `layer(x, w, way)` at the measured size, by the model.
+def predicted_ms(layer: Layer, way: str) -> float:
+    """The step of `layer(x, w, way)` at the measured size, by the model."""
+    found = stored()
+    assert found is not None
+    sizes = tuple(size // _SMALLER for size in found["layer"])
+    return _predicted_ms(_layer_of_size, layer, way, sizes)
 
-    Recorded with matrices `_SMALLER` times as small in each dimension, then timed with
-    as much more arithmetic and as many more bytes.
+
+def _predicted_ms(function: Callable[..., Any], *args: Any) -> float:
+    """What a function would take with matrices `_SMALLER` times as large.
+
+    Recorded small, then timed with as much more arithmetic and as many more bytes.
     """
     found = stored()
     assert found is not None
-    seen = run(
-        _layer_of_size,
-        layer,
-        way,
-        tuple(size // _SMALLER for size in found["layer"]),
-        world_size=int(found["world_size"]),
-    )
+    seen = run(function, *args, world_size=int(found["world_size"]))
     assert seen.program is not None
+    hardware = "h200-nvlink" if "H200" in found["card"] else "h100-nvlink"
     return resolve(enlarged(seen.program, _SMALLER), hardware).step_ns / 1e6
 
 
@@ -214,18 +218,55 @@ def _size(num_bytes: int) -> str:
 
 
 def windows_table() -> str:
-    """Steps and peaks of exercise 4.4 at a size for GPUs."""
+    """Steps, predicted and measured, and peaks of exercise 4.4 at a size for GPUs."""
     found = stored()
     if found is None:
         return NOTHING
     steps: Mapping[str, float] = found["windows"]
     peaks: Mapping[str, int | None] = found["window_peak_bytes"]
-    lines = [f"{'':<24}{'ms a step':>10}{'peak (MiB)':>12}"]
+    lines = [f"{'ms a step':<24}{'predicted':>10}{'measured':>10}{'peak (MiB)':>12}"]
     for name, ms in steps.items():
-        peak = peaks.get(name)
-        told = "" if peak is None else f"{peak / MIB:.0f}"
-        lines.append(f"{name:<24}{ms:>10.3f}{told:>12}")
+        peak, window_ms = peaks.get(name), predicted_window_ms(name)
+        predicted = "" if window_ms is None else f"{window_ms:.3f}"
+        told = f"{peak / MIB:.0f}" if peak else ""
+        lines.append(f"{name:<24}{predicted:>10}{ms:>10.3f}{told:>12}")
     return "\n".join(lines)
+
+
+@lru_cache(maxsize=16)
+def predicted_window_ms(name: str) -> float | None:
+    """The step of one variant at the measured size; None for what is no step."""
+    found = stored()
+    assert found is not None
+    limit = int(name.split("k=")[1]) if "k=" in name else len(found["tokens"])
+    if name == "no message":
+        average: Callable[..., Any] = _gradients_only
+    elif "side stream" in name:
+        average = reference.average_gradients
+    elif "stalling" in name or name == "no limit":
+        average = reference.stalling
+    else:
+        return None
+    n, m = (size // _SMALLER for size in found["grads"])
+    tokens = tuple(t // _SMALLER for t in found["tokens"])
+    return _predicted_ms(_window_of_size, average, limit, n, m, tokens)
+
+
+def _window_of_size(
+    average: Callable[..., Any], limit: int, n: int, m: int, tokens: Sequence[int]
+) -> None:
+    dtype = torch.bfloat16
+    average(
+        [
+            (torch.empty(n, t, dtype=dtype), torch.empty(t, m, dtype=dtype))
+            for t in tokens
+        ],
+        limit,
+    )
+
+
+def _gradients_only(layers: Sequence[Any], limit: int) -> list[torch.Tensor]:
+    return [backward(layer) for layer in layers]
 
 
 def small_table() -> str:

@@ -99,6 +99,12 @@ def ring_of_ours(rank: int, step: int, num_ranks: int) -> int:
 
 def ring_text(chunk_to_send: ChunkToSend, num_ranks: int = NUM_RANKS) -> str:
     """A schedule as a table: what each rank sends, and what all hold at the end."""
+    try:
+        wrong = _no_chunk(chunk_to_send, num_ranks)
+    except NotImplementedError:
+        return "no schedule yet: chunk_to_send is not written"
+    if wrong:
+        return f"{wrong[0].message}; expected {wrong[0].expected}"
     lines = ["step      " + "".join(f"rank {r}  " for r in range(num_ranks))]
     for step in range(2 * (num_ranks - 1)):
         sent = [chunk_to_send(rank, step, num_ranks) for rank in range(num_ranks)]
