@@ -199,6 +199,10 @@ def _graphics(facts: Facts) -> list[Remark]:
                 "no GPU",
                 "None is needed: every lesson runs on the virtual cluster, every "
                 "exercise is marked here. What GPUs did is stored in the lessons.",
+                ""
+                if facts.smi_gpus is None
+                else "If there should be one: nvidia-smi is here and lists none; run "
+                "it to see why.",
             )
         ]
     listed = f"nvidia-smi lists {_count_gpus(facts.smi_gpus)}"

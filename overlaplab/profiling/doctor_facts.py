@@ -21,7 +21,7 @@ from typing import Any
 
 from overlaplab.profiling import doctor_probe
 
-PROBE_TIMEOUT_S = 90.0  # a cold CUDA context and a communicator on eight GPUs
+PROBE_TIMEOUT_S = 80.0  # a cold CUDA context and a communicator on eight GPUs
 SMI_TIMEOUT_S = 15.0
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 # Read once, when CUDA starts in a process; a later change is ignored.

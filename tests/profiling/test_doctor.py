@@ -216,6 +216,12 @@ def test_gpus_over_pcie_are_told_as_slower() -> None:
     assert "Slower than NVLink" in text
 
 
+def test_nvidia_smi_without_a_gpu_is_a_note_with_a_way_on() -> None:
+    checkup = judge(replace(LAPTOP, smi_gpus=()))
+    assert checkup.exit_code == 0
+    assert "lists none" in said(checkup, "note")
+
+
 # Settings
 
 
