@@ -248,6 +248,14 @@ def test_host_and_device_memory_in_one_operator_are_refused():
         run_virtual(step, world_size=1)
 
 
+def test_a_collective_takes_nothing_from_the_hosts_memory():
+    def step():
+        dist.all_reduce(torch.ones(3, device="cpu"))
+
+    with pytest.raises(ol.RankError, match=r"(?s)all_reduce got.*ol\.device\(\)"):
+        run_virtual(step, world_size=2)
+
+
 def test_a_tensor_in_the_gpus_memory_cannot_be_pinned():
     with pytest.raises(ol.RankError, match="only the host's can be pinned"):
         run_virtual(lambda: torch.ones(3).to(ol.device()).pin_memory(), world_size=1)

@@ -120,6 +120,12 @@ class Communicator:
         recorder.settle(lane)
         for tensor in (*sources, *targets):
             _check_dense(operation, tensor)
+            if recorder.storages.is_host(tensor):
+                raise ValueError(
+                    f"{operation} got a tensor of shape {tuple(tensor.shape)} in the "
+                    "host's memory; like NCCL, the virtual cluster sends what is on "
+                    "the GPU: move it with tensor.to(ol.device())"
+                )
         meeting = self._meeting(pair)
         read = self._accesses(sources, lane.name) if reads else ()
         write = self._accesses(targets, lane.name) if writes else ()
