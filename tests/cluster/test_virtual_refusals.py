@@ -81,7 +81,7 @@ def test_what_the_group_cannot_do_is_named():
     def step():
         dist.recv(torch.empty(1))  # from anybody
 
-    with pytest.raises(RankError, match="recv_anysource is not supported"):
+    with pytest.raises(RankError, match="name the rank with src="):
         run_virtual(step, world_size=2)
 
 

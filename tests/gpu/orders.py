@@ -3,8 +3,8 @@
     python -m tests.gpu.orders --out FOLDER
 
 runs each case on two GPUs and on `virtual`, and writes FOLDER/orders.json (the normal
-forms, card, versions, date, command) and what they were made of: a Chrome trace and a
-log of calls for each case and rank. tests/cluster/test_virtual_orders.py compares
+forms, card, versions, date, command) and what they were made of: a Chrome trace for
+each case and rank. tests/cluster/test_virtual_orders.py compares
 `virtual` with what is stored in tests/gpu/orders.json.
 """
 
@@ -133,12 +133,12 @@ CASES: dict[str, Callable[[], Step]] = {
 
 
 def run_case(name: str, watch: Callable[[int, Callable[[], None]], None]) -> None:
-    """Five steps of a case on this rank; `watch` runs each, with its number."""
+    """The steps of a case on this rank; `watch` runs each, with its number."""
     step = CASES[name]()
     device = streams.device()
     generator = torch.Generator().manual_seed(dist.get_rank())
     mark = torch.ones(4, device=device)
-    for number in range(RECORDED_STEP + 2):
+    for number in range(RECORDED_STEP + 1):
         tokens = torch.randint(256, (2, 33), generator=generator).to(device)
         tokens, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -155,11 +155,8 @@ def virtual_form(name: str) -> list[Form]:
     from overlaplab.cluster.virtual import run_virtual
 
     def main() -> None:
-        # Only the recorded step has the marks: the others end where it begins.
         def watch(number: int, marked: Callable[[], None]) -> None:
-            if number <= RECORDED_STEP:
-                with streams.annotate(f"step {number}"):
-                    marked()
+            marked()
 
         run_case(name, watch)
 
@@ -195,13 +192,6 @@ def _watch_case(name: str, place: Path) -> None:
         streams.synchronize()
         if number == RECORDED_STEP:
             _profiled(marked, f"{place}.trace.json.gz")
-        elif number > RECORDED_STEP:
-            try:
-                log = _logged(marked)
-            except Exception:  # the trace matters more
-                log = [traceback.format_exc()]
-            text = json.dumps(log).encode()
-            Path(f"{place}.calls.json.gz").write_bytes(gzip.compress(text))
         else:
             marked()
         streams.synchronize()
@@ -248,57 +238,6 @@ def _profiled(step: Callable[[], None], path: str) -> None:
         streams.synchronize()
     on[0] = False
     profiler.export_chrome_trace(path)
-
-
-def _logged(step: Callable[[], None]) -> list[Any]:
-    """Operators, events and waits as PyTorch calls them: no profiler involved."""
-    from torch.cuda import _gpu_trace
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    log: list[Any] = []
-    on = [True]
-
-    class Log(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            tensors = [a for a in torch.utils._pytree.tree_leaves(args)]
-            log.append(
-                [
-                    "operator",
-                    str(func),
-                    torch.cuda.current_stream().cuda_stream,
-                    [
-                        [t.numel(), str(t.dtype)]
-                        for t in tensors
-                        if isinstance(t, torch.Tensor)
-                    ],
-                ]
-            )
-            return func(*args, **(kwargs or {}))
-
-    def note(kind: str) -> Callable[..., None]:
-        def call(*what: int) -> None:
-            if on[0]:
-                log.append([kind, *what])
-
-        return call
-
-    torch._C._activate_gpu_trace()
-    for kind in (
-        "event_record",
-        "event_wait",
-        "event_synchronization",
-        "stream_synchronization",
-        "device_synchronization",
-    ):
-        getattr(_gpu_trace, f"register_callback_for_{kind}")(note(kind))
-    try:
-        with Log():
-            step()
-    finally:
-        on[0] = False
-    return log
 
 
 def _run_on_gpus(names: list[str], folder: str) -> dict[str, str]:
