@@ -80,8 +80,8 @@ class CalibrationPlan:
 
 _MIB = 2**20
 
-# None of these is a model of the benchmarks. Widths are multiples of 128, heads of 64 or
-# 128: as people choose them, and as GPUs like them.
+# None of these is a model of the benchmarks. Widths are multiples of 128, heads of 64
+# or 128: as people choose them, and as GPUs like them.
 GPU = CalibrationPlan(
     dtype="bfloat16",
     models=(

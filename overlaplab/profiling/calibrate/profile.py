@@ -266,7 +266,9 @@ def _link(
         "a transformer's steps with and without all-reduces of "
         f"{beside['bytes'] >> 20} MiB beside them all the time"
     )
-    notes["wire_rate_permille"] = "of those all-reduces, with and without the steps"
+    notes["wire_rate_permille"] = (
+        "those all-reduces without the steps and, the median, with them"
+    )
     small = link["contention"]["small"]
     # The median: the mean has what the ranks wait for one another.
     late = [row["wire_beside_median_ns"] - row["wire_alone_ns"] for row in small]
@@ -283,15 +285,18 @@ def _link(
         source=notes["link"],
     )
     return wire, {
-        "compute_rate_permille": _permille(beside, "compute"),
-        "wire_rate_permille": _permille(beside, "wire"),
+        "compute_rate_permille": _permille(
+            beside["compute_alone_ns"], beside["compute_beside_ns"]
+        ),
+        "wire_rate_permille": _permille(
+            beside["wire_alone_ns"], beside["wire_beside_median_ns"]
+        ),
         "busy_latency_ns": max(0, busy),
     }
 
 
-def _permille(row: Mapping[str, Any], what: str) -> int:
-    alone, beside = int(row[f"{what}_alone_ns"]), int(row[f"{what}_beside_ns"])
-    return max(1, min(1000, 1000 * alone // max(beside, 1)))
+def _permille(alone_ns: int, beside_ns: int) -> int:
+    return max(1, min(1000, 1000 * alone_ns // max(beside_ns, 1)))
 
 
 def _rate(work: int, ns: int) -> int:
