@@ -421,7 +421,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check:
             check(root)
         elif options.prove_unsolved:
-            runs.prove_unsolved(root / "labs")
+            runs.prove_unsolved(root / "labs", options.topics)
         else:
             build(root, options.topics)
     except BuildError as error:

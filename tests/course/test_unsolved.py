@@ -67,3 +67,16 @@ def test_a_lab_whose_check_passes_is_refused_with_its_name(tmp_path: Path) -> No
 def test_no_lab_proves_nothing(tmp_path: Path) -> None:
     with pytest.raises(runs.BuildError, match="nothing to prove"):
         runs.prove_unsolved(tmp_path)
+
+
+def test_only_the_named_labs_are_run(tmp_path: Path) -> None:
+    raising = new_code_cell(
+        "raise AssertionError", id="c", metadata={"tags": ["check"]}
+    )
+    passing = new_code_cell("assert 1", id="c", metadata={"tags": ["check"]})
+    runs.write(new_notebook(cells=[raising]), tmp_path / "03_x.ipynb")
+    runs.write(new_notebook(cells=[passing]), tmp_path / "06_x.ipynb")
+
+    runs.prove_unsolved(tmp_path, ["03"])
+    with pytest.raises(runs.BuildError, match="no lab that starts with 09"):
+        runs.prove_unsolved(tmp_path, ["09"])
