@@ -176,7 +176,7 @@ def prove_unsolved(folder: Path, topics: Sequence[str] = ()) -> None:
 
 
 def _execute_unsolved(folder: Path, path: Path) -> NotebookNode:
-    lab = nbformat.read(path, as_version=4)
+    lab: NotebookNode = nbformat.read(path, as_version=4)
     execute(lab, folder, allow_errors=True)
     return lab
 
