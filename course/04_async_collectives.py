@@ -500,6 +500,12 @@ view.draw_many({name: run.timeline.of_rank(0) for name, run in windows.items()})
 # first `side.wait_stream(compute)`.
 #
 # </details>
+# <details><summary>Hint: why send, too?</summary>
+#
+# Memory belongs to the stream that allocates it. If `send` runs on one stream and
+# `finish_oldest` on another, the message's memory is handed out again while it is read.
+#
+# </details>
 # <details><summary>Hint: the end</summary>
 #
 # The caller uses the gradients on the current stream: `compute.wait_stream(side)`.
@@ -560,6 +566,10 @@ for name, run in windows.items():
     print(f"{name:<16} {run.timeline.step_ns / 1e3:4.0f} us,", end=" ")
     print(f"{lab.messages_alive(run.program):2.0f} messages alive")
 view.draw_many({name: run.timeline.of_rank(0) for name, run in windows.items()})
+
+# %% [markdown]
+# The other stream pays where `default` would stand still. On GPUs that depends on sizes:
+# section 10 has ones where nothing stands still, and the stream loses.
 
 # %% [markdown]
 # ## Takeaways (1 minute)

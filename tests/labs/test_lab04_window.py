@@ -143,9 +143,40 @@ def leaves_the_last_messages(layers, k):
     return grads
 
 
+def only_finishes_on_the_side(layers, k, *, record=False):
+    """Allocated on one stream, released under another that still reads it."""
+    window, grads = Window(), []
+    compute, side = streams.current_stream(), streams.Stream()
+
+    def finish_oldest():
+        message = window.in_flight[0][1]
+        window.finish_oldest()
+        if record:
+            message.record_stream(side)
+
+    for layer in layers:
+        grads.append(lab.backward(layer))
+        if len(window.in_flight) == k:
+            with streams.stream(side):
+                finish_oldest()
+        window.send(grads[-1])
+    with streams.stream(side):
+        while window.in_flight:
+            finish_oldest()
+    compute.wait_stream(side)
+    return grads
+
+
+def puts_the_release_off(layers, k):
+    """record_stream is safe, and lets the allocator make new memory meanwhile."""
+    return only_finishes_on_the_side(layers, k, record=True)
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
+        (only_finishes_on_the_side, lab.SAFE),
+        (puts_the_release_off, lab.MEMORY),
         (stalls_the_backward_pass, lab.FREE),
         (one_at_a_time, lab.FREE),
         (without_a_limit, lab.MEMORY),

@@ -21,6 +21,7 @@ from overlaplab.grading.lab04.board import BOARD, Inputs, cpu_waits_ns, play
 from overlaplab.grading.laws import Violation
 from overlaplab.grading.violation import ms
 from overlaplab.program import Program
+from overlaplab.program.record import StorageLife
 from overlaplab.streams import annotate
 from overlaplab.timeline import Timeline
 
@@ -82,7 +83,9 @@ def messages_alive(program: Program, rank: int = 0) -> float:
     """The most memory that messages held at any time, in messages.
 
     A message's memory is what its collective reads or writes, from its allocation to
-    its release, in the order of the CPU.
+    its release, in the order of the CPU. After `record_stream` a release gives nothing
+    back until the device has come to it, and the CPU is far ahead by then: such memory
+    counts to the end.
     """
     touched = {
         access.storage
@@ -95,12 +98,17 @@ def messages_alive(program: Program, rank: int = 0) -> float:
     change = [0] * (num_ops + 2)
     for life in lives:
         change[life.born] += life.bytes
-        change[num_ops + 1 if life.freed is None else life.freed] -= life.bytes
+        held = life.freed is None or _recorded_elsewhere(life)
+        change[num_ops + 1 if held else life.freed or 0] -= life.bytes
     most = now = 0
     for delta in change:
         now += delta
         most = max(most, now)
     return most / MESSAGE_BYTES
+
+
+def _recorded_elsewhere(life: StorageLife) -> bool:
+    return any(stream != life.stream for stream, _ in life.recorded)
 
 
 def backward_end_ns(timeline: Timeline) -> int:
@@ -177,13 +185,21 @@ def _too_many(program: Program, k: int) -> list[Violation]:
     most = max(messages_alive(program, rank) for rank in range(WORLD))
     if most <= k:
         return []
+    hint = (
+        "what still refers to a message after its mean was written back? The list, and "
+        "the names of your loop too"
+    )
+    if any(_recorded_elsewhere(life) for life in program.storages):
+        hint = (
+            "record_stream makes a release safe by putting it off: the allocator makes "
+            "new memory meanwhile. Allocate on the stream that uses it"
+        )
     return [
         Violation(
             "memory",
             f"k = {k}: the float32 messages of {most:g} gradients were alive at once",
             f"at most {k}",
-            "what still refers to a message after its mean was written back? The list, "
-            "and the names of your loop too",
+            hint,
         )
     ]
 
