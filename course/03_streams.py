@@ -17,6 +17,7 @@
 # numbers, and draws what *your* code did. No exercise needs the one before it.
 
 # %% name="setup"
+import re
 from dataclasses import replace
 
 import torch
@@ -543,11 +544,11 @@ view.draw_many(
 # %% name="reuse-diagnosis" kind="exercise" exercise="3.3c"
 ### BEGIN SOLUTION
 finding = case.as_handed_out().findings[0]
-_, _, new_owner = str(finding).partition("now memory of '")
+given_away, new_owner = re.findall(r"batch \d", str(finding))[:2]
 reuse_diagnosis = {
     "kind": "reuse",
-    "tensor": finding.name,
-    "overwritten_by": new_owner.partition("'")[0],
+    "tensor": given_away,
+    "overwritten_by": new_owner,
 }
 ### END SOLUTION
 ### BEGIN STUB
