@@ -29,7 +29,7 @@ TITLE_LINE_IN = 0.19
 
 _ABOVE_IN, _BELOW_IN = 0.38, 0.32  # for titles and for the time axis
 _LEGEND_ROW_IN = 0.18
-_CHAR_IN = 0.063  # a character of the legend's 8 points, on the wide side
+_CHAR_IN = 0.066  # a character of the legend's 8 points, on the wide side
 
 
 class Picture(Figure):
