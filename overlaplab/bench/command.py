@@ -181,7 +181,9 @@ def measure_command(
 
 
 @predict.command("compare")
-@click.argument("measured", type=click.Path(path_type=Path, exists=True))
+@click.argument(
+    "measured", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)
+)
 @click.option(
     "--programs",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -194,11 +196,14 @@ def measure_command(
 )
 @_out
 def compare_command(
-    measured: Path, programs: Path | None, page: Path | None, out: Path | None
+    measured: Sequence[Path], programs: Path | None, page: Path | None, out: Path | None
 ) -> None:
-    """Predict what MEASURED holds, from its calibration; no GPU is needed."""
+    """Predict what MEASURED holds, from its calibration; no GPU is needed.
+
+    Of several files a later one's link stands instead of an earlier one's.
+    """
     answer = compare(
-        json.loads(measured.read_text()),
+        [json.loads(path.read_text()) for path in measured],
         lambda what: click.echo(what, err=True),
         programs,
     )

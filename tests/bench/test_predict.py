@@ -191,11 +191,11 @@ def test_both_halves_on_the_cpu(tmp_path: Path) -> None:
     cases = measured["links"]["nvlink"]["cases"]
     assert [case["launch_bound"] for case in cases] == [False, True]
     assert set(cases[0]["variants"]) == {"serial", "per parameter", "bucketed 0.2"}
-    answer = compare(measured, lambda what: None, tmp_path / "programs")
+    answer = compare([measured], lambda what: None, tmp_path / "programs")
     assert len(answer["rows"]) == len(answer["launch_bound"]["rows"]) == 3
     assert all(row["predicted_step_ms"] > 0 for row in answer["rows"])
     assert answer["summary"]["configurations"] == 3
-    again = compare(measured, lambda what: None, tmp_path / "programs")
+    again = compare([measured], lambda what: None, tmp_path / "programs")
     assert again == answer
     assert "3 configurations" in claim(answer)
 
@@ -208,9 +208,7 @@ def test_a_place_of_the_page_that_nobody_knows_is_refused() -> None:
         "cards": [],
         "rows": [],
         "launch_bound": {"rows": []},
-        "machine": dict.fromkeys(
-            ("card", "num_cards", "driver", "torch", "nccl", "date", "command"), "x"
-        ),
+        "machines": {},
     }
     page = "before\n<!-- claim -->\nold\n<!-- end -->\nafter\n"
     assert "old" not in (filled := fill(page, compared))
@@ -218,3 +216,28 @@ def test_a_place_of_the_page_that_nobody_knows_is_refused() -> None:
     assert fill(filled, compared) == filled
     with pytest.raises(KeyError, match="wrong"):
         fill("<!-- wrong -->\n<!-- end -->\n", compared)
+
+
+def test_the_page_says_what_the_stored_comparison_says() -> None:
+    compared = json.loads((RESULTS / "predict-2xH200-compared.json").read_text())
+    page = PAGE.read_text()
+    assert fill(page, compared) == page
+    rows = [Row(**values) for values in compared["rows"]]
+    assert summary(rows) == compared["summary"]
+    assert claim(compared) in page
+
+
+def test_the_stored_comparison_is_of_the_stored_measurements() -> None:
+    compared = json.loads((RESULTS / "predict-2xH200-compared.json").read_text())
+    times = {}
+    for link in ("nvlink", "p2p-off"):
+        stored = json.loads((RESULTS / f"predict-2xH200-{link}.json").read_text())
+        for case in stored["links"][link]["cases"]:
+            for name, variant in case["variants"].items():
+                key = (link, case["model"], case["batch"], name)
+                times[key] = variant["median_ms"]
+    rows = compared["rows"] + compared["launch_bound"]["rows"]
+    found = {
+        (r["link"], r["model"], r["batch"], r["variant"]): r["step_ms"] for r in rows
+    }
+    assert found == times

@@ -131,17 +131,6 @@ def test_operators_take_what_they_took_less_the_marks() -> None:
         assert compute_ns(hw, op.flops, op.dtype, moved, op.name) == 1_000, op.name
 
 
-@pytest.mark.parametrize(("permille", "each"), [(1_100, 1_100), (1_500, 1_000)])
-def test_operators_add_up_to_steps_in_a_row_unless_launches_bound_them(
-    permille: int, each: int
-) -> None:
-    found = device()
-    found["models"][0]["step_ns"] = found["models"][0]["step_ns"] * permille // 1000
-    hw = build_profile("here", found, LAUNCHES, LINK, "today")
-    assert {ns for key in hw.points for _, ns in hw.points[key]} - {50, 1_000} <= {each}
-    assert hw.points["bytes:gelu"][0][1] == each
-
-
 def test_large_all_reduces_are_those_of_several_tensors() -> None:
     def timed(num_bytes: int, tensors: int, ns: int) -> dict[str, Any]:
         return {

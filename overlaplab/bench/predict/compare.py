@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from overlaplab.profiling.calibrate.profile import build_profile
 from overlaplab.program import Op
 
 _STATE = ("model", "batch", "sm_clock_mhz", "power_mw", "temperature_c")
+_MACHINE = ("card", "num_cards", "driver", "torch", "nccl", "date", "command")
 _MAIN = (
     "launch_ns",
     "backward_launch_ns",
@@ -49,76 +50,50 @@ def profiles(measured: Mapping[str, Any]) -> dict[str, Hardware]:
 
 
 def compare(
-    measured: Mapping[str, Any], tell: Tell, programs: Path | None = None
+    files: Sequence[Mapping[str, Any]], tell: Tell, programs: Path | None = None
 ) -> dict[str, Any]:
     """Predict everything that was measured.
 
     Args:
-        measured: what `predict measure` wrote.
+        files: what `predict measure` wrote, once or more; a link of a later file, with
+            its calibration, stands instead of the same link of an earlier one.
         tell: progress.
         programs: keeps the recorded programs from one call to the next.
 
     Returns:
         "rows" and "summary" of the grid, and the same of steps bound by launches.
     """
-    hardware = profiles(measured)
-    grid = measured["settings"]["grid"]
-    caps = {f"bucketed {cap:g}": cap for cap in grid["buckets_mib"]}
     steps: Steps = {}
     if programs is not None and programs.exists():
         steps = pickle.loads(programs.read_bytes())
+    of_link = {link: measured for measured in files for link in measured["links"]}
+    hardware: dict[str, Hardware] = {}
     rows: dict[bool, list[Row]] = {False: [], True: []}
-    for link, found in measured["links"].items():
-        for case in found["cases"]:
+    for link, measured in of_link.items():
+        hardware[link] = profiles(measured)[link]
+        for case in measured["links"][link]["cases"]:
             tell(f"{link}: {case['model']}, batch {case['batch']}")
-            for variant, times in case["variants"].items():
-                key = (case["model"], case["batch"], variant)
-                if key not in steps:
-                    steps[key] = record_variant(
-                        case["model"],
-                        case["batch"],
-                        case["tokens"],
-                        case["dtype"],
-                        caps.get(variant),
-                        variant,
-                    )
-                guess = predict(
-                    steps[key],
-                    hardware[link],
-                    steps_a_round=grid["steps_a_round"],
-                    profiled_steps=PROFILED_STEPS,
-                    num_ranks=measured["world_size"],
-                )
-                rows[case["launch_bound"]].append(
-                    Row(
-                        link,
-                        case["model"],
-                        case["batch"],
-                        variant,
-                        times["median_ms"],
-                        round(guess.step_ns / 1e6, 4),
-                        times["p10_ms"],
-                        times["p90_ms"],
-                        _exposed(times),
-                        round(guess.exposed_ns / 1e6, 4),
-                    )
-                )
+            rows[case["launch_bound"]] += _rows(
+                link, case, measured, hardware[link], steps
+            )
             if programs is not None:
                 programs.write_bytes(pickle.dumps(steps))
-    machine = ("card", "num_cards", "driver", "torch", "nccl", "date", "command")
     return {
         "benchmark": "predict compare",
-        "machine": {key: measured.get(key, "") for key in machine},
+        "machines": {
+            link: {key: measured.get(key, "") for key in _MACHINE}
+            for link, measured in of_link.items()
+        },
         "calibrated": {link: _main_numbers(hw) for link, hw in hardware.items()},
         "cards": [
             {"link": link, **{key: case.get(key) for key in _STATE}}
-            for link, found in measured["links"].items()
-            for case in found["cases"]
+            for link, measured in of_link.items()
+            for case in measured["links"][link]["cases"]
         ],
         "summary": summary(rows[False]),
         "by_link": {
             link: summary([row for row in rows[False] if row.link == link])
-            for link in measured["links"]
+            for link in of_link
         },
         "rows": [asdict(row) for row in rows[False]],
         "launch_bound": {
@@ -126,6 +101,45 @@ def compare(
             "rows": [asdict(row) for row in rows[True]],
         },
     }
+
+
+def _rows(
+    link: str,
+    case: Mapping[str, Any],
+    measured: Mapping[str, Any],
+    hardware: Hardware,
+    steps: Steps,
+) -> list[Row]:
+    """One model and batch: all variants, measured and predicted."""
+    grid = measured["settings"]["grid"]
+    caps = {f"bucketed {cap:g}": cap for cap in grid["buckets_mib"]}
+    rows = []
+    for variant, times in case["variants"].items():
+        key = (case["model"], case["batch"], variant)
+        if key not in steps:
+            steps[key] = record_variant(
+                *key[:2], case["tokens"], case["dtype"], caps.get(variant), variant
+            )
+        guess = predict(
+            steps[key],
+            hardware,
+            steps_a_round=grid["steps_a_round"],
+            profiled_steps=PROFILED_STEPS,
+            num_ranks=measured["world_size"],
+        )
+        rows.append(
+            Row(
+                link,
+                *key,
+                times["median_ms"],
+                round(guess.step_ns / 1e6, 4),
+                times["p10_ms"],
+                times["p90_ms"],
+                _exposed(times),
+                round(guess.exposed_ns / 1e6, 4),
+            )
+        )
+    return rows
 
 
 def _main_numbers(hw: Hardware) -> dict[str, int]:

@@ -151,11 +151,11 @@ def cards_table(compared: Mapping[str, Any]) -> str:
 
 
 def machine(compared: Mapping[str, Any]) -> str:
-    found = compared["machine"]
-    return (
-        f"{found['num_cards']} x {found['card']}, driver {found['driver']}, torch "
-        f"{found['torch']}, NCCL {found['nccl']}, {found['date'][:10]}:\n\n"
-        f"    {found['command']}"
+    """Card, versions, date and command of each link's run."""
+    return "\n".join(
+        f"- {link}: {m['num_cards']} x {m['card']}, driver {m['driver']}, torch "
+        f"{m['torch']}, NCCL {m['nccl']}, {m['date'][:10]}: `{m['command']}`"
+        for link, m in compared["machines"].items()
     )
 
 

@@ -17,7 +17,6 @@ from overlaplab.profiling.calibrate.recorded import operators_of_step
 
 Points = tuple[tuple[int, int], ...]
 _SIMILAR_PERMILLE = 1150  # work within 15 % is averaged to one point
-_LAUNCH_BOUND_PERMILLE = 1150
 # From this payload on several tensors in one collective have times of their own.
 _COALESCED_BYTES = 8 * 2**20
 _NOT_MEASURED = "not measured: this machine has one process, or no link"
@@ -81,7 +80,7 @@ def _operator_points(
     notes["points"] = (
         "operators in forward and backward passes of transformers of "
         f"(width x sequences) {cases}: median of marks before and after each, on a hot "
-        "device, scaled to add up to steps in a row; work within 15 % averaged"
+        "device; work within 15 % averaged"
     )
     return points
 
@@ -109,23 +108,12 @@ def joined_operators(device: Mapping[str, Any]) -> Iterable[tuple[str, int, int]
                 f"virtual cluster records {len(ops)}: "
                 f"{[row[0] for row in measured]} and {[op.name for op in ops]}"
             )
-        times = [max(1, ns - model["mark_ns"]) for _, _, ns in measured]
-        in_a_row = _in_a_row(sum(times), model["step_ns"])
-        for op, time in zip(ops, times, strict=True):
-            alone = round(time * in_a_row)
+        for op, (_, _, ns) in zip(ops, measured, strict=True):
+            alone = max(1, ns - model["mark_ns"])
             if op.flops:
                 yield f"flops:{op.name}:{op.dtype}", op.flops, alone
             else:
                 yield f"bytes:{op.name}", op.read_bytes + op.write_bytes, alone
-
-
-def _in_a_row(sum_ns: int, step_ns: int) -> float:
-    """By how much operators are slower in steps in a row: hot cards run slower.
-
-    A step that takes much longer than its operators is bound by launches and says
-    nothing of them.
-    """
-    return step_ns / sum_ns if step_ns * 1000 < sum_ns * _LAUNCH_BOUND_PERMILLE else 1.0
 
 
 def _same(recorded: str, measured: str) -> bool:
