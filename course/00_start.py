@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Has it run yet?
 #
-# **Lab 00: start.** Core: 35 minutes. Extras: 15 more. You need a laptop and nothing
+# **Lab 00: start.** Core: 45 minutes. Extras: 20 more. You need a laptop and nothing
 # else.
 #
 # After the core you can
@@ -13,8 +13,9 @@
 #
 # You know a PyTorch training loop. Nothing else is needed.
 #
-# **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
-# numbers, and draws what *your* code did. No exercise needs the one before it.
+# **How it works.** Run the cells one by one (*Run All* stops at a check that fails). A
+# check tells you what it saw, in numbers, and draws what *your* code did. No exercise
+# needs the one before it.
 
 # %% name="setup"
 from dataclasses import replace
@@ -45,10 +46,12 @@ ol.doctor()
 # | `gloo` | one CPU process a rank | this CPU's |
 # | `nccl` | one process a GPU | your GPUs': the truth about speed |
 #
-# This lab stays on `virtual`. Its GPU has round numbers, for the head:
+# This lab stays on `virtual`. Its GPU has round numbers, for mental arithmetic:
 
 # %% name="round-numbers"
 print(f"to launch an operator: {lab.GPU.launch_ns / 1000:.0f} us of the CPU")
+print(f"to launch a message: {lab.GPU.collective_launch_ns / 1000:.0f} us of the CPU")
+print(f"1000 FLOP: {1e12 / lab.GPU.flops_per_s['default']:.0f} ns of the GPU")
 for width in (256, 64):
     a = torch.randn(width, width)
     one = ol.run(lambda a: a @ a, a, world_size=1, hardware=lab.GPU).timeline
@@ -94,8 +97,8 @@ view.draw(six, title="six products, 256 wide")
 # handing an operator to the GPU. `default` is a **stream**: a queue of the GPU, whose
 # operators run in order. Look at how early the grey ends.
 #
-# The same as a table, and in characters for those who do not see the figure. (Every
-# figure of the course has this twin: `print(view.text(timeline))`.)
+# Here is the same as a table, and in characters for those who do not see the figure.
+# (Every figure of the course has this twin: `print(view.text(timeline))`.)
 
 # %% name="six-table"
 print(lab.launch_table(six))
@@ -110,7 +113,7 @@ print(view.text(six, width=88))
 # course would work. (It also means that a stopwatch around these lines measures the
 # launches, not the products.)
 #
-# Now the same with small matrices, 64 wide. What a product takes stands in section 1.
+# Now the same with small matrices, 64 wide. See section 1 for what a product takes.
 #
 # **Predict.** When has the GPU finished now?
 
@@ -137,7 +140,7 @@ view.draw_many(busy)
 # it is **launch-bound**. There is no lead: a faster GPU would change nothing.
 
 # %% [markdown]
-# ## 3. When does it start? (8 minutes)
+# ## 3. When does it start? (12 minutes)
 #
 # Four rules make every timeline of this course:
 #
@@ -165,8 +168,8 @@ launches
 # - Return a list with one pair `(start, end)` a line, in us. The CPU begins at 0.
 # - For the host sync: when the CPU comes to it, and when the CPU goes on.
 #
-# As a function it is tried on 150 more programs; about 15 lines. As a table,
-# `schedule = [(10, 30), ...]`, with `launch_us` 10, it is judged alone.
+# The function has about 15 lines and is tried on 150 more programs. The table,
+# `schedule = [(10, 30), ...]` with `launch_us` 10, earns the same points.
 #
 # <details><summary>Hint: what to keep</summary>
 #
@@ -211,7 +214,7 @@ _ = check("0.1", my_number, schedule)
 # then applies these rules: `ol.resolve(program, hardware)`.
 
 # %% [markdown]
-# ## 4. `loss.backward()` returns. So what? (6 minutes)
+# ## 4. `loss.backward()` returns. So what? (8 minutes)
 #
 # A small net, forward and backward pass, on one GPU. Your number draws its size.
 
@@ -225,7 +228,9 @@ def train_step(model, x):
 model, x = lab.model_and_batch(my_number)
 run = ol.run(train_step, model, x, world_size=1, hardware=lab.GPU)
 num_launched = sum(span.kind == "launch" for span in run.timeline.spans)
-print(f"{num_launched} operators are launched; backward() is the last line")
+product = next(span for span in run.timeline.spans if span.name == "addmm")
+print(f"{num_launched} operators are launched, 10 us each")
+print(f"a product of the forward pass takes the GPU {product.duration_ns / 1e3:.0f} us")
 
 # %% [markdown]
 # **Predict.** At the moment when `backward()` returns: how many of them has the GPU
@@ -247,15 +252,15 @@ finished_then = num_launched
 #
 # - `"returned_us"`: when that is;
 # - `"launched"`, `"started"`, `"finished"`: how many operators had been, by then;
-# - `"finished_if_dearer"`: how many had finished when `backward()` returns, if each
-#   launch cost twice as much.
+# - `"finished_if_slower"`: how many had finished when `backward()` returns, if each
+#   launch took twice as long.
 #
 # <details><summary>Hint: started, finished</summary>
 #
 # Count spans of kind `"compute"` by their `start_ns`, then by their `end_ns`.
 #
 # </details>
-# <details><summary>Hint: twice as dear</summary>
+# <details><summary>Hint: twice as long</summary>
 #
 # Resolve again, and find the new moment first: `backward()` returns later too.
 #
@@ -276,9 +281,9 @@ def at_return(timeline):
     }
 
 
-dearer = ol.resolve(run.program, replace(lab.GPU, launch_ns=2 * lab.GPU.launch_ns))
+slower = ol.resolve(run.program, replace(lab.GPU, launch_ns=2 * lab.GPU.launch_ns))
 counts = at_return(run.timeline)
-counts["finished_if_dearer"] = at_return(dearer)["finished"]
+counts["finished_if_slower"] = at_return(slower)["finished"]
 ### END SOLUTION
 ### BEGIN STUB
 # counts = {
@@ -286,13 +291,16 @@ counts["finished_if_dearer"] = at_return(dearer)["finished"]
 #     "launched": None,
 #     "started": None,
 #     "finished": None,
-#     "finished_if_dearer": None,
+#     "finished_if_slower": None,
 # }
 ### END STUB
 
 # %% name="check-counts" kind="check" exercise="0.2" points=2
 _ = check("0.2", my_number, counts)
-lab.side_by_side("finished by then", finished_then, counts["finished"])
+
+# %% name="backward-seen" fold=true
+finished = lab.count(run.timeline).finished
+lab.side_by_side("finished by then", finished_then, finished)
 
 # %% [markdown]
 # When `backward()` returns, *everything is launched and little is finished*. The
@@ -300,11 +308,11 @@ lab.side_by_side("finished by then", finished_then, counts["finished"])
 # gradients when `backward()` returns" says nothing about when they can be sent: that is
 # what labs 03 to 06 are about.
 #
-# With dearer launches more is finished by then. Not because anything is faster: the CPU
-# comes later.
+# With slower launches more is finished by then. Nothing got faster: the CPU comes
+# later.
 
 # %% [markdown]
-# ## 5. The line that makes the CPU wait (7 minutes)
+# ## 5. The line that makes the CPU wait (9 minutes)
 #
 # The lead is lost where the CPU asks for a *value*. It has to wait until the GPU has
 # computed it: a **host sync**.
@@ -321,6 +329,8 @@ print(list(lab.LINES))
 syncs = ["loss.item()"]
 
 # %% name="syncs" fold=true
+for text in set(syncs) - set(lab.LINES):
+    print(f"{text!r} is none of these lines: copy a line as it stands")
 for text, line in lab.LINES.items():
     waits = lab.holds_the_cpu(line)
     mine = "wait" if text in syncs else "go on"
@@ -329,7 +339,7 @@ for text, line in lab.LINES.items():
 
 # %% [markdown]
 # A shape is known without computing. A number is not, nor is what hangs on one: an
-# `if`, a printed value, how many elements `nonzero` returns.
+# `if`, a printed value, a copy to the CPU, how many elements `nonzero` returns.
 #
 # Here is a training loop with a log, as people write it.
 
@@ -357,11 +367,11 @@ print(f"{given.idle_ns / 1e6:.2f} ms of it; the CPU waits {len(given.waits)} tim
 view.draw(given.timeline, title="the given loop")
 
 # %% [markdown]
-# Look at the white holes in `default`. Each begins where a wait ends. The GPU has run
-# dry, and the CPU now launches the small operators of the update, one by one, while
-# the GPU waits for each.
+# Look at the gaps in `default` (*step*, over the figure, is the whole loop). Each
+# begins where a wait ends. The GPU has run dry, and the CPU now launches the small
+# operators of the update, one by one, while the GPU waits for each.
 #
-# **Exercise 0.3.** Repair `train`: same losses, same weights, no holes.
+# **Exercise 0.3.** Repair `train`: same losses, same weights, hardly a gap.
 #
 # - Return `(losses, worst)` as before: a list of floats, one a batch, and the largest
 #   of them as a float.
@@ -369,8 +379,7 @@ view.draw(given.timeline, title="the given loop")
 #
 # <details><summary>Hint</summary>
 #
-# A tensor can be kept without looking at it: `loss.detach()`. Look when everything has
-# been launched.
+# A tensor can be kept without looking at it: `loss.detach()`. Look after the loop.
 #
 # </details>
 # <details><summary>Hint: it is still slow</summary>
@@ -412,18 +421,27 @@ def train(model, batches):
     ### END STUB
 
 
-# %% name="train-seen"
-mine = lab.train(train)
-view.draw_many({"the given loop": given.timeline, "yours": mine.timeline})
-
 # %% name="check-train" kind="check" exercise="0.3" points=3
 _ = check("0.3", train)
 
 # %% [markdown]
-# On a real GPU, `torch.cuda.set_sync_debug_mode("warn")` names every such line for you.
+# Does it matter *where* a loop looks?
+
+# %% name="where-it-looks" fold=true
+late, best = lab.train(lab.late_train), lab.train(lab.good_train)
+looks = {"before the update": given, "after the update": late, "after the loop": best}
+for where, seen in looks.items():
+    ms, num_waits = seen.timeline.end_ns / 1e6, len(seen.waits)
+    print(f"looks {where:<17}  {ms:.2f} ms   waits of the CPU: {num_waits}")
 
 # %% [markdown]
-# ## 6. Two ranks (6 minutes)
+# After the update, a look costs little: the GPU runs dry for one launch, and the large
+# products of the next batch come first. Before it, the small operators pay.
+#
+# On a real GPU, `torch.cuda.set_sync_debug_mode("warn")` names most such lines for you.
+
+# %% [markdown]
+# ## 6. Two ranks (8 minutes)
 #
 # A **rank** is one of the processes that train together, one a GPU. Each runs the same
 # program on other data. `dist.all_reduce(x)` adds up the `x` of all ranks and writes
@@ -440,11 +458,13 @@ two = lab.run_step(serial_step)
 view.draw(two.timeline, title="first the message, then the product")
 
 # %% [markdown]
-# `comm` is the wire. The product does not need `x`, and yet it waits: look at the
-# empty `default` lane under the message. That message is **exposed**. With computation
-# beside it, it would be **hidden**. The numbers over the figure say how much is
-# exposed, and what is **saved** against running all parts one after the other. Here
-# even the launches come on top, so it is below zero.
+# `comm` is the wire. The dots are **latency**: the time before bytes move. The product
+# does not need `x`, and yet it waits: look at the empty `default` lane beside the
+# message. No computation runs beside that message: it is **exposed**, not **hidden**.
+# Over the figure stand rank 0's numbers. *Saved* compares with all parts one after the
+# other, launches left out: hence below zero here.
+#
+# Without `async_op` the *stream* waits for the message. The CPU goes on at once.
 #
 # **The API of this screen.** `work = dist.all_reduce(x, async_op=True)` launches the
 # message and returns at once. It starts when what the current stream holds *at that
@@ -454,11 +474,11 @@ view.draw(two.timeline, title="first the message, then the product")
 # **Predict.** How long does the step take then, in us?
 
 # %% name="predict-beside" kind="lab-only"
-print(f"now: {two.timeline.end_ns / 1e3:.0f} us")
+print(f"now: {two.timeline.end_ns / 1e3:.0f} us; to launch a message takes 20 us")
 beside_us = None
 
 # %% name="predicted-beside" kind="solution-only"
-print(f"now: {two.timeline.end_ns / 1e3:.0f} us")
+print(f"now: {two.timeline.end_ns / 1e3:.0f} us; to launch a message takes 20 us")
 beside_us = 280
 
 # %% [markdown]
@@ -504,15 +524,13 @@ view.draw_many(
 # ### Takeaways
 
 # %% name="takeaways" fold=true
-best = lab.train(lab.good_train)
 before_us, after_us = two.timeline.end_ns / 1e3, overlapped.end_ns / 1e3
 then = lab.count(run.timeline)
 print("1. A launch is not a start, a return no end: when backward() returned,")
 print(f"   {then.launched} operators were launched and {then.finished} had finished.")
-print("2. Who asks for a value waits for the GPU, and then the GPU waits for the CPU:")
-print(
-    f"   looking in each step cost {100 * (given_ms * 1e6 / best.timeline.end_ns - 1):.0f} %."
-)
+best_ms = lab.train(lab.good_train).timeline.end_ns / 1e6
+print("2. Code that asks for a value waits for the GPU, and then the GPU for the CPU:")
+print(f"   a look before each update cost {100 * (given_ms / best_ms - 1):.0f} %.")
 print("3. Launch the message first, wait for it last:")
 print(f"   {before_us:.0f} us became {after_us:.0f}.")
 
@@ -532,7 +550,7 @@ view.draw(uneven, title="two uneven ranks")
 
 # %% [markdown]
 # A message needs all ranks. On `comm`, a rank's span begins when that rank is there;
-# bytes move when the last one has come.
+# bytes move when the last one has come. The numbers over the figure are rank 0's.
 #
 # **Exercise 0.5.** Read, from the figure or from `uneven.spans` (`.rank`, `.lane`,
 # `.kind`, `.name`, `.start_ns`, `.duration_ns`):
@@ -574,7 +592,7 @@ reading = {
 _ = check("0.5", my_number, reading)
 
 # %% [markdown]
-# ## 8. Extra: launch-bound or GPU-bound? (5 minutes)
+# ## 8. Extra: launch-bound or GPU-bound? (8 minutes)
 #
 # A training step of six layers, with sliders. Without sliders, type:
 # `knobs.set(batch=64)`.
@@ -586,10 +604,10 @@ knobs
 # %% [markdown]
 # **Exercise 0.6.** Find, with `found["GPU-bound"] = knobs.settings` or typed:
 #
-# - `"launch-bound"`: launches half as dear save 40 % or more, a GPU twice as fast saves
+# - `"launch-bound"`: launches half as long save 40 % or more, a GPU twice as fast saves
 #   under 2 %;
 # - `"GPU-bound"`: the other way round;
-# - `"border"`: the smallest `batch` at which launches half as dear save under 10 %,
+# - `"border"`: the smallest `batch` at which launches half as long save under 10 %,
 #   with `width=512`, `launch_us=10`, `teraflops=20`.
 #
 # <details><summary>Hint: the border</summary>
@@ -607,7 +625,7 @@ found = {
     "border": next(
         batch
         for batch in lab.KNOBS["batch"].values
-        if lab.saved_percent({**lab.BORDER_AT, "batch": batch}, "launches half as dear")
+        if lab.saved_percent({**lab.BORDER_AT, "batch": batch}, "launches half as long")
         < 10
     ),
 }
@@ -624,7 +642,7 @@ found = {
 _ = check("0.6", found)
 
 # %% [markdown]
-# ## 9. On real GPUs (5 minutes, with 10)
+# ## 9. On real GPUs (7 minutes, with 10)
 #
 # The virtual cluster is a model. Here is what GPUs did, stored: nothing is measured
 # now. First a queue of products, as in section 2. *Returned* is when the CPU was
@@ -635,6 +653,8 @@ stored = lab.measured.read()
 print(lab.measured.launches(stored))
 
 # %% [markdown]
+# Launching the wide products took longer than predicted. The model does not say why.
+#
 # Then a step, as in section 4: when `backward()` returned, and when it was done. Which
 # batches are launch-bound? Where both columns agree, there was no lead.
 
@@ -658,8 +678,9 @@ print(lab.measured.launch_costs(stored))
 print(lab.measured.loops(stored))
 
 # %% [markdown]
-# Looking costs where the GPU is the bottleneck, in the last row. The rows above are
-# launch-bound: *who has no lead cannot lose it*, and what they differ by is noise.
+# Each time is the median of five runs. By the model, looking costs where the GPU is the
+# bottleneck: the last row. But the first row differs as much, the other way. So these
+# runs do not show that looking costs anything.
 #
 # And exercise 0.4, with a larger product and a larger message:
 
@@ -674,9 +695,9 @@ print(lab.measured.measure_it_here())
 #
 # ## 10. Where the model lies
 #
-# Here all launches cost the same, and Python between them costs nothing. Reading a
-# batch takes CPU time that is in no rule of section 3. The queue is endless here;
-# CUDA's holds about a thousand launches, then the CPU waits.
+# Here all operators take the same time to launch, and Python between them costs
+# nothing. Reading a batch takes CPU time that is in no rule of section 3. The queue is
+# endless here; CUDA's holds about a thousand launches, then the CPU waits.
 #
 # ## In production
 #

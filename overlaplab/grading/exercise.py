@@ -125,12 +125,12 @@ class Sheet:
     def verdict(self, *, error: str = "", hint: str = "") -> Verdict:
         """The verdict as the sheet stands; promises not written count as wrong."""
         wrong = error != "" or any(not r.passed for r in self._results.values())
-        checks = []
+        checks, unjudged = [], []
         for name in self._exercise.verifies:
             if name in self._results:
                 checks.append(self._results[name])
             elif wrong:
-                continue  # not reached because of what is reported already
+                unjudged.append(name)  # because of what is reported already
             else:
                 checks.append(CheckResult(name, False, "was not verified"))
         passed = (
@@ -153,6 +153,7 @@ class Sheet:
             error=error,
             timeline_title=self._timeline_title,
             note=self._note,
+            unjudged=() if error else tuple(unjudged),
         )
 
 

@@ -46,6 +46,7 @@ class Verdict:
         error: what ended the check: "your code raised KeyError: ..." with the frames
             of the learner's, or why it was not run; "" if it ran to its end.
         note: what somebody who passed should know, "" if nothing.
+        unjudged: sentences that the failure above them left open.
     """
 
     exercise: str
@@ -60,6 +61,7 @@ class Verdict:
     error: str = ""
     timeline_title: str = "your run"
     note: str = ""
+    unjudged: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(self._right() if self.passed else self._wrong())
@@ -88,6 +90,7 @@ class Verdict:
                 lines += _indent("seen:     ", check.seen)
             if check.expected:
                 lines += _indent("expected: ", check.expected)
+        lines += [f"  ? {name}: not judged yet" for name in self.unjudged]
         if self.error:
             lines += _indent("", self.error)
         if self.hint:

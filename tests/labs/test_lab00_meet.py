@@ -136,7 +136,7 @@ WRONG = {
     never_waits: (lab00.WAITED, "nobody waits for all_reduce", ""),
     waits_too_late: (lab00.WAITED, "hazard", ""),
     sums_the_answer: (lab00.VALUES, "wrong", ""),
-    takes_the_mean: (lab00.VALUES, "median ratio to the right value is 0.5", ""),
+    takes_the_mean: (lab00.VALUES, "wrong", "the mean"),
     adds_its_own: (lab00.VALUES, "wrong", "own x in there"),
     sends_everything: (lab00.ONE_SUM, "2097152 bytes", ""),
     for_two_ranks_only: (lab00.VALUES, "on 3 ranks", ""),
@@ -151,6 +151,26 @@ def test_another_step_is_refused_for_its_reason(step, faults):
     assert sentence in found, str(verdict)
     assert words in found[sentence]
     assert hint in verdict.hint
+
+
+def test_a_sum_that_is_used_too_early_is_told_once_and_without_luck(faults):
+    verdict = judge(find_exercise("0.4"), waits_too_late)
+    told = faults(verdict)[lab00.WAITED]
+    assert "the x that is not summed" in told
+    assert "us before it is used, but nothing makes it so" in told
+    assert "by luck" not in told
+    assert "element" not in str(verdict)
+
+
+def test_a_result_of_another_shape_is_told():
+    verdict = judge(find_exercise("0.4"), lambda x, a: in_four_lines(x, a)[:3])
+    assert "the shape is (3, 512), not (512, 512)" in verdict.hint
+
+
+def test_what_was_not_reached_is_not_called_right():
+    told = str(judge(find_exercise("0.4"), adds_its_own))
+    assert f"? {lab00.BESIDE}: not judged yet" in told
+    assert f"+ {lab00.BESIDE}" not in told
 
 
 def test_a_rank_that_stays_away_is_named():

@@ -17,14 +17,14 @@ NUMBER = 6
 
 
 def right(number=NUMBER):
-    timeline, dearer = step_of(number)
+    timeline, slower = step_of(number)
     seen = count(timeline)
     return {
         "returned_us": seen.returned_us,
         "launched": seen.launched,
         "started": seen.started,
         "finished": seen.finished,
-        "finished_if_dearer": count(dearer).finished,
+        "finished_if_slower": count(slower).finished,
     }
 
 
@@ -84,19 +84,19 @@ WRONG = {
         lab00.FINISHED,
         "still running",
     ),
-    "dearer, not resolved": (
-        lambda: {"finished_if_dearer": right()["finished"]},
-        lab00.DEARER,
+    "slower, not resolved": (
+        lambda: {"finished_if_slower": right()["finished"]},
+        lab00.SLOWER,
         "count at the new moment",
     ),
-    "dearer, at the old moment": (
+    "slower, at the old moment": (
         lambda: {
-            "finished_if_dearer": sum(
+            "finished_if_slower": sum(
                 s.kind == "compute" and s.end_ns <= 1000 * right()["returned_us"]
                 for s in step_of(NUMBER)[1].spans
             )
         },
-        lab00.DEARER,
+        lab00.SLOWER,
         "count at the new moment",
     ),
     "nothing": (lambda: {"launched": None}, lab00.LAUNCHED, ""),
@@ -109,9 +109,18 @@ WRONG = {
 def test_a_slip_is_refused_and_told_by_what_was_counted(name, faults):
     slip, sentence, hint = WRONG[name]
     verdict = judge(find_exercise("0.2"), NUMBER, {**right(), **slip()})
-    assert list(faults(verdict)) == [sentence]
-    assert hint in verdict.hint
+    found = faults(verdict)
+    assert list(found) == [sentence]
+    assert hint in found[sentence]
     assert verdict.timeline is not None
+
+
+def test_each_wrong_count_is_told_how_it_is_counted(faults):
+    said = {**right(), "launched": 1, "finished": len(kernels())}
+    found = faults(judge(find_exercise("0.2"), NUMBER, said))
+    assert found[lab00.LAUNCHED] == "launched: 1, expected the number of launch spans"
+    assert "how many by that moment" in found[lab00.FINISHED]
+    assert "whose .end_ns is not after that moment" in found[lab00.FINISHED]
 
 
 def test_an_answer_that_is_left_out_is_refused(faults):
@@ -131,7 +140,7 @@ def test_when_backward_returns_most_is_launched_and_not_finished(number):
     """What the lesson says must hold for whatever number a learner types."""
     counts = right(number)
     assert counts["finished"] < 0.4 * counts["launched"]
-    assert counts["finished"] < counts["finished_if_dearer"] < counts["launched"]
+    assert counts["finished"] < counts["finished_if_slower"] < counts["launched"]
     assert len({*counts.values()}) == len(counts)
 
 
@@ -149,8 +158,8 @@ def test_the_written_step_has_the_operators_of_the_recorded_one():
     assert told(written) == told(recorded.program)
 
 
-def test_launches_twice_as_dear_return_twice_as_late():
-    timeline, dearer = step_of(NUMBER)
-    assert count(dearer).returned_us == 2 * count(timeline).returned_us
+def test_launches_twice_as_long_return_twice_as_late():
+    timeline, slower = step_of(NUMBER)
+    assert count(slower).returned_us == 2 * count(timeline).returned_us
     free = ol.resolve(written_step(4, 64, 32), replace(runs.GPU, launch_ns=0))
     assert all(span.kind != "launch" for span in free.spans)

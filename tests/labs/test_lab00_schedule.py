@@ -161,6 +161,29 @@ def test_a_wrong_row_is_told_with_the_line_that_holds_it(faults):
     assert f"{rows[3].start_us} to {rows[3].end_us} us" in found
 
 
+def test_no_rule_is_called_right_that_the_first_wrong_row_leaves_open():
+    table = solve(six_launches(6), LAUNCH_US)
+    zeros = judge(find_exercise("0.1"), 6, [(0, 0)] * len(table))
+    assert not any(check.passed for check in zeros.checks)
+    assert len(zeros.unjudged) == 3
+    assert str(zeros).count("not judged yet") == 3
+
+
+def test_rules_that_many_programs_show_are_called_right_beside_a_broken_one():
+    verdict = judge(find_exercise("0.1"), 6, lambda *a: solve(*a, waits=False))
+    passed = {check.name for check in verdict.checks if check.passed}
+    assert {lab00.LAUNCH, lab00.STREAM} <= passed
+    free = judge(find_exercise("0.1"), 6, lambda *a: solve(*a, launch_cost=0))
+    assert not any(check.passed for check in free.checks)
+
+
+def test_operators_that_run_at_once_in_one_stream_are_drawn_beside_each_other():
+    lines = [Launch("mm 1", "default", 20), Launch("mm 2", "default", 20)]
+    spans = lab00.said_timeline(lines, 10, [(10, 30), (20, 40)]).spans
+    lanes = {span.name: span.lane for span in spans if span.kind == "compute"}
+    assert lanes == {"mm 1": "default", "mm 2": "default, at once"}
+
+
 @pytest.mark.parametrize(
     ("said", "words"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import re
 import textwrap
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab00 import runs
+from overlaplab.grading.lab00 import runs, sources
 from overlaplab.grading.lab00 import syncs as lab00
 
 LESSON = Path(__file__).parents[2] / "course" / "00_start.py"
@@ -187,6 +188,42 @@ def test_a_loop_that_stops_is_refused_by_its_holes(loop, faults):
     assert STOPPING[loop] in verdict.hint
 
 
+def in_a_cell(source, name):
+    """A function as a notebook defines it: its file is a number."""
+    path = "/tmp/ipykernel_1/1161135425.py"
+    linecache.cache[path] = (len(source), None, source.splitlines(True), path)
+    scope = {"torch": torch}
+    exec(compile(source, path, "exec"), scope)
+    return scope[name]
+
+
+def test_every_waiting_line_is_told_with_its_text_and_how_often_it_waits(faults):
+    text = LESSON.read_text(encoding="utf-8")
+    source = text[text.index("def given_loop") : text.index("given = lab.train")]
+    loop = in_a_cell(source, "given_loop")
+    told = faults(judge(find_exercise("0.3"), loop))[lab00.AHEAD]
+    assert "waits 17 times:\n" in told
+    assert "8 x your cell, line 6: losses.append(loss.item())" in told
+    assert "8 x your cell, line 7: if loss > worst:" in told
+    assert "1 x your cell, line 13: return losses, float(worst)" in told
+    assert "1161135425" not in told
+
+
+def test_the_time_asked_for_is_the_one_that_is_judged(faults):
+    told = faults(judge(find_exercise("0.3"), with_float))[lab00.AHEAD]
+    given, best = lab00._ends(lab00.SHAPES[0])
+    limit_ns = best.timeline.end_ns + (given.timeline.end_ns - best.timeline.end_ns) / 4
+    assert f"expected at most {limit_ns / 1e6:.2f} ms" in told
+
+
+def test_a_file_of_the_learners_keeps_its_name():
+    hazard = "[1161135425.py:4 in step] and [mine.py:12 in step]"
+    assert sources.readable(hazard) == (
+        "[your cell, line 4 in step] and [mine.py:12 in step]"
+    )
+    assert sources.line_of("gone.py:3 in f") == "gone.py:3 in f"
+
+
 # Wrong values
 
 
@@ -282,6 +319,15 @@ def test_the_loop_of_the_lesson_is_the_one_that_is_graded():
     text = LESSON.read_text(encoding="utf-8")
     shown = text[text.index("def given_loop") : text.index("given = lab.train")]
     assert plain(shown) == plain(inspect.getsource(lab00.broken_train))
+
+
+def test_looking_after_the_update_costs_next_to_nothing():
+    given, best = lab00._ends(lab00.SHAPES[0])
+    late = lab00.train(lab00.late_train, *lab00.SHAPES[0])
+    assert late.losses == given.losses and late.worst == given.worst
+    assert len(late.waits) == len(late.losses)
+    assert late.timeline.end_ns < 1.01 * best.timeline.end_ns
+    assert given.timeline.end_ns > 1.2 * best.timeline.end_ns
 
 
 def test_waiting_costs_the_given_loop_a_sixth_or_more():

@@ -30,7 +30,7 @@ from overlaplab.grading.lab00.runs import (
     last_launch_ns,
     model_and_batch,
 )
-from overlaplab.grading.lab00.syncs import good_train, train
+from overlaplab.grading.lab00.syncs import good_train, late_train, train
 from overlaplab.timeline import Timeline
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "is_on_gpu",
     "keep",
     "last_launch_ns",
+    "late_train",
     "launch_table",
     "measured",
     "mine_or_ours",

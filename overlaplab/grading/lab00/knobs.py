@@ -22,9 +22,9 @@ KNOBS: Mapping[str, Knob] = {
     "teraflops": Knob((1, 5, 20, 100), 1, "GPU (TFLOP/s)"),
 }
 Settings = Mapping[str, Any]
-DEARER, FASTER = "launches half as dear", "a GPU twice as fast"
+SHORTER, FASTER = "launches half as long", "a GPU twice as fast"
 WHAT_IF: Mapping[str, Callable[[Settings], Settings]] = {
-    DEARER: lambda s: {"launch_us": s["launch_us"] / 2},
+    SHORTER: lambda s: {"launch_us": s["launch_us"] / 2},
     FASTER: lambda s: {"teraflops": 2 * s["teraflops"]},
 }
 LAUNCH_BOUND, GPU_BOUND, BORDER = "launch-bound", "GPU-bound", "border"
@@ -32,9 +32,9 @@ LAUNCH_BOUND, GPU_BOUND, BORDER = "launch-bound", "GPU-bound", "border"
 BORDER_AT = {"width": 512, "launch_us": 10, "teraflops": 20}
 
 USABLE = "each entry has values that the sliders have"
-IS_LAUNCH = f"launch-bound: {DEARER} save 40 %, {FASTER} under 2 %"
-IS_GPU = f"GPU-bound: {FASTER} saves 40 %, {DEARER} under 2 %"
-IS_BORDER = f"border: the smallest batch at which {DEARER} save under 10 %"
+IS_LAUNCH = f"launch-bound: {SHORTER} save 40 %, {FASTER} under 2 %"
+IS_GPU = f"GPU-bound: {FASTER} saves 40 %, {SHORTER} under 2 %"
+IS_BORDER = f"border: the smallest batch at which {SHORTER} save under 10 %"
 
 
 def turn(**settings: Any) -> Timeline:
@@ -66,7 +66,7 @@ def border_batch() -> int:
 
 
 def _saved_at(batch: int) -> float:
-    return saved_percent({**BORDER_AT, "batch": batch}, DEARER)
+    return saved_percent({**BORDER_AT, "batch": batch}, SHORTER)
 
 
 @exercise(
@@ -95,8 +95,8 @@ def grade_knobs(sheet: Sheet, found: Mapping[str, Any]) -> None:
     )
     sheet.stop_if_wrong()
     for name, sentence, mine, other in (
-        (LAUNCH_BOUND, IS_LAUNCH, DEARER, FASTER),
-        (GPU_BOUND, IS_GPU, FASTER, DEARER),
+        (LAUNCH_BOUND, IS_LAUNCH, SHORTER, FASTER),
+        (GPU_BOUND, IS_GPU, FASTER, SHORTER),
     ):
         saves = saved_percent(found[name], mine), saved_percent(found[name], other)
         sheet.expect(

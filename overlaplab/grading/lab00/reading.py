@@ -101,12 +101,13 @@ def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
     timeline = two_ranks(int(my_number))
     sheet.show(timeline, title="the two ranks of your number")
     right = read(timeline)
-    hints = {
-        LATE: "a message starts to move when the last rank has launched it and come "
-        "to it: whose span on `comm` starts later?",
-        HELD: "from the start of the earlier rank's span to the start of the later's",
-        LOOKS: "the lane is `cpu`, the name begins with `wait`, .duration_ns / 1000",
-        DONE: "spans of kind `compute` named `mm` of that rank; .end_ns",
+    how = {
+        LATE: "the rank whose span on `comm` starts later",
+        HELD: "from the start of the earlier rank's span on `comm` to the start of "
+        "the later's, in us, to within 3 %",
+        LOOKS: "the rank with a span on `cpu` whose name begins with `wait`, and that "
+        "span's length in us, to within 3 %",
+        DONE: "compute spans named `mm` of that rank that end no later than the wait",
     }
     for sentence, keys in (
         (LATE, ("late_rank",)),
@@ -114,11 +115,13 @@ def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
         (LOOKS, ("looking_rank", "cpu_waits_us")),
         (DONE, ("products",)),
     ):
-        wrong = laws.diagnosis_law(reading, {key: right[key] for key in keys})
+        wrong = [k for k in keys if laws.diagnosis_law(reading, {k: right[k]})]
         sheet.expect(
             sentence,
             not wrong,
-            seen="\n".join(violation.message for violation in wrong),
-            expected="what the run shows",
-            hint=hints[sentence],
+            seen=", ".join(
+                f"{k} is {reading[k]!r}" if k in reading else f"there is no {k!r}"
+                for k in wrong
+            ),
+            expected=how[sentence],
         )

@@ -1,7 +1,7 @@
 """Exercise 0.2: what has happened when `loss.backward()` returns.
 
 The learner's number draws the net. The step is run again and counted; the
-counterfactual is the same program, resolved with launches twice as dear.
+counterfactual is the same program, resolved with launches that take twice as long.
 """
 
 from __future__ import annotations
@@ -28,7 +28,16 @@ RETURNED = "when backward() returned: the end of the last launch"
 LAUNCHED = "how many operators had been launched"
 STARTED = "how many had started on the GPU"
 FINISHED = "how many had finished"
-DEARER = "how many had finished with launches twice as dear"
+SLOWER = "how many had finished with launches that take twice as long"
+
+# How to find each number, said where it is wrong.
+_HOW: Mapping[str, str] = {
+    RETURNED: "the largest .end_ns of a launch span, in us, to within 0.5",
+    LAUNCHED: "the number of launch spans",
+    STARTED: "compute spans whose .start_ns is not after that moment",
+    FINISHED: "compute spans whose .end_ns is not after that moment",
+    SLOWER: "the same, in the timeline resolved again, at its own later moment",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +64,19 @@ def count(timeline: Timeline) -> Counts:
 
 @lru_cache(maxsize=16)
 def step_of(number: int) -> tuple[Timeline, Timeline]:
-    """The step of a learner's number, and with launches twice as dear."""
+    """The step of a learner's number, and with launches that take twice as long."""
     model, x = model_and_batch(number)
     recorded = run(train_step, model, x, world_size=1, hardware=GPU)
     assert recorded.program is not None
-    dearer = replace(GPU, launch_ns=2 * GPU.launch_ns)
-    return recorded.timeline, resolve(recorded.program, dearer)
+    slower = replace(GPU, launch_ns=2 * GPU.launch_ns)
+    return recorded.timeline, resolve(recorded.program, slower)
 
 
 @exercise(
     "0.2",
     title="what has happened when backward() returns?",
     solution=("my_number", "counts"),
-    verifies=(RETURNED, LAUNCHED, STARTED, FINISHED, DEARER),
+    verifies=(RETURNED, LAUNCHED, STARTED, FINISHED, SLOWER),
     points=2,
     timeout_s=30.0,
 )
@@ -75,10 +84,10 @@ def grade_counts(sheet: Sheet, my_number: int, counts: Mapping[str, Any]) -> Non
     """Each number alone; a wrong one is told by what was counted in its place."""
     if not isinstance(counts, Mapping):
         raise TypeError(f"counts is {type(counts).__name__}; expected a dict")
-    sheet.ran("your step again, on one GPU, and resolved with dearer launches")
-    timeline, dearer = step_of(int(my_number))
+    sheet.ran("your step again, on one GPU, and resolved with slower launches")
+    timeline, slower = step_of(int(my_number))
     sheet.show(timeline, title="your step; everything is launched where the grey ends")
-    right, twice = count(timeline), count(dearer)
+    right, twice = count(timeline), count(slower)
     total = len([span for span in timeline.spans if is_on_gpu(span)])
     ends_us = timeline.end_ns / 1000
     _compare(
@@ -132,14 +141,14 @@ def grade_counts(sheet: Sheet, my_number: int, counts: Mapping[str, Any]) -> Non
     )
     at_old_moment = sum(
         is_on_gpu(span) and span.end_ns <= 1000 * right.returned_us
-        for span in dearer.spans
+        for span in slower.spans
     )
-    again = "resolve with dearer launches, and count at the new moment: it is later"
+    again = "resolve with slower launches, and count at the new moment: it is later"
     _compare(
         sheet,
-        DEARER,
+        SLOWER,
         counts,
-        "finished_if_dearer",
+        "finished_if_slower",
         twice.finished,
         {
             at_old_moment: again,
@@ -164,14 +173,14 @@ def _compare(
             sentence,
             False,
             seen=f"{key!r} is {said!r}" if key in counts else f"there is no {key!r}",
-            expected="a number",
+            expected=f"a number: {_HOW[sentence]}",
         )
         return
     wrong = {k: v for k, v in slips.items() if k != right}
+    slip = next((v for k, v in wrong.items() if abs(said - k) < 0.5), "")
     sheet.expect(
         sentence,
         bool(abs(said - right) < 0.5),
-        seen=f"{key}: {said:g}",
-        expected="what the timeline of this step shows",
-        hint=next((v for k, v in wrong.items() if abs(said - k) < 0.5), ""),
+        seen=f"{key}: {said:g}" + (f"\n{slip}" if slip else ""),
+        expected=_HOW[sentence],
     )

@@ -24,9 +24,9 @@ GPU: Hardware = replace(
     collective_launch_ns=20_000,
     link=Link(latency_ns=20_000, bytes_per_s=10**10, source="round numbers"),
     source=(
-        "no machine: round numbers for the head. A launch costs 10 us, a collective's "
-        "20; 1000 FLOP or 1000 bytes of memory take 1 ns; a message takes 20 us and "
-        "0.1 ns a byte"
+        "no machine: round numbers for mental arithmetic. A launch costs 10 us, a "
+        "collective's 20; 1000 FLOP or 1000 bytes of memory take 1 ns; a message takes "
+        "20 us and 0.1 ns a byte"
     ),
 )
 

@@ -2,7 +2,8 @@
 
 The learner gives a function, or the table of the own six launches. Truth is what
 `ol.resolve` says. A wrong row is charged to what holds it in truth, so that a forgotten
-rule is refused by its own sentence.
+rule is refused by its own sentence. What comes after the first wrong row follows from
+it: a rule is called right only where rows before it show so.
 """
 
 from __future__ import annotations
@@ -67,13 +68,19 @@ def grade_schedule(
         sheet.ran("your six launches")
         sheet.note("a table is right for these six only; a function for any")
     faults: dict[str, tuple[str, str, Reason]] = {}
+    shown: set[Reason] = set()  # rules of right rows, before the first wrong one
+    left_open: set[Reason] = set()  # rules of the rows from there on
     for number, (launches, launch_us) in enumerate(programs):
         pairs = _pairs(schedule, launches, launch_us)
         if number == 0:
             sheet.show(said_timeline(launches, launch_us, pairs))
-        fault = _first_fault(launches, launch_us, pairs)
-        if fault is None:
+        rows = resolved(launches, launch_us)
+        wrong = _first_wrong(rows, pairs)
+        shown |= {row.reason for row in rows[:wrong]}
+        left_open |= {row.reason for row in rows[wrong:]}
+        if wrong == len(rows):
             continue
+        fault = _fault(launches, rows, launch_us, pairs, wrong)
         sentence, seen, expected, reason = fault
         if sentence in faults:
             continue
@@ -86,12 +93,14 @@ def grade_schedule(
                     title="that program, by you",
                 )
         faults[sentence] = (seen, expected, reason)
+    # Six rows show little: of a table, a rule holds if none of its rows is left open.
+    held = shown if callable(schedule) else shown - left_open
     for reason, sentence in _SENTENCES.items():
         if sentence in faults:
             seen, expected, _ = faults[sentence]
             hint = _HINTS[reason]
             sheet.expect(sentence, False, seen=seen, expected=expected, hint=hint)
-        else:
+        elif not faults or reason in held:
             sheet.expect(sentence, True)
 
 
@@ -121,26 +130,26 @@ def _pairs(
     return pairs
 
 
-def _first_fault(
-    launches: Launches, launch_us: int, pairs: Pairs
-) -> tuple[str, str, str, Reason] | None:
-    """(sentence, seen, expected, reason) of the first wrong row, None if all are right.
-
-    Later rows follow from it, so only the first is told.
-    """
-    rows = resolved(launches, launch_us)
+def _first_wrong(rows: Sequence[Row], pairs: Pairs) -> int:
+    """The position of the first wrong row; `len(rows)` if all are right."""
     for position, (row, pair) in enumerate(zip(rows, pairs, strict=True)):
-        if pair == (row.start_us, row.end_us):
-            continue
-        line = launches[position]
-        reason: Reason = row.reason
-        if reason == "launch" and any(x.stream == CPU for x in launches[:position]):
-            reason = "sync"  # its launch came when the CPU was free again
-        seen = f"line {position} ({line.name}): {pair[0]:g} to {pair[1]:g} us"
-        why = _why(launches, rows, launch_us, position)
-        expected = f"{row.start_us} to {row.end_us} us: {why}"
-        return _SENTENCES[reason], seen, expected, reason
-    return None
+        if pair != (row.start_us, row.end_us):
+            return position
+    return len(rows)
+
+
+def _fault(
+    launches: Launches, rows: Sequence[Row], launch_us: int, pairs: Pairs, position: int
+) -> tuple[str, str, str, Reason]:
+    """(sentence, seen, expected, reason) of a wrong row."""
+    row, line, pair = rows[position], launches[position], pairs[position]
+    reason: Reason = row.reason
+    if reason == "launch" and any(x.stream == CPU for x in launches[:position]):
+        reason = "sync"  # its launch came when the CPU was free again
+    seen = f"line {position} ({line.name}): {pair[0]:g} to {pair[1]:g} us"
+    why = _why(launches, rows, launch_us, position)
+    expected = f"{row.start_us} to {row.end_us} us: {why}"
+    return _SENTENCES[reason], seen, expected, reason
 
 
 def _why(launches: Launches, rows: Sequence[Row], launch_us: int, position: int) -> str:
@@ -160,11 +169,13 @@ def _why(launches: Launches, rows: Sequence[Row], launch_us: int, position: int)
 def said_timeline(launches: Sequence[Launch], launch_us: int, pairs: Pairs) -> Timeline:
     """What the learner says, to be drawn; an end before its start becomes a mark.
 
-    The launches of the CPU lane are ours: from 0, and on from where the learner lets a
-    host sync end.
+    An operator that would run beside another of its stream has a lane of its own, so
+    that neither hides the other. The launches of the CPU lane are ours: from 0, and on
+    from where the learner lets a host sync end.
     """
     spans = []
     cpu_us = 0.0
+    lane_end_us: dict[str, float] = {}
     for line, (start_us, end_us) in zip(launches, pairs, strict=True):
         end_us = max(start_us, end_us)
         if line.stream == CPU:
@@ -175,7 +186,11 @@ def said_timeline(launches: Sequence[Launch], launch_us: int, pairs: Pairs) -> T
         spans.append(_span("cpu", "launch", f"launch {line.name}", cpu_us, launched_us))
         cpu_us = launched_us
         kind: Kind = "memcpy" if line.stream == "copy" else "compute"
-        spans.append(_span(line.stream, kind, line.name, start_us, end_us))
+        lane = line.stream
+        if start_us < lane_end_us.get(lane, start_us):
+            lane = f"{lane}, at once"
+        lane_end_us[lane] = max(end_us, lane_end_us.get(lane, end_us))
+        spans.append(_span(lane, kind, line.name, start_us, end_us))
     return Timeline.of(spans)
 
 
