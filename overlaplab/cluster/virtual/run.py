@@ -203,6 +203,7 @@ def _warm_up() -> None:
         dist.all_reduce(weight.grad)
         str(weight)
 
+    fake_mode()  # in this thread, see there: ranks may trace
     _Run(backward, (), {}, 1, False).run(60.0)
 
 
