@@ -58,7 +58,7 @@ INKS: Mapping[str, Ink] = {
     "memset": Ink("#66C4A8", "#B5E3D6", "memset"),
     "launch": Ink("#7F7F7F", "#B3B3B3", "CPU launches", text="#FFFFFF"),
     "host": Ink("#4D4D4D", "#949494", "CPU computes", text="#FFFFFF"),
-    "wait": Ink("#DCDCDC", "#FFFFFF", "CPU waits"),
+    "wait": Ink("#C2C2C2", "#FFFFFF", "CPU waits"),
 }
 
 SHARE_INKS: Mapping[Share, Ink] = {
