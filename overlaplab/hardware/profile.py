@@ -10,6 +10,7 @@ from typing import Any
 from overlaplab.hardware.points import Points, check_points
 
 ALGORITHMS = ("ring",)
+_MOST = 10**18  # nanoseconds: 31 years; of rates: a million TFLOP/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +216,9 @@ def _check_number(key: str, value: object, *, least: int) -> None:
         raise ValueError(f"{key} is {value!r}; expected an integer of at least {least}")
     if value < least:
         raise ValueError(f"{key} is {value}; expected at least {least}")
+    if value > _MOST:
+        digits = value.bit_length() * 3 // 10
+        raise ValueError(f"{key} has about {digits} digits; expected at most {_MOST}")
 
 
 def _check_text(key: str, value: object) -> None:

@@ -68,13 +68,13 @@ def summary(memory: Memory) -> str:
     """The peak and who holds most of it, in one line.
 
     >>> summary(Memory(0, ((0, 3 * 2**20),), (("w", 2**21), ("x", 2**20))))
-    'peak 3 MiB: w 2 MiB, x 1 MiB'
+    'peak 3 MiB; largest: w 2 MiB, x 1 MiB'
     """
     named = [
         f"{_short(name)} {format_bytes(size)}" for name, size in memory.holders[:_NAMED]
     ]
     peak = f"peak {format_bytes(memory.peak_bytes)}"
-    return f"{peak}: {', '.join(named)}" if named else peak
+    return f"{peak}; largest: {', '.join(named)}" if named else peak
 
 
 def at(memory: Memory, time_ns: int) -> int:

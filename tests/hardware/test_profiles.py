@@ -218,3 +218,8 @@ def test_hardware_and_program_load_neither_torch_nor_numpy():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_number_of_too_many_digits_is_refused_with_its_key():
+    with pytest.raises(ValueError, match="launch_ns has about 39. digits"):
+        replace(profile("chalk"), launch_ns=10**400)

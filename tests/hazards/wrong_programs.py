@@ -425,3 +425,27 @@ def a_gathered_weight_is_dropped_before_its_reader_is_done(right):
         if right:
             gather.wait_stream(current_stream())
         del full, work
+
+
+@wrong("grad", ("all_reduce", "comm"), ("mul", "default"))
+def asking_for_the_future_is_taken_for_a_wait(right):
+    grad = ones("grad", 4096)
+    future = dist.all_reduce(grad, async_op=True).get_future()
+    if right:
+        future.wait()
+    doubled = grad * 2
+    if not right:
+        future.wait()
+    return doubled.sum().item()
+
+
+@wrong("mean", ("native_batch_norm", "stream 1"), ("mul", "default"), world_size=1)
+def running_statistics_are_read_while_another_stream_updates_them(right):
+    norm, x = nn.BatchNorm1d(8), torch.randn(4, 8)
+    name_tensor(norm.running_mean, "mean")
+    side = behind()
+    with stream(side):
+        norm(x)
+    if right:
+        current_stream().wait_stream(side)
+    return norm.running_mean * 2

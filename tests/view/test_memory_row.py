@@ -27,7 +27,7 @@ def test_the_lane_is_drawn_under_the_rank_s_own_where_it_is_asked_for():
 
 def test_the_picture_says_the_peak_and_who_holds_it():
     written = [t.get_text() for t in draw(timeline(), memory=True).axes[0].texts]
-    assert "peak 4 MiB: x 4 MiB, fc.weight 1 MiB" in written
+    assert "peak 4 MiB; largest: x 4 MiB, fc.weight 1 MiB" in written
 
 
 def test_two_timelines_have_one_scale():

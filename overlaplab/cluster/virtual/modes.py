@@ -98,7 +98,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         table, lane = recorder.storages, recorder.current()
         recorder.settle(lane)
         inputs = tensors_in(args)
-        written = _written(facts, args, kwargs) if facts.writes_named else []
+        marked = facts.writes or facts.writes_named
+        written = _written(facts, args, kwargs) if marked else []
         reads: tuple[Access, ...] = ()
         read_bytes = 0
         if facts.reads:

@@ -18,6 +18,8 @@ from overlaplab.errors import (
 )
 from overlaplab.program import Program, find_deadlock
 
+_MOST_RANKS = 16  # that a message lists
+
 
 def deadlock(ranks: Sequence[RankThread], program: Program) -> DeadlockError:
     """Name each rank, what it waits in, and the first place where orders differ.
@@ -71,7 +73,7 @@ def timed_out(ranks: Sequence[RankThread], timeout_s: float) -> RunTimeoutError:
     """Where each rank was when the time was over."""
     frames = sys._current_frames()
     lines = [f"the run passed its deadline of {timeout_s} s."]
-    for rank in ranks:
+    for rank in ranks[:_MOST_RANKS]:
         if rank.finished:
             where = "has finished"
         else:
@@ -81,5 +83,8 @@ def timed_out(ranks: Sequence[RankThread], timeout_s: float) -> RunTimeoutError:
             if isinstance(rank.waits_for, Meeting):
                 where += " (waiting for its turn)"
         lines.append(f"  rank {rank.rank} {where}")
+    if len(ranks) > _MOST_RANKS:
+        lines.append(f"  and {len(ranks) - _MOST_RANKS} more ranks")
+        lines.append("With fake=True one rank stands for all that do the same.")
     lines.append("Raise timeout_s if the work needs longer.")
     return RunTimeoutError("\n".join(lines))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,16 +87,18 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
         return self._outputs
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future of the results; its end makes the current stream wait, as NCCL's.
+        """A future of the results. To ask for it is no wait: `future.wait()` is one,
+        which makes the current stream wait, as NCCL's does.
 
         DDP and its hooks ask for it in the middle of the backward pass and wait after
-        it: there the end is put off to that of the backward, before DDP's copy-out.
-        In a callback at that end (static graph) there is no later.
+        it, in C++: there it ends with the backward, before DDP's copy-out. In a
+        callback at that end (static graph) there is no later.
         """
-        future = _Future(self._finish)
-        if torch._C._current_autograd_node() is not None:
+        in_backward = torch._C._current_autograd_node() is not None
+        future = _Future(self._finish, self.is_completed, lazy=not in_backward)
+        if in_backward:
             torch.autograd.Variable._execution_engine.queue_callback(future.finish)
-        else:
+        elif sys._getframe(1).f_code.co_name == "_engine_run_backward":
             future.finish()
         return future
 
@@ -115,28 +118,47 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
         )
 
 
-class _Future(torch.futures.Future[list[torch.Tensor]]):
+class _Future(torch.futures.Future[Any]):
     """Ends when told to, or when somebody waits for it.
 
     Args:
         result: called once, at the end.
+        completed: whether it could end now.
+        lazy: nothing but a wait ends it, so what comes `then` is lazy too.
     """
 
-    def __init__(self, result: Callable[[], list[torch.Tensor]]) -> None:
+    def __init__(
+        self, result: Callable[[], Any], completed: Callable[[], bool], *, lazy: bool
+    ) -> None:
         super().__init__()
         self._result = result
+        self._completed = completed
+        self._lazy = lazy
 
     def finish(self) -> None:
-        if not self.done():
+        if not super().done():
             self.set_result(self._result())
 
-    def wait(self) -> list[torch.Tensor]:
+    def done(self) -> bool:
+        return super().done() or self._completed()
+
+    def wait(self) -> Any:
         self.finish()
         return super().wait()
 
-    def value(self) -> list[torch.Tensor]:
+    def value(self) -> Any:
         self.finish()
         return super().value()
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        if not self._lazy:
+            return super().then(callback)
+
+        def result() -> Any:
+            self.finish()
+            return callback(self)
+
+        return _Future(result, self._completed, lazy=True)
 
 
 class VirtualBarrier(VirtualWork):

@@ -8,7 +8,7 @@ from overlaplab.hardware import Hardware
 def table(hardware: Hardware) -> str:
     """The main numbers, in the units that people use."""
     rows = [
-        (f"{dtype} products", f"{rate / 1e12:.1f} TFLOP/s")
+        (f"{dtype} products", _rate(rate))
         for dtype, rate in hardware.flops_per_s.items()
         if dtype != "default"
     ]
@@ -32,3 +32,9 @@ def table(hardware: Hardware) -> str:
         rows.append(("link", hardware.notes["link"]))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _rate(flops_per_s: int) -> str:
+    if flops_per_s >= 10**12:
+        return f"{flops_per_s / 1e12:.1f} TFLOP/s"
+    return f"{flops_per_s / 1e9:.1f} GFLOP/s"
