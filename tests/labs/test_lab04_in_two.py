@@ -179,3 +179,7 @@ def test_the_table_of_collectives_is_what_torch_does():
 def test_the_crossings_of_two_halves_add_up_to_those_of_an_all_reduce():
     halves = lab.crossings("reduce_scatter") + lab.crossings("all_gather")
     assert halves == lab.crossings("all_reduce") == 1.5
+
+
+def test_a_step_that_is_not_judged_has_no_target():
+    assert judge(find_exercise("4.1"), in_two).target_ns is None

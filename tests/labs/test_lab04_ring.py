@@ -46,10 +46,10 @@ def only_for_four(rank, step, num_ranks):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (the_wrong_way_round, lab.ALL),
-        (always_its_own, lab.ALL),
+        (the_wrong_way_round, lab.HALF),
+        (always_its_own, lab.ONCE),
         (always_the_first, lab.ONCE),
-        (all_send_the_chunk_of_the_step, lab.ALL),
+        (all_send_the_chunk_of_the_step, lab.HALF),
         (begins_the_second_half_anew, lab.ALL),
         (without_end, lab.CHUNK),
         (only_for_four, lab.ONCE),
@@ -59,6 +59,12 @@ def test_a_wrong_schedule_is_refused_for_its_own_reason(wrong, sentence, faults)
     verdict = judge(find_exercise("4.6"), wrong)
     assert not verdict.passed
     assert sentence in faults(verdict), str(verdict)
+
+
+def test_who_goes_the_wrong_way_round_is_told_what_to_send_on(faults):
+    verdict = judge(find_exercise("4.6"), the_wrong_way_round)
+    assert "after 3 steps" in faults(verdict)[lab.HALF]
+    assert verdict.hint == "in step 1 send what you just added to"
 
 
 def one_further(rank, step, num_ranks):

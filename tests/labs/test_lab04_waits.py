@@ -267,6 +267,11 @@ def test_a_wrong_order_is_refused_for_its_own_reason(wrong, sentence, faults):
     assert sentence in faults(verdict), str(verdict)
 
 
+def test_who_sends_the_gate_first_is_told_which_message_is_late():
+    hint = judge(find_exercise("4.3"), the_gate_first).hint
+    assert hint == "launch the message with most behind it earlier"
+
+
 def the_gate_between(x, w):
     """The shared branch is cut by the gate's matmul."""
     routed = x @ w["routed_in"]

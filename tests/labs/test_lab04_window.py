@@ -105,6 +105,11 @@ def hands_over_what_is_not_written_back(layers, k):
     return [grad.clone() for grad in grads]
 
 
+def leaves_the_caller_unordered(layers, k):
+    """Drained under the side stream, which the caller's stream never waits for."""
+    return on_the_side(layers, k, last_wait=False)
+
+
 def keeps_a_list_of_messages(layers, k):
     kept = []
     grads = on_the_side(layers, k, keep=kept)
@@ -185,6 +190,7 @@ def puts_the_release_off(layers, k):
         (keeps_a_list_of_messages, lab.MEMORY),
         (copies_before_the_gradient_is_there, lab.SAFE),
         (hands_over_what_is_not_written_back, lab.SAFE),
+        (leaves_the_caller_unordered, lab.SAFE),
         (leaves_the_last_messages, lab.SAFE),
         (forgets_the_mean, lab.VALUES),
         (the_cpu_waits, lab.FREE),

@@ -56,7 +56,12 @@ from overlaplab.grading.lab04.waits import (
     layer_inputs,
     two_sums_inputs,
 )
-from overlaplab.grading.lab04.window import backward, messages_alive, play_window
+from overlaplab.grading.lab04.window import (
+    backward,
+    backward_us,
+    messages_alive,
+    play_window,
+)
 from overlaplab.timeline import Timeline
 
 __all__ = [
@@ -65,6 +70,7 @@ __all__ = [
     "after_each",
     "all_gather",
     "backward",
+    "backward_us",
     "broken_blocks",
     "bus_of_ours",
     "by_size_table",

@@ -24,7 +24,8 @@ from overlaplab.grading.lab04.board import (
 from overlaplab.grading.laws import Violation
 
 CHUNK = "each answer is a chunk, 0 to num_ranks - 1"
-ONCE = "each rank's part is added exactly once, on rings of 2 to 8"
+ONCE = "no part is added twice, on rings of 2 to 8"
+HALF = "after n - 1 steps every rank has finished one chunk"
 ALL = "after 2 (n - 1) steps every rank holds every sum"
 RUNS = "sent by four ranks: right sums, and 2 (n - 1)/n of the tensor leaves each"
 RIGHT = "the bus bandwidth of each measurement, within 1 %"
@@ -75,10 +76,12 @@ def play_ring(chunk_to_send: ChunkToSend) -> Run:
     return play(run_ring, ring_inputs(), chunk_to_send)
 
 
-def simulate(chunk_to_send: ChunkToSend, num_ranks: int) -> Held:
-    """What each rank holds after all steps, counted, without any tensor."""
+def simulate(
+    chunk_to_send: ChunkToSend, num_ranks: int, steps: int | None = None
+) -> Held:
+    """What each rank holds after `steps` (None: all), counted, without any tensor."""
     held: Held = [[{rank: 1} for _ in range(num_ranks)] for rank in range(num_ranks)]
-    for step in range(2 * (num_ranks - 1)):
+    for step in range(2 * (num_ranks - 1) if steps is None else steps):
         messages = []
         for rank in range(num_ranks):
             chunk = chunk_to_send(rank, step, num_ranks)
@@ -129,7 +132,7 @@ def _count(chunk: dict[int, int]) -> str:
     "4.6",
     title="the steps of a ring",
     solution="chunk_to_send",
-    verifies=(CHUNK, ONCE, ALL, RUNS),
+    verifies=(CHUNK, ONCE, HALF, ALL, RUNS),
     points=2,
     optional=True,
     timeout_s=90.0,
@@ -139,6 +142,11 @@ def grade_ring(sheet: Sheet, chunk_to_send: ChunkToSend) -> None:
     for num_ranks in (NUM_RANKS, 2, 3, 5, 6, 7, 8):
         sheet.ran(f"your schedule on a ring of {num_ranks}")
         sheet.verify(CHUNK, _no_chunk(chunk_to_send, num_ranks))
+        sheet.stop_if_wrong()
+        half = simulate(chunk_to_send, num_ranks, num_ranks - 1)
+        sheet.verify(ONCE, _twice(half))
+        sheet.stop_if_wrong()
+        sheet.verify(HALF, _none_finished(half))
         sheet.stop_if_wrong()
         held = simulate(chunk_to_send, num_ranks)
         sheet.verify(ONCE, _twice(held))
@@ -195,9 +203,25 @@ def _twice(held: Held) -> list[Violation]:
                             f"on a ring of {len(held)}, chunk {number} on rank {rank} "
                             f"has the part of rank {source} {count} times",
                             "once",
-                            "in step 1 a rank hands on what it got in step 0",
+                            "in step 1 send what you just added to",
                         )
                     ]
+    return []
+
+
+def _none_finished(half: Held) -> list[Violation]:
+    for rank, chunks in enumerate(half):
+        most = max(len(chunk) for chunk in chunks)
+        if most < len(half):
+            return [
+                Violation(
+                    "unfinished",
+                    f"on a ring of {len(half)}, after {len(half) - 1} steps the best "
+                    f"chunk of rank {rank} has {most} of {len(half)} parts",
+                    f"one chunk with all {len(half)}",
+                    "in step 1 send what you just added to",
+                )
+            ]
     return []
 
 

@@ -14,7 +14,7 @@ from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.lab04 import reference
 from overlaplab.grading.lab04.board import Inputs, cpu_waits_ns, matrices, play
 from overlaplab.grading.laws import Violation
-from overlaplab.program import Finding
+from overlaplab.program import Finding, Program
 from overlaplab.timeline import Timeline
 
 VALUES = "the result is right on every rank"
@@ -72,12 +72,14 @@ class Task:
         inputs: of all ranks.
         reference: as good as it gets.
         oracle: inputs -> the right result of each rank, computed by one process.
+        dear_first: only an order with the largest message first is short.
     """
 
     name: str
     inputs: Callable[[], Inputs]
     reference: Step
     oracle: Callable[[Inputs], list[torch.Tensor]]
+    dear_first: bool = False
 
     def reference_ns(self) -> int:
         return _reference_ns(self)
@@ -105,7 +107,9 @@ def _experts_oracle(inputs: Inputs) -> list[torch.Tensor]:
 
 
 TWO_SUMS_TASK = Task("two sums", two_sums_inputs, reference.two_sums, _two_sums_oracle)
-EXPERTS_TASK = Task("experts", experts_inputs, reference.experts, _experts_oracle)
+EXPERTS_TASK = Task(
+    "experts", experts_inputs, reference.experts, _experts_oracle, dear_first=True
+)
 
 
 @exercise(
@@ -144,8 +148,10 @@ def _grade(sheet: Sheet, task: Task, step: Step) -> None:
     sheet.verify(SAFE, _hazards(seen.warnings))
     sheet.verify(VALUES, wrong_results(seen.values, task.oracle(inputs)))
     sheet.stop_if_wrong()
+    assert seen.program is not None
+    late = task.dear_first and _dear_message_is_late(seen.program)
     wrong = laws.step_law(step_ns, reference_ns)
-    sheet.verify(STEP, [_with_hint(v, seen.timeline) for v in wrong])
+    sheet.verify(STEP, [_with_hint(v, seen.timeline, late) for v in wrong])
 
 
 def _hazards(findings: Sequence[Finding]) -> list[Violation]:
@@ -169,7 +175,7 @@ def wrong_results(
                 )
             )
             continue
-        wrong = laws.values_law([{what: value}], {what: wanted}, what="element")
+        wrong = laws.values_law([{what: value}], {what: wanted}, what="the value")
         found += [
             Violation(v.law, v.message.replace("rank 0", f"rank {rank}"), v.expected)
             for v in wrong
@@ -177,13 +183,23 @@ def wrong_results(
     return found
 
 
-def _with_hint(violation: Violation, timeline: Timeline) -> Violation:
+def _dear_message_is_late(program: Program) -> bool:
+    """Is more than its own product launched before the largest message?"""
+    ops = program.ranks[0]
+    sizes = {i: op.collective.bytes for i, op in enumerate(ops) if op.collective}
+    first = max(sizes, key=lambda i: sizes[i], default=0)
+    return sum(op.flops > 0 for op in ops[:first]) > 1
+
+
+def _with_hint(violation: Violation, timeline: Timeline, late: bool) -> Violation:
     """What the lanes show: where does the compute stream stand still?"""
     report = timeline.report()
     if cpu_waits_ns(timeline) > report.step_ns // 10:
         hint = "the CPU itself waits: which call blocks it, and must it?"
     elif report.hidden_ns == 0:
         hint = "nothing is hidden: what could be computed while the message travels?"
+    elif late:
+        hint = "launch the message with most behind it earlier"
     else:
         hint = "what does the compute stream wait for, that it does not need yet?"
     return Violation(violation.law, violation.message, violation.expected, hint)

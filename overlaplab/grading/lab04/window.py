@@ -52,6 +52,12 @@ def backward(layer: Layer) -> torch.Tensor:
         return (layer[0] @ layer[1]).bfloat16()
 
 
+def backward_us() -> list[int]:
+    """What each layer's gradient takes to compute, in us."""
+    flops = [2 * SHAPE[0] * SHAPE[1] * tokens for tokens in TOKENS]
+    return [round(1e6 * n / FAST_CPU.flops_per_s["default"]) for n in flops]
+
+
 @lru_cache(maxsize=2)
 def window_inputs(world_size: int = WORLD) -> Inputs:
     """([layer, ...],) of each rank."""
@@ -70,8 +76,9 @@ def window_inputs(world_size: int = WORLD) -> Inputs:
 
 
 def step(layers: Sequence[Layer], average: Average, k: int) -> list[torch.Tensor]:
-    """What is graded: all gradients, averaged."""
-    return list(average(layers, k))
+    """What is graded: all gradients, averaged, read right after the call."""
+    grads = average(layers, k)
+    return [g.clone() if isinstance(g, torch.Tensor) else g for g in grads]
 
 
 def play_window(average: Average, k: int) -> Run:
