@@ -15,6 +15,7 @@ from overlaplab.grading.lab03.four_races import PROGRAMS
 from overlaplab.grading.lab03.measured import (
     beside_the_sanitizer,
     measured,
+    off_by,
     sanitizer_report,
 )
 from overlaplab.grading.lab03.predicted import MATMUL, MESSAGE_BYTES, predicted_ms
@@ -232,3 +233,22 @@ def test_the_sanitizers_words_are_shown(tmp_path):
     path = stored(tmp_path, {"sanitizer": {"broken": {"event": "CSAN detected"}}})
     assert "CSAN detected" in str(sanitizer_report("event", path))
     assert "not measured" in str(sanitizer_report("flat", path))
+
+
+def test_a_misspelled_knob_is_told_in_a_line():
+    assert "no knob 'gbit'" in knobs.problem_with("dear", {"dear": {"gbit": 25}})
+    assert knobs.problem_with("dear", FOUND) == ""
+
+
+def test_the_start_of_the_sliders_is_not_yet_dear(faults):
+    start = {"gbit_per_s": 200, "batch_mib": 64, "ktokens": 8}
+    found = faults(judge(find_exercise("3.7"), {**FOUND, "dear": start}))
+    assert list(found) == [knobs.IS_DEAR]
+
+
+def test_a_prediction_is_set_against_the_stored_row(tmp_path):
+    path = tmp_path / "measured.json"
+    path.write_text('{"answers": {"job": {"ms": {"row": 4.0}}}}', encoding="utf-8")
+    assert off_by("job", "row", 5.0, path) == "25 % too long"
+    assert off_by("job", "row", 3.0, path) == "25 % too short"
+    assert off_by("job", "other", 3.0, path) == "(not measured)"

@@ -63,6 +63,19 @@ class NoWaits(Issue):
         pass
 
 
+class ForgetsTheContext(Issue):
+    """Events and all, but every task is launched on the caller's stream."""
+
+    def __call__(self, tasks):
+        compute, wire, ended = streams.current_stream(), streams.Stream(), {}
+        for task in tasks:
+            own = compute if task.on == COMPUTE else wire
+            for name in task.needs:
+                own.wait_event(ended[name])
+            task.run()
+            ended[task.name] = own.record_event()
+
+
 class NoBegin(Issue):
     def begin(self):
         pass
@@ -174,6 +187,7 @@ def test_a_wrong_issue_is_refused_for_its_own_reason(wrong, faults):
         (NoBegin, "the caller's stream still writes the input"),
         (NoEnd, "the caller reads the results on its own stream"),
         (RecordsTooEarly, "is it recorded after the task"),
+        (ForgetsTheContext, "all tasks ran on 'default': which stream is current"),
         (WaitsForTheWholeStream, "an event waits for one task"),
     ],
     ids=lambda c: getattr(c, "__name__", ""),

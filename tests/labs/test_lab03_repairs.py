@@ -116,6 +116,23 @@ class NeverPacks(Flat):
         pass
 
 
+class MainWaitsForThePacking(Flat):
+    def send_packed(self, layer):
+        streams.current_stream().wait_stream(self.packing)
+        self.send(layer)
+
+
+class MainWaitsForAnEvent(Flat):
+    def send_packed(self, layer):
+        streams.current_stream().wait_event(self.packing.record_event())
+        self.send(layer)
+
+
+class PacksOnTheMainStream(Flat):
+    def pack(self, layer):
+        layer.pack()
+
+
 WRONG_FLAT = {
     Flat: (repair.SAFE, "all_reduce"),
     RecordStreamOnly: (repair.SAFE, "all_reduce"),
@@ -126,6 +143,9 @@ WRONG_FLAT = {
     WaitsInTheLoop: (repair.SHORT, "the step took"),
     SendsAllAtTheEnd: (repair.SHORT, "the step took"),
     NeverPacks: (repair.VALUES, "flat"),
+    MainWaitsForThePacking: (repair.BESIDE, "'pack 4' runs from"),
+    MainWaitsForAnEvent: (repair.BESIDE, "'pack 4' runs from"),
+    PacksOnTheMainStream: (repair.BESIDE, "'pack 4' runs from"),
 }
 
 
@@ -135,15 +155,15 @@ class FromThePackingStream(Flat):
             self.send(layer)
 
 
-class BehindAnEvent(Flat):
+class FromAStreamForMessages(Flat):
+    def __call__(self, layers):
+        self.sending = streams.Stream()
+        super().__call__(layers)
+
     def send_packed(self, layer):
-        streams.current_stream().wait_event(self.packing.record_event())
-        self.send(layer)
-
-
-class PacksOnTheMainStream(Flat):
-    def pack(self, layer):
-        layer.pack()
+        self.sending.wait_event(self.packing.record_event())
+        with streams.stream(self.sending):
+            self.send(layer)
 
 
 # -- 3.3b
@@ -338,7 +358,7 @@ class KeepsTwoBehindAnEvent(Train):
 # -- all of them
 
 CASES = {
-    "3.3a": (WRONG_FLAT, [FromThePackingStream, BehindAnEvent, PacksOnTheMainStream]),
+    "3.3a": (WRONG_FLAT, [FromThePackingStream, FromAStreamForMessages]),
     "3.3b": (WRONG_EVENT, [Towers, WaitsForStreams, OneSideChainsTheOther]),
     "3.3c": (WRONG_REUSE, [RecordsTheStream, KeepsTwoBehindAnEvent]),
 }

@@ -10,14 +10,21 @@ from hypothesis import strategies as st
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab.grading.lab03 import waits
-from overlaplab.grading.lab03.jobs import LOAD, WIRE, Job, Piece, pipeline_job
+from overlaplab.grading.lab03.jobs import (
+    LOAD,
+    WIRE,
+    Job,
+    Piece,
+    fewest_waits,
+    pipeline_job,
+)
 from overlaplab.grading.lab03.waits import pipeline
 
 NUMBERS = (0, 1, 2, 3, 17)
 
 
 def without(number, *dropped):
-    return [w for w in pipeline(number).job.fewest if w not in dropped]
+    return [w for w in fewest_waits(pipeline(number).job) if w not in dropped]
 
 
 def over_ordered():
@@ -90,18 +97,18 @@ def by_trial(own):
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_fewest_pass_and_each_of_them_is_needed(number):
     own = pipeline(number)
-    verdict = judge(find_exercise("3.2"), number, own.job.fewest)
+    verdict = judge(find_exercise("3.2"), number, fewest_waits(own.job))
     assert verdict.passed, str(verdict)
-    for wait in own.job.fewest:
+    for wait in fewest_waits(own.job):
         assert own.play(without(number, wait)).findings, wait
 
 
 def test_leaving_out_by_trial_finds_the_same_waits():
-    assert set(by_trial(pipeline(1))) == set(pipeline(1).job.fewest)
+    assert set(by_trial(pipeline(1))) == set(fewest_waits(pipeline(1).job))
 
 
 def test_a_set_of_lists_in_any_order_passes():
-    told = [list(wait) for wait in reversed(pipeline(3).job.fewest)]
+    told = [list(wait) for wait in reversed(fewest_waits(pipeline(3).job))]
     assert judge(find_exercise("3.2"), 3, iter(told)).passed
 
 
@@ -136,7 +143,7 @@ def test_needs_are_the_last_writer_and_the_readers_since():
 @given(st.integers(0, 10**6))
 def test_the_fewest_waits_imply_every_wait(number):
     job = pipeline_job(number)
-    edges = {*job.fewest, *zip_streams(job)}
+    edges = {*fewest_waits(job), *zip_streams(job)}
     reach = {p.name: {p.name} for p in job.pieces}
     for piece in job.pieces:
         for first, then in edges:
@@ -149,3 +156,16 @@ def zip_streams(job):
     for on in ("load", "compute", "wire"):
         names = [p.name for p in job.pieces if p.on == on]
         yield from itertools.pairwise(names)
+
+
+def test_a_wait_too_many_does_not_give_the_number_away():
+    verdict = judge(find_exercise("3.2"), 3, pipeline(3).every_wait)
+    assert "fewer" in str(verdict)
+    assert str(waits.num_needed(pipeline(3))) not in str(verdict).split("step")[0]
+
+
+def test_a_guess_stands_beside_what_is_needed(capsys):
+    waits.compare_waits(pipeline(3), 13)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "waits needed:  you said 13, it is 11"
+    assert len(lines) == 1 + 19 - 11

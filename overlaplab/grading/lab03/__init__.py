@@ -11,23 +11,31 @@ from overlaplab.grading.lab03 import reference, schedule  # noqa: F401 (register
 from overlaplab.grading.lab03.enough import finish_with, on_streams, steps_ms
 from overlaplab.grading.lab03.feed import feed_loop
 from overlaplab.grading.lab03.jobs import backward_job
-from overlaplab.grading.lab03.knobs import KNOBS, copy_ms, staging_costs_percent, turn
+from overlaplab.grading.lab03.knobs import (
+    KNOBS,
+    copy_ms,
+    problem_with,
+    staging_costs_percent,
+    turn,
+)
 from overlaplab.grading.lab03.measured import (
     beside_the_sanitizer,
     measured,
     measured_ratio,
+    off_by,
     sanitizer_report,
 )
 from overlaplab.grading.lab03.play import play
 from overlaplab.grading.lab03.predicted import predicted_ms
 from overlaplab.grading.lab03.repair import Case
-from overlaplab.grading.lab03.waits import pipeline
+from overlaplab.grading.lab03.waits import compare_waits, num_needed, pipeline
 
 __all__ = [
     "KNOBS",
     "backward_job",
     "beside_the_sanitizer",
     "case",
+    "compare_waits",
     "copy_ms",
     "feed_loop",
     "finish_with",
@@ -35,10 +43,13 @@ __all__ = [
     "measured",
     "measured_ratio",
     "mine_or_ours",
+    "num_needed",
+    "off_by",
     "on_streams",
     "pipeline",
     "play",
     "predicted_ms",
+    "problem_with",
     "sanitizer_report",
     "side_by_side",
     "staging_costs_percent",

@@ -27,7 +27,7 @@ from overlaplab.timeline.intervals import merge, subtract, total
 
 VALUES = "every step gets its own batch, in order, on every rank"
 SAFE = "no stream, nor the CPU, touches bytes that another may still use"
-LEAN = "at most three batches are on the device at a time"
+LEAN = "Python holds at most three batches at a time"
 SHORT = "the steps are as short as the reference's: only the first copy is exposed"
 
 Step = Callable[[torch.Tensor], object]

@@ -84,12 +84,6 @@ class Job:
             if on[need] != p.on
         )
 
-    @cached_property
-    def fewest(self) -> tuple[Wait, ...]:
-        """The waits that no chain of stream order and other waits implies."""
-        edges = {*self.waits, *_stream_order(self.pieces)}
-        return tuple(w for w in self.waits if not _implied(w, edges - {w}))
-
     def __str__(self) -> str:
         width = max(5, *(len(p.name) for p in self.pieces)) + 2
         rows = [f"{'piece':<{width}}{'on':<9}{'alone':>6}  must come after"]
@@ -102,6 +96,12 @@ class Job:
 
     def __repr__(self) -> str:
         return str(self)
+
+
+def fewest_waits(job: Job) -> tuple[Wait, ...]:
+    """The waits that no chain of stream order and other waits implies."""
+    edges = {*job.waits, *_stream_order(job.pieces)}
+    return tuple(w for w in job.waits if not _implied(w, edges - {w}))
 
 
 def _stream_order(pieces: Sequence[Piece]) -> Iterator[Wait]:

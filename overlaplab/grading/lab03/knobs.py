@@ -118,7 +118,7 @@ def wire_share(timeline: Timeline) -> float:
 def grade_knobs(sheet: Sheet, found: Mapping[str, Mapping[str, Any]]) -> None:
     """Resolve the learner's settings, staged and direct."""
     sheet.ran("your three settings, each with staging and without")
-    problems = {n: p for n in (DEAR, FREE, COPY) if (p := _unusable(n, found))}
+    problems = {n: p for n in (DEAR, FREE, COPY) if (p := problem_with(n, found))}
     sheet.expect(
         SETTINGS,
         not problems,
@@ -148,7 +148,8 @@ def grade_knobs(sheet: Sheet, found: Mapping[str, Mapping[str, Any]]) -> None:
         )
 
 
-def _unusable(name: str, found: Mapping[str, Mapping[str, Any]]) -> str:
+def problem_with(name: str, found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Why `found[name]` is no setting of the knobs, or ""."""
     settings = found.get(name) if isinstance(found, Mapping) else None
     if not settings:
         return f"you have not filled in {name!r}"

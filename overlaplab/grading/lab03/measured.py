@@ -60,6 +60,18 @@ def measured_ratio(question: str, row: str, to: str, path: Path | None = None) -
     return "not"
 
 
+def off_by(
+    question: str, row: str, predicted_ms: float, path: Path | None = None
+) -> str:
+    """How far a prediction of a stored row is off: "19 % too long"."""
+    answer = (read(path) or {}).get("answers", {}).get(question, {})
+    for table in answer.values():
+        if isinstance(table, Mapping) and row in table:
+            percent = 100 * (predicted_ms / table[row] - 1)
+            return f"{abs(percent):.0f} % too {'long' if percent > 0 else 'short'}"
+    return "(not measured)"
+
+
 def sanitizer_report(program: str, path: Path | None = None) -> Table:
     """What torch's stream sanitizer printed of one broken program."""
     stored = read(path)

@@ -14,7 +14,7 @@ from overlaplab.grading.lab03.jobs import COMPUTE, INPUT, LOAD, WIRE, Job, Piece
 from overlaplab.grading.violation import Violation
 from overlaplab.hardware import Link, profile
 from overlaplab.program import Finding
-from overlaplab.timeline import Timeline
+from overlaplab.timeline import Span, Timeline
 
 NUM_RANKS = 2
 SET_UP = "set up"
@@ -168,15 +168,37 @@ def by_label(timeline: Timeline) -> Timeline:
     What the CPU does keeps its name; what it did before the job is left out.
     """
     timeline = timeline.where(lambda span: span.attributes.get("label") != SET_UP)
+    numbers = _message_numbers(timeline)
+
+    def shown(span: Span) -> str:
+        if span.attributes.get("label"):
+            return str(span.attributes["label"])
+        if span.kind == "communication":
+            return f"{span.name} #{numbers[span.rank, int(span.attributes['op'])]}"
+        return span.name
+
     return replace(
         timeline,
         spans=tuple(
-            replace(span, name=str(span.attributes.get("label") or span.name))
+            replace(span, name=shown(span))
             if span.kind not in ("launch", "host")
             else span
             for span in timeline.spans
         ),
     )
+
+
+def _message_numbers(timeline: Timeline) -> dict[tuple[int, int], int]:
+    """By (rank, op): the how-manieth message that is, as findings count."""
+    ops = sorted(
+        {
+            (span.rank, int(span.attributes["op"]))
+            for span in timeline.spans
+            if span.kind == "communication"
+        }
+    )
+    first = {rank: place for place, (rank, _) in reversed(list(enumerate(ops)))}
+    return {key: place - first[key[0]] for place, key in enumerate(ops)}
 
 
 def wrong_values(seen: Played, right: Played) -> list[Violation]:

@@ -25,7 +25,7 @@ from overlaplab.grading.lab03.play import (
     SLOW,
     by_label,
 )
-from overlaplab.grading.lab03.waiting import cpu_waits, crowded
+from overlaplab.grading.lab03.waiting import cpu_waits, crowded, packed_in_turn
 from overlaplab.grading.violation import Violation
 from overlaplab.program import Finding
 from overlaplab.timeline import Timeline
@@ -35,7 +35,8 @@ SAFE = "no stream touches bytes that another may still use"
 VALUES = "every result is right on every rank"
 FREE_CPU = "the CPU waits for nothing"
 SHORT = "the overlap is kept: the step is as short as the reference's"
-LEAN = "at most three batches are on the device at a time"
+LEAN = "Python holds at most three batches at a time"
+BESIDE = "each pack runs beside the next layer's backward pass"
 KINDS = ("race", "reuse", "unwaited")
 
 Program = Callable[..., object]
@@ -165,7 +166,7 @@ def reference_run(exercise_id: str, number: int) -> Seen:
     "3.3a",
     title="a race: filled here, sent there",
     solution=("my_number", "flat_diagnosis", "send_gradients"),
-    verifies=(DIAGNOSIS, SAFE, VALUES, FREE_CPU, SHORT),
+    verifies=(DIAGNOSIS, SAFE, VALUES, FREE_CPU, SHORT, BESIDE),
     points=2,
     timeout_s=30.0,
 )
@@ -173,7 +174,8 @@ def grade_flat(
     sheet: Sheet, my_number: int, said: Mapping[str, Any], repaired: Program
 ) -> None:
     """The edge is there, and nothing waits that need not."""
-    _grade(sheet, Case("3.3a", my_number), said, repaired)
+    seen = _grade(sheet, Case("3.3a", my_number), said, repaired)
+    sheet.verify(BESIDE, packed_in_turn(seen.run))
 
 
 @exercise(
@@ -214,9 +216,7 @@ def _grade(
     if not isinstance(said, Mapping):
         raise TypeError(f"the diagnosis is {type(said).__name__}; expected a dict")
     sheet.ran(f"your program on the objects of number {case.number}, 2 ranks")
-    sheet.verify(
-        DIAGNOSIS, laws.diagnosis_law(said, right_diagnosis(case)), list_all=True
-    )
+    sheet.verify(DIAGNOSIS, wrong_diagnosis(said, right_diagnosis(case)), list_all=True)
     seen, right = case.run(repaired), reference_run(case.exercise, case.number)
     sheet.show(
         seen.timeline,
@@ -235,6 +235,42 @@ def _grade(
         ],
     )
     return seen
+
+
+def wrong_diagnosis(
+    said: Mapping[str, Any], truth: Mapping[str, object]
+) -> list[Violation]:
+    """What is not filled in, in one line; and each answer that is wrong."""
+    empty = [key for key in truth if said.get(key) is None]
+    found = []
+    if empty:
+        found.append(
+            Violation(
+                "diagnosis",
+                f"not filled in: {', '.join(empty)}",
+                "what the first finding of the program as given shows",
+            )
+        )
+    for key in truth:
+        if key not in empty and laws.diagnosis_law(said, {key: truth[key]}):
+            found.append(
+                Violation(
+                    "diagnosis",
+                    f"{key}: {said[key]!r} is not what the run shows",
+                    f"the {key} in the first finding",
+                    _WHERE[key],
+                )
+            )
+    return found
+
+
+_WHERE = {  # in the report of a finding
+    "kind": "'nothing orders them' is a race; 'handed out again' is a reuse",
+    "rank": "rank: look at the finding's first line",
+    "tensor": "tensor: look at the finding's first line",
+    "packed_on": "packed_on: the stream of pack's line",
+    "overwritten_by": "overwritten_by: the end of the line 'then written'",
+}
 
 
 def wrong_results(seen: Seen, right: Seen) -> list[Violation]:

@@ -110,14 +110,30 @@ def _with_hint(finding: Finding) -> Violation:
 def slow(played: Played, right: Played) -> list[Violation]:
     """`step_law`, with what the learner's streams may be waiting for."""
     serial_ns = play(played.job, one_stream).step_ns
+    hint = (
+        "wait_stream waits for everything launched there so far; an event waits for "
+        "one task"
+    )
+    used = _streams_of_tasks(played)
+    if len(used) == 1:
+        hint = (
+            f"all tasks ran on '{used.pop()}': which stream is current when run() is "
+            "called?"
+        )
     return [
         replace(
             violation,
             message=f"job '{played.job.name}': {violation.message}"
             + (", as on one stream" if played.step_ns >= 0.99 * serial_ns else "")
             + " (right results, but something waits for too much)",
-            hint="wait_stream waits for everything launched there so far; an event "
-            "waits for one task",
+            hint=hint,
         )
         for violation in laws.step_law(played.step_ns, right.step_ns)
     ]
+
+
+def _streams_of_tasks(played: Played) -> set[str]:
+    """The streams under which rank 0 launched the job's tasks."""
+    assert played.run.program is not None
+    names = {piece.name for piece in played.job.pieces}
+    return {op.launch_stream for op in played.run.program.ranks[0] if op.label in names}

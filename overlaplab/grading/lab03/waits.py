@@ -14,7 +14,7 @@ from typing import Any
 from overlaplab import streams
 from overlaplab.grading import laws
 from overlaplab.grading.exercise import Sheet, exercise
-from overlaplab.grading.lab03.jobs import Job, Wait, pipeline_job
+from overlaplab.grading.lab03.jobs import Job, Wait, fewest_waits, pipeline_job
 from overlaplab.grading.lab03.play import Played, Task, play, wrong_values
 from overlaplab.grading.violation import Violation
 
@@ -81,6 +81,21 @@ class Pipeline:
 def pipeline(number: int) -> Pipeline:
     """The job that belongs to a learner's number."""
     return Pipeline(pipeline_job(number))
+
+
+def num_needed(mine: Pipeline) -> int:
+    """How many waits are enough."""
+    return len(fewest_waits(mine.job))
+
+
+def compare_waits(mine: Pipeline, said: object) -> None:
+    """Print the number that are needed beside a guess, and which follow from others."""
+    fewest = fewest_waits(mine.job)
+    said = "nothing" if said is None else said
+    print(f"waits needed:  you said {said}, it is {len(fewest)}")
+    for pair in mine.every_wait:
+        if pair not in fewest:
+            print(f"follows from others: {pair}")
 
 
 @lru_cache(maxsize=16)
@@ -159,14 +174,15 @@ def grade_waits(sheet: Sheet, my_number: int, my_waits: Iterable[Wait]) -> None:
 
 
 def _too_many(job: Job, waits: list[Wait]) -> list[Violation]:
-    if len(waits) <= len(job.fewest):
+    fewest = fewest_waits(job)
+    if len(waits) <= len(fewest):
         return []
-    spare = next((w for w in waits if w not in job.fewest), waits[-1])
+    spare = next((w for w in waits if w not in fewest), waits[-1])
     return [
         Violation(
             "waits",
             f"{len(waits)} waits",
-            f"{len(job.fewest)}",
+            "fewer",
             f"leave out {spare}: is there a finding? If not, who waits in its place?",
         )
     ]

@@ -1,0 +1,47 @@
+"""3.3: what a wrong diagnosis is told, and that figures call things as findings do."""
+
+from __future__ import annotations
+
+from overlaplab import streams
+from overlaplab.grading import find_exercise, judge
+from overlaplab.grading.lab03 import repair
+from overlaplab.grading.lab03.repair import Case, right_diagnosis
+
+
+def look_up(towers):
+    main, sides = streams.current_stream(), []
+    for tower in towers:
+        sides.append(streams.Stream())
+        sides[-1].wait_stream(main)
+        with streams.stream(sides[-1]):
+            tower.fetch()
+            tower.forward()
+    for side in sides:
+        main.wait_stream(side)
+
+
+def graded(said):
+    return judge(find_exercise("3.3b"), 3, said, look_up)
+
+
+def test_what_is_not_filled_in_is_told_in_one_line(faults):
+    right = right_diagnosis(Case("3.3b", 3))
+    told = faults(graded({**right, "kind": None, "tensor": None}))[repair.DIAGNOSIS]
+    assert "not filled in: kind, tensor" in told
+    assert "is not what the run shows" not in told
+
+
+def test_a_wrong_answer_is_told_where_to_look(faults):
+    right = right_diagnosis(Case("3.3b", 3))
+    verdict = graded({**right, "rank": 1 - right["rank"]})
+    told = faults(verdict)
+    assert list(told) == [repair.DIAGNOSIS]
+    assert "is not what the run shows" in told[repair.DIAGNOSIS]
+    assert "rank: look at the finding's first line" in verdict.hint
+
+
+def test_messages_are_numbered_in_figures_as_in_findings():
+    seen = Case("3.3a", 3).as_handed_out()
+    names = {s.name for s in seen.timeline.spans if s.kind == "communication"}
+    assert names == {f"all_reduce #{n}" for n in range(5)}
+    assert any(name in str(seen.findings[0]) for name in names)
