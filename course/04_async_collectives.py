@@ -948,7 +948,9 @@ def choose_chunks(compute_us, overhead_us, latency_us, wire_us):
 _ = check("4.9", choose_chunks)
 
 # %% name="choose-table" fold=true
-print(f"{'us with this many chunks':<36}" + "".join(f"{n:>7}" for n in (1, 2, 4, 8, 16)))
+print(
+    f"{'us with this many chunks':<36}" + "".join(f"{n:>7}" for n in (1, 2, 4, 8, 16))
+)
 for case in lab.CASES:
     steps_us = [case.step_us(n) for n in (1, 2, 4, 8, 16)]
     print(f"{case.name:<36}" + "".join(f"{us:>7.0f}" for us in steps_us))

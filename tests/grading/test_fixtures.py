@@ -44,7 +44,7 @@ def broken_laws(trained: Trained) -> set[str]:
         ("MeanInPlace", set()),
         ("MeanInPlaceOfBuffer", set()),
         ("SumInPlace", {"values"}),
-        ("MeanInPlaceNotWaitedFor", {"values", "unwaited", "hazard", "leak"}),
+        ("MeanInPlaceNotWaitedFor", {"values", "unwaited", "hazard"}),
         ("SumsOnly", {"values"}),
         ("NoBroadcast", {"values"}),
         ("Late", {"prompt"}),

@@ -221,5 +221,5 @@ def test_hardware_and_program_load_neither_torch_nor_numpy():
 
 
 def test_a_number_of_too_many_digits_is_refused_with_its_key():
-    with pytest.raises(ValueError, match="launch_ns has about 39. digits"):
+    with pytest.raises(ValueError, match=r"launch_ns has about 39. digits"):
         replace(profile("chalk"), launch_ns=10**400)

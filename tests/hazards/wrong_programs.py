@@ -441,9 +441,8 @@ def asking_for_the_future_is_taken_for_a_wait(right):
 
 @wrong("mean", ("native_batch_norm", "stream 1"), ("mul", "default"), world_size=1)
 def running_statistics_are_read_while_another_stream_updates_them(right):
-    norm, x = nn.BatchNorm1d(8), torch.randn(4, 8)
+    norm, x, side = nn.BatchNorm1d(8), torch.randn(4, 8), behind()
     name_tensor(norm.running_mean, "mean")
-    side = behind()
     with stream(side):
         norm(x)
     if right:

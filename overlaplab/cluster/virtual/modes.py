@@ -113,8 +113,10 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._host_sync(facts.host_sync, reads)
         elif facts.indexes and waits_for_mask(args):
             self._host_sync("nonzero", reads)
-        numbers = table.has_numbers and table.all_numbers(
-            (*reads, *table.accesses(written, lane.name)[0])
+        numbers = (
+            table.has_numbers
+            and (not reads or table.all_numbers(reads))
+            and table.all_numbers((*reads, *table.accesses(written, lane.name)[0]))
         )
         out = func(*args, **kwargs)
         outputs = [out] if isinstance(out, torch.Tensor) else tensors_in((out,))

@@ -98,7 +98,7 @@ def stored_benchmarks(folder: Path | None = None) -> list[str]:
     """
     folder = folder or Path(__file__).parents[2] / "bench" / "results"
     lines = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("data_parallel-*.json")):
         stored = json.loads(path.read_text())
         if stored.get("backend") != "nccl" or path.stem.endswith("quick"):
             continue
@@ -109,7 +109,7 @@ def stored_benchmarks(folder: Path | None = None) -> list[str]:
 def stored_ms(variant: str, batch: int) -> float:
     """Median ms a step of the first model in the stored run on GPUs, as printed."""
     folder = Path(__file__).parents[2] / "bench" / "results"
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("data_parallel-*.json")):
         stored = json.loads(path.read_text())
         if stored.get("backend") != "nccl" or path.stem.endswith("quick"):
             continue
