@@ -20,10 +20,10 @@ from overlaplab.data_parallel import BucketedReducer
 from overlaplab.hardware import profile
 from overlaplab.models import TransformerConfig
 from overlaplab.profiling.calibrate.plan import GPU as CALIBRATION
-from overlaplab.profiling.calibrate.plan import CalibrationPlan, ModelCase
 from overlaplab.profiling.calibrate.recorded import record_steps, step_starts
 from overlaplab.profiling.processes import run_ranks
 from overlaplab.program import Program, resolve
+from tests.profiling.small_plan import SMALL as SMALL_PLAN
 
 RESULTS = Path(__file__).parents[2] / "overlaplab/bench/results"
 PAGE = Path(__file__).parents[2] / "course/prediction.md"
@@ -141,27 +141,6 @@ def test_no_configuration_of_the_grid_is_calibrated_on() -> None:
 
 # A rehearsal of both halves.
 
-TINY = ModelCase(d_model=8, num_heads=1, vocab_size=16, batch=1, num_layers=1, tokens=4)
-PLAN = CalibrationPlan(
-    dtype="float32",
-    models=(TINY,),
-    launch_model=TINY,
-    matmul_sizes=(16,),
-    matmul_dtypes=("float32",),
-    memory_bytes=(2**16, 2**17),
-    wire_bytes=(1024, 2**16),
-    coalesced=((2, 2**16),),
-    contention=TINY,
-    beside_bytes=2**16,
-    small_beside_bytes=(1024,),
-    most_sends=2,
-    hot_ns=0,
-    matmul_beside=16,
-    memory_beside=2**16,
-    repeats=1,
-    steps=1,
-    launch_rounds=1,
-)
 GRID = Grid(
     batches={"tiny": (1,)},
     launch_bound={"tiny": (2,)},
@@ -175,13 +154,17 @@ GRID = Grid(
 
 def test_both_halves_on_the_cpu(tmp_path: Path) -> None:
     out = tmp_path / "measured.json"
-    head = {"benchmark": "predict", "world_size": 2, "settings": describe(GRID, PLAN)}
+    head = {
+        "benchmark": "predict",
+        "world_size": 2,
+        "settings": describe(GRID, SMALL_PLAN),
+    }
     run_ranks(
         measure_on_link,
         head,
         "nvlink",
         GRID,
-        PLAN,
+        SMALL_PLAN,
         out,
         2e9,
         backend="gloo",

@@ -20,35 +20,13 @@ from overlaplab.profiling.calibrate import run
 from overlaplab.profiling.calibrate.plan import (
     CPU,
     GPU,
-    CalibrationPlan,
     ModelCase,
     quick,
 )
 from overlaplab.profiling.calibrate.profile import _curve, build_profile
 from overlaplab.profiling.calibrate.recorded import operators_of_step
 from overlaplab.profiling.calibrate.telling import table
-
-TINY = ModelCase(d_model=8, num_heads=1, vocab_size=16, batch=1, num_layers=1, tokens=4)
-SMALL = CalibrationPlan(
-    dtype="float32",
-    models=(TINY,),
-    launch_model=TINY,
-    matmul_sizes=(16,),
-    matmul_dtypes=("float32",),
-    memory_bytes=(2**16, 2**17),
-    wire_bytes=(1024, 2**16),
-    coalesced=((2, 2**16),),
-    contention=TINY,
-    beside_bytes=2**16,
-    small_beside_bytes=(1024,),
-    most_sends=2,
-    hot_ns=0,
-    matmul_beside=16,
-    memory_beside=2**16,
-    repeats=1,
-    steps=1,
-    launch_rounds=1,
-)
+from tests.profiling.small_plan import SMALL, TINY
 
 
 def device() -> dict[str, Any]:
