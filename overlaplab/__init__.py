@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from overlaplab.data_parallel import HookReducer as HookReducer
     from overlaplab.data_parallel import SerialReducer as SerialReducer
     from overlaplab.data_parallel import plan_buckets as plan_buckets
+    from overlaplab.diagnosis import diagnose as diagnose
     from overlaplab.errors import CaptureError as CaptureError
     from overlaplab.errors import DeadlockError as DeadlockError
     from overlaplab.errors import EventError as EventError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from overlaplab.hardware import Link as Link
     from overlaplab.profiling.capture import capture_step as capture_step
     from overlaplab.profiling.doctor import doctor as doctor
+    from overlaplab.profiling.read import read_trace as read_trace
     from overlaplab.program import Program as Program
     from overlaplab.program import find_findings as find_findings
     from overlaplab.program import replay as replay
@@ -46,6 +48,7 @@ _HOMES = {
         "SerialReducer",
         "plan_buckets",
     ),
+    "diagnosis": ("diagnose",),
     "errors": (
         "CaptureError",
         "DeadlockError",
@@ -59,6 +62,7 @@ _HOMES = {
     "hardware": ("PROFILES", "Hardware", "Link"),
     "profiling.capture": ("capture_step",),
     "profiling.doctor": ("doctor",),
+    "profiling.read": ("read_trace",),
     "program": ("Program", "find_findings", "replay", "resolve"),
     "streams": ("annotate", "device", "name_tensor"),
     "timeline": ("Span", "Timeline"),
@@ -67,6 +71,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _ROOMS = (
     "cluster",
     "data_parallel",
+    "diagnosis",
     "grading",
     "hardware",
     "models",

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import torch.distributed as dist
 
-from overlaplab.bench import data_parallel, lessons
+from overlaplab.bench import data_parallel, lessons, traces
 from overlaplab.bench.kernels import device_description
 from overlaplab.bench.predict.compare import compare
 from overlaplab.bench.predict.grid import GPU, LINKS, REHEARSAL
@@ -136,6 +136,53 @@ def lessons_command(
 def _measure_lesson(results: dict[str, Any], out: Path | None) -> None:
     results |= {"world_size": dist.get_world_size(), **device_description()}
     write_from_rank_0(results | lessons.measure(results["lesson"]), out)
+
+
+@benchmarks.command("traces")
+@click.option(
+    "--model",
+    type=click.Choice(list(data_parallel.MODELS)),
+    default=data_parallel.MAIN,
+    show_default=True,
+)
+@click.option("--batches", multiple=True, type=int, default=(2, 8), show_default=True)
+@click.option("--tokens", type=int, default=1024, show_default=True)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="For the traces: BATCH/VARIANT/rank_R.json.gz.",
+)
+@_backend
+@_world_size
+def traces_command(
+    model: str,
+    batches: Sequence[int],
+    tokens: int,
+    folder: Path,
+    backend: str,
+    world_size: int | None,
+) -> None:
+    """Traces of our reducers and of DistributedDataParallel, for `report`."""
+    run_ranks(
+        _measure_traces,
+        heading("traces", backend),
+        (model, batches, tokens, folder),
+        backend=backend,
+        world_size=find_world_size(backend, world_size),
+    )
+
+
+def _measure_traces(
+    results: dict[str, Any], what: tuple[str, Sequence[int], int, Path]
+) -> None:
+    model, batches, tokens, folder = what
+    results |= {"world_size": dist.get_world_size(), **device_description()}
+    results["cases"] = []
+    for batch in batches:
+        case = traces.measure_case(model, batch, tokens, folder / f"b{batch}")
+        results["cases"].append(case)
+        write_from_rank_0(results, folder / "traces.json")
 
 
 @benchmarks.group("predict")

@@ -3,6 +3,7 @@
 from overlaplab.timeline.critical_path import SHARES, CriticalPath, Segment, Share
 from overlaplab.timeline.memory import Memory
 from overlaplab.timeline.report import Report
+from overlaplab.timeline.source import Source
 from overlaplab.timeline.span import CPU_LANE, KINDS, Kind, Span
 from overlaplab.timeline.timeline import Timeline
 
@@ -16,6 +17,7 @@ __all__ = [
     "Report",
     "Segment",
     "Share",
+    "Source",
     "Span",
     "Timeline",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import orjson
 from overlaplab.errors import TraceError
 from overlaplab.files import write_whole
 from overlaplab.timeline.memory import Memory
+from overlaplab.timeline.source import Source
 from overlaplab.timeline.span import NO_ATTRIBUTES, Span
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> Path:
                 {"rank": m.rank, "steps": m.steps, "holders": m.holders}
                 for m in timeline.memory
             ],
+            "source": asdict(timeline.source),
         },
         "traceEvents": list(_events(timeline)),
     }
@@ -94,6 +97,7 @@ def read_chrome(path: str | os.PathLike[str]) -> Timeline:
             origin=str(other["origin"]),
             hardware=str(other["hardware"]),
             memory=tuple(_read_memory(m) for m in other.get("memory", ())),
+            source=_read_source(other.get("source", {})),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TraceError(
@@ -214,6 +218,20 @@ def _read_memory(stored: Mapping[str, Any]) -> Memory:
         rank=int(stored["rank"]),
         steps=tuple((int(time), int(size)) for time, size in stored["steps"]),
         holders=tuple((str(name), int(size)) for name, size in stored["holders"]),
+    )
+
+
+def _read_source(stored: Mapping[str, Any]) -> Source:
+    def pairs(name: str) -> list[Any]:
+        return list(stored.get(name, ()))
+
+    return Source(
+        files=tuple(map(str, pairs("files"))),
+        devices=tuple((int(rank), str(name)) for rank, name in pairs("devices")),
+        num_events=int(stored.get("num_events", 0)),
+        dropped=tuple((str(why), int(n)) for why, n in pairs("dropped")),
+        communication_names=tuple(map(str, pairs("communication_names"))),
+        remarks=tuple(map(str, pairs("remarks"))),
     )
 
 

@@ -58,7 +58,9 @@ class Span:
             [ready_ns, end_ns), which add up to it;
             "alone_ns": how long it would have taken with nothing beside it;
             "phase": "forward" or "backward", where known;
-            "step": which step it belongs to.
+            "step": which step it belongs to: the one that launched it;
+            "launch_ns": on a device: when the CPU's call that launched it began
+            (measured runs; on the virtual cluster the launch has the same "op").
     """
 
     rank: int

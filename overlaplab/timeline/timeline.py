@@ -13,6 +13,7 @@ from overlaplab.timeline import report as _report
 from overlaplab.timeline.critical_path import CriticalPath
 from overlaplab.timeline.memory import Memory
 from overlaplab.timeline.report import Report
+from overlaplab.timeline.source import NO_SOURCE, Source
 from overlaplab.timeline.span import CPU_LANE, KINDS, Span
 
 
@@ -32,6 +33,7 @@ class Timeline:
         origin: "virtual", "gloo", "nccl" or "trace".
         hardware: name of the profile that timed it, "" if it was measured.
         memory: of each rank that allocated anything, where known.
+        source: the files that it was read from, and what was left out.
     """
 
     spans: tuple[Span, ...]
@@ -41,6 +43,7 @@ class Timeline:
     origin: str = "virtual"
     hardware: str = ""
     memory: tuple[Memory, ...] = ()
+    source: Source = NO_SOURCE
 
     @staticmethod
     def of(spans: Iterable[Span], *, origin: str = "trace") -> Timeline:
@@ -109,6 +112,22 @@ class Timeline:
             raise ValueError(f"no rank {rank!r} in this timeline; it has {ranks}")
         memory = tuple(m for m in self.memory if m.rank == rank)
         return replace(self.where(lambda span: span.rank == rank), memory=memory)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The numbers of the steps that spans say they belong to, ascending."""
+        found = (s.attributes.get("step") for s in self.spans)
+        return tuple(sorted({step for step in found if step is not None}))
+
+    def of_step(self, step: int) -> Timeline:
+        """What was launched in one step: spans by their attribute "step".
+
+        Raises:
+            ValueError: the timeline has no such step; the message lists its steps.
+        """
+        if step not in self.steps:
+            raise ValueError(f"no step {step!r} in this timeline; it has {self.steps}")
+        return self.where(lambda span: span.attributes.get("step") == step)
 
     def between(self, start_ns: int, end_ns: int) -> Timeline:
         """The spans that lie within [start_ns, end_ns], for one step of several."""

@@ -5,6 +5,7 @@ from overlaplab.view.explore import Explorer, Knob, explorer
 from overlaplab.view.picture import draw, draw_many
 from overlaplab.view.running_table import Table, table
 from overlaplab.view.share_bars import shares_bar
+from overlaplab.view.show import show
 from overlaplab.view.units import format_bytes, format_ns
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "format_bytes",
     "format_ns",
     "shares_bar",
+    "show",
     "table",
     "text",
 ]
