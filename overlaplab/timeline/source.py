@@ -18,6 +18,8 @@ class Source:
         communication_names: the patterns by which a kernel counts as communication.
         remarks: one sentence each: what a reader of the numbers must know ("no
             communication kernels found", "3 kernels have no launch record").
+        zero_ns: what the trace's own clock said at the timeline's 0, its base time
+            included: with it, a span is found again in the file.
     """
 
     files: tuple[str, ...] = ()
@@ -26,6 +28,7 @@ class Source:
     dropped: tuple[tuple[str, int], ...] = ()
     communication_names: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    zero_ns: int = 0
 
     @property
     def num_dropped(self) -> int:
