@@ -3,9 +3,10 @@
 `Stream`, `Event`, `stream(s)`, `current_stream()` and `synchronize()` are torch.cuda's
 own objects where the calling rank runs on CUDA, virtual ones on the virtual cluster,
 and no-ops in a CPU process, where every operator is finished when it returns.
-`annotate` labels a stretch of work (a profiler range) and `name_tensor` names a tensor
-for reports. This module does not know the clusters: a cluster installs a provider for
-its rank's thread (virtual) or for its whole process (pool).
+`annotate` labels a stretch of work (a profiler range, and whatever else listens to
+ranges) and `name_tensor` names a tensor for reports. This module does not know the
+clusters: a cluster installs a provider for its rank's thread (virtual) or for its whole
+process (pool).
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ class Provider(Protocol):
     def name_tensor(self, tensor: torch.Tensor, name: str) -> None: ...
 
 
+RangeListener = Callable[[str], AbstractContextManager[Any]]
+
 _thread = threading.local()
 _process_provider: Provider | None = None
+_listeners: tuple[RangeListener, ...] = ()
 
 
 def install_thread_provider(provider: Provider | None) -> Provider | None:
@@ -124,9 +128,44 @@ def annotate(name: str) -> AbstractContextManager[Any]:
     return provider().annotate(name)
 
 
+@contextlib.contextmanager
+def listening_to_ranges(listener: RangeListener) -> Iterator[None]:
+    """While open, every `annotate` on a real device also enters `listener(name)`."""
+    global _listeners
+    _listeners += (listener,)
+    try:
+        yield
+    finally:
+        _listeners = tuple(other for other in _listeners if other is not listener)
+
+
+def ranges_are_wanted() -> bool:
+    """Whether somebody sees ranges now: a profiler of this thread, or a listener.
+
+    For hooks: a range that nobody sees costs as much as ten of them.
+    """
+    return bool(_listeners) or torch._C._autograd._profiler_enabled()
+
+
 def name_tensor(tensor: torch.Tensor, name: str) -> None:
     """Name the bytes of `tensor` in reports from now on (virtual cluster only)."""
     provider().name_tensor(tensor, name)
+
+
+def _range(name: str) -> AbstractContextManager[Any]:
+    """A profiler range, and those of the listeners inside it."""
+    if not _listeners:
+        return torch.profiler.record_function(name)
+    return _heard_range(name)
+
+
+@contextlib.contextmanager
+def _heard_range(name: str) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.profiler.record_function(name))
+        for listener in _listeners:
+            stack.enter_context(listener(name))
+        yield
 
 
 def _runs_on_cuda() -> bool:
@@ -167,7 +206,7 @@ class _CudaProvider:
         torch.cuda.synchronize()
 
     def annotate(self, name: str) -> AbstractContextManager[Any]:
-        return torch.profiler.record_function(name)
+        return _range(name)
 
     def name_tensor(self, tensor: torch.Tensor, name: str) -> None:
         return None
@@ -220,7 +259,7 @@ class _CpuProvider:
     def synchronize(self) -> None: ...
 
     def annotate(self, name: str) -> AbstractContextManager[Any]:
-        return torch.profiler.record_function(name)
+        return _range(name)
 
     def name_tensor(self, tensor: torch.Tensor, name: str) -> None: ...
 

@@ -268,9 +268,12 @@ class Reducer:
             unset=self._absent() if last else (),
             name_tensors=not self._on_cuda,
         )
-        if self._on_cuda and not torch._C._autograd._profiler_enabled():
-            return launch()  # a label costs as much as ten hooks
-        with self._provider.annotate(f"bucket {bucket.index}"):
+        if self._on_cuda and not streams.ranges_are_wanted():
+            return launch()
+        with (
+            self._provider.annotate(type(self).__name__),
+            self._provider.annotate(f"bucket {bucket.index}"),
+        ):
             return launch()
 
     def _hold_to_cap(self) -> None:
