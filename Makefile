@@ -17,7 +17,7 @@ test test-%: export MPLBACKEND := agg
 test test-%: export PYTHONHASHSEED := 0
 
 .PHONY: help lab test test-lint test-types test-arrows test-unit test-drift \
-	test-notebooks test-unsolved course clean setup
+	test-notebooks test-unsolved test-browser course clean setup
 .NOTPARALLEL:
 
 help:
@@ -45,7 +45,7 @@ lab: setup
 	  $$(test "$$(id -u)" != 0 || echo --allow-root)
 
 test: test-lint test-types test-arrows test-drift test-unit test-notebooks \
-	test-unsolved
+	test-unsolved test-browser
 	@echo "All checks passed."
 
 test-lint: setup
@@ -62,7 +62,7 @@ test-drift: setup
 	$(BIN)/python course/build.py --check
 
 test-unit: setup
-	$(PYTEST) -q -n $(WORKERS) --dist loadfile --durations 15
+	$(PYTEST) -q -n $(WORKERS) --dist loadfile --durations 15 --ignore tests/browser
 
 test-notebooks: setup
 	$(PYTEST) -q -p tests.strict_notebooks -n $(WORKERS) \
@@ -70,6 +70,11 @@ test-notebooks: setup
 
 test-unsolved: setup
 	$(BIN)/python course/build.py --prove-unsolved
+
+# Alone, since it starts JupyterLab and Chromium; says so and passes where no Chromium
+# is. In CI (the variable CI is set) it fails there.
+test-browser: setup
+	$(PYTEST) -q -rs --durations 5 tests/browser
 
 course: setup
 	$(BIN)/python course/build.py

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,21 +103,52 @@ def test_a_python_without_venv_is_told_what_to_install(checkout: Path) -> None:
     assert "python3-venv" in result.stderr
 
 
-def test_ci_runs_make_test_in_the_checkout_wherever_it_is_called(
-    checkout: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def ci(checkout: Path) -> Callable[..., list[str]]:
+    """Runs .ci/run with nothing but some programs that only say what they were asked;
+    returns what they said."""
     (checkout / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", checkout / ".ci")
-    (checkout / "bin").mkdir()
-    script(checkout / "bin" / "make", 'echo "$PWD: make $@"\n')
+    programs = checkout / "bin"
+    programs.mkdir()
+    for name in ("bash", "sh", "dirname", "env"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    script(programs / "id", "echo 0")
+    script(programs / "make", 'echo "$PWD: make $@, CI=$CI"')
 
-    result = subprocess.run(
-        [checkout / ".ci" / "run"],
-        cwd="/",
-        env={"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    def run(**stubs: str) -> list[str]:
+        for name, body in stubs.items():
+            script(programs / name.replace("_", "-"), body)
+        result = subprocess.run(
+            [checkout / ".ci" / "run"],
+            cwd="/",
+            env={"PATH": str(programs)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
+        return result.stdout.splitlines()
 
-    assert result.stdout == f"{checkout}: make test\n"
+    return run
+
+
+def test_ci_runs_make_test_in_the_checkout_wherever_it_is_called(
+    checkout: Path, ci: Callable[..., list[str]]
+) -> None:
+    assert ci(chromium="") == [f"{checkout}: make test, CI=true"]
+
+
+def test_ci_installs_a_browser_where_there_is_none(
+    checkout: Path, ci: Callable[..., list[str]]
+) -> None:
+    *installed, made = ci(apt_get='echo "apt-get $@" >&2')
+    assert [line.split()[-1] for line in installed] == ["update", "fonts-dejavu-core"]
+    assert " install --yes " in installed[1] and " chromium " in installed[1]
+    assert made == f"{checkout}: make test, CI=true"
+
+
+def test_ci_stops_where_the_browser_cannot_be_installed(
+    ci: Callable[..., list[str]],
+) -> None:
+    assert ci(apt_get='echo "no network" >&2; exit 100') == ["no network"]
