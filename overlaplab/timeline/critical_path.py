@@ -118,6 +118,18 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     return CriticalPath(tuple(_join_idle(reversed(backwards))))
 
 
+def likely_causes(timeline: Timeline) -> tuple[int | None, ...]:
+    """For each span the one that the path would go on with: known, or by the times.
+
+    Returns:
+        Indices in `timeline.spans`, None where a span starts everything.
+    """
+    if timeline.causes:
+        return timeline.causes
+    walk = _Walk(timeline)
+    return tuple(walk.cause_alone(i) for i in range(len(timeline.spans)))
+
+
 class _Walk:
     """One walk: what a span contributes, and which span it goes on with."""
 
@@ -136,6 +148,11 @@ class _Walk:
             return [], self._waited_for(index)
         piece = _piece(span.start_ns, time_ns, _SHARE_OF[span.kind], index)
         return piece, self._cause(index)
+
+    def cause_alone(self, index: int) -> int | None:
+        """The cause of one span, whatever was visited before."""
+        self._seen.clear()
+        return self.step(index, self._spans[index].end_ns)[1]
 
     def _collective(self, index: int, time_ns: int) -> tuple[list[Segment], int | None]:
         """Wire, latency; then on with the rank that arrived last."""

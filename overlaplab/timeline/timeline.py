@@ -137,6 +137,25 @@ class Timeline:
         """Write a trace for https://ui.perfetto.dev; see `chrome.write_chrome`."""
         return chrome.write_chrome(self, path)
 
+    def save_html(
+        self,
+        path: str | os.PathLike[str],
+        beside: Timeline | None = None,
+        *,
+        title: str | Sequence[str] = "",
+    ) -> Path:
+        """Write one interactive page that needs no network; see `view.page`.
+
+        Args:
+            path: usually "NAME.html"; the folder must exist.
+            beside: a second timeline, under this one on the same scale.
+            title: over it; two for two.
+        """
+        # The one arrow that points up: drawing is not our job, the name is.
+        from overlaplab.view.page import write_page
+
+        return write_page(self, path, beside, title=title)
+
     @staticmethod
     def from_chrome(path: str | os.PathLike[str]) -> Timeline:
         """Read what `to_chrome` wrote; see `chrome.read_chrome` for its errors."""

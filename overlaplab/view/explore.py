@@ -1,27 +1,30 @@
-"""Sliders over a function that re-times a step, the timeline redrawn at each change.
+"""Knobs over a function that re-times a step, the timeline redrawn at each change.
 
-Knows a function from settings to a timeline, not where it gets it. Needs ipywidgets
-for the sliders only; `Explorer.set` does the same by typing.
+Knows a function from settings to a timeline, not where it gets it. Needs anywidget
+for the live knobs only; `Explorer.set` and `.keep` do the same by typing.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from overlaplab.timeline import Timeline
 from overlaplab.view.panel import Panel, numbers
+from overlaplab.view.payload import inks, payload
 from overlaplab.view.share_bars import shares_part
 from overlaplab.view.stacking import Picture, stack
+from overlaplab.view.units import percentages
+from overlaplab.view.widget import Message, make_widget
 
 Settings = Mapping[str, Any]
 
 
 class Knob(NamedTuple):
-    """One slider.
+    """One knob.
 
     Args:
         values: that it can take, in its order.
@@ -40,16 +43,19 @@ def explorer(
     knobs: Mapping[str, Knob | tuple[Sequence[Any], Any, str]],
     *,
     what_if: Mapping[str, Callable[[dict[str, Any]], Settings]] | None = None,
+    keep: Sequence[str] = (),
     lanes: Sequence[str] | None = None,
     ranks: Sequence[int] | None = None,
 ) -> Explorer:
-    """Sliders that re-time a step and redraw it.
+    """Knobs that re-time a step and redraw it.
 
     Args:
         retime: called with one keyword a knob; returns the timeline, quickly.
         knobs: by the keyword of `retime`.
         what_if: by name ("half the latency"), a change of the settings; the figure
-            says how much of the step each saves. Its values need not be a slider's.
+            says how much of the step each saves. Its values need not be a knob's.
+        keep: the names that a question asks for: a button each, which keeps the
+            current setting under that name, in `.kept`.
         lanes, ranks: draw only these.
 
     Returns:
@@ -58,11 +64,11 @@ def explorer(
     Raises:
         ValueError: no knobs, or a default that is not among its knob's values.
     """
-    return Explorer(retime, knobs, what_if=what_if, lanes=lanes, ranks=ranks)
+    return Explorer(retime, knobs, what_if=what_if, keep=keep, lanes=lanes, ranks=ranks)
 
 
 class Explorer:
-    """See `explorer`. Settings change by slider or by `set`, and only together with
+    """See `explorer`. Settings change by knob or by `set`, and only together with
     the timeline: if re-timing fails, both stay as they were.
     """
 
@@ -72,6 +78,7 @@ class Explorer:
         knobs: Mapping[str, Knob | tuple[Sequence[Any], Any, str]],
         *,
         what_if: Mapping[str, Callable[[dict[str, Any]], Settings]] | None = None,
+        keep: Sequence[str] = (),
         lanes: Sequence[str] | None = None,
         ranks: Sequence[int] | None = None,
     ) -> None:
@@ -86,14 +93,14 @@ class Explorer:
                 )
         self._retime = retime
         self._what_if = dict(what_if or {})
+        self._names = tuple(keep)
         self._lanes, self._ranks = lanes, ranks
         self._settings = {name: knob.default for name, knob in self.knobs.items()}
         self._timeline = retime(**self._settings)
         self._kept: dict[str, tuple[dict[str, Any], Timeline]] = {}
-        self._sliders: dict[str, Any] = {}
-        self._message: Any = None
-        self._shown: Any = None
-        self._moving = False  # the sliders follow `set`: their events are no changes
+        self._widget: Any = None
+        self._shown: Any = None  # the figure beside it
+        self._serial = 0  # of the front end's last message: what a state answers
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -111,7 +118,7 @@ class Explorer:
         return MappingProxyType({k: dict(s) for k, (s, _) in self._kept.items()})
 
     def set(self, **settings: Any) -> Picture:
-        """Turn some knobs: what the sliders do, typed.
+        """Turn some knobs: what the live ones do, typed.
 
         Returns:
             The new figure.
@@ -119,6 +126,10 @@ class Explorer:
         Raises:
             ValueError: no such knob, or a value that it does not have.
         """
+        self._turn(settings)
+        return self._redraw()
+
+    def _turn(self, settings: Settings) -> None:
         for name, value in settings.items():
             if name not in self.knobs:
                 raise ValueError(f"no knob {name!r}; there are {list(self.knobs)}")
@@ -129,7 +140,6 @@ class Explorer:
                 )
         wanted = {**self._settings, **settings}
         self._timeline, self._settings = self._retime(**wanted), wanted
-        return self._redraw()
 
     def keep(self, name: str = "kept") -> dict[str, Any]:
         """Keep the current settings under a name: the answer to a question.
@@ -157,73 +167,111 @@ class Explorer:
         """The timeline, its settings and the bars of its critical path."""
         title = "   ".join(f"{name} {v}" for name, v in self._settings.items())
         panel = Panel(self._timeline, title, lanes=self._lanes, ranks=self._ranks)
-        remark = "     ".join(
-            f"{name} saves {100 * saved:.1f} %"
-            for name, saved in self.savings().items()
-        )
-        bars = {"now": self._timeline}
-        bars |= {name: timeline for name, (_, timeline) in self._kept.items()}
-        return stack([panel.part(), shares_part(bars, remark)])
+        return stack([panel.part(), shares_part(self._bars(), self._remark())])
 
     def __repr__(self) -> str:
         typed = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
         return f"<Explorer {typed}: {numbers(self._timeline.report())}>"
 
+    def _bars(self) -> dict[str, Timeline]:
+        """By name: now, and what was kept."""
+        return {
+            "now": self._timeline,
+            **{name: timeline for name, (_, timeline) in self._kept.items()},
+        }
+
+    def _remark(self) -> str:
+        return "     ".join(
+            f"{name} saves {100 * saved:.1f} %"
+            for name, saved in self.savings().items()
+        )
+
     def _redraw(self) -> Picture:
         """Show the current state wherever it is shown already."""
+        self._send_state()
         figure = self.figure()
-        self._moving = True
-        try:
-            for name, slider in self._sliders.items():
-                slider.value = self._settings[name]
-        finally:
-            self._moving = False
-        if self._message is not None:
-            self._message.value = ""
         if self._shown is not None:
             self._shown.update(figure)
         return figure
 
     def _ipython_display_(self) -> None:
-        """Sliders, and the figure as an output of its own.
+        """The live knobs, and the figure as an output of its own.
 
-        The figure is what remains where no kernel runs: sliders are blank there.
+        The figure is what remains where no kernel runs; in a live JupyterLab the
+        style sheet of the widget hides it.
         """
         display: Any = import_module("IPython.display").display
-        box = self._make_sliders()
-        if box is not None:
-            display(box)
+        html: Any = import_module("IPython.display").HTML
+        self._widget = make_widget(self._content(), self._asked)
+        if self._widget is not None:
+            display(self._widget)
         self._shown = display(self.figure(), display_id=True)
         first = next(iter(self.knobs))
-        hint = f"knobs.set({first}={self._settings[first]!r})"
-        print(f"No sliders here? Type {hint}, if its name is knobs.")
+        hint = (
+            f"No knobs here? Type knobs.set({first}={self._settings[first]!r}), if its "
+            "name is knobs."
+        )
+        display(html(f'<small class="olt-without">{escape(hint)}</small>'))
 
-    def _make_sliders(self) -> Any:
-        """A box of one slider a knob, None without ipywidgets."""
-        try:
-            ipywidgets: Any = import_module("ipywidgets")
-        except ImportError:
-            return None
-        for name, knob in self.knobs.items():
-            slider = ipywidgets.SelectionSlider(
-                options=[(str(value), value) for value in knob.values],
-                value=self._settings[name],
-                description=knob.label or name,
-                continuous_update=False,  # a drag would queue a figure a pixel
-                style={"description_width": "12em"},
-                layout={"width": "32em"},
-            )
-            slider.observe(functools.partial(self._slid, name), names="value")
-            self._sliders[name] = slider
-        self._message = ipywidgets.Label()
-        return ipywidgets.VBox([*self._sliders.values(), self._message])
+    def _content(self) -> dict[str, Any]:
+        """What the front end needs: what stays, and what changes."""
+        knobs = [
+            {
+                "name": name,
+                "label": knob.label or name,
+                "values": [str(value) for value in knob.values],
+            }
+            for name, knob in self.knobs.items()
+        ]
+        config = {"inks": inks(), "knobs": knobs, "keep": list(self._names)}
+        return {"config": config, "state": self._state()}
 
-    def _slid(self, name: str, change: Mapping[str, Any]) -> None:
-        if self._moving:
+    def _state(self, error: str = "") -> dict[str, Any]:
+        return {
+            "panels": [payload(self._timeline, lanes=self._lanes, ranks=self._ranks)],
+            "bars": [_bar(name, timeline) for name, timeline in self._bars().items()],
+            "remark": self._remark(),
+            "settings": {
+                name: list(self.knobs[name].values).index(value)
+                for name, value in self._settings.items()
+            },
+            "kept": {
+                name: ", ".join(f"{knob} {value}" for knob, value in settings.items())
+                for name, settings in self.kept.items()
+            },
+            "error": error,
+            "serial": self._serial,
+        }
+
+    def _send_state(self, error: str = "") -> None:
+        if self._widget is not None:
+            self._widget.state = self._state(error)
+
+    def _asked(self, message: Message) -> None:
+        """The front end turned knobs, wants to keep a setting, or has come to rest."""
+        if message["type"] == "rest":
+            # Slow to draw: not while a knob is being dragged.
+            if self._shown is not None:
+                self._shown.update(self.figure())
             return
+        self._serial = message["serial"]
+        error = ""
         try:
-            self.set(**{name: change["new"]})
-        except Exception as error:  # a callback's traceback would reach nobody
-            self._redraw()
-            if self._message is not None:
-                self._message.value = f"{name} = {change['new']}: {error}"
+            if message["type"] == "keep":
+                self._kept[message["name"]] = (self.settings, self._timeline)
+            else:
+                chosen = message["settings"]
+                self._turn({n: self.knobs[n].values[i] for n, i in chosen.items()})
+        except Exception as caught:  # a callback's traceback would reach nobody
+            error = f"{type(caught).__name__}: {caught}"
+        self._send_state(error)
+
+
+def _bar(name: str, timeline: Timeline) -> dict[str, Any]:
+    path = timeline.critical_path()
+    percents = percentages(path.shares_ns.values())
+    shares = [
+        {"share": share, "fraction": path.shares[share], "percent": percent}
+        for share, percent in zip(path.shares_ns, percents, strict=True)
+    ]
+    return {"name": name, "shares": shares}

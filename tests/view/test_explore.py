@@ -1,6 +1,7 @@
-"""The explorer, by slider and by typing."""
+"""The explorer, by live knobs and by typing."""
 
 import importlib
+import itertools
 import sys
 
 import pytest
@@ -104,14 +105,35 @@ def test_if_retiming_fails_settings_and_timeline_stay():
     assert made.timeline == step(per_bucket=2)
 
 
-def test_moving_a_slider_is_setting_its_knob():
+def live(made):
+    """Shown, its widget beside it, and a front end's hand on it."""
+    pytest.importorskip("anywidget")
+    made._widget = view_widget(made)
+    numbers = itertools.count(1)
+
+    def ask(**message):
+        made._asked({"serial": next(numbers), **message})
+
+    return made._widget, ask
+
+
+def view_widget(made):
+    return importlib.import_module("overlaplab.view.widget").make_widget(
+        made._content(), made._asked
+    )
+
+
+def test_turning_a_knob_sets_it_and_the_front_end_hears_of_it():
     made = make()
-    made._make_sliders()
-    made._sliders["latency_us"].value = 1000
-    assert made.settings["latency_us"] == 1000
+    widget, ask = live(made)
+    ask(type="turn", settings={"per_bucket": 1, "latency_us": 2})
+    assert made.settings == {"per_bucket": 2, "latency_us": 1000}
+    assert widget.state["settings"] == {"per_bucket": 1, "latency_us": 2}
+    assert widget.state["serial"] == 1
+    assert widget.state["panels"][0]["step_ns"] == retime(2, 1000).step_ns
 
 
-def test_typing_moves_the_sliders_and_retimes_once():
+def test_typing_moves_the_live_knobs_and_retimes_once():
     calls = []
 
     def counted(**settings):
@@ -119,33 +141,57 @@ def test_typing_moves_the_sliders_and_retimes_once():
         return retime(**settings)
 
     made = explorer(counted, KNOBS)
-    made._make_sliders()
+    widget, _ = live(made)
     made.set(per_bucket=4, latency_us=10)
-    assert made._sliders["per_bucket"].value == 4
+    assert widget.state["settings"] == {"per_bucket": 2, "latency_us": 0}
     assert len(calls) == 2  # at the start, and now
 
 
-def test_a_slider_that_fails_goes_back_and_says_why():
+def test_a_knob_that_fails_goes_back_and_says_why():
     def sometimes(per_bucket):
         if per_bucket == 4:
             raise RuntimeError("no memory for that")
         return step(per_bucket=per_bucket)
 
     made = explorer(sometimes, {"per_bucket": ((1, 2, 4), 2, "")})
-    made._make_sliders()
-    made._sliders["per_bucket"].value = 4
-    assert made._sliders["per_bucket"].value == 2
-    assert made._message.value == "per_bucket = 4: no memory for that"
+    widget, ask = live(made)
+    ask(type="turn", settings={"per_bucket": 2})
+    assert widget.state["settings"] == {"per_bucket": 1}
+    assert widget.state["error"] == "RuntimeError: no memory for that"
+    ask(type="turn", settings={"per_bucket": 0})
+    assert widget.state["error"] == ""
 
 
-def test_without_ipywidgets_the_figure_and_a_hint_are_shown(monkeypatch, capsys):
+def test_a_button_keeps_the_setting_under_the_name_that_a_question_wants():
+    made = make(keep=("latency", "neither"))
+    widget, ask = live(made)
+    assert widget.config["keep"] == ["latency", "neither"]
+    ask(type="turn", settings={"per_bucket": 1, "latency_us": 2})
+    ask(type="keep", name="latency")
+    ask(type="turn", settings={"per_bucket": 0, "latency_us": 2})
+    assert dict(made.kept) == {"latency": {"per_bucket": 2, "latency_us": 1000}}
+    assert widget.state["kept"] == {"latency": "per_bucket 2, latency_us 1000"}
+    assert [bar["name"] for bar in widget.state["bars"]] == ["now", "latency"]
+
+
+def test_the_shares_of_a_live_bar_are_those_of_the_critical_path():
+    made = make()
+    widget, _ = live(made)
+    path = made.timeline.critical_path()
+    shares = widget.state["bars"][0]["shares"]
+    assert {s["share"]: s["fraction"] for s in shares} == dict(path.shares)
+    assert sum(s["percent"] for s in shares) == 100
+
+
+def test_without_anywidget_the_figure_and_a_hint_are_shown(monkeypatch):
     shown = []
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    monkeypatch.setitem(sys.modules, "anywidget", None)
     display = importlib.import_module("IPython.display")
     monkeypatch.setattr(display, "display", lambda thing, **_: shown.append(thing))
     make()._ipython_display_()
-    assert [type(thing) for thing in shown] == [Picture]
-    assert "knobs.set(per_bucket=2)" in capsys.readouterr().out
+    figure, hint = shown
+    assert isinstance(figure, Picture)
+    assert "knobs.set(per_bucket=2)" in hint.data
 
 
 def images(cell):
@@ -153,7 +199,7 @@ def images(cell):
     return [d["image/png"] for d in data if "image/png" in d]
 
 
-def test_a_stored_notebook_keeps_the_last_figure_beside_the_sliders():
+def test_a_stored_notebook_keeps_the_last_figure_beside_the_knobs():
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     cells = [

@@ -1,0 +1,286 @@
+"""A timeline as compact columns, for the script that draws it in a browser.
+
+Times are nanoseconds since the timeline's first start, as whole numbers: a float64
+holds those exactly for the first hundred days. Each column takes the narrowest type
+that holds its values. What needs arithmetic over spans (what is hidden, what caused
+what) is worked out here once, so that the script only draws and looks up.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from overlaplab.timeline import KINDS, SHARES, Memory, Span, Timeline
+from overlaplab.timeline.critical_path import likely_causes
+from overlaplab.timeline.intervals import Interval, subtract
+from overlaplab.timeline.report import union
+from overlaplab.view.inks import INKS, SHARE_INKS, inks_of
+from overlaplab.view.memory_row import summary
+from overlaplab.view.panel import numbers
+
+MAX_SPANS = 100_000
+_INK_NUMBER = {name: number for number, name in enumerate(INKS)}
+_WIDTHS = (("u1", 2**8), ("u2", 2**16), ("u4", 2**32), ("f8", 2**53))
+
+Column = dict[str, Any]  # {"type": of _WIDTHS or "zero", "data": little-endian bytes}
+
+
+def inks() -> dict[str, Any]:
+    """What each kind of time looks like: for lanes, and for shares of a path."""
+    return {
+        "lanes": [{"name": name, **asdict(ink)} for name, ink in INKS.items()],
+        "shares": [{"name": name, **asdict(ink)} for name, ink in SHARE_INKS.items()],
+    }
+
+
+def payload(
+    timeline: Timeline,
+    *,
+    title: str = "",
+    lanes: Collection[str] | None = None,
+    ranks: Collection[int] | None = None,
+    max_spans: int = MAX_SPANS,
+) -> dict[str, Any]:
+    """One timeline for the script: numbers, text and columns.
+
+    Args:
+        title: over it.
+        lanes, ranks: only these; all by default.
+        max_spans: of a longer timeline only the longest spans are sent, and a remark
+            says so.
+
+    Returns:
+        JSON values, but for the bytes of its columns; see `to_json`.
+    """
+    report = timeline.report()
+    start_ns = timeline.start_ns
+    sent, remarks = _chosen(timeline, lanes, ranks, max_spans)
+    spans = [timeline.spans[index] for index in sent]
+    lane_numbers = {
+        key: number
+        for number, key in enumerate(
+            (rank, lane)
+            for rank in sorted({span.rank for span in spans})
+            for lane in timeline.lanes(rank)
+            if lanes is None or lane in lanes
+        )
+    }
+    strings: dict[str, int] = {"": 0}
+    if timeline.represents > 1:
+        remarks.append(f"1 rank stands for {timeline.represents}")
+    return {
+        "title": title,
+        "numbers": numbers(report),
+        "remarks": remarks,
+        "step_ns": report.step_ns,
+        "length_ns": timeline.end_ns - start_ns,
+        "num_spans": len(timeline.spans),
+        "lanes": [list(key) for key in lane_numbers],
+        "ranks": [
+            {
+                "rank": each.rank,
+                "start_ns": each.start_ns - start_ns,
+                "end_ns": each.end_ns - start_ns,
+                "numbers": numbers(each),
+            }
+            for each in report.ranks
+            if any(rank == each.rank for rank, _ in lane_numbers)
+        ],
+        "kinds": list(KINDS),
+        "spans": _spans(timeline, sent, lane_numbers, strings),
+        "exposed": _exposed(timeline, lane_numbers),
+        "path": _path(timeline, sent),
+        "memory": [
+            _memory(memory, start_ns)
+            for memory in timeline.memory
+            if ranks is None or memory.rank in ranks
+        ],
+        "strings": list(strings),
+    }
+
+
+def to_json(content: Any) -> Any:
+    """The same with bytes as base64 text, for a file; a widget sends them as they are.
+
+    >>> to_json({"type": "u1", "data": b"hi"})
+    {'type': 'u1', 'data': 'aGk='}
+    """
+    if isinstance(content, bytes):
+        return base64.b64encode(content).decode("ascii")
+    if isinstance(content, dict):
+        return {key: to_json(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [to_json(value) for value in content]
+    return content
+
+
+def column(values: Iterable[int]) -> Column:
+    """Whole numbers from 0 on, in the narrowest type that holds them all.
+
+    >>> column([1, 300])
+    {'type': 'u2', 'data': b'\\x01\\x00,\\x01'}
+    >>> column([0, 0])
+    {'type': 'zero', 'data': b''}
+    """
+    array = np.fromiter(values, dtype=np.int64)
+    most = int(array.max(initial=0))
+    if most == 0:
+        return {"type": "zero", "data": b""}
+    width = next(name for name, above in _WIDTHS if most < above)
+    return {"type": width, "data": array.astype(f"<{width}").tobytes()}
+
+
+def _chosen(
+    timeline: Timeline,
+    lanes: Collection[str] | None,
+    ranks: Collection[int] | None,
+    max_spans: int,
+) -> tuple[list[int], list[str]]:
+    """Indices of the spans to send, ascending, and what to say of the others."""
+    wanted = [
+        index
+        for index, span in enumerate(timeline.spans)
+        if (lanes is None or span.lane in lanes)
+        and (ranks is None or span.rank in ranks)
+    ]
+    if len(wanted) <= max_spans:
+        return wanted, []
+    wanted.sort(key=lambda index: -timeline.spans[index].duration_ns)
+    remark = (
+        f"only the {max_spans:,} longest of {len(wanted):,} spans are drawn; the "
+        "numbers and the critical path count all"
+    )
+    return sorted(wanted[:max_spans]), [remark]
+
+
+def _spans(
+    timeline: Timeline,
+    sent: Sequence[int],
+    lane_numbers: dict[tuple[int, str], int],
+    strings: dict[str, int],
+) -> dict[str, Any]:
+    def text(value: Any) -> int:
+        return strings.setdefault("" if value is None else str(value), len(strings))
+
+    spans = [timeline.spans[index] for index in sent]
+    parts = [inks_of(span) for span in spans]
+    lasting = [
+        {ink: end_ns - start_ns for ink, start_ns, end_ns in part} for part in parts
+    ]
+    place = {index: number for number, index in enumerate(sent)}
+    causes = likely_causes(timeline)
+    cause = [place.get(causes[index], -1) for index in sent]  # type: ignore[arg-type]
+    attributes = [span.attributes for span in spans]
+    columns: dict[str, Iterable[int]] = {
+        "index": sent,
+        "lane": (lane_numbers[span.rank, span.lane] for span in spans),
+        "kind": (KINDS.index(span.kind) for span in spans),
+        # Of a collective the last part, which never has no length unless all have.
+        "ink": (
+            _INK_NUMBER[part[-1][0]] if part else _INK_NUMBER["wire"] for part in parts
+        ),
+        "name": (text(span.name) for span in spans),
+        "label": (text(each.get("label")) for each in attributes),
+        "step": (text(each.get("step")) for each in attributes),
+        "start": (span.start_ns - timeline.start_ns for span in spans),
+        "length": (span.duration_ns for span in spans),
+        "waiting": (each.get("waiting", 0) for each in lasting),
+        "latency": (each.get("latency", 0) for each in lasting),
+        "alone": (int(each.get("alone_ns") or 0) for each in attributes),
+        "hidden": _hidden(timeline, spans),
+        "bytes": (int(span.bytes) for span in spans),
+        "flops": (int(span.flops) for span in spans),
+        "cause": (number + 1 for number in cause),  # 0: none, or not known
+    }
+    return {
+        "count": len(spans),
+        **{name: column(values) for name, values in columns.items()},
+    }
+
+
+def _hidden(timeline: Timeline, spans: Sequence[Span]) -> list[int]:
+    """Of each collective the time with computation of its rank beside it."""
+    by_rank: dict[int, list[Span]] = {}
+    for span in timeline.spans:
+        by_rank.setdefault(span.rank, []).append(span)
+    computing = {rank: _Covered(union(s, "compute")) for rank, s in by_rank.items()}
+    return [
+        computing[span.rank].within(span.start_ns, span.end_ns)
+        if span.kind == "communication"
+        else 0
+        for span in spans
+    ]
+
+
+class _Covered:
+    """How much of any window a set of intervals covers, in logarithmic time."""
+
+    def __init__(self, intervals: Sequence[Interval]) -> None:
+        pairs = np.array(intervals, dtype=np.int64).reshape(-1, 2)
+        self._starts, self._ends = pairs[:, 0], pairs[:, 1]
+        lengths = self._ends - self._starts
+        self._before: npt.NDArray[np.int64] = np.cumsum(lengths) - lengths
+
+    def within(self, start_ns: int, end_ns: int) -> int:
+        return self._until(end_ns) - self._until(start_ns)
+
+    def _until(self, time_ns: int) -> int:
+        at = int(np.searchsorted(self._starts, time_ns, "right")) - 1
+        if at < 0:
+            return 0
+        reached = min(time_ns, int(self._ends[at]))
+        return int(self._before[at]) + reached - int(self._starts[at])
+
+
+def _exposed(
+    timeline: Timeline, lane_numbers: dict[tuple[int, str], int]
+) -> dict[str, Any]:
+    """When a lane sends and its rank computes nothing, as `Panel` outlines it."""
+    by_rank: dict[int, list[Span]] = {}
+    for span in timeline.spans:
+        by_rank.setdefault(span.rank, []).append(span)
+    computing = {rank: union(s, "compute") for rank, s in by_rank.items()}
+    found: list[tuple[int, int, int]] = []
+    for (rank, lane), number in lane_numbers.items():
+        own = [span for span in by_rank[rank] if span.lane == lane]
+        exposed = subtract(union(own, "communication"), computing[rank])
+        found += [(number, start_ns, end_ns) for start_ns, end_ns in exposed]
+    return {
+        "count": len(found),
+        "lane": column(number for number, _, _ in found),
+        "start": column(start_ns - timeline.start_ns for _, start_ns, _ in found),
+        "length": column(end_ns - start_ns for _, start_ns, end_ns in found),
+    }
+
+
+def _path(timeline: Timeline, sent: Sequence[int]) -> dict[str, Any]:
+    """The critical path; a segment of a span that is not sent is on no lane."""
+    place = {index: number for number, index in enumerate(sent)}
+    segments = timeline.critical_path().segments
+    on = [-1 if s.span is None else place.get(s.span, -1) for s in segments]
+    return {
+        "count": len(segments),
+        "start": column(s.start_ns - timeline.start_ns for s in segments),
+        "length": column(s.end_ns - s.start_ns for s in segments),
+        "share": column(SHARES.index(s.share) for s in segments),
+        "span": column(number + 1 for number in on),
+    }
+
+
+def _memory(memory: Memory, start_ns: int) -> dict[str, Any]:
+    times_ns = [max(time_ns - start_ns, 0) for time_ns, _ in memory.steps]
+    return {
+        "rank": memory.rank,
+        "count": len(memory.steps),
+        "time": column(times_ns),
+        "size": column(size for _, size in memory.steps),
+        "peak_bytes": memory.peak_bytes,
+        "peak_ns": max(memory.peak_ns - start_ns, 0),
+        "summary": summary(memory),
+    }
