@@ -1,0 +1,804 @@
+# %% [markdown]
+# # How much can overlap save?
+#
+# **Lab 01: the arithmetic of overlap.** Core: 50 minutes. Extras: 35 more. You need no
+# GPU; now and then a pencil.
+#
+# After the core you can
+#
+# - say how short a step can get, before you write a line of code;
+# - tell what was *hidden* in a run from what was *saved*, and both from what could be;
+# - time the messages of a backward pass by hand;
+# - price a message from a data sheet, without mixing up bits and bytes.
+#
+# You know a PyTorch training loop. Two **ranks** (processes, one GPU each) train
+# together here: after the backward pass their gradients must be summed, each by a
+# **message**. Nothing else is needed, though lab 00 helps.
+#
+# **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
+# numbers. No exercise needs the one before it.
+
+# %% name="setup"
+import torch.distributed as dist
+from torch import nn
+
+import overlaplab as ol
+from overlaplab import view
+from overlaplab.grading import check
+from overlaplab.grading import lab01 as lab
+from overlaplab.hardware import collective_ns
+
+# %% [markdown]
+# ## 1. 100 + 50 (9 minutes)
+#
+# A training step of ten layers, in slow motion: 100 ms of computing (forward 30,
+# backward 60, update 10) and 50 ms of messages.
+
+
+# %% name="serial-step"
+def serial_step(model, x, optimizer):
+    model(x).sum().backward()
+    for param in model.parameters():
+        dist.all_reduce(param.grad)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # needs all gradients
+    optimizer.step()
+
+
+serial = ol.run(serial_step, *lab.ten_layers(), hardware=lab.GPU).timeline
+view.draw(serial, ranks=[0], title="first compute, then send")
+
+# %% [markdown]
+# `default` is the GPU's stream, `comm` the wire. Look at the light grey: the wire has
+# nothing to do for 90 ms, then the GPU for 50.
+#
+# While the messages travel, something could be computed. While the GPU computes,
+# something could be sent. That is **overlap**.
+#
+# **Predict.** Suppose you may reorder this step as you like. How short can it get, in
+# ms? Type a number. Nobody marks it.
+
+# %% name="predict-best" kind="lab-only"
+best_ms = None
+
+# %% name="predicted-best" kind="solution-only"
+best_ms = 100
+
+# %% [markdown]
+# The backward pass makes the gradient of the *last* layer first. A **hook** sends each
+# one when it is there.
+
+
+# %% name="hooks-step"
+def hooks_step(model, x, optimizer):
+    works = []
+
+    def send(param):  # runs when the gradient of `param` is complete
+        works.append(dist.all_reduce(param.grad, async_op=True))
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(send)
+    model(x).sum().backward()
+    for work in works:
+        work.wait()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+hooks = ol.run(hooks_step, *lab.ten_layers(), hardware=lab.GPU).timeline
+lab.side_by_side("the step in ms", best_ms, f"{hooks.step_ns / 1e6:.0f}")
+so_far = {"first compute, then send": serial, "send with hooks": hooks}
+view.draw_many(so_far, ranks=[0])
+
+# %% name="hooks-numbers"
+view.table(so_far)
+
+# %% [markdown]
+# **Hidden** is communication with computation beside it, **exposed** is the rest.
+# **Saved** is what the step is shorter than computing + sending.
+#
+# Nine of ten messages are hidden. The tenth is not. Look at it: the first layer's
+# gradient comes when nothing is left to compute but the update, and the update needs
+# *all* gradients (to clip them, one needs the norm of all).
+#
+# So 150 ms is the step without overlap; 100 is what you read everywhere ("the messages
+# disappear"); and this step cannot have it. Which number can it have?
+#
+# A step is as long as its longest chain of things that must follow one another. Here
+# are two such chains:
+#
+# - forward, *all* of backward, the *last* message, update;
+# - forward, the *first* layer of backward, *all* messages, update.
+#
+# No schedule is shorter than either. Now for a step of your own.
+
+# %% name="my-job"
+my_number = 6  # any whole number: your day of birth, your desk
+
+job = lab.job(my_number)
+job
+
+# %% [markdown]
+# **Exercise 1.1.** How long is each chain of *your* step, and the shortest step, in ms?
+# By hand.
+
+# %% name="chains" kind="exercise" exercise="1.1"
+### BEGIN SOLUTION
+chains = {
+    "last message": 24 + 8 * 6 + 4 + 9,
+    "all messages": 24 + 6 + 8 * 4 + 9,
+}
+chains["shortest"] = max(chains.values())
+### END SOLUTION
+### BEGIN STUB
+# chains = {
+#     "last message": None,
+#     "all messages": None,
+#     "shortest": None,
+# }
+### END STUB
+
+# %% name="check-chains" kind="check" exercise="1.1" points=1
+_ = check("1.1", my_number, chains)
+
+# %% name="chains-seen" fold=true
+view.draw(job.timeline(), title="your step, a message a layer")
+
+# %% [markdown]
+# The black line is the longest chain: the **critical path**. Gradients hide behind the
+# *rest of the backward pass* and behind nothing else: not behind the forward pass, which
+# is over, and not behind their own layer.
+
+# %% [markdown]
+# ## 2. Bounds (6 minutes)
+#
+# Often you know only two sums. **Tc** ($T_c$): all computing. **Tm** ($T_m$): all
+# messages. Both measured *alone*, with nothing beside them. Then
+#
+# - **serial** is the step if nothing overlaps;
+# - the **bound** is what no schedule can beat, whatever it hides;
+# - the best **speed-up** is serial over bound.
+#
+# **Exercise 1.2.** Write `bounds(tc, tm)`: return `(serial, bound, speed_up)`. Times
+# are in ms; one of them may be 0. Three lines.
+#
+# <details><summary>Hint: the bound</summary>
+#
+# All the computing has to be done, and all messages have to be sent. What is the least
+# that both need?
+#
+# </details>
+
+
+# %% name="bounds" kind="exercise" exercise="1.2"
+def bounds(tc, tm):
+    """(serial, bound, best speed-up)."""
+    ### BEGIN SOLUTION
+    serial, bound = tc + tm, max(tc, tm)
+    return serial, bound, serial / bound
+    ### END SOLUTION
+
+
+# %% name="check-bounds" kind="check" exercise="1.2" points=1
+_ = check("1.2", bounds)
+
+# %% [markdown]
+# Two claims that you will meet. *"The best speed-up is 1 + Tm/Tc."* And, for a step of
+# which a share $s$ is communication: *"communication of 10 to 30 % gives 20 to 40 %"*.
+#
+# **Predict.** Twice as much to send as to compute: 1 + Tm/Tc says 3 times as fast. What
+# is the best there is?
+
+# %% name="predict-claim" kind="lab-only"
+best_speed_up = None
+
+# %% name="predicted-claim" kind="solution-only"
+best_speed_up = 1.5
+
+# %% name="claims" fold=true
+lab.side_by_side("best speed-up at Tm = 2 Tc", best_speed_up, f"{3 / 2:.2f}")
+print("\nTm/Tc    claimed  possible")
+for ratio in (0.25, 0.5, 1, 2, 4):
+    possible = (1 + ratio) / max(1, ratio)
+    print(f"{ratio:<8} {1 + ratio:>6.2f}x {possible:>8.2f}x")
+print("\nshare of communication    possible")
+for share in (0.1, 0.3, 0.5, 0.6, 0.9):
+    possible = 1 / max(share, 1 - share)
+    print(f"{100 * share:>5.0f} % {possible:>27.2f}x")
+
+# %% [markdown]
+# The first claim is right as long as there is less to send than to compute. Beyond that
+# it hides messages behind nothing. The second promises 20 % where 11 % is the bound.
+#
+# **Overlap alone never more than doubles the speed**, and that only at Tc = Tm.
+
+# %% [markdown]
+# ## 3. T = Tc + (1 - a) Tm (9 minutes)
+#
+# The formula of this trade. A fraction $a$ of the communication disappears from the
+# step, the rest is added:
+#
+# $$T = T_c + (1 - a)\,T_m$$
+#
+# For the step of section 1: $a$ = 45/50 and T = 100 + 0.1 x 50 = 105 ms. It fits.
+#
+# People take for $a$ the **overlap fraction** that a profiler shows: hidden over
+# communication. Here are four such uses. Tc and Tm were measured alone.
+
+# %% name="cards"
+cards = lab.cards(my_number)
+for letter, card in cards.items():
+    print(f"{letter}: {card}")
+view.draw_many({k: card.timeline for k, card in cards.items() if card.timeline})
+
+# %% [markdown]
+# **Exercise 1.3.** For each card: what does the formula say, in ms, and what became of
+# it? Fill in `"why"` with
+#
+# - `"holds"`: the run took what the formula says;
+# - `"contention"`: the two sides slow each other down, so that each takes longer than
+#   alone;
+# - `"idle"`: there is time in which neither side has anything to do;
+# - `"impossible"`: no schedule can be as short as the formula says.
+#
+# `card.tc_ms`, `card.tm_ms` and `card.a` are numbers; `card.timeline.report()` has
+# `compute_ns`, `communication_ns`, `step_ns`.
+#
+# <details><summary>Hint: contention or idle?</summary>
+#
+# Compare `compute_ns` of the run with Tc. Is it longer? Or are there gaps in the figure,
+# in both lanes at once?
+#
+# </details>
+
+# %% name="reading" kind="exercise" exercise="1.3"
+### BEGIN SOLUTION
+reading = {
+    letter: {"formula_ms": card.tc_ms + (1 - card.a) * card.tm_ms}
+    for letter, card in cards.items()
+}
+reading["A"]["why"] = "holds"
+reading["B"]["why"] = "contention"
+reading["C"]["why"] = "impossible"
+reading["D"]["why"] = "idle"
+### END SOLUTION
+### BEGIN STUB
+# reading = {
+#     "A": {"formula_ms": None, "why": None},
+#     "B": {"formula_ms": None, "why": None},
+#     "C": {"formula_ms": None, "why": None},
+#     "D": {"formula_ms": None, "why": None},
+# }
+### END STUB
+
+# %% name="check-reading" kind="check" exercise="1.3" points=2
+_ = check("1.3", my_number, reading)
+
+# %% [markdown]
+# So the formula is arithmetic, not a law of nature. Solve it for $a$:
+#
+# $$a = \frac{T_c + T_m - T}{T_m}$$
+#
+# That is what is *saved*, over Tm. Whatever is put in its place must be shown to be the
+# same. It cannot be larger than Tc/Tm, if that is less than 1: behind Tc there is no room
+# for more than Tc.
+
+# %% [markdown]
+# ## 4. Three ratios (7 minutes)
+#
+# Three numbers go by the name "overlap". This course calls them
+#
+# | | | asks |
+# |---|---|---|
+# | **overlap fraction** | hidden / communication, both in the run | did something run beside the messages? |
+# | **saved fraction** | saved / Tm | how much of the messages is gone from the step? |
+# | **efficiency** | saved / (serial - bound) | how much of what overlap could save did it? |
+#
+# A run of 140 ms, with Tc = 80 and Tm = 120. Saved: 60. That is 50 % of the messages, but
+# 75 % of the 80 ms that could be saved.
+#
+# **Exercise 1.4.** Write `ratios(tc, tm, sent, hidden, step)`.
+#
+# - `tc`, `tm`: computation and communication, each alone, in ms;
+# - `sent`, `hidden`: communication in the run, and the part of it with computation
+#   beside it; `step`: the run.
+# - Return `(overlap_fraction, saved_fraction, efficiency)`; each is `None` where its
+#   denominator is 0.
+#
+# About 6 lines.
+#
+# <details><summary>Hint: serial - bound</summary>
+#
+# tc + tm - max(tc, tm). Which of the two remains?
+#
+# </details>
+
+
+# %% name="ratios" kind="exercise" exercise="1.4"
+def ratios(tc, tm, sent, hidden, step):
+    """(overlap fraction, saved fraction, efficiency)."""
+    ### BEGIN SOLUTION
+    saved = tc + tm - step
+    could_be = tc + tm - max(tc, tm)
+    return (
+        hidden / sent if sent else None,
+        saved / tm if tm else None,
+        saved / could_be if could_be else None,
+    )
+    ### END SOLUTION
+
+
+# %% name="check-ratios" kind="check" exercise="1.4" points=2
+_ = check("1.4", ratios)
+lab.keep("1.4", ratios)
+
+# %% [markdown]
+# Here is the step of section 1 twice: on the GPU that you know, and on one on which a
+# product runs at 60 % of its speed beside a message, and a message at 50 % beside a
+# product.
+#
+# **Predict.** Contention saves less. Does it also *hide* less?
+
+# %% name="predict-hidden" kind="lab-only"
+hides_less = None  # True or False
+
+# %% name="predicted-hidden" kind="solution-only"
+hides_less = True
+
+# %% name="contention" fold=true
+pair = {"no contention": lab.totals_of(hooks), "contention": lab.contended()}
+fractions = {name: lab.mine_or_ours("1.4")(*totals) for name, totals in pair.items()}
+less = fractions["contention"][0] < fractions["no contention"][0]
+lab.side_by_side("contention hides less", hides_less, less)
+print(f"\n{'':<16}{'step':>8}{'overlap':>10}{'saved':>8}{'efficiency':>12}")
+for name, totals in pair.items():
+    row = "".join(f"{100 * f:>8.0f} %" for f in fractions[name])
+    print(f"{name:<16}{totals.step:>5.0f} ms{row}")
+view.draw_many({name: totals.timeline for name, totals in pair.items()}, ranks=[0])
+
+# %% [markdown]
+# It hides *more*: messages that take longer have more computation beside them.
+# **Hidden is not saved.** A profiler's overlap fraction is highest where the two sides
+# hurt each other most.
+#
+# Nor does one trace show what is lost. In it, computing and sending are as long as they
+# were *there*; what contention costs shows only beside the times alone.
+
+# %% [markdown]
+# ## 5. Ten layers by hand (12 minutes)
+#
+# Another backward pass: ten layers of 5 ms. Each layer's gradients take 3 ms on the wire.
+# Two layers share a message: a **bucket** of 6 ms.
+#
+# **Predict.** Count from the start of the backward pass. When has the last message
+# ended? And how many of the 30 ms of messages are hidden? Draw it on paper.
+
+# %% name="predict-ten" kind="lab-only"
+ends_ms = None
+hidden_ms = None
+
+# %% name="predicted-ten" kind="solution-only"
+ends_ms = 56
+hidden_ms = 24
+
+# %% name="ten" fold=true
+slow = lab.slow_gpu(layer_ms=5, message_ms=3)
+
+
+def ten_layers(per_bucket, hardware=slow):
+    """The ten layers, run with that many a bucket, from the backward pass on."""
+    cap = per_bucket * lab.GRADIENT_BYTES
+    timeline = ol.replay(lab.recorded(), hardware=hardware, buckets=cap)
+    return lab.from_backward(timeline)
+
+
+two_a_bucket = ten_layers(2)
+hidden_ns = two_a_bucket.report().hidden_ns
+lab.side_by_side("the end in ms", ends_ms, f"{two_a_bucket.step_ns / 1e6:.0f}")
+lab.side_by_side("hidden, in ms", hidden_ms, f"{hidden_ns / 1e6:.0f}")
+view.draw(two_a_bucket, title="ten layers, two a bucket")
+
+# %% [markdown]
+# **Exercise 1.5.** Write `schedule(num_layers, layer_ms, message_ms, per_bucket)`: when
+# does each message start and end?
+#
+# - `layer_ms`: one layer's backward pass; `message_ms`: the message of *one* layer.
+# - A bucket leaves when its last layer is through, if the wire is free; the wire sends
+#   one message at a time, in order.
+# - If the layers do not divide, the last bucket is smaller.
+# - Return a list of pairs `(start, end)` in ms from the start of the backward pass, one
+#   for each message.
+#
+# About 8 lines. Your ten layers are drawn. It is tried on 150 more.
+#
+# <details><summary>Hint: what to keep</summary>
+#
+# One number: when the wire is free again.
+#
+# </details>
+
+
+# %% name="schedule" kind="exercise" exercise="1.5"
+def schedule(num_layers, layer_ms, message_ms, per_bucket):
+    """(start, end) of each message, from the start of the backward pass."""
+    ### BEGIN SOLUTION
+    pairs = []
+    free = 0
+    for first in range(0, num_layers, per_bucket):
+        last = min(first + per_bucket, num_layers)
+        start = max(last * layer_ms, free)
+        free = start + (last - first) * message_ms
+        pairs.append((start, free))
+    return pairs
+    ### END SOLUTION
+
+
+# %% name="check-schedule" kind="check" exercise="1.5" points=3
+_ = check("1.5", schedule)
+lab.keep("1.5", schedule)
+
+# %% [markdown]
+# Your schedule beside runs of the program, for several buckets. The third line has more
+# to send than to compute.
+
+# %% name="beside-runs" fold=true
+mine = lab.mine_or_ours("1.5")
+print("layer  message  a bucket   you say   the run   hidden")
+for layer_ms, message_ms, per_bucket in (
+    (5, 3, 10),
+    (5, 3, 2),
+    (5, 8, 2),
+    (5, 3, 1),
+):
+    step, hidden = lab.step_and_hidden(
+        mine(10, layer_ms, message_ms, per_bucket), 10 * layer_ms
+    )
+    seen = ten_layers(per_bucket, lab.slow_gpu(layer_ms, message_ms))
+    print(
+        f"{layer_ms:>2} ms {message_ms:>5} ms {per_bucket:>9} {step:>8.0f} ms "
+        f"{seen.step_ns / 1e6:>6.0f} ms {hidden:>5.0f} of {10 * message_ms}"
+    )
+gap = {f"{number} a bucket": ten_layers(number) for number in (10, 5, 2, 1)}
+view.draw_many(gap)
+
+# %% [markdown]
+# Watch the gap close. What stays exposed is the last bucket, always. So the smaller
+# the better? So it seems, since a message costs nothing here but its bytes.
+
+# %% [markdown]
+# ## 6. What a message costs (8 minutes)
+#
+# It has two parts. **alpha** ($\alpha$), the **latency**: what it costs to send nothing.
+# **beta** ($\beta$): the time a byte takes; $1/\beta$ is the **bandwidth**. A message of
+# $m$ bytes takes
+#
+# $$T(m) = \alpha + \beta\, m$$
+#
+# Data sheets are written in *bits*: 100 Gbit/s are 12.5 GB/s. A GB is $10^9$ bytes (a GiB
+# is $2^{30}$, 7 % more). And an all-reduce among $N$ ranks in a ring sends each byte
+# $2(N-1)/N$ times over each link: once with two ranks, nearly twice with many.
+#
+# **Predict.** A gigabyte, 100 Gbit/s, alpha = 100 us, two ranks. How many ms?
+
+# %% name="predict-gigabyte" kind="lab-only"
+gigabyte_ms = None
+
+# %% name="predicted-gigabyte" kind="solution-only"
+gigabyte_ms = 80
+
+# %% name="gigabyte" fold=true
+latency_ns, wire_ns = collective_ns(lab.link_of(100, 100), "all_reduce", 2, 10**9)
+lab.side_by_side("a gigabyte in ms", gigabyte_ms, f"{(latency_ns + wire_ns) / 1e6:.1f}")
+print(f"{wire_ns / 1e6:.0f} ms of wire, {latency_ns / 1e6:.1f} ms for each message")
+
+# %% [markdown]
+# **Exercise 1.6.** Write `send_ms(num_bytes, gbit_per_s, latency_us, num_messages,
+# num_ranks)`: how long do all-reduces of `num_bytes` bytes *together* take, cut into
+# `num_messages` equal messages, one after the other?
+#
+# - `gbit_per_s`: of one link, in $10^9$ bits a second. Return ms.
+# - One rank alone sends nothing, and pays nothing.
+#
+# About 5 lines.
+
+
+# %% name="send" kind="exercise" exercise="1.6"
+def send_ms(num_bytes, gbit_per_s, latency_us, num_messages, num_ranks):
+    """Time of `num_messages` all-reduces in a row, in ms."""
+    ### BEGIN SOLUTION
+    if num_ranks == 1:
+        return 0
+    crossings = 2 * (num_ranks - 1) / num_ranks
+    wire_ms = crossings * num_bytes * 8 / (gbit_per_s * 1e6)
+    return num_messages * latency_us / 1000 + wire_ms
+    ### END SOLUTION
+
+
+# %% name="check-send" kind="check" exercise="1.6" points=2
+_ = check("1.6", send_ms)
+
+# %% [markdown]
+# Now: which size is best? A backward pass of 100 ms makes that gigabyte, evenly.
+#
+# **Predict.** Cut it into how many messages: 1, 10, 100 or 1000?
+
+# %% name="predict-messages" kind="lab-only"
+messages = None
+
+# %% name="predicted-messages" kind="solution-only"
+messages = 10
+
+# %% name="counted" fold=true
+counted = lab.count([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000])
+best = min(counted, key=lambda c: c.step_ms)
+lab.side_by_side("messages", messages, best.num_messages)
+print("\nmessages   one takes   all in a row   backward with messages")
+for c in counted:
+    print(
+        f"{c.num_messages:>8} {c.one_ms:>8.2f} ms {c.all_ms:>11.1f} ms "
+        f"{c.step_ms:>15.1f} ms"
+    )
+lab.draw_counted(counted)
+
+# %% [markdown]
+# *"Find the size that minimises the time of one message."* That is the smallest: red falls
+# for ever. *"That minimises the sum."* That is one message for all: green only rises.
+# The question has an answer only with the overlap in it: blue has a valley (the star).
+# Lab 06 finds where it lies.
+
+# %% [markdown]
+# ## Takeaways
+
+# %% name="takeaways" fold=true
+report = serial.report()
+both, bound_ms = report.serial_ns / 1e6, report.bound_ns / 1e6
+overlap, saved, _ = fractions["contention"]
+one_bucket = gap["10 a bucket"].step_ns / 1e6
+print(f"1. No step is under max(Tc, Tm), and few reach it: {both:.0f} ms could not become")
+print(f"   {bound_ms:.0f}, only {hooks.step_ns / 1e6:.0f}. Overlap never more than doubles the speed.")
+print(f"2. The last bucket is always exposed: of {one_bucket:.0f} ms, two layers a bucket make")
+print(f"   {two_a_bucket.step_ns / 1e6:.0f}, and {hidden_ns / 1e6:.0f} of 30 ms are hidden.")
+print(f"3. Hidden is not saved: with contention {100 * overlap:.0f} % was hidden, {100 * saved:.0f} % saved.")
+
+# %% [markdown]
+# **You may close the laptop here.** Next: 02, measuring. What follows is extra; each
+# part stands alone.
+
+# %% [markdown]
+# ## 7. Extra: from 8 to 4,096 GPUs (10 minutes)
+#
+# *"With hundreds of GPUs, communication is 30 to 50 % of the time."* Is it? A GPT with
+# 1.3 billion parameters, each GPU with all of them, gradients in bfloat16.
+#
+# **The API of this screen.** `collective_ns(hardware, "all_reduce", num_gpus, num_bytes)`
+# returns `(latency_ns, wire_ns)`. `hardware.flops_per_s["bfloat16"]` is the GPU's rate.
+#
+# **Exercise 1.7.** Write `share(num_gpus, tokens, hardware)`: Tm / (Tc + Tm) of a step
+# *without* overlap. `tokens` are those of one GPU. A step computes 6 FLOP for each
+# parameter and token, and all-reduces 2 bytes for each parameter, in one message.
+#
+# Then find three settings, each with 100 to 999 GPUs, 256 to 65,536 tokens a GPU and
+# one of the links in `lab.LINKS`:
+#
+# - `"claim holds"`: the share is 30 to 50 %;
+# - `"far less"`: under 5 %; `"far more"`: over 80 %.
+
+
+# %% name="share" kind="exercise" exercise="1.7"
+def share(num_gpus, tokens, hardware):
+    """Communication's share of a step without overlap."""
+    ### BEGIN SOLUTION
+    tc = 6 * lab.PARAMETERS * tokens * 1e9 / hardware.flops_per_s["bfloat16"]
+    tm = sum(collective_ns(hardware, "all_reduce", num_gpus, 2 * lab.PARAMETERS))
+    return tm / (tc + tm)
+    ### END SOLUTION
+
+
+### BEGIN SOLUTION
+found = {
+    "claim holds": {"num_gpus": 256, "tokens": 2048, "link": "h100-ib400"},
+    "far less": {"num_gpus": 256, "tokens": 32_768, "link": "h100-ib400"},
+    "far more": {"num_gpus": 256, "tokens": 2048, "link": "ethernet-100g"},
+}
+### END SOLUTION
+### BEGIN STUB
+# found = {
+#     "claim holds": {"num_gpus": None, "tokens": None, "link": None},
+#     "far less": {"num_gpus": None, "tokens": None, "link": None},
+#     "far more": {"num_gpus": None, "tokens": None, "link": None},
+# }
+### END STUB
+
+# %% name="check-share" kind="check" exercise="1.7" points=2
+_ = check("1.7", share, found)
+
+# %% name="share-table" fold=true
+for title, tokens_of in (
+    ("8192 tokens a GPU", lambda n: 8192),
+    ("4.2 million tokens for all together", lambda n: lab.GLOBAL_TOKENS // n),
+):
+    print(f"{title:<37}" + "".join(f"{name:>15}" for name in lab.LINKS))
+    for num in lab.GPUS:
+        cells = (lab.given_share(num, tokens_of(num), name) for name in lab.LINKS)
+        print(f"{num:>8} GPUs{'':<24}" + "".join(f"{100 * c:>13.1f} %" for c in cells))
+    print()
+
+# %% [markdown]
+# With the same work for each GPU (above), the share hardly moves from 16 GPUs to 4,096:
+# in a ring each link carries nearly two times the bytes, however many ranks there are.
+# With the same work for *all* (below), each GPU has less to compute and as much to send:
+# the share goes from next to nothing to nearly all.
+#
+# So the claim is true somewhere, and says nothing without tokens a GPU and the link.
+
+# %% [markdown]
+# ## 8. Extra: when does overlap matter? (8 minutes)
+#
+# A GPT of 24 layers, forward and backward pass, with sliders. Under the timeline stands
+# what *overlap* would save of the step, what twice the bandwidth would, and a GPU twice
+# as fast. Without sliders, type: `knobs.set(ktokens=16)`.
+
+# %% name="knobs"
+knobs = view.explorer(lab.turn, lab.KNOBS, what_if=lab.WHAT_IF)
+knobs
+
+# %% [markdown]
+# **Exercise 1.8.** Find three settings, all with `overlap` at `"no"`. Turn the knobs,
+# then `settings["saves much"] = knobs.settings`, or type the numbers.
+#
+# - `"saves much"`: overlap saves 30 % or more;
+# - `"little to send"`: overlap saves under 2 %, and a GPU twice as fast 45 % or more;
+# - `"much to send"`: overlap saves under 10 %, and twice the bandwidth 40 % or more.
+#
+# <details><summary>Hint</summary>
+#
+# Messages hide behind the backward pass. When is there as much to send as it takes?
+#
+# </details>
+
+# %% name="settings" kind="exercise" exercise="1.8"
+### BEGIN SOLUTION
+settings = {
+    "saves much": {"gbyte_per_s": 100},
+    "little to send": {"gbyte_per_s": 340, "ktokens": 64, "teraflops": 400},
+    "much to send": {"gbyte_per_s": 3},
+}
+### END SOLUTION
+### BEGIN STUB
+# settings = {
+#     "saves much": None,
+#     "little to send": None,
+#     "much to send": None,
+# }
+### END STUB
+
+# %% name="check-settings" kind="check" exercise="1.8" points=1
+_ = check("1.8", settings)
+
+# %% name="settings-seen" fold=true
+for name, typed in settings.items():
+    if typed is not None:
+        saves = {what: lab.saved_percent(typed, what) for what in lab.WHAT_IF}
+        print(f"{name}: " + ", ".join(f"{k} {v:.1f} %" for k, v in saves.items()))
+fine = max(
+    (lab.saved_percent({"gbyte_per_s": g, "ktokens": k}, "overlap"), g, k)
+    for g in lab.KNOBS["gbyte_per_s"].values
+    for k in lab.KNOBS["ktokens"].values
+)
+print(f"the most that overlap saves: {fine[0]:.0f} %, at {fine[1]} GB/s, {fine[2]}k tokens")
+
+# %% [markdown]
+# Overlap matters in between. With little to send there is nothing to hide; with much to
+# send there is nothing to hide it behind. And not even in the middle is it half: the
+# forward pass, a third of the computing, hides no gradient.
+
+# %% [markdown]
+# ## 9. Extra: repair (7 minutes)
+#
+# A calculator of a kind that is passed around. It takes times alone and the fraction `a`
+# that somebody promises to save, and forecasts the step, the speed-up, and the best
+# speed-up there is. Your number draws five jobs.
+
+# %% name="jobs"
+jobs = lab.jobs(my_number)
+for letter, job in jobs.items():
+    print(f"{letter}: Tc = {job.tc} ms, Tm = {job.tm} ms, a = {job.a}")
+
+# %% [markdown]
+# **Exercise 1.9.** First run the broken `forecast` on your jobs (the cell below it does).
+# For exactly one, the promised step is shorter than any schedule's.
+#
+# - `diagnosis`: `"job"`, its letter; `"promised_ms"`, what the broken calculator says;
+#   `"shortest_ms"`, the shortest step that it could have.
+# - Then repair `forecast`. Where `a` can be had, its step stays what it is. Where it
+#   cannot, the step is the bound.
+
+
+# %% name="forecast" kind="exercise" exercise="1.9"
+def forecast(tc, tm, a):
+    """(step, speed-up, best speed-up)."""
+    step = tc + (1 - a) * tm
+    ### BEGIN SOLUTION
+    bound = max(tc, tm)
+    step = max(step, bound)
+    best = (tc + tm) / bound
+    ### END SOLUTION
+    ### BEGIN STUB
+    # best = 1 + tm / tc
+    ### END STUB
+    return step, (tc + tm) / step, best
+
+
+# %% name="forecast-seen"
+for letter, job in jobs.items():
+    step, speed_up, best = forecast(*job)
+    print(f"{letter}: {step:.1f} ms, {speed_up:.2f} times; at best {best:.2f} times")
+
+# %% name="diagnosis" kind="exercise" exercise="1.9"
+### BEGIN SOLUTION
+letter, bad = next(
+    (letter, job) for letter, job in jobs.items() if job.a * job.tm > job.tc
+)
+diagnosis = {
+    "job": letter,
+    "promised_ms": bad.tc + (1 - bad.a) * bad.tm,
+    "shortest_ms": max(bad.tc, bad.tm),
+}
+### END SOLUTION
+### BEGIN STUB
+# diagnosis = {"job": None, "promised_ms": None, "shortest_ms": None}
+### END STUB
+
+# %% name="check-repair" kind="check" exercise="1.9" points=2
+_ = check("1.9", my_number, diagnosis, forecast)
+
+# %% [markdown]
+# ## 10. On real GPUs (6 minutes, with 11)
+#
+# Stored, nothing is measured now: a GPT of 738 million parameters on two GPUs, with
+# NVLink, and with a link made slow on purpose (transfers through the host). Tc is
+# compute alone, Tm what one message for all adds behind it. `ours` is this package's
+# reducer.
+
+# %% name="gpu" fold=true
+three = lab.mine_or_ours("1.4")
+print(f"{'':<28}{'Tc':>6}{'Tm':>6}{'bound':>7}{'step':>7}{'overlap':>9}{'saved':>8}{'eff.':>7}")
+for row in lab.measured():
+    percents = [100 * f for f in three(*row)]
+    print(
+        f"{row.link + ', ' + row.name:<28}{row.tc:>6.1f}{row.tm:>6.1f}"
+        f"{max(row.tc, row.tm):>7.1f}{row.step:>7.1f}"
+        f"{percents[0]:>7.0f} %{percents[1]:>6.0f} %{percents[2]:>5.0f} %"
+    )
+print(lab.machine())
+print("Times in ms, without a profiler; the overlap fraction is of a profiled step.")
+
+# %% [markdown]
+# On NVLink most of the messages are hidden, and little is saved. Sending at 3 % of
+# the time of a step, nobody should have expected more than Tm; but even of that most is
+# lost to contention (lab 06 shows which kernels pay), and to launching.
+#
+# On the slow link there is more to send than to compute: the bound is Tm. The fraction
+# cannot come near 1, and the column to read is the last one.
+#
+# A saved fraction below zero: that reducer is slower than no overlap at all.
+
+# %% name="gpu-here"
+print(lab.measure_it_here())
+
+# %% [markdown]
+# ## 11. Where the model lies
+#
+# Launching costs nothing here, except on one card of section 3. Ranks arrive together,
+# so nobody waits for a late one. And "100 is unreachable" hangs on the clipping: without
+# it, each layer's update could run beside the messages of the layers before it.
+#
+# ## In production
+#
+# - PyTorch DDP, `torch/csrc/distributed/c10d/reducer.cpp`: buckets in the order of the
+#   backward pass, the first one small so that the wire starts early.
+# - HTA (Holistic Trace Analysis), `hta/analyzers/communication_analysis.py`:
+#   its "overlap percentage" is the overlap fraction of section 4.
+# - nccl-tests, `doc/PERFORMANCE.md`: "bus bandwidth" has the ring's $2(N-1)/N$ in it.
+#
+# Further reading: Patarasuk and Yuan, *Bandwidth Optimal All-reduce Algorithms for
+# Clusters of Workstations*, JPDC 2009.

@@ -1,0 +1,88 @@
+"""What the notebook of lab 01 calls: `from overlaplab.grading import lab01 as lab`.
+
+Its exercises are graded in `shortest`, `bounds`, `formula`, `ratios`, `layers`,
+`messages`, `share`, `knobs` and `repair`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from overlaplab.grading.lab01 import bounds, messages, share  # noqa: F401 (they register exercises)
+from overlaplab.grading.lab01.figures import a_gigabyte, count, draw_counted
+from overlaplab.grading.lab01.formula import cards
+from overlaplab.grading.lab01.knobs import KNOBS, WHAT_IF, saved_percent, turn
+from overlaplab.grading.lab01.layers import step_and_hidden
+from overlaplab.grading.lab01.measured import machine, measure_it_here, measured
+from overlaplab.grading.lab01.messages import link_of
+from overlaplab.grading.lab01.numbers import said_timeline
+from overlaplab.grading.lab01.ratios import contended, totals_of
+from overlaplab.grading.lab01.reference import ratios, schedule
+from overlaplab.grading.lab01.repair import jobs
+from overlaplab.grading.lab01.share import GLOBAL_TOKENS, GPUS, LINKS, PARAMETERS
+from overlaplab.grading.lab01.share import true_share as given_share
+from overlaplab.grading.lab01.shortest import job
+from overlaplab.grading.lab01.steps import (
+    GPU,
+    GRADIENT_BYTES,
+    from_backward,
+    recorded,
+    slow_gpu,
+    ten_layers,
+)
+
+__all__ = [
+    "GLOBAL_TOKENS",
+    "GPU",
+    "GPUS",
+    "GRADIENT_BYTES",
+    "KNOBS",
+    "LINKS",
+    "PARAMETERS",
+    "WHAT_IF",
+    "a_gigabyte",
+    "cards",
+    "contended",
+    "count",
+    "draw_counted",
+    "from_backward",
+    "given_share",
+    "job",
+    "jobs",
+    "keep",
+    "link_of",
+    "machine",
+    "measure_it_here",
+    "measured",
+    "mine_or_ours",
+    "recorded",
+    "said_timeline",
+    "saved_percent",
+    "side_by_side",
+    "slow_gpu",
+    "step_and_hidden",
+    "ten_layers",
+    "totals_of",
+    "turn",
+]
+
+_kept: dict[str, Any] = {}
+_OURS: Mapping[str, Any] = {"1.4": ratios, "1.5": schedule}
+
+
+def keep(exercise_id: str, solution: object) -> None:
+    """Keep what passed its check: later cells run it. Stands below the check."""
+    _kept[exercise_id] = solution
+
+
+def mine_or_ours(exercise_id: str) -> Any:
+    """The learner's solution if it passed its check, else the course's own."""
+    if exercise_id not in _kept:
+        print(f"({exercise_id} is not solved yet: the course's own runs in its place)")
+    return _kept.get(exercise_id, _OURS[exercise_id])
+
+
+def side_by_side(what: str, yours: object, seen: object) -> None:
+    """A prediction beside the outcome. Not marked."""
+    print(f"{what}:  you said {'nothing' if yours is None else yours}, it is {seen}")

@@ -1,0 +1,86 @@
+"""What lab 01 shows of real GPUs: steps timed without a profiler, ratios from traces.
+
+`python -m overlaplab.bench traces` measured both, in one run a link.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_STORED = Path(__file__).with_name("measured.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One variant on one link; ms.
+
+    Args:
+        name: of the variant; "NVLink" or "P2P off" is the link.
+        tc: compute alone.
+        tm: what one message for all adds behind it.
+        step: with overlap; these three without a profiler.
+        sent, hidden: communication of one profiled step, and its hidden part.
+    """
+
+    link: str
+    batch: int
+    name: str
+    tc: float
+    tm: float
+    sent: float
+    hidden: float
+    step: float
+
+    def __iter__(self) -> Iterator[float]:
+        return iter((self.tc, self.tm, self.sent, self.hidden, self.step))
+
+
+@lru_cache(maxsize=1)
+def _read() -> Mapping[str, Any]:
+    stored: Mapping[str, Any] = json.loads(_STORED.read_text(encoding="utf-8"))
+    return stored
+
+
+def measured() -> tuple[Measured, ...]:
+    """Every stored step with overlap."""
+    return tuple(
+        Measured(
+            row["link"],
+            row["batch"],
+            name,
+            row["compute_ms"],
+            row["serial_ms"] - row["compute_ms"],
+            variant["sent_ms"],
+            variant["hidden_ms"],
+            variant["median_ms"],
+        )
+        for row in _read()["rows"]
+        for name, variant in row["variants"].items()
+    )
+
+
+def machine() -> str:
+    """Where and when, one line."""
+    s = _read()
+    return (
+        f"Measured on {s['world_size']} x {s['card']}, torch {s['torch']}, "
+        f"NCCL {s['nccl']}, {s['date'][:10]}."
+    )
+
+
+def measure_it_here() -> str:
+    """How this machine could measure, if it can."""
+    count = torch.cuda.device_count()
+    if count < 2:
+        return f"This machine has {count} GPUs. Two or more could measure here."
+    return (
+        f"This machine has {count} GPUs. To measure here, run in a terminal:\n"
+        "    python -m overlaplab.bench traces --folder FOLDER"
+    )

@@ -1,0 +1,168 @@
+"""Extra 1.7: the share of communication from 8 to 4,096 GPUs, and a claim about it.
+
+The claim ("30 to 50 % at hundreds of GPUs") is true, far too high and far too low at
+settings of the learner's choice: it says nothing without tokens and link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.lab01.numbers import close
+from overlaplab.grading.lab01.steps import NS_PER_MS
+from overlaplab.hardware import Hardware, profile
+from overlaplab.program import ProgramBuilder, resolve
+
+PARAMETERS = 1_300_000_000
+GPUS = (8, 16, 64, 512, 4096)
+LINKS = ("h100-ib400", "ethernet-100g", "ethernet-25g")
+HUNDREDS = (100, 999)
+TOKENS = (256, 65_536)
+GLOBAL_TOKENS = 4_194_304  # a batch of four million tokens, shared by all
+
+COMPUTE = "Tc: 6 FLOP a parameter and token, at the profile's bfloat16 rate"
+MESSAGE = "Tm: one all-reduce of 2 bytes a parameter, latency and wire"
+USABLE = "three settings with hundreds of GPUs, tokens and a link"
+HOLDS = "claim holds: the share is 30 to 50 %"
+LESS = "far less: the share is under 5 %"
+MORE = "far more: the share is over 80 %"
+
+Share = Callable[[int, int, Hardware], Any]
+
+
+@lru_cache(maxsize=512)
+def times_ns(num_gpus: int, tokens: int, name: str) -> tuple[int, int]:
+    """(Tc, Tm) of one step without overlap, one rank for all, by the resolver."""
+    hardware = profile(name)
+    builder = ProgramBuilder(num_ranks=1, represents=num_gpus)
+    builder.compute(0, "step", flops=6 * PARAMETERS * tokens, dtype="bfloat16")
+    builder.collective(0, "all_reduce", bytes=2 * PARAMETERS)
+    report = resolve(builder.build(), hardware).report()
+    return report.compute_ns, report.communication_ns
+
+
+def true_share(num_gpus: int, tokens: int, name: str) -> float:
+    """Tm / (Tc + Tm)."""
+    tc, tm = times_ns(num_gpus, tokens, name)
+    return tm / (tc + tm)
+
+
+@exercise(
+    "1.7",
+    title="8 to 4,096 GPUs",
+    solution=("share", "found"),
+    verifies=(COMPUTE, MESSAGE, USABLE, HOLDS, LESS, MORE),
+    points=2,
+    optional=True,
+    timeout_s=30.0,
+)
+def grade_share(sheet: Sheet, share: Share, found: Mapping[str, Any]) -> None:
+    """The function against runs of one rank for all; each setting alone."""
+    sheet.ran("your share from 8 to 4,096 GPUs, each step run by one rank for all")
+    for name in LINKS:
+        for num_gpus in (*GPUS, 2):
+            for tokens in (512, 8192):
+                _compare(sheet, share, num_gpus, tokens, name)
+    _judge_found(sheet, found)
+
+
+def _compare(sheet: Sheet, share: Share, num_gpus: int, tokens: int, name: str) -> None:
+    answer = share(num_gpus, tokens, profile(name))
+    try:
+        said = float(answer)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"share returned {answer!r:.100}; expected a number from 0 to 1"
+        ) from error
+    tc, tm = times_ns(num_gpus, tokens, name)
+    right = close(said, tm / (tc + tm))
+    # A wrong share has a wrong Tm for the right Tc, or the other way round.
+    told_tm = tc * said / (1 - said) if 0 < said < 1 else 0.0
+    told_tc = tm * (1 - said) / said if 0 < said < 1 else 0.0
+    sentence = COMPUTE if _is_multiple(told_tc / tc) else MESSAGE
+    if right:
+        for each in (COMPUTE, MESSAGE):
+            sheet.expect(each, True)
+        return
+    where = f"{num_gpus} GPUs, {tokens} tokens each, {name}: {said:.4g}"
+    if sentence == COMPUTE:
+        sheet.expect(
+            COMPUTE,
+            False,
+            seen=f"{where}; with Tm = {tm / NS_PER_MS:.1f} ms that is "
+            f"Tc = {told_tc / NS_PER_MS:.3g} ms",
+            expected=f"Tc = {tc / NS_PER_MS:.3g} ms",
+            hint="the tokens are those of one GPU; each has all the parameters",
+        )
+        return
+    sheet.expect(
+        MESSAGE,
+        False,
+        seen=f"{where}; with Tc = {tc / NS_PER_MS:.1f} ms that is "
+        f"Tm = {told_tm / NS_PER_MS:.4g} ms",
+        expected=f"Tm = {tm / NS_PER_MS:.4g} ms",
+        hint=_HINT_ONE if close(said, tm / tc) else _HINT_TM,
+    )
+
+
+_HINT_ONE = "a share is of the whole: Tm / (Tc + Tm)"
+_HINT_TM = "collective_ns returns two numbers; bfloat16 has 2 bytes"
+
+
+def _is_multiple(ratio: float) -> bool:
+    """Whether Tc is off by a plain factor: 2 of 6 FLOP, or the number of GPUs."""
+    if ratio <= 0:
+        return False
+    factors = (1 / 3, 2 / 3, 3, 2, 1 / 2, 1 / 6, *(1 / n for n in (*GPUS, 2)), *GPUS)
+    return any(abs(ratio / factor - 1) < 1e-3 for factor in factors)
+
+
+def _judge_found(sheet: Sheet, found: Mapping[str, Any]) -> None:
+    names = ("claim holds", "far less", "far more")
+    problems = {name: p for name in names if (p := _problem(name, found))}
+    sheet.expect(
+        USABLE,
+        not problems,
+        seen="\n".join(problems.values()),
+        expected='such as {"num_gpus": 256, "tokens": 4096, "link": "h100-ib400"}',
+    )
+    for name, sentence, low, high in (
+        ("claim holds", HOLDS, 0.30, 0.50),
+        ("far less", LESS, 0.0, 0.05),
+        ("far more", MORE, 0.80, 1.0),
+    ):
+        if name in problems:
+            continue
+        setting = found[name]
+        share = true_share(setting["num_gpus"], setting["tokens"], setting["link"])
+        sheet.expect(
+            sentence,
+            low <= share <= high,
+            seen=f"{dict(setting)}: {100 * share:.1f} %",
+            expected=sentence,
+            hint="more tokens a GPU: more to compute, and as much to send",
+        )
+
+
+def _problem(name: str, found: object) -> str:
+    setting = found.get(name) if isinstance(found, Mapping) else None
+    if setting is None:
+        return f"you have not filled in {name!r}"
+    if not isinstance(setting, Mapping) or set(setting) != {
+        "num_gpus",
+        "tokens",
+        "link",
+    }:
+        return f"{name!r} is {setting!r:.80}; expected num_gpus, tokens and link"
+    for key, (low, high) in (("num_gpus", HUNDREDS), ("tokens", TOKENS)):
+        value = setting[key]
+        if isinstance(value, bool) or not isinstance(value, int):
+            return f"{name!r}: {key} is {value!r}, not a whole number"
+        if not low <= value <= high:
+            return f"{name!r}: {key} is {value}; expected {low} to {high}"
+    if setting["link"] not in LINKS:
+        return f"{name!r}: link is {setting['link']!r}, not one of {LINKS}"
+    return ""
