@@ -1,0 +1,749 @@
+# %% [markdown]
+# # Did it overlap?
+#
+# **Lab 02: measuring.** Core: 60 minutes. Extras: 25 more. You need no GPU.
+#
+# After the core you can
+#
+# - time a step so that the number means something;
+# - write the profiler that says how much communication is hidden, for any trace;
+# - read a trace of real GPUs: when messages start, and what holds them up;
+# - say what overlap *saved*, which is less than what it hid.
+#
+# You know PyTorch. From lab 00 you need one sentence: a **launch** is not a start. The CPU
+# hands an operator to the GPU and goes on.
+#
+# **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
+# numbers, and draws what *your* code did. No exercise needs the one before it: where
+# yours is not finished, the course's own runs in its place and the cell says so.
+
+# %% name="setup"
+import statistics
+from collections import Counter
+
+import overlaplab as ol
+from overlaplab import streams, view
+from overlaplab.grading import check
+from overlaplab.grading import lab02 as lab
+
+# %% [markdown]
+# ## 1. One step, two times (8 minutes)
+#
+# Here is a training step in miniature: 24 small products, 20 large ones, and a message
+# between two GPUs. How long does it take? Two people time four steps.
+#
+# `lab.clock()` is the clock of the CPU, in ms (on a real machine:
+# `1e3 * time.perf_counter()`). `streams.synchronize()` makes the CPU wait until the GPU
+# has finished everything.
+
+
+# %% name="two-stopwatches"
+def around(step):
+    start = lab.clock()
+    for _ in range(4):
+        step()
+    return (lab.clock() - start) / 4
+
+
+def wait_each(step):
+    times = []
+    for _ in range(4):
+        streams.synchronize()
+        start = lab.clock()
+        step()
+        streams.synchronize()
+        times.append(lab.clock() - start)
+    return statistics.mean(times)
+
+
+first = lab.time_with(around, "small first")
+print(f"around: {first.value[0]:.2f} ms a step")
+
+# %% [markdown]
+# **Predict.** What does `wait_each` say, in ms? And what do you believe that a step
+# takes in training, where nobody waits? Type two numbers. Nobody marks them.
+
+# %% name="predict-two" kind="lab-only"
+wait_each_ms = None
+training_ms = None
+
+# %% name="predicted-two" kind="solution-only"
+wait_each_ms = 0.46
+training_ms = 0.46
+
+# %% name="two" fold=true
+second = lab.time_with(wait_each, "small first")
+lab.side_by_side("wait_each (ms)", wait_each_ms, f"{second.value[0]:.2f}")
+lab.side_by_side("in training (ms)", training_ms, f"{lab.true_ms('small first'):.2f}")
+view.draw_many(
+    {
+        "around four steps": first.timeline.of_rank(0),
+        "wait in each of four": second.timeline.of_rank(0),
+    }
+)
+
+# %% [markdown]
+# Both are wrong. `around` stops the clock when the CPU has *launched* the last step: look
+# how early the grey ends. `wait_each` measures another program: after each wait the GPU
+# stands idle until the CPU has launched the small products again. Look at the empty
+# `default` lane.
+#
+# A stopwatch must not ask the CPU when the GPU is done, and must not make the CPU wait.
+# What is left? The GPU itself can take the time.
+
+# %% [markdown]
+# ## 2. Let the GPU take the time (11 minutes)
+#
+# **The API of this screen.** The names and their meaning are torch.cuda's.
+#
+# | | |
+# |---|---|
+# | `e = streams.Event(enable_timing=True)` | a bookmark that will have a time |
+# | `e.record()` | launch it: the GPU takes the time when the current stream gets there |
+# | `a.elapsed_time(b)` | ms from `a` to `b`; an error if the CPU does not know yet that both have happened |
+# | `streams.synchronize()` | the CPU waits until all has happened |
+#
+# A record is a launch like any other: the CPU goes on.
+#
+# **Exercise 2.1.** Write `time_step(step)`: the time of a *typical* step in ms, as in
+# training.
+#
+# - `step()` launches one step and returns. Call it as often as you like: 3 times to warm
+#   up, then 10 times or more.
+# - The first three calls do what later ones do not: communicators are set up, kernels are
+#   tried out. A checkpoint is written now and then, a step is skipped now and then.
+# - While the timed steps are launched, the CPU must run ahead.
+#
+# About 10 lines. The check has four steps with one trap each.
+#
+# <details><summary>Hint: where do the events go?</summary>
+#
+# One between any two steps. With 20 steps there are 21 of them, and 20 times.
+#
+# </details>
+# <details><summary>Hint: when are they read?</summary>
+#
+# After the last step has been launched, and after one `streams.synchronize()`.
+#
+# </details>
+# <details><summary>Hint: typical</summary>
+#
+# `statistics.median`. A checkpoint in the mean moves it, a skipped step is the minimum.
+#
+# </details>
+
+
+# %% name="time-step" kind="exercise" exercise="2.1"
+def time_step(step):
+    """The time of a typical step, in ms."""
+    ### BEGIN SOLUTION
+    for _ in range(3):
+        step()
+    events = [streams.Event(enable_timing=True) for _ in range(21)]
+    for event in events[:-1]:
+        event.record()
+        step()
+    events[-1].record()
+    streams.synchronize()
+    return statistics.median(
+        a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)
+    )
+    ### END SOLUTION
+
+
+# %% name="check-time-step" kind="check" exercise="2.1" points=3
+_ = check("2.1", time_step)
+lab.keep("2.1", time_step)
+
+# %% [markdown]
+# Three stopwatches, five steps. The last has all four traps. In which rows is a wrong
+# stopwatch right by luck?
+
+# %% name="stopwatches" fold=true
+with_events = lab.mine_or_ours("2.1")
+lines = []
+for kind in ("steady", "cold", "small first", "odd", "training"):
+    said = [
+        f"{lab.time_with(stopwatch, kind).value[0]:.2f}"
+        for stopwatch in (around, wait_each, with_events)
+    ]
+    lines.append((kind, *said, f"{lab.true_ms(kind):.2f}"))
+print(lab.text_table(("ms a step", "around", "wait each", "events", "true"), lines))
+
+# %% [markdown]
+# `wait_each` is nearly right where the GPU has no small kernels to begin with. That is
+# how people come to trust it.
+#
+# ## 3. From events to kernels (21 minutes)
+#
+# An event sees what you put it around. A **profiler** sees every kernel: the driver takes
+# the times on the GPU and hands them out later. `torch.profiler` writes them into a
+# **trace**. Here is one, of two H200s that train a GPT with 738 M parameters.
+
+# %% name="raw"
+rows = lab.raw_rows("overlapped, batch 8")
+print(lab.machine())
+for category, number in Counter(row.category for row in rows).most_common():
+    example = next(row for row in rows if row.category == category)
+    print(f"{number:>6} {category:<20} {example.name[:60]}")
+
+# %% [markdown]
+# A **row** has `.name`, `.category`, `.stream`, `.start_ns`, `.end_ns` (integers) and
+# `.args` (a dict). Most rows are the CPU's. How much communication is hidden? Three
+# functions answer that, for this trace and any other.
+#
+# **Exercise 2.2.** Kernels of several streams run side by side. Write
+# `merge(intervals)`, their union.
+#
+# - `intervals`: pairs `(start, end)` of integers, in any order. `end` is the first
+#   nanosecond that is not in it.
+# - Return a list of pairs, ascending. Intervals that overlap or touch become one. Empty
+#   ones (`start == end`) vanish.
+# - Leave the list that you get as it is.
+#
+# About 8 lines.
+#
+# <details><summary>Hint</summary>
+#
+# Go through them by start. Either the next one begins after the end of the last one that
+# you have, or it may make it longer.
+#
+# </details>
+
+
+# %% name="merge" kind="exercise" exercise="2.2"
+def merge(intervals):
+    """The union: ascending, none empty, none that touch."""
+    ### BEGIN SOLUTION
+    union = []
+    for start, end in sorted(intervals):
+        if start == end:
+            continue
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end))
+        else:
+            union.append((start, end))
+    return union
+    ### END SOLUTION
+
+
+# %% name="check-merge" kind="check" exercise="2.2" points=1
+_ = check("2.2", merge)
+lab.keep("2.2", merge)
+
+# %% [markdown]
+# **Exercise 2.3.** Write `overlap(rows)`: a dict with five entries.
+#
+# - `"compute_ns"`, `"communication_ns"`: the time in which at least one kernel of the kind
+#   runs. Only rows of the category `"kernel"` count. `lab.is_communication(row)` says
+#   whether a row is a kernel that communicates; all other kernels compute.
+# - `"hidden_ns"`: communication with computation beside it. `"exposed_ns"`: without.
+# - `"fraction"`: hidden over communication; `None` where there is no communication.
+#
+# All rows are of one GPU. `lab.merge(intervals)` and `lab.intersect(a, b)` (what lies in
+# both of two merged lists) are there, and `lab.total(intervals)`; use your own `merge` if
+# you like. About 12 lines.
+#
+# <details><summary>Hint: no intersect needed</summary>
+#
+# Hidden = compute + communication - the union of both.
+#
+# </details>
+
+
+# %% name="overlap" kind="exercise" exercise="2.3"
+def overlap(rows):
+    """What is computed, sent, hidden and exposed, in ns."""
+    ### BEGIN SOLUTION
+    kernels = [row for row in rows if row.category == "kernel"]
+    sent = lab.merge(
+        (row.start_ns, row.end_ns) for row in kernels if lab.is_communication(row)
+    )
+    computed = lab.merge(
+        (row.start_ns, row.end_ns) for row in kernels if not lab.is_communication(row)
+    )
+    hidden_ns = lab.total(lab.intersect(sent, computed))
+    return {
+        "compute_ns": lab.total(computed),
+        "communication_ns": lab.total(sent),
+        "hidden_ns": hidden_ns,
+        "exposed_ns": lab.total(sent) - hidden_ns,
+        "fraction": hidden_ns / lab.total(sent) if sent else None,
+    }
+    ### END SOLUTION
+
+
+# %% name="check-overlap" kind="check" exercise="2.3" points=2
+_ = check("2.3", overlap)
+lab.keep("2.3", overlap)
+
+# %% [markdown]
+# Which kernels communicate? There is no flag. There are names:
+#
+# | | kernels are called, for example |
+# |---|---|
+# | NCCL before 2.18 | `ncclKernel_AllReduce_RING_LL_Sum_float(...)` |
+# | NCCL since | `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)` |
+# | NCCL, symmetric memory | `ncclSymkDevKernel_AllGather_LL(...)` |
+# | RCCL (AMD) | `void rcclGenericKernel<1>(...)` |
+# | PyTorch, symmetric memory | `multimem_all_reduce_kernel<...>`, `one_shot_all_reduce_kernel<...>`, `two_shot_all_reduce_kernel<...>` |
+# | vLLM | `void vllm::cross_device_reduce_1stage<...>` |
+# | somebody's own | anything; at times `row.args` has a `"Collective name"` |
+#
+# The operation in a name may not be the one that ran (`..._Generic_4`). A name tells
+# *whether*; for *what*, look into `args`.
+#
+# **Exercise 2.4.** Write `is_communication(row)`. It is tried on 35 rows; most of their
+# names are not in the table, and all of those that communicate are of its families. A
+# kernel that nobody knows computes.
+#
+# <details><summary>Hint: a list of what computes?</summary>
+#
+# It never ends: everybody writes kernels, few write collectives.
+#
+# </details>
+# <details><summary>Hint: reduce</summary>
+#
+# `reduce_kernel` sums up one GPU's numbers. Search for more than `reduce`.
+#
+# </details>
+
+
+# %% name="is-communication" kind="exercise" exercise="2.4"
+def is_communication(row):
+    """Whether the row is a kernel that communicates."""
+    ### BEGIN SOLUTION
+    words = ("nccl", "rccl", "multimem", "shot_all_reduce", "cross_device_reduce")
+    return row.category == "kernel" and (
+        "Collective name" in row.args or any(w in row.name.lower() for w in words)
+    )
+    ### END SOLUTION
+
+
+# %% name="check-is-communication" kind="check" exercise="2.4" points=2
+_ = check("2.4", is_communication)
+lab.keep("2.4", is_communication)
+
+# %% [markdown]
+# That is a profiler. Here it is on three real traces, beside the package's own, which is
+# `ol.read_trace(path).report()`. *Serial* sends all gradients in one message after the
+# backward pass; *overlapped* sends them in buckets of 100 MiB beside it. Three steps each,
+# and what leaked in before them.
+
+# %% name="profiler" fold=true
+profiler = lab.mine_or_ours("2.3")
+lines = []
+for which in lab.TRACES:
+    mine = profiler(list(lab.raw_rows(which)))
+    theirs = lab.whole_trace(which).report()
+    same = all(
+        mine[key] == getattr(theirs, key)
+        for key in ("compute_ns", "communication_ns", "hidden_ns", "exposed_ns")
+    )
+    numbers = [
+        f"{mine[key] / 1e6:.2f}"
+        for key in ("compute_ns", "communication_ns", "hidden_ns", "exposed_ns")
+    ]
+    percent = f"{100 * mine['fraction']:.0f} %"
+    lines.append((which, *numbers, percent, "yes" if same else "NO"))
+head = ("ms", "compute", "sent", "hidden", "exposed", "fraction", "package agrees")
+print(lab.text_table(head, lines))
+
+# %% [markdown]
+# To the nanosecond. So 90 % is hidden; are we done? A percentage does not say what starts
+# when, what it waits for, or what it was worth. For that you must look.
+#
+# ## 4. Read a real step (14 minutes)
+#
+# Your number draws one of the three steps. The first GPU event of the step is at 0.
+
+# %% name="my-step"
+my_number = 6  # any whole number: your day of birth, your desk
+
+step = lab.trace_step("overlapped, batch 8", my_number)
+messages = [span for span in step.spans if span.kind == "communication"]
+print(f"{len(step.spans)} spans, {len(messages)} of them messages")
+view.draw(step, title="your step: batch 8, buckets of 100 MiB", critical_path=False)
+
+# %% [markdown]
+# Above are the kernels of the compute stream, below NCCL's. Forward pass, then backward
+# pass, from the last layer to the first; a message follows each layer.
+#
+# **Predict.** How long *before* the first message starts on the GPU did the CPU launch it?
+# In ms.
+
+# %% name="predict-lead" kind="lab-only"
+lead_ms = None
+
+# %% name="predicted-lead" kind="solution-only"
+lead_ms = 0.1
+
+# %% [markdown]
+# **The API of this screen.** A **span** has `.kind` (`"compute"`, `"communication"`, ...),
+# `.name` (the operator), `.start_ns`, `.end_ns`, `.bytes`. A message's
+# `.attributes["launch_ns"]` is when the CPU began to launch it.
+#
+# **Exercise 2.5.** Read, in ms from 0:
+#
+# - `"backward_ms"`: the start of the backward pass, the first compute span with
+#   `backward` in its name;
+# - `"first_ms"`: the start of the first message;
+# - `"lead_ms"`: how long before that start it was launched;
+# - `"tail_ms"`: how much of the last message comes after the last compute span's end;
+# - `"tail_mib"`: how large that message is, in MiB.
+
+# %% name="reading" kind="exercise" exercise="2.5"
+### BEGIN SOLUTION
+compute = [span for span in step.spans if span.kind == "compute"]
+backward = next(span for span in compute if "backward" in span.name)
+last = max(messages, key=lambda span: span.end_ns)
+computed_ns = max(span.end_ns for span in compute)
+reading = {
+    "backward_ms": backward.start_ns / 1e6,
+    "first_ms": messages[0].start_ns / 1e6,
+    "lead_ms": (messages[0].start_ns - messages[0].attributes["launch_ns"]) / 1e6,
+    "tail_ms": (last.end_ns - max(last.start_ns, computed_ns)) / 1e6,
+    "tail_mib": last.bytes / 2**20,
+}
+### END SOLUTION
+### BEGIN STUB
+# reading = {
+#     "backward_ms": None,
+#     "first_ms": None,
+#     "lead_ms": None,
+#     "tail_ms": None,
+#     "tail_mib": None,
+# }
+### END STUB
+
+# %% name="check-reading" kind="check" exercise="2.5" points=2
+_ = check("2.5", my_number, reading)
+
+# %% name="reading-seen" fold=true
+right = lab.read(step)
+lab.side_by_side("launched before its start (ms)", lead_ms, f"{right['lead_ms']:.0f}")
+print(f"a step takes {step.step_ns / 1e6:.0f} ms")
+table_mib = 32768 * 2048 * 2 / 2**20
+print(f"the table of 32768 tokens, 2048 wide, in bfloat16: {table_mib:.0f} MiB")
+
+# %% [markdown]
+# The CPU runs more than a whole step ahead: when it launches this message, the GPU is still
+# busy with the step before. And the tail is the table of tokens. Its gradient is the last
+# of the backward pass, and nothing is left to hide it behind.
+#
+# Between messages the wire is idle. Is something late? A message with a free wire starts
+# when two things are there: its *launch*, and its *gradients*. The later one decides.
+#
+# **Exercise 2.6.** Write `find_gaps(timeline)`: a list of `(start_ns, end_ns, why)`.
+#
+# - A gap lies between messages, on whatever lane they are: no message runs in it. Report
+#   those of 1 ms or more, ascending; nothing before the first message or after the last.
+# - `why` is `"launch"` if the message that ends the gap starts less than 0.1 ms after its
+#   `launch_ns`: it went off as soon as the CPU had come to it. Else it had been launched
+#   and waited: `"gradient"`.
+#
+# About 12 lines. This is what one does by eye in Nsight Systems, with a ruler.
+#
+# <details><summary>Hint: messages side by side</summary>
+#
+# `lab.merge` gives the stretches in which at least one message runs. Gaps are between
+# them. The message that ends a gap is the one that starts at its end.
+#
+# </details>
+
+
+# %% name="find-gaps" kind="exercise" exercise="2.6"
+def find_gaps(timeline):
+    """(start_ns, end_ns, "launch" or "gradient") of each gap of 1 ms or more."""
+    ### BEGIN SOLUTION
+    sent = [span for span in timeline.spans if span.kind == "communication"]
+    launched = {span.start_ns: span.attributes["launch_ns"] for span in sent}
+    busy = lab.merge((span.start_ns, span.end_ns) for span in sent)
+    gaps = []
+    for (_, end_ns), (start_ns, _) in zip(busy, busy[1:], strict=False):
+        if start_ns - end_ns >= 1_000_000:
+            at_once = start_ns - launched[start_ns] < 100_000
+            gaps.append((end_ns, start_ns, "launch" if at_once else "gradient"))
+    return gaps
+    ### END SOLUTION
+
+
+# %% name="check-find-gaps" kind="check" exercise="2.6" points=3
+_ = check("2.6", find_gaps)
+lab.keep("2.6", find_gaps)
+
+# %% [markdown]
+# Your annotations, drawn as a lane of their own: the same program with 8 sequences a GPU,
+# and with 2. Look at the compute lane too.
+
+# %% name="gaps-drawn" fold=true
+annotate = lab.mine_or_ours("2.6")
+annotated = {}
+for which in ("overlapped, batch 8", "overlapped, batch 2"):
+    one = lab.trace_step(which, my_number)
+    gaps = annotate(one)
+    annotated[which] = lab.with_gaps(one, gaps)
+    reasons = Counter(why for _, _, why in gaps)
+    print(f"{which}: {len(gaps)} gaps, held by {dict(reasons)}")
+view.draw_many(annotated, critical_path=False)
+
+# %% [markdown]
+# At batch 8 nothing is late: each message starts when its gradients are there. To fill the
+# gaps there is nothing to send. At batch 2 the compute lane has holes, and every message
+# goes off the moment that the CPU gets to it: the step is **launch-bound**. Smaller buckets
+# would make it worse. So the same program needs two different remedies.
+#
+# But who makes the CPU slow? Here are the same steps without a profiler, from the same run.
+
+# %% name="profiler-costs" fold=true
+lines = []
+for batch in (8, 2):
+    one = lab.trace_step(f"overlapped, batch {batch}", my_number)
+    without_ms = lab.unprofiled_ms("overlapped", batch)
+    percent = f"{100 * (one.step_ns / 1e6 / without_ms - 1):+.0f} %"
+    lines.append(
+        (f"batch {batch}", f"{one.step_ns / 1e6:.1f}", f"{without_ms:.1f}", percent)
+    )
+print(lab.text_table(("ms a step", "profiled", "not profiled", "profiler"), lines))
+print(lab.machine())
+
+# %% [markdown]
+# **The profiler is a load of its own.** It writes down every call of the CPU. At batch 8 the
+# CPU has time for that, and nothing shows. At batch 2 it has none. So: a *time* comes from
+# events, without a profiler; *what happened when* comes from a trace; and a launch-bound
+# trace must be held against the unprofiled step before you believe it.
+#
+# ## 5. Hidden is not saved (8 minutes)
+#
+# At batch 8 nearly everything is hidden. What did that save, against sending everything at
+# the end?
+
+# %% name="hidden-drawn" fold=true
+serial, overlapped = lab.both_steps(my_number)
+hidden_ms = overlapped.report().hidden_ns / 1e6
+print(f"hidden: {hidden_ms:.2f} ms")
+view.draw_many(
+    {"serial, batch 8": serial, "overlapped, batch 8": overlapped}, critical_path=False
+)
+
+# %% [markdown]
+# **Predict.** How much shorter than the serial step is the overlapped one, in ms?
+
+# %% name="predict-saved" kind="lab-only"
+saved_ms = None
+
+# %% name="predicted-saved" kind="solution-only"
+saved_ms = 5
+
+# %% [markdown]
+# **Exercise 2.7.** Make out the bill. `timeline.report()` has `step_ns`, `compute_ns`,
+# `communication_ns`, `hidden_ns` as defined above.
+#
+# - `"hidden_ms"`: of the overlapped step;
+# - `"saved_ms"`: how much shorter it is than the serial step;
+# - `"kernels_ms"`, `"messages_ms"`: how much longer it computes, and sends, than the serial
+#   step does;
+# - `"beside_ratio"`: of all kernels with a message beside them, the time in the overlapped
+#   step over the time in the serial step, a ratio of sums; `"alone_ratio"`: the same of all
+#   kernels without.
+#
+# `lab.pairs(serial, overlapped)` has the kernels in order: a triple `(in the serial step,
+# the same one in the overlapped step, whether a message ran beside it)`; spans have
+# `.duration_ns`.
+
+# %% name="bill" kind="exercise" exercise="2.7"
+### BEGIN SOLUTION
+before, after = serial.report(), overlapped.report()
+
+
+def ratio(beside):
+    chosen = [(a, b) for a, b, is_beside in lab.pairs(serial, overlapped) if is_beside is beside]
+    return sum(b.duration_ns for _, b in chosen) / sum(a.duration_ns for a, _ in chosen)
+
+
+bill = {
+    "hidden_ms": after.hidden_ns / 1e6,
+    "saved_ms": (before.step_ns - after.step_ns) / 1e6,
+    "kernels_ms": (after.compute_ns - before.compute_ns) / 1e6,
+    "messages_ms": (after.communication_ns - before.communication_ns) / 1e6,
+    "beside_ratio": ratio(True),
+    "alone_ratio": ratio(False),
+}
+### END SOLUTION
+### BEGIN STUB
+# bill = {
+#     "hidden_ms": None,
+#     "saved_ms": None,
+#     "kernels_ms": None,
+#     "messages_ms": None,
+#     "beside_ratio": None,
+#     "alone_ratio": None,
+# }
+### END STUB
+
+# %% name="check-bill" kind="check" exercise="2.7" points=3
+_ = check("2.7", my_number, bill)
+
+# %% name="bill-seen" fold=true
+right = lab.pay(serial, overlapped)
+lab.side_by_side("saved (ms)", saved_ms, f"{right['saved_ms']:.1f}")
+rest_ms = right["hidden_ms"] - sum(
+    right[key] for key in ("saved_ms", "kernels_ms", "messages_ms")
+)
+print(f"\n  hidden                 {right['hidden_ms']:5.2f} ms")
+print(f"- kernels are slower     {right['kernels_ms']:5.2f}")
+print(f"- messages take longer   {right['messages_ms']:5.2f}")
+print(f"- the rest (idle time)   {rest_ms:5.2f}")
+print(f"= saved                  {right['saved_ms']:5.2f} ms")
+print(f"\na kernel with a message beside it: x {right['beside_ratio']:.2f}")
+print(f"a kernel without:                  x {right['alone_ratio']:.2f}")
+by_itself_ms = overlapped.report().saved_ns / 1e6
+print(f"\ncompute + sent - step, all from the overlapped trace: {by_itself_ms:.2f} ms")
+serial_ms, ours_ms = (lab.unprofiled_ms(v, 8) for v in ("serial", "overlapped"))
+print(f"saved without a profiler: {serial_ms - ours_ms:.1f} of {serial_ms:.1f} ms")
+
+# %% [markdown]
+# **Hidden is not saved.** A message's kernel takes processors, memory bandwidth and power
+# from the kernel beside it: **contention**. That kernel runs a third longer. And many
+# messages beside computation take longer than one alone. An overlap fraction of 90 % knows
+# nothing of this; nor does "compute + sent - step" of one trace, since both parts in it are
+# already the slowed-down ones. Only another run tells what you saved.
+#
+# The kernels without a message are a little slower too. Nothing touches them: it is another
+# run, and the card has another temperature. So a difference of that size means nothing.
+#
+# ### Takeaways
+
+# %% name="takeaways" fold=true
+wrong_ms = [lab.time_with(s, "small first").value[0] for s in (around, wait_each)]
+print(f"1. Time with events, the CPU ahead: {lab.true_ms('small first'):.2f} ms. A clock")
+print(f"   around launches said {wrong_ms[0]:.2f}, waiting in each step {wrong_ms[1]:.2f}.")
+print(f"2. Hidden is not saved: {right['hidden_ms']:.1f} ms hidden,", end=" ")
+print(f"{right['saved_ms']:.1f} saved; the rest was paid.")
+traced_ms = lab.trace_step("overlapped, batch 2", my_number).step_ns / 1e6
+print(f"3. A profiler is a load: {traced_ms:.0f} ms with,", end=" ")
+print(f"{lab.unprofiled_ms('overlapped', 2):.0f} without, where the CPU has no time.")
+
+# %% [markdown]
+# **You may close the laptop here.** Next: 03, who waits for whom. What follows is extra.
+
+# %% [markdown]
+# ## 6. Extra: repair two profilers (15 minutes)
+#
+# **Exercise 2.8a.** This one times computing and sending of a real step, with events, the
+# CPU ahead. It says that nothing is hidden. It says so of every program.
+#
+# - `compute()` launches products; `send()` launches a message and returns its `Work`, as
+#   `dist.all_reduce(..., async_op=True)` does. Call each once.
+# - Repair it: three right times, and the step as long as without a profiler.
+#
+# From lab 03 (given here): `s = streams.Stream()` is a second stream; inside `with
+# streams.stream(s):` launches, records and waits are on `s`; `a.wait_stream(b)` makes `a`
+# wait for all that is on `b` by now.
+
+
+# %% name="profile-step" kind="exercise" exercise="2.8a"
+def profile_step(compute, send):
+    begin, computed, sending, sent = (
+        streams.Event(enable_timing=True) for _ in range(4)
+    )
+    ### BEGIN SOLUTION
+    main, side = streams.current_stream(), streams.Stream()
+    side.wait_stream(main)
+    begin.record()
+    with streams.stream(side):  # the side stream waits for the message; main does not
+        sending.record()
+        work = send()
+        work.wait()
+        sent.record()
+    compute()
+    computed.record()
+    main.wait_stream(side)
+    streams.synchronize()
+    compute_ms = begin.elapsed_time(computed)
+    communication_ms = sending.elapsed_time(sent)
+    both_end_ms = min(compute_ms, begin.elapsed_time(sent))
+    hidden_ms = both_end_ms - max(0.0, begin.elapsed_time(sending))
+    return {
+        "compute_ms": compute_ms,
+        "communication_ms": communication_ms,
+        "hidden_ms": max(0.0, hidden_ms),
+    }
+    ### END SOLUTION
+    ### BEGIN STUB
+    # begin.record()
+    # work = send()
+    # compute()
+    # computed.record()
+    # sending.record()
+    # work.wait()
+    # sent.record()
+    # streams.synchronize()
+    # hidden_ms = max(0.0, sending.elapsed_time(computed))
+    # return {
+    #     "compute_ms": begin.elapsed_time(computed),
+    #     "communication_ms": sending.elapsed_time(sent),
+    #     "hidden_ms": hidden_ms,
+    # }
+    ### END STUB
+
+
+# %% name="profile-step-seen" fold=true
+seen = lab.profile_with(profile_step)
+for key, right_ms in lab.truth(seen.timeline).items():
+    print(f"{key:<18} yours {seen.value[0][key]:.3f}   true {right_ms:.3f}")
+view.draw(seen.timeline.of_rank(0), title="the step that was profiled")
+
+# %% [markdown]
+# <details><summary>Hint: why zero?</summary>
+#
+# `computed` and `sending` stand one after the other in *one* stream. The GPU passes
+# `sending` when it has passed `computed`, whatever the message does. And
+# `sending` to `sent` is then what the stream still waits for: the exposed part.
+#
+# </details>
+# <details><summary>Hint: where does a message have a start?</summary>
+#
+# On a stream that has nothing else to do. Record there, send, wait there, record.
+#
+# </details>
+
+# %% name="check-profile-step" kind="check" exercise="2.8a" points=2
+_ = check("2.8a", profile_step)
+
+# %% [markdown]
+# **Exercise 2.8b.** This one makes a summary of rows. It adds up times by name and takes the
+# largest for the whole step. Repair it, so that of the *kernels*
+#
+# - `"step_ns"` is the time from the first start to the last end;
+# - `"busy_ns"` is the time in which at least one runs;
+# - `"by_name"` has the sum of the times of each name, `"top"` the name with the largest.
+
+
+# %% name="summary" kind="exercise" exercise="2.8b"
+def summary(rows):
+    ### BEGIN SOLUTION
+    rows = [row for row in rows if row.category == "kernel"]
+    ### END SOLUTION
+    by_name = {}
+    for row in rows:
+        length_ns = row.end_ns - row.start_ns
+        by_name[row.name] = by_name.get(row.name, 0) + length_ns
+    top = max(by_name, key=by_name.get)
+    ### BEGIN SOLUTION
+    step_ns = max(row.end_ns for row in rows) - min(row.start_ns for row in rows)
+    busy_ns = lab.total(lab.merge((row.start_ns, row.end_ns) for row in rows))
+    ### END SOLUTION
+    ### BEGIN STUB
+    # step_ns = by_name[top]
+    # busy_ns = sum(by_name.values())
+    ### END STUB
+    return {"step_ns": step_ns, "busy_ns": busy_ns, "by_name": by_name, "top": top}
+
+
+# %% name="check-summary" kind="check" exercise="2.8b" points=1
+_ = check("2.8b", summary)
+
+# %% [markdown]
+# A sum by name is a good table and no time: names run side by side, and between them the
+# GPU may stand still.

@@ -1,0 +1,103 @@
+"""What the notebook of lab 02 calls: `from overlaplab.grading import lab02 as lab`.
+
+Its exercises are graded in `timing`, `merging`, `exposed`, `names`, `reading`, `gaps`,
+`bill`, `broken` and `totals`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from overlaplab.grading.lab02 import exposed, merging, names, rows, timing, totals  # noqa: F401
+from overlaplab.grading.lab02 import gaps as _gaps
+from overlaplab.grading.lab02.bill import both_steps, pairs, pay
+from overlaplab.grading.lab02.broken import profile_with, truth
+from overlaplab.grading.lab02.gaps import with_gaps
+from overlaplab.grading.lab02.reading import read
+from overlaplab.grading.lab02.rows import Row, as_table, kernel, other
+from overlaplab.grading.lab02.stopwatch import Timed, clock
+from overlaplab.grading.lab02.timing import time_with, true_ms
+from overlaplab.grading.lab02.traces import (
+    TRACES,
+    machine,
+    path_of,
+    raw_rows,
+    trace_step,
+    unprofiled_ms,
+    whole_trace,
+)
+from overlaplab.timeline.intervals import intersect, merge, total
+
+__all__ = [
+    "TRACES",
+    "Row",
+    "Timed",
+    "as_table",
+    "both_steps",
+    "clock",
+    "intersect",
+    "is_communication",
+    "keep",
+    "kernel",
+    "machine",
+    "merge",
+    "mine_or_ours",
+    "other",
+    "pairs",
+    "path_of",
+    "pay",
+    "profile_with",
+    "raw_rows",
+    "read",
+    "side_by_side",
+    "time_with",
+    "total",
+    "trace_step",
+    "true_ms",
+    "truth",
+    "unprofiled_ms",
+    "whole_trace",
+    "with_gaps",
+]
+
+is_communication = rows.is_communication
+
+_kept: dict[str, Any] = {}
+_OURS: Mapping[str, Any] = {
+    "2.1": timing.reference,
+    "2.2": merge,
+    "2.3": exposed.reference,
+    "2.4": rows.is_communication,
+    "2.6": _gaps.reference,
+}
+
+
+def keep(exercise_id: str, solution: object) -> None:
+    """Keep what passed its check: later cells run it. Stands below the check."""
+    _kept[exercise_id] = solution
+
+
+def mine_or_ours(exercise_id: str) -> Any:
+    """The learner's solution if it passed its check, else the course's own."""
+    if exercise_id not in _kept:
+        print(f"({exercise_id} is not solved yet: the course's own runs in its place)")
+    return _kept.get(exercise_id, _OURS[exercise_id])
+
+
+def side_by_side(what: str, yours: object, seen: object) -> None:
+    """A prediction beside the outcome. Not marked."""
+    print(f"{what}:  you said {'nothing' if yours is None else yours}, it is {seen}")
+
+
+def text_table(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    """Lines in columns: the first to the left, numbers to the right."""
+    cells = [[str(cell) for cell in line] for line in (head, *lines)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    )

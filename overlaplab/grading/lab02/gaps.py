@@ -1,0 +1,179 @@
+"""Exercise 2.6: the gaps of the communication lane, and what ended each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.lab02.traces import num_steps, trace_step
+from overlaplab.timeline import CPU_LANE, Span, Timeline
+from overlaplab.timeline.intervals import merge, subtract
+
+WHERE = "every gap of 1 ms or more, from the end of a message to the next start"
+BESIDE = "where messages run side by side, a gap is where none runs"
+WHY = "what held up the message that ends the gap"
+TRACES = "all steps of both stored traces"
+
+LEAST_NS = 1_000_000
+AT_ONCE_NS = 100_000
+
+Gap = tuple[int, int, str]
+FindGaps = Callable[[Timeline], Any]
+
+_HINTS = {
+    WHERE: "sort the messages by start; 1 ms is 1_000_000 ns, and counts",
+    BESIDE: "merge() the messages first: a short one may lie inside a long one",
+    WHY: 'compare the start of the next message with its attributes["launch_ns"]',
+    TRACES: "draw your gaps, and look at the first that is wrong",
+}
+
+
+def reference(timeline: Timeline) -> list[Gap]:
+    """The course's own."""
+    messages = [s for s in timeline.spans if s.kind == "communication"]
+    busy = merge((s.start_ns, s.end_ns) for s in messages)
+    gaps = []
+    for (_, end_ns), (start_ns, _) in zip(busy, busy[1:], strict=False):
+        if start_ns - end_ns < LEAST_NS:
+            continue
+        following = next(s for s in messages if s.start_ns == start_ns)
+        waited_ns = start_ns - following.attributes["launch_ns"]
+        why = "launch" if waited_ns < AT_ONCE_NS else "gradient"
+        gaps.append((end_ns, start_ns, why))
+    return gaps
+
+
+def with_gaps(timeline: Timeline, gaps: Sequence[Gap]) -> Timeline:
+    """The timeline with a lane more: the learner's annotations, by their reason."""
+    marks = [
+        Span(0, f"gap: {why}", "host", why, start_ns, max(start_ns, end_ns))
+        for start_ns, end_ns, why in gaps
+    ]
+    return Timeline.of([*(s for s in timeline.spans if s.lane != CPU_LANE), *marks])
+
+
+def _message(start_us: int, end_us: int, lead_us: int, lane: str = "comm") -> Span:
+    return Span(
+        0,
+        lane,
+        "communication",
+        "all_reduce",
+        1000 * start_us,
+        1000 * end_us,
+        attributes={"launch_ns": 1000 * (start_us - lead_us)},
+    )
+
+
+def _compute(start_us: int, end_us: int) -> Span:
+    return Span(0, "default", "compute", "mm", 1000 * start_us, 1000 * end_us)
+
+
+CASES: dict[str, Timeline] = {
+    WHERE: Timeline.of(
+        [
+            _compute(0, 2000),
+            _message(2000, 2500, 9000),
+            _message(3500, 4000, 9000),
+            _message(4999, 6000, 9000),
+            _compute(4100, 4900),
+            _message(6000, 6500, 9000),
+            _compute(6600, 20000),
+        ]
+    ),
+    BESIDE: Timeline.of(
+        [
+            _message(0, 9000, 9000),
+            _message(1000, 2000, 9000, "comm:1"),
+            _message(4000, 5000, 9000, "comm:1"),
+            _message(12000, 12500, 9000, "comm:1"),
+        ]
+    ),
+    WHY: Timeline.of(
+        [
+            _message(0, 500, 9000),
+            _message(3000, 3500, 15),
+            _compute(0, 2995),
+            _message(6000, 6500, 2000),
+            _message(9000, 9500, 40),
+            _compute(3500, 9000),
+        ]
+    ),
+}
+
+
+@exercise(
+    "2.6",
+    title="the gaps of a lane",
+    solution="find_gaps",
+    verifies=(WHERE, BESIDE, WHY, TRACES),
+    points=3,
+    timeout_s=30.0,
+)
+def grade_gaps(sheet: Sheet, find_gaps: FindGaps) -> None:
+    """Three small timelines with a trap each, then the stored traces."""
+    sheet.ran("three small timelines, then every step of two traces")
+    for sentence, timeline in CASES.items():
+        said = _gaps(find_gaps(timeline))
+        right = reference(timeline)
+        if sentence != WHY:  # here only the places count
+            said = [(a, b, "") for a, b, _ in said]
+            right = [(a, b, "") for a, b, _ in right]
+        _expect(sheet, sentence, timeline, said, right)
+    sheet.stop_if_wrong()
+    for which in ("overlapped, batch 8", "overlapped, batch 2"):
+        for number in range(num_steps(which)):
+            timeline = trace_step(which, number)
+            said = _gaps(find_gaps(timeline))
+            right = reference(timeline)
+            if said != right:
+                sheet.show(with_gaps(timeline, said), title=f"your gaps, {which}")
+            _expect(sheet, TRACES, timeline, said, right)
+
+
+def _expect(
+    sheet: Sheet, sentence: str, timeline: Timeline, said: list[Gap], right: list[Gap]
+) -> None:
+    if said != right and sentence != TRACES:
+        sheet.show(with_gaps(timeline, said), title="your gaps, on a small timeline")
+    missing = [gap for gap in right if gap not in said]
+    extra = [gap for gap in said if gap not in right]
+    sheet.expect(
+        sentence,
+        said == right,
+        seen="\n".join(
+            [f"{len(said)} gaps"]
+            + [f"not there: {_text(gap)}" for gap in missing[:2]]
+            + [f"is none: {_text(gap)}" for gap in extra[:2]]
+            + (["in another order"] if not missing and not extra else [])
+        ),
+        expected=f"{len(right)} gaps, by their start",
+        hint=_HINTS[sentence],
+    )
+
+
+def _text(gap: Gap) -> str:
+    start_ns, end_ns, why = gap
+    reason = f", {why!r}" if why else ""
+    return f"{start_ns / 1e6:g} to {end_ns / 1e6:g} ms{reason}"
+
+
+def _gaps(said: object) -> list[Gap]:
+    """The answer as triples.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        gaps = [(int(a), int(b), str(why)) for a, b, why in said]  # type: ignore[attr-defined]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"find_gaps returned {said!r:.120}; expected a list of triples "
+            "(start_ns, end_ns, why)"
+        ) from error
+    unknown = {why for _, _, why in gaps} - {"launch", "gradient"}
+    if unknown:
+        raise ValueError(
+            f"find_gaps says {sorted(unknown)}; why is 'launch' or 'gradient'"
+        )
+    return gaps

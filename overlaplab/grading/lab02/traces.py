@@ -1,0 +1,151 @@
+"""The stored traces of this lab: steps of a GPT on two H200s, and times without them.
+
+traces/README.md says where they come from. Spans are the package's own reader's.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from overlaplab.grading.lab02.rows import Row
+from overlaplab.profiling.read import read_trace
+from overlaplab.timeline import Span, Timeline
+
+FOLDER = Path(__file__).with_name("traces")
+# What each trace is of: gradients in buckets of 100 MiB, or all at once at the end.
+TRACES: Mapping[str, str] = {
+    "serial, batch 8": "serial_b8.json.gz",
+    "overlapped, batch 8": "ours_b8.json.gz",
+    "overlapped, batch 2": "ours_b2.json.gz",
+}
+ON_GPU = ("compute", "communication", "memcpy", "memset")
+
+
+def path_of(which: str) -> Path:
+    """The file of one of `TRACES`.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if which not in TRACES:
+        raise ValueError(f"no trace {which!r}; there are {list(TRACES)}")
+    return FOLDER / TRACES[which]
+
+
+@lru_cache(maxsize=8)
+def whole_trace(which: str) -> Timeline:
+    """All steps of one of `TRACES`, as `ol.read_trace` gives them."""
+    return read_trace(path_of(which))
+
+
+@lru_cache(maxsize=8)
+def raw_rows(which: str) -> tuple[Row, ...]:
+    """The events of one of `TRACES` as rows, kernels and all others."""
+    with gzip.open(path_of(which)) as file:
+        events = json.load(file)["traceEvents"]
+    first_ns = min(_ns(e["ts"]) for e in events if e.get("ph") == "X")
+    return tuple(
+        Row(
+            e["name"],
+            e["cat"],
+            _number(e.get("args", {}).get("stream", e["tid"])),
+            _ns(e["ts"]) - first_ns,
+            _ns(e["ts"]) + _ns(e["dur"]) - first_ns,
+            e.get("args", {}),
+        )
+        for e in events
+        if e.get("ph") == "X" and "cat" in e
+    )
+
+
+@lru_cache(maxsize=32)
+def trace_step(which: str, number: int = 0, *, cpu: bool = False) -> Timeline:
+    """One step of one of `TRACES`: what it launched, from its first GPU event at 0.
+
+    Args:
+        number: a learner's; draws one of the steps.
+        cpu: keep the CPU's launches too, which may begin long before 0.
+
+    Returns:
+        Communication spans have the attribute "launch_ns".
+    """
+    whole = whole_trace(which)
+    step = whole.of_step(whole.steps[int(number) % len(whole.steps)])
+    first_ns = min(s.start_ns for s in step.spans if s.kind in ON_GPU)
+    kept = [s for s in _launched(step.spans) if cpu or s.kind in ON_GPU]
+    return Timeline.of(_shifted(span, -first_ns) for span in kept)
+
+
+def num_steps(which: str) -> int:
+    """How many steps a trace has."""
+    return len(whole_trace(which).steps)
+
+
+def stored() -> dict[str, Any]:
+    """Step times without a profiler, of the same run as the traces."""
+    text = (FOLDER / "unprofiled.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def unprofiled_ms(variant: str, batch: int) -> float:
+    """The median step of a variant without a profiler: "compute", "serial",
+    "overlapped".
+    """
+    value: float = stored()["median_ms"][str(batch)][variant]
+    return value
+
+
+def machine() -> str:
+    """Where and when the traces were taken, one line."""
+    return "Measured: {num_cards} x {card}, torch {torch}, NCCL {nccl}, {date}".format(
+        **stored()
+    )
+
+
+def _launched(spans: Sequence[Span]) -> list[Span]:
+    """The spans; messages know when the CPU began to launch them.
+
+    The reader says so where it can. Else, on one communicator, the n-th launch is that
+    of the n-th message.
+    """
+    calls = [s for s in spans if s.kind == "launch" and s.name == "launch all_reduce"]
+    messages = [s for s in spans if s.kind == "communication"]
+    if len(calls) != len(messages):
+        return list(spans)
+    launch_ns = {
+        id(message): message.attributes.get("launch_ns", call.start_ns)
+        for message, call in zip(messages, calls, strict=True)
+    }
+    return [
+        replace(s, attributes={**s.attributes, "launch_ns": launch_ns[id(s)]})
+        if id(s) in launch_ns
+        else s
+        for s in spans
+    ]
+
+
+def _shifted(span: Span, by_ns: int) -> Span:
+    attributes = dict(span.attributes)
+    if "launch_ns" in attributes:
+        attributes["launch_ns"] += by_ns
+    return replace(
+        span,
+        start_ns=span.start_ns + by_ns,
+        end_ns=span.end_ns + by_ns,
+        attributes=attributes,
+    )
+
+
+def _ns(time_us: float) -> int:
+    return round(time_us * 1000)
+
+
+def _number(text: Any) -> int:
+    return text if isinstance(text, int) else -1
