@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from overlaplab.errors import EventError as EventError
     from overlaplab.errors import MismatchError as MismatchError
     from overlaplab.errors import OverlaplabError as OverlaplabError
+    from overlaplab.errors import ProfileError as ProfileError
     from overlaplab.errors import RankError as RankError
     from overlaplab.errors import RunTimeoutError as RunTimeoutError
     from overlaplab.hardware import PROFILES as PROFILES
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from overlaplab.hardware import Link as Link
     from overlaplab.profiling.capture import capture_step as capture_step
     from overlaplab.profiling.doctor import doctor as doctor
+    from overlaplab.profiling.nvtx import nvtx as nvtx
+    from overlaplab.profiling.profile import profile as profile
     from overlaplab.profiling.read import read_trace as read_trace
     from overlaplab.program import Program as Program
     from overlaplab.program import find_findings as find_findings
@@ -55,6 +58,7 @@ _HOMES = {
         "EventError",
         "MismatchError",
         "OverlaplabError",
+        "ProfileError",
         "RankError",
         "RunTimeoutError",
     ),
@@ -62,6 +66,8 @@ _HOMES = {
     "hardware": ("PROFILES", "Hardware", "Link"),
     "profiling.capture": ("capture_step",),
     "profiling.doctor": ("doctor",),
+    "profiling.nvtx": ("nvtx",),
+    "profiling.profile": ("profile",),
     "profiling.read": ("read_trace",),
     "program": ("Program", "find_findings", "replay", "resolve"),
     "streams": ("annotate", "device", "name_tensor"),

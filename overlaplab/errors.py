@@ -53,6 +53,10 @@ class ProgramError(OverlaplabError):
     """A recorded program cannot be resolved or edited as asked."""
 
 
+class ProfileError(OverlaplabError):
+    """A profile cannot be taken, or has nothing to show; the message says why."""
+
+
 class TraceError(OverlaplabError):
     """A trace file cannot be read; the message names the file and what is wrong."""
 

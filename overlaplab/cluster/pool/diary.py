@@ -22,36 +22,14 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
+from overlaplab.profiling.collectives import (
+    OPERATIONS,
+    describe_group,
+    num_bytes,
+    tensors_in,
+)
 from overlaplab.profiling.events import LAUNCH_RANGE, WAIT_RANGE
 
-# Method of ProcessGroup -> the operation's name in torch.distributed. The methods with
-# an underscore are torch 2.11's names of those that 2.13 calls `..._single`.
-OPERATIONS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "allgather": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "_allgather_base": "all_gather",
-    "all_gather_single": "all_gather",
-    "all_gather_single_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_single_coalesced": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-    "recv_anysource": "recv",
-}
 POINT_TO_POINT = ("send", "recv")
 # Any of these means that the caller takes care of the work's end.
 _TAKEN_BY = (
@@ -148,7 +126,7 @@ class Diary:
 
     def launch(self, group: Any, operation: str, arguments: tuple[Any, ...]) -> Launch:
         """Note a launch that is about to happen."""
-        name, ranks = _describe_group(group)
+        name, ranks = describe_group(group)
         point_to_point = operation in POINT_TO_POINT
         with self._lock:
             counter = f"{name} p2p" if point_to_point else name
@@ -160,7 +138,7 @@ class Diary:
                 operation,
                 _describe_payload(arguments, ranks if point_to_point else ()),
                 getattr(self._labels, "name", ""),
-                max(map(_num_bytes, arguments), default=0),
+                max(map(num_bytes, arguments), default=0),
             )
             self._number += 1
             self._sequences[counter] += 1
@@ -338,18 +316,8 @@ def printable(name: str) -> str:
     return name.replace('"', "'").replace("\\", "/").replace("\n", " ")
 
 
-def _describe_group(group: Any) -> tuple[str, tuple[int, ...]]:
-    dist: Any = torch.distributed
-    if group is dist.group.WORLD:
-        return "default", tuple(range(group.size()))
-    ranks = tuple(dist.get_process_group_ranks(group))
-    description = group.group_desc
-    named = description and description != "undefined"
-    return (description if named else group.group_name), ranks
-
-
 def _describe_payload(arguments: tuple[Any, ...], peers: tuple[int, ...]) -> str:
-    tensors = list(_tensors(arguments))
+    tensors = list(tensors_in(arguments))
     if not tensors:
         return ""
     dtype = str(tensors[0].dtype).removeprefix("torch.")
@@ -358,16 +326,3 @@ def _describe_payload(arguments: tuple[Any, ...], peers: tuple[int, ...]) -> str
     if peers and len(arguments) > 1 and isinstance(arguments[1], int):
         peer = f" with rank {peers[arguments[1]]}"
     return f"{dtype}{list(tensors[0].shape)}{more}{peer}"
-
-
-def _num_bytes(value: Any) -> int:
-    # Not `nbytes`: sparse tensors, which gloo reduces, have none.
-    return sum(t.numel() * t.element_size() for t in _tensors(value))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)

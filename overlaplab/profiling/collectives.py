@@ -1,0 +1,154 @@
+"""The Python methods through which collectives are launched and waited for.
+
+c10d's `ProcessGroup` and `Work` cover torch.distributed's functions, the coalescing
+manager, object collectives, FSDP2 and our reducers. Collectives that C++ launches by
+itself (DDP's reducer, functional collectives, compiled graphs) pass elsewhere. Knows no
+clock and no cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+# Method of ProcessGroup -> the operation's name in torch.distributed. The methods with
+# an underscore are torch 2.11's names of those that 2.13 calls `..._single`.
+OPERATIONS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "_allgather_base": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_single_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv",
+}
+
+Call = Callable[[], Any]
+
+
+class Watcher(Protocol):
+    """Stands around every launch and wait; each method calls `call` exactly once."""
+
+    def launch(
+        self, call: Call, group: Any, operation: str, arguments: tuple[Any, ...]
+    ) -> Any: ...
+    def start_coalescing(self, call: Call, group: Any) -> Any: ...
+    def end_coalescing(self, call: Call, group: Any) -> Any: ...
+    def wait(self, call: Call, work: Any) -> Any: ...
+
+
+@contextlib.contextmanager
+def watching(
+    watcher: Watcher, *, group_class: Any = ProcessGroup, work_class: Any = Work
+) -> Iterator[None]:
+    """While open, every launch and wait of this process goes through `watcher`."""
+    patches: list[tuple[Any, str, Any]] = []
+
+    def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        if hasattr(owner, name):
+            original = getattr(owner, name)
+            patches.append((owner, name, original))
+            setattr(owner, name, functools.wraps(original)(make(original)))
+
+    def around_launch(operation: str) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+                call = functools.partial(original, self, *args, **kwargs)
+                return watcher.launch(call, self, operation, (*args, *kwargs.values()))
+
+            return launch
+
+        return make
+
+    def around(method: Callable[[Call, Any], Any]) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+                return method(functools.partial(original, self, *args, **kwargs), self)
+
+            return watched
+
+        return make
+
+    for name, operation in OPERATIONS.items():
+        patch(group_class, name, around_launch(operation))
+    patch(group_class, "_start_coalescing", around(watcher.start_coalescing))
+    patch(group_class, "_end_coalescing", around(watcher.end_coalescing))
+    for name in ("wait", "synchronize"):
+        patch(work_class, name, around(watcher.wait))
+    try:
+        yield
+    finally:
+        for owner, name, original in reversed(patches):
+            setattr(owner, name, original)
+
+
+# Torch's own methods, whatever has been put around them.
+def wait_for(work: Any) -> None:
+    """Wait for `work`, unseen by those who watch."""
+    inspect.unwrap(type(work).wait)(work)
+
+
+def future_of(work: Any) -> Any:
+    """The future of `work`, unseen by those who watch."""
+    return inspect.unwrap(type(work).get_future)(work)
+
+
+def describe_group(group: Any) -> tuple[str, tuple[int, ...]]:
+    """ "default" or the communicator's name, and its global ranks."""
+    if group is dist.group.WORLD:
+        return "default", tuple(range(dist.get_world_size()))
+    ranks = tuple(dist.get_process_group_ranks(group))
+    description = group.group_desc
+    named = description and description != "undefined"
+    return (description if named else group.group_name), ranks
+
+
+def num_bytes(value: Any) -> int:
+    """Of the tensors in an argument."""
+    # Not `nbytes`: sparse tensors, which gloo reduces, have none.
+    return sum(t.numel() * t.element_size() for t in tensors_in(value))
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in an argument: one, or nested lists of them."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def sequence_numbers() -> dict[Any, int]:
+    """For each group of this rank how many collectives it has launched, in any way."""
+    found: dict[Any, int] = {}
+    if not (dist.is_available() and dist.is_initialized()):
+        return found
+    groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
+    for group in groups:
+        with contextlib.suppress(RuntimeError, AttributeError):
+            found[group] = int(group._get_sequence_number_for_group())
+    return found

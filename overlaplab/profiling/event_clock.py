@@ -1,0 +1,145 @@
+"""Marks on streams: CUDA events, or the wall clock where calls return when all is done.
+
+A mark costs about a microsecond and waits for nothing. Knows no spans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+import torch
+
+from overlaplab import streams
+from overlaplab.errors import ProfileError
+from overlaplab.profiling.collectives import future_of, wait_for
+
+Mark = Any  # of the clock that made it
+
+
+class Clock(Protocol):
+    """What the event mode asks of a device."""
+
+    def stream_key(self) -> Hashable:
+        """The calling thread's current stream."""
+
+    def is_silent(self) -> bool:
+        """Whether no mark may be made here: the stream is being captured in a graph."""
+
+    def mark(self, key: Hashable = None) -> Mark:
+        """A point on the current stream, or on that of `key`."""
+
+    def mark_end(self, work: Any, communicator: str) -> Mark:
+        """A point that `work`'s end passes; holds up nobody."""
+
+    def open_step(self, mark: Mark) -> None:
+        """Later marks are read relative to this one, which keeps them exact."""
+
+    def finish(self) -> None:
+        """Wait for every mark: the only wait for the device."""
+
+    def at_ns(self, mark: Mark) -> int | None:
+        """After `finish`: nanoseconds of `time.time_ns`; None if it has not passed."""
+
+
+class CpuClock:
+    """The wall clock: on a CPU process an operator has ended when its call returns."""
+
+    def stream_key(self) -> Hashable:
+        return "cpu"
+
+    def is_silent(self) -> bool:
+        return False
+
+    def mark(self, key: Hashable = None) -> Mark:
+        return [time.time_ns()]
+
+    def mark_end(self, work: Any, communicator: str) -> Mark:
+        passed: list[int] = []
+        # Works of send and recv have no future; whoever waits for them tells.
+        with contextlib.suppress(RuntimeError):
+            future_of(work).then(lambda _: passed.append(time.time_ns()))
+        return passed
+
+    def open_step(self, mark: Mark) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def at_ns(self, mark: Mark) -> int | None:
+        return int(mark[0]) if mark else None
+
+
+class CudaClock:
+    """Timing events. Ends of collectives are recorded on side streams of our own.
+
+    One a communicator, which waits for its collectives in the order of their launches;
+    without it the compute stream would have to, and nothing would overlap.
+
+    Raises:
+        ProfileError: NCCL's works would block the CPU.
+    """
+
+    def __init__(self) -> None:
+        for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"):
+            if os.environ.get(name, "0") not in ("", "0"):
+                raise ProfileError(
+                    f"{name}={os.environ[name]} makes every wait block the CPU, so "
+                    "events would change what they measure. Unset it, or leave out "
+                    "events=True."
+                )
+        provider = streams.provider()
+        self._read_key: Callable[[], Hashable] = streams.key_reader(provider)
+        self._sides: dict[str, Any] = {}
+        self._bases: list[Any] = []
+        self._base_ns: list[int] = []
+
+    def stream_key(self) -> Hashable:
+        return self._read_key()
+
+    def is_silent(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def mark(self, key: Hashable = None) -> Mark:
+        event = _timing_event()
+        event.record(streams.stream_of(key) if key is not None else None)
+        return event, len(self._bases) - 1
+
+    def mark_end(self, work: Any, communicator: str) -> Mark:
+        side = self._sides.get(communicator)
+        if side is None:
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._sides[communicator] = side
+        with torch.cuda.stream(side):
+            wait_for(work)
+            return self.mark()
+
+    def open_step(self, mark: Mark) -> None:
+        self._bases.append(mark[0])
+
+    def finish(self) -> None:
+        torch.cuda.synchronize()
+        now = _timing_event()
+        now.record()
+        now.synchronize()
+        now_ns = time.time_ns()
+        from_first = [0]
+        for before, after in zip(self._bases, [*self._bases[1:], now], strict=True):
+            from_first.append(from_first[-1] + _elapsed_ns(before, after))
+        first_ns = now_ns - from_first[-1]
+        self._base_ns = [first_ns + ns for ns in from_first[:-1]]
+
+    def at_ns(self, mark: Mark) -> int | None:
+        event, base = mark
+        base = max(base, 0)
+        return self._base_ns[base] + _elapsed_ns(self._bases[base], event)
+
+
+def _timing_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _elapsed_ns(before: Any, after: Any) -> int:
+    return 0 if before is after else round(before.elapsed_time(after) * 1e6)

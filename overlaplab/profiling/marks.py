@@ -1,0 +1,165 @@
+"""From times on streams to spans: the arithmetic of the event mode.
+
+All that is known is when a stream passed certain points. Between two of them it is
+taken to compute, unless it waited for another stream; gaps in which the device had
+nothing to do because the CPU was late are not seen. A collective is known by when its
+inputs were ready and when it had ended. Knows no torch and no clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from overlaplab.timeline import Span
+from overlaplab.timeline.intervals import merge, subtract
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What one range covered on the stream on which it was opened.
+
+    Args:
+        lane: the stream.
+        label: the range's name; "" for a step.
+        start_ns, end_ns: when the stream passed its two ends.
+        step: which step, None outside of all.
+    """
+
+    lane: str
+    label: str
+    start_ns: int
+    end_ns: int
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A stream waited for another one: from its last operator to the awaited end."""
+
+    lane: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One collective, in the order of launches on its communicator.
+
+    Args:
+        lane: "comm", or "comm:NAME".
+        operation: "all_reduce", ...
+        ready_ns: when the stream of the launch had come to it: its inputs are there.
+        end_ns: when it had ended.
+        bytes: the larger of inputs and outputs.
+        label: innermost range around its launch.
+        step: as in `Stretch`.
+    """
+
+    lane: str
+    operation: str
+    ready_ns: int
+    end_ns: int
+    bytes: int = 0
+    label: str = ""
+    step: int | None = None
+
+
+def spans_of(
+    rank: int,
+    stretches: Sequence[Stretch],
+    holds: Sequence[Hold],
+    messages: Sequence[Message],
+) -> list[Span]:
+    """The spans of one rank.
+
+    A stream's stretches, less its holds, are compute spans, cut where the innermost
+    label changes and named by it ("step" without one). A collective starts when its
+    inputs are ready and the communicator's previous one has ended: its kernel cannot
+    have started earlier, and may have started later. So the time of a collective is
+    an upper bound.
+
+    >>> step = Stretch("default", "", 0, 100, step=3)
+    >>> sent = Message("comm", "all_reduce", 60, 90, step=3)
+    >>> for s in spans_of(0, [step], [Hold("default", 80, 90)], [sent]):
+    ...     print(s.lane, s.name, s.start_ns, s.end_ns)
+    default step 0 80
+    default step 90 100
+    comm all_reduce 60 90
+    """
+    return [*_compute(rank, stretches, holds), *_communication(rank, messages)]
+
+
+def _compute(
+    rank: int, stretches: Sequence[Stretch], holds: Sequence[Hold]
+) -> list[Span]:
+    by_lane: dict[str, list[Stretch]] = defaultdict(list)
+    for stretch in stretches:
+        by_lane[stretch.lane].append(stretch)
+    spans = []
+    for lane, of_lane in by_lane.items():
+        held = merge((h.start_ns, h.end_ns) for h in holds if h.lane == lane)
+        for start_ns, end_ns, stretch in _innermost(of_lane):
+            attributes: dict[str, Any] = {}
+            if stretch.label:
+                attributes["label"] = stretch.label
+            if stretch.step is not None:
+                attributes["step"] = stretch.step
+            name = stretch.label or "step"
+            for piece in subtract([(start_ns, end_ns)], held):
+                spans.append(
+                    Span(rank, lane, "compute", name, *piece, attributes=attributes)
+                )
+    return spans
+
+
+def _innermost(stretches: Sequence[Stretch]) -> list[tuple[int, int, Stretch]]:
+    """Cut the union of `stretches` so that each piece is the innermost one's."""
+    ordered = sorted(stretches, key=lambda s: (s.start_ns, -s.end_ns))
+    cuts = sorted({t for s in ordered for t in (s.start_ns, s.end_ns)})
+    pieces: list[tuple[int, int, Stretch]] = []
+    open_: list[Stretch] = []
+    coming = 0
+    for start_ns, end_ns in itertools.pairwise(cuts):
+        while coming < len(ordered) and ordered[coming].start_ns <= start_ns:
+            open_.append(ordered[coming])
+            coming += 1
+        open_ = [s for s in open_ if s.end_ns > start_ns]
+        if not open_:
+            continue
+        inner = open_[-1]
+        if pieces and pieces[-1][1] == start_ns and pieces[-1][2] is inner:
+            pieces[-1] = (pieces[-1][0], end_ns, inner)
+        else:
+            pieces.append((start_ns, end_ns, inner))
+    return pieces
+
+
+def _communication(rank: int, messages: Sequence[Message]) -> list[Span]:
+    free_ns: dict[str, int] = {}
+    spans = []
+    for m in messages:
+        end_ns = max(m.end_ns, m.ready_ns)  # events are exact to half a microsecond
+        start_ns = min(max(m.ready_ns, free_ns.get(m.lane, m.ready_ns)), end_ns)
+        free_ns[m.lane] = max(free_ns.get(m.lane, end_ns), end_ns)
+        attributes: dict[str, Any] = {}
+        if m.label:
+            attributes["label"] = m.label
+        if m.step is not None:
+            attributes["step"] = m.step
+        spans.append(
+            Span(
+                rank,
+                m.lane,
+                "communication",
+                m.operation,
+                start_ns,
+                end_ns,
+                bytes=m.bytes,
+                attributes=attributes,
+            )
+        )
+    return spans

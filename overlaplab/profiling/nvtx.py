@@ -1,0 +1,134 @@
+"""`ol.nvtx`: our words as NVTX ranges, so that Nsight Systems shows them.
+
+A range for every step, every `ol.annotate`, every bucket that our reducers launch, and
+every collective that Python launches. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from overlaplab import streams
+from overlaplab.errors import ProfileError
+from overlaplab.profiling.collectives import Call, watching
+
+
+class NvtxRanges:
+    """What `nvtx` returns: a context manager. See there."""
+
+    def __init__(self, *, warmup: int | None) -> None:
+        if warmup is not None and (
+            isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0
+        ):
+            raise ValueError(
+                f"warmup is a number of steps, 0 or more, or None; got {warmup!r}"
+            )
+        self._warmup = warmup
+        self._stack = contextlib.ExitStack()
+        self._step = 0
+        self._capturing = False
+
+    def __enter__(self) -> NvtxRanges:
+        try:
+            torch.cuda.nvtx.mark("overlaplab")  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise ProfileError(
+                f"this torch has no NVTX ({error}). ol.nvtx() needs a build with CUDA; "
+                "on any other, ol.profile() shows the same ranges."
+            ) from error
+        self._stack.enter_context(streams.listening_to_ranges(_range))
+        self._stack.enter_context(watching(_Watcher()))
+        self._begin_step()
+        return self
+
+    def step(self) -> None:
+        """Say that a step ends here and the next one begins."""
+        _pop()
+        self._step += 1
+        self._begin_step()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _pop()
+        if self._capturing:
+            self._capturing = False
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+        self._stack.close()
+
+    def _begin_step(self) -> None:
+        if self._step == self._warmup:
+            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+            self._capturing = True
+        _push(f"step {self._step}")
+
+
+def nvtx(*, warmup: int | None = None) -> NvtxRanges:
+    """Show our words in Nsight Systems: steps, annotations, buckets, collectives.
+
+    Run the script under `nsys profile -t cuda,nvtx`; see course/nsight.md. Two calls a
+    range, and nothing once the block has ended.
+
+    Args:
+        warmup: begin the capture after so many steps (cudaProfilerStart, and its stop
+            at the end): for `nsys profile --capture-range=cudaProfilerApi`. None:
+            leave the capture alone.
+
+    Returns:
+        A context manager with `step()`, to be called at the end of each step.
+
+    Raises:
+        ProfileError: on entering: torch was built without CUDA.
+
+    Example:
+        with ol.nvtx(warmup=3) as ranges:
+            for batch in data:
+                train_step(batch)
+                ranges.step()
+    """
+    return NvtxRanges(warmup=warmup)
+
+
+@contextlib.contextmanager
+def _range(name: str) -> Iterator[None]:
+    _push(name)
+    try:
+        yield
+    finally:
+        _pop()
+
+
+class _Watcher:
+    """A range around the launch of each collective, and around each wait."""
+
+    def launch(
+        self, call: Call, group: Any, operation: str, arguments: tuple[Any, ...]
+    ) -> Any:
+        with _range(operation):
+            return call()
+
+    def start_coalescing(self, call: Call, group: Any) -> Any:
+        return call()
+
+    def end_coalescing(self, call: Call, group: Any) -> Any:
+        return call()
+
+    def wait(self, call: Call, work: Any) -> Any:
+        with _range("wait"):
+            return call()
+
+
+def _push(name: str) -> None:
+    torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+
+
+def _pop() -> None:
+    torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
