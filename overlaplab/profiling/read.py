@@ -2,59 +2,130 @@
 
 from __future__ import annotations
 
-import gzip
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import orjson
-
 from overlaplab.errors import TraceError
-from overlaplab.profiling.kineto import spans_from_trace, timeline_of_ranks
+from overlaplab.profiling.kineto import timeline_of_ranks
+from overlaplab.profiling.trace.batches import NotATraceError, OwnTimelineError
+from overlaplab.profiling.trace.blocks import BLOCK_BYTES, Blocks
+from overlaplab.profiling.trace.file import TraceFile
+from overlaplab.profiling.trace.names import Communication
+from overlaplab.profiling.trace.ranks import number_ranks, on_one_clock
 from overlaplab.timeline import Source, Span, Timeline
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
-def read_trace(paths: Paths, *, communication: Sequence[str] = ()) -> Timeline:
+def read_trace(
+    paths: Paths,
+    *,
+    communication: Sequence[str] = (),
+    block_bytes: int = BLOCK_BYTES,
+) -> Timeline:
     """The timeline of one trace, of several, or of a folder of ranks.
 
+    Reads what `torch.profiler` writes (of any version, for NVIDIA and AMD), plain or
+    gzip, whole or damaged, and what `Timeline.to_chrome` writes. A rank is one device
+    of one process; kernels whose names match a pattern are communication, all other
+    kernels computation; copies, fills, synchronisation and annotations are neither.
+    A span belongs to the step in which the CPU launched it.
+
     Args:
-        paths: a file (.json or .json.gz, by its content), several, or a folder.
-        communication: more patterns (regular expressions) of kernels that communicate.
+        paths: a file (.json or .json.gz, by its content), several, or a folder, of
+            which all traces are read.
+        communication: more patterns (regular expressions, case ignored) of kernels
+            that communicate.
+        block_bytes: how much of a file to read at a time.
 
     Returns:
-        A timeline of origin "trace", from 0; `source` says what was read and dropped.
+        A timeline of origin "trace", from 0. `source` says what was read, dropped
+        and decided, and by which patterns kernels counted as communication.
 
     Raises:
-        TraceError: no trace, or damaged beyond use; with file and offset.
+        TraceError: no trace, damaged beyond use, or two of one rank; the message has
+            the file, the offset and what to do.
+        ValueError: a pattern is no regular expression.
     """
-    files = _files(paths)
+    known = Communication(communication)
+    remarks: list[str] = []
+    read = _read_files(paths, block_bytes, remarks)
+    if isinstance(read, Timeline):
+        return read
+    numbered, decisions = number_ranks(read)
+    ready = sorted(zip(read, numbered, strict=True), key=lambda f: min(f[1].values()))
+    first_ns = min((f.first_ns for f in read if f.first_ns is not None), default=0)
     of_rank: dict[int, list[Span]] = {}
-    file_of_rank: dict[int, Path] = {}
-    num_events = 0
-    for file in files:
-        data = file.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        trace = orjson.loads(data)
-        rank = int(trace.get("distributedInfo", {}).get("rank", 0))
-        if rank in of_rank:
-            raise TraceError(f"{file_of_rank[rank]} and {file} both are of rank {rank}")
-        file_of_rank[rank] = file
-        of_rank[rank] = spans_from_trace(trace, rank)
-        num_events += len(trace["traceEvents"])
+    dropped: Counter[str] = Counter()
+    devices: dict[int, str] = {}
+    for file, rank_of in ready:
+        for span in file.spans(rank_of, known, shift_ns=-first_ns):
+            of_rank.setdefault(span.rank, []).append(span)
+        dropped.update(file.dropped)
+        remarks += file.remarks
+        for place, rank in rank_of.items():
+            if name := file.device_name(place):
+                devices[rank] = name
+    if len(of_rank) > 1:
+        of_rank = on_one_clock(of_rank, decisions)
     timeline = timeline_of_ranks(of_rank, origin="trace")
-    ranks = sorted(file_of_rank)
-    source = Source(tuple(str(file_of_rank[rank]) for rank in ranks), (), num_events)
+    kinds = {span.kind for span in timeline.spans}
+    if any(file.places for file in read) and "communication" not in kinds:
+        decisions.append("no communication kernels found")
+    source = Source(
+        files=tuple(str(file.path) for file, _ in ready),
+        devices=tuple(sorted(devices.items())),
+        num_events=sum(file.num_events for file in read),
+        dropped=tuple(sorted(dropped.items())),
+        communication_names=known.patterns,
+        remarks=(*decisions, *remarks),
+    )
     return replace(timeline, source=source)
 
 
-def _files(paths: Paths) -> list[Path]:
-    if isinstance(paths, (str, os.PathLike)):
-        paths = [paths]
-    files: list[Path] = []
-    for path in map(Path, paths):
-        files.extend(sorted(path.glob("*.json*")) if path.is_dir() else [path])
+def _read_files(
+    paths: Paths, block_bytes: int, remarks: list[str]
+) -> list[TraceFile] | Timeline:
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not given:
+        raise ValueError("read_trace([]): no path given")
+    files: list[TraceFile] = []
+    for path in map(Path, given):
+        if path.is_dir():
+            files += _read_folder(path, block_bytes, remarks)
+            continue
+        try:
+            files.append(TraceFile(Blocks(path, block_bytes=block_bytes)))
+        except OwnTimelineError:
+            if len(given) > 1:
+                raise TraceError(
+                    f"{path}: a timeline that Timeline.to_chrome wrote; read it alone"
+                ) from None
+            return Timeline.from_chrome(path)
+    return files
+
+
+def _read_folder(folder: Path, block_bytes: int, remarks: list[str]) -> list[TraceFile]:
+    files, ignored = [], []
+    try:
+        inside = sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        raise TraceError(f"{folder}: cannot be read ({error.strerror})") from error
+    for path in inside:
+        try:
+            files.append(TraceFile(Blocks(path, block_bytes=block_bytes)))
+        except (NotATraceError, OwnTimelineError):
+            ignored.append(path.name)
+    if not files:
+        folders = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        raise TraceError(
+            f"{folder}: no trace among its {len(inside)} files (folders in it: "
+            f"{', '.join(folders[:5]) or 'none'}). "
+            "Give the folder that holds the files of torch.profiler."
+        )
+    if ignored:
+        remarks.append(f"{folder.name}: no traces, ignored: {', '.join(ignored)}")
     return files

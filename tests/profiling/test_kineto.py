@@ -1,9 +1,8 @@
 """A Kineto trace, made by hand, gives the timeline that one can read off it."""
 
-import decimal
-
 import pytest
 
+from overlaplab.errors import TraceError
 from overlaplab.profiling.kineto import spans_from_trace, timeline_from_trace
 
 
@@ -165,13 +164,6 @@ def test_the_base_time_puts_ranks_on_one_clock():
     assert second.start_ns - first.start_ns == 5_000
 
 
-def test_nanoseconds_survive_where_the_trace_is_parsed_with_decimals():
-    start = decimal.Decimal("1712195495519689.123")
-    trace = {"traceEvents": [event("cpu_op", "aten::mm", start, start + 1)]}
-
-    assert spans_from_trace(trace, 0)[0].start_ns == 1_712_195_495_519_689_123
-
-
 def test_what_starts_outside_a_run_s_own_range_is_left_out():
     trace = {
         "traceEvents": [
@@ -195,5 +187,5 @@ def test_the_rank_is_the_one_that_the_trace_names():
 
 
 def test_a_dict_that_is_no_trace_is_refused():
-    with pytest.raises(ValueError, match="not a Kineto trace: expected a dict with"):
+    with pytest.raises(TraceError, match="JSON without 'traceEvents'"):
         timeline_from_trace({"events": []})

@@ -1,0 +1,208 @@
+"""Rows of devices -> spans: kernels, collectives, copies, and the CPU's launches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+from overlaplab.profiling.events import NOT_OPERATORS
+from overlaplab.profiling.trace import names
+from overlaplab.profiling.trace.labels import Labels
+from overlaplab.profiling.trace.messages import Message
+from overlaplab.profiling.trace.names import Communication
+from overlaplab.profiling.trace.tables import NO_ID, DeviceRow, Tables
+from overlaplab.timeline import CPU_LANE, Kind, Span
+
+Place = tuple[Hashable, int]  # (process of the rows, device): a rank's place in a file
+
+
+def places(tables: Tables) -> list[Place]:
+    """Where kernels ran, ascending by device."""
+    found = {(row.process, row.device) for row in tables.on_device}
+    return sorted(found, key=lambda place: (place[1], str(place[0])))
+
+
+class DeviceReader:
+    """Spans of one file.
+
+    Attributes:
+        num_without_launch: rows whose launch is not in the file.
+        num_without_step: rows that were launched in no step, though there are steps.
+    """
+
+    def __init__(
+        self,
+        tables: Tables,
+        labels: Labels,
+        communication: Communication,
+        rank_of: Mapping[Place, int],
+        shift_ns: int,
+    ) -> None:
+        self.num_without_launch = 0
+        self.num_without_step = 0
+        self._tables = tables
+        self._labels = labels
+        self._communication = communication
+        self._rank_of = rank_of
+        self._shift_ns = shift_ns
+        self._launches = _Launches(tables)
+        wanted = {row.operator for row in tables.on_device} - {NO_ID}
+        self._operators = {
+            id: i for i, id in enumerate(tables.operators.id) if id in wanted
+        }
+        self._context: dict[int, dict[str, Any]] = {}  # of a call, by index
+        self._launched: dict[int, tuple[int, str]] = {}  # call -> rank, what
+        self._kernel_names: dict[str, str] = {}
+
+    def spans(self) -> Iterator[Span]:
+        lanes = _Lanes(self._tables.on_device, self._communication)
+        for row in self._tables.on_device:
+            call = self._launches.of(row)
+            yield self._span(row, call, lanes)
+        yield from self._cpu_lane()
+
+    def _span(self, row: DeviceRow, call: int, lanes: _Lanes) -> Span:
+        attributes: dict[str, Any] = {}
+        if call >= 0:
+            attributes |= self._context_of(call)
+            attributes["launch_ns"] = self._tables.calls.start[call] + self._shift_ns
+        else:
+            self.num_without_launch += 1
+        if "step" not in attributes and self._labels.has_steps:
+            self.num_without_step += 1
+        attributes["stream"] = row.stream
+        rank = self._rank_of[row.process, row.device]
+        start, end = row.start + self._shift_ns, row.end + self._shift_ns
+        size = 0
+        kind: Kind
+        if row.kind == names.KERNEL and row.name in self._communication:
+            message = self._message(row, call)
+            kind, name, size = "communication", message.operation, message.num_bytes
+            lane = lanes.of_communication(row, message)
+            attributes |= message.attributes()
+            attributes["kernel"] = self._short(row.name)
+        elif row.kind == names.KERNEL:
+            kind, lane = "compute", lanes.of(row)
+            name = self._operator_name(row, call) or names.short_name(row.name)
+            attributes["kernel"] = self._short(row.name)
+        else:
+            kind = "memcpy" if row.kind == names.MEMCPY else "memset"
+            lane, name = lanes.of(row), row.kind
+            size = max(0, row.args.bytes) if isinstance(row.args.bytes, int) else 0
+            attributes["what"] = row.name
+        self._launched.setdefault(call, (rank, name))
+        return Span(rank, lane, kind, name, start, end, size, 0, attributes)
+
+    def _context_of(self, call: int) -> dict[str, Any]:
+        context = self._context.get(call)
+        if context is None:
+            calls = self._tables.calls
+            context = self._labels.attributes(calls.thread[call], calls.start[call])
+            self._context[call] = context
+        return context
+
+    def _short(self, kernel: str) -> str:
+        return self._kernel_names.setdefault(kernel, kernel[:200])
+
+    def _operator(self, row: DeviceRow, call: int) -> int:
+        """The operator that launched it, as its index."""
+        # Older versions give a kernel its correlation for an operator.
+        if row.operator != row.correlation:
+            return self._operators.get(row.operator, -1)
+        if call < 0:
+            return -1
+        calls = self._tables.calls
+        return self._labels.operator(calls.thread[call], calls.start[call])
+
+    def _operator_name(self, row: DeviceRow, call: int) -> str:
+        operator = self._operator(row, call)
+        name = self._tables.operators.name[operator] if operator >= 0 else ""
+        return "" if name.startswith(NOT_OPERATORS) else name.rpartition("::")[2]
+
+    def _message(self, row: DeviceRow, call: int) -> Message:
+        """What is sent stands with the kernel, or with the call that launched it."""
+        if row.args.collective is not None:
+            return Message.of(row.args, row.name)
+        operators, annotations = self._tables.operators, self._tables.annotations
+        operator = self._operator(row, call)
+        if (args := operators.args.get(operator)) and args.collective is not None:
+            return Message.of(args, row.name)
+        if call >= 0:
+            calls = self._tables.calls
+            around = self._labels.collective(calls.thread[call], calls.start[call])
+            if around >= 0:
+                said = annotations.name[around].removeprefix("nccl:")
+                args = annotations.args.get(around, row.args)
+                return Message.of(args, row.name, said)
+        return Message.of(row.args, row.name)
+
+    def _cpu_lane(self) -> Iterator[Span]:
+        calls, shift = self._tables.calls, self._shift_ns
+        first_rank = min(self._rank_of.values())
+        for i, start, end, name, thread in calls.rows(range(len(calls))):
+            rank, launched = self._launched.get(i, (first_rank, ""))
+            kind = names.call_kind_of(name)
+            start, end = start + shift, end + shift
+            if kind == "wait":
+                context = self._labels.attributes(thread, start - shift)
+                context.pop("phase", None)
+                yield Span(
+                    rank, CPU_LANE, "host", f"wait {name}", start, end, 0, 0, context
+                )
+            elif kind == "launch" or launched:
+                what = f"launch {launched or name}"
+                context = self._context_of(i)
+                yield Span(rank, CPU_LANE, "launch", what, start, end, 0, 0, context)
+
+
+class _Launches:
+    """Which call of the runtime launched a row: the one of its correlation."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._calls = tables.calls
+        wanted = {row.correlation for row in tables.on_device} - {NO_ID}
+        self._call_of: dict[int, int] = {}
+        self._more: dict[int, list[int]] = {}  # several files put together
+        for i, id in enumerate(self._calls.id):
+            if id in wanted and self._call_of.setdefault(id, i) != i:
+                self._more.setdefault(id, [self._call_of[id]]).append(i)
+
+    def of(self, row: DeviceRow) -> int:
+        """Index of the call, -1 if the file has none."""
+        call = self._call_of.get(row.correlation, -1)
+        if row.correlation in self._more:
+            starts = self._calls.start
+            before = [i for i in self._more[row.correlation] if starts[i] <= row.start]
+            call = max(before, key=lambda i: starts[i], default=call)
+        return call
+
+
+class _Lanes:
+    """Names of lanes: the stream that computes most is "default"."""
+
+    def __init__(self, rows: list[DeviceRow], communication: Communication) -> None:
+        computing: dict[Place, dict[Hashable, int]] = defaultdict(dict)
+        sending: dict[Place, dict[Hashable, int]] = defaultdict(dict)
+        for row in rows:
+            if row.kind == names.KERNEL:
+                busy = sending if row.name in communication else computing
+                of_place = busy[row.process, row.device]
+                length = row.end - row.start
+                of_place[row.stream] = of_place.get(row.stream, 0) + length
+        self._computes = {place: _busiest(of) for place, of in computing.items()}
+        self._sends = {place: _busiest(of) for place, of in sending.items()}
+
+    def of(self, row: DeviceRow) -> str:
+        is_main = self._computes.get((row.process, row.device)) == row.stream
+        return "default" if is_main else f"stream {row.stream}"
+
+    def of_communication(self, row: DeviceRow, message: Message) -> str:
+        if message.communicator is not None:
+            return message.lane
+        is_main = self._sends.get((row.process, row.device)) == row.stream
+        return "comm" if is_main else f"comm:stream {row.stream}"
+
+
+def _busiest(busy: Mapping[Hashable, int]) -> Hashable:
+    return max(busy, key=lambda stream: busy[stream])

@@ -1,0 +1,160 @@
+"""One trace file, read: its rows, its labels, and what it says of itself."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from overlaplab.profiling.trace.batches import Batches
+from overlaplab.profiling.trace.blocks import Blocks
+from overlaplab.profiling.trace.cpu import cpu_spans
+from overlaplab.profiling.trace.device import DeviceReader, Place, places
+from overlaplab.profiling.trace.labels import Labels
+from overlaplab.profiling.trace.names import Communication
+from overlaplab.profiling.trace.tables import Tables
+from overlaplab.timeline import Span
+
+
+class TraceFile:
+    """What one file holds, before its ranks are numbered.
+
+    Attributes:
+        rank: that the file says it is of, None if it says nothing.
+        places: where kernels ran: a file of one process has one a device.
+        base_ns: what its times count from.
+        first_ns: of what becomes a span, on the clock of the machine; None if nothing.
+        dropped: reason -> number of events.
+        remarks: sentences.
+    """
+
+    def __init__(self, blocks: Blocks) -> None:
+        """Read it.
+
+        Raises:
+            TraceError: see `Batches`.
+        """
+        self.path = blocks.path
+        self._tables = tables = Tables()
+        batches = Batches(blocks)
+        with _no_collection():
+            for batch in batches:
+                tables.add(batch)
+            tables.finish()
+            self._labels = Labels(tables)
+        self.num_events = tables.num_events
+        self.dropped = {**batches.dropped, **tables.dropped}
+        self.remarks = list(batches.remarks)
+        self.places: list[Place] = places(tables)
+        self._fields = batches.fields
+        self.rank = _rank(batches.fields)
+        base = batches.fields.get("baseTimeNanoseconds")
+        self.base_ns = base if type(base) is int else 0
+        self.first_ns = self._first_ns()
+
+    def busy_ns(self, place: Place) -> int:
+        """How long kernels ran there, one after another."""
+        return sum(
+            row.end - row.start
+            for row in self._tables.on_device
+            if (row.process, row.device) == place
+        )
+
+    def device_name(self, place: Place) -> str:
+        """ "NVIDIA H200", "" if the file does not say."""
+        properties = self._fields.get("deviceProperties")
+        for device in properties if isinstance(properties, list) else ():
+            if isinstance(device, Mapping) and device.get("id") == place[1]:
+                return str(device.get("name", ""))
+        return ""
+
+    def spans(
+        self,
+        rank_of: Mapping[Place, int],
+        communication: Communication,
+        *,
+        shift_ns: int = 0,
+    ) -> list[Span]:
+        """Everything that a timeline shows, on the clock of the machine + `shift_ns`.
+
+        Args:
+            rank_of: the rank of each place; of a file without devices, of one place.
+            communication: what is communication.
+        """
+        shift_ns += self.base_ns
+        with _no_collection():
+            if self.places:
+                reader = DeviceReader(
+                    self._tables, self._labels, communication, rank_of, shift_ns
+                )
+                spans = list(reader.spans())
+                self._remark_on(reader)
+            else:
+                (rank,) = rank_of.values()
+                spans = list(cpu_spans(self._tables, self._labels, rank, shift_ns))
+                self._remark(
+                    "no GPU events; operators of the CPU count as computation and "
+                    "gloo's transfers as communication, so no number here is about a "
+                    "GPU"
+                )
+        if self._labels.window is not None:
+            start, end = (time + shift_ns for time in self._labels.window)
+            spans = [span for span in spans if start <= span.start_ns <= end]
+        return spans
+
+    def _first_ns(self) -> int | None:
+        tables = self._tables
+        if self.places:
+            starts = [row.start for row in tables.on_device]
+            starts += [min(tables.calls.start)] if len(tables.calls) else []
+        else:
+            starts = [*tables.operators.start, *tables.annotations.start]
+        return min(starts) + self.base_ns if starts else None
+
+    def _remark_on(self, reader: DeviceReader) -> None:
+        if num := reader.num_without_launch:
+            self._remark(f"{num} GPU events have no launch record in the trace")
+        if num := reader.num_without_step:
+            self._remark(
+                f"{num} GPU events were launched in none of its steps (left over from "
+                "the warm-up, perhaps): in the whole, in no step"
+            )
+
+    def _remark(self, sentence: str) -> None:
+        self.remarks.append(f"{self.path.name}: {sentence}")
+
+
+def shifted(span: Span, by_ns: int) -> Span:
+    """The same, `by_ns` later."""
+    attributes = span.attributes
+    if "launch_ns" in attributes:
+        attributes = {**attributes, "launch_ns": attributes["launch_ns"] + by_ns}
+    return replace(
+        span,
+        start_ns=span.start_ns + by_ns,
+        end_ns=span.end_ns + by_ns,
+        attributes=attributes,
+    )
+
+
+def _rank(fields: Mapping[str, Any]) -> int | None:
+    info = fields.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, Mapping) else None
+    try:
+        return None if rank is None or int(rank) < 0 else int(rank)
+    except (TypeError, ValueError):
+        return None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Many objects are made that all stay: looking for garbage doubles the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,158 @@
+"""Where in a step the CPU was at a given time: step, label, phase, operator."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from overlaplab.profiling.events import NOT_OPERATORS, RUN_RANGE
+from overlaplab.profiling.trace.tables import Ranges, Tables
+
+_STEP = "ProfilerStep#"
+_ENGINE = "autograd::engine::"
+_OPTIMIZER = "Optimizer."
+
+
+class Innermost:
+    """Nested ranges of one thread, flattened: which is innermost from when on."""
+
+    def __init__(self, ranges: Ranges, order: Iterable[int]) -> None:
+        """Of the rows `order`, by start and the outer before the inner."""
+        self._from_ns: list[int] = []
+        self._index: list[int] = []
+        open_rows: list[int] = []
+        for i in order:
+            start = ranges.start[i]
+            while open_rows and ranges.end[open_rows[-1]] <= start:
+                self._close(ranges, open_rows)
+            open_rows.append(i)
+            self._from_ns.append(start)
+            self._index.append(i)
+        while open_rows:
+            self._close(ranges, open_rows)
+
+    def at(self, at_ns: int) -> int:
+        """The row around `at_ns`, -1 if there is none."""
+        position = bisect_right(self._from_ns, at_ns) - 1
+        return self._index[position] if position >= 0 else -1
+
+    def _close(self, ranges: Ranges, open_rows: list[int]) -> None:
+        end = ranges.end[open_rows.pop()]
+        # A range that overlaps its outer one without lying in it ends late.
+        if self._from_ns and end < self._from_ns[-1]:
+            return
+        self._from_ns.append(end)
+        self._index.append(open_rows[-1] if open_rows else -1)
+
+
+class Labels:
+    """The ranges of one file.
+
+    Attributes:
+        window: (start, end) of the run that marked itself, else None.
+        has_steps: whether the profiler marked steps.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self.window: tuple[int, int] | None = None
+        self._operators = tables.operators
+        self._annotations = annotations = tables.annotations
+        steps, labels, calls = [], defaultdict(list), defaultdict(list)
+        self._number_of: dict[int, int] = {}
+        main_threads: set[Hashable] = set()
+        for i in annotations.in_order():
+            name, thread = annotations.name[i], annotations.thread[i]
+            if name == RUN_RANGE:
+                self.window = annotations.start[i], annotations.end[i]
+            elif name.startswith(_STEP):
+                number = name.removeprefix(_STEP)
+                if number.isdecimal():
+                    self._number_of[i] = int(number)
+                    steps.append(i)
+                    main_threads.add(thread)
+            elif name.startswith("nccl:"):
+                calls[thread].append(i)
+            elif not name.startswith(NOT_OPERATORS):
+                labels[thread].append(i)
+        self.has_steps = bool(steps)
+        self._steps = Innermost(annotations, steps)
+        self._labels = {t: Innermost(annotations, of) for t, of in labels.items()}
+        self._collectives = {t: Innermost(annotations, of) for t, of in calls.items()}
+        self._operators_of: dict[Hashable, Innermost] | None = None
+        self._find_backward(main_threads)
+
+    def _find_backward(self, main_threads: set[Hashable]) -> None:
+        operators = self._operators
+        engine = defaultdict(list)
+        names = {name for name in set(operators.name) if name.startswith(_ENGINE)}
+        rows = [i for i, name in enumerate(operators.name) if name in names]
+        rows.sort(key=lambda i: (operators.start[i], -operators.end[i]))
+        for i in rows:
+            engine[operators.thread[i]].append(i)
+        self._backward_starts = [operators.start[i] for i in rows]
+        self._engine = {t: Innermost(operators, of) for t, of in engine.items()}
+        self._backward_threads = {
+            thread for thread in engine if not _is_main(thread)
+        } - main_threads
+        self._main_thread = next(iter(main_threads)) if len(main_threads) == 1 else None
+
+    def step(self, at_ns: int) -> int | None:
+        """N of the `ProfilerStep#N` around `at_ns`."""
+        return self._number_of.get(self._steps.at(at_ns))
+
+    def label(self, thread: Hashable, at_ns: int) -> str:
+        """The innermost range of the thread; in a backward thread that has none, the
+        one in which the main thread waits for it."""
+        of_thread = self._labels.get(thread)
+        found = of_thread.at(at_ns) if of_thread else -1
+        if found < 0 and thread in self._backward_threads:
+            of_thread = self._labels.get(self._main_thread)
+            found = of_thread.at(at_ns) if of_thread else -1
+        return self._annotations.name[found] if found >= 0 else ""
+
+    def phase(self, thread: Hashable, at_ns: int, label: str) -> str:
+        """ "backward" where autograd's engine was at work; "forward" where it was not
+        and still had to begin in this step; else "" (the optimizer, say)."""
+        engine = self._engine.get(thread)
+        if thread in self._backward_threads or (engine and engine.at(at_ns) >= 0):
+            return "backward"
+        following = bisect_left(self._backward_starts, at_ns)
+        if following == len(self._backward_starts) or label.startswith(_OPTIMIZER):
+            return ""
+        same_step = self.step(self._backward_starts[following]) == self.step(at_ns)
+        return "forward" if same_step else ""
+
+    def attributes(self, thread: Hashable, at_ns: int) -> dict[str, Any]:
+        """ "label", "step", "phase" of what the CPU did then, those that are known."""
+        attributes: dict[str, Any] = {}
+        if label := self.label(thread, at_ns):
+            attributes["label"] = label
+        if (step := self.step(at_ns)) is not None:
+            attributes["step"] = step
+        if phase := self.phase(thread, at_ns, label):
+            attributes["phase"] = phase
+        return attributes
+
+    def collective(self, thread: Hashable, at_ns: int) -> int:
+        """The annotation "nccl:..." around, -1 if there is none."""
+        of_thread = self._collectives.get(thread)
+        return of_thread.at(at_ns) if of_thread else -1
+
+    def operator(self, thread: Hashable, at_ns: int) -> int:
+        """The innermost operator around, -1 if there is none."""
+        if self._operators_of is None:
+            by_thread: dict[Hashable, list[int]] = defaultdict(list)
+            for i in self._operators.in_order():
+                by_thread[self._operators.thread[i]].append(i)
+            self._operators_of = {
+                thread: Innermost(self._operators, of)
+                for thread, of in by_thread.items()
+            }
+        of_thread = self._operators_of.get(thread)
+        return of_thread.at(at_ns) if of_thread else -1
+
+
+def _is_main(thread: Hashable) -> bool:
+    return isinstance(thread, tuple) and thread[0] == thread[1]

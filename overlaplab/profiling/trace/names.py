@@ -1,0 +1,163 @@
+"""What the names in a trace mean: which kernel communicates, which row is what.
+
+Names say whether a kernel communicates. They do not say reliably what it does (a
+broadcast may run a kernel that is called all-gather): that stands in the arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+# A kernel is communication if one of these is found in its name. Case is ignored.
+COMMUNICATION = (
+    r"nccl",  # ncclKernel_, ncclDevKernel_, ncclSymk..., of every version
+    r"rccl",  # AMD
+    r"msccl|mscclpp",
+    r"nvshmem",
+    r"oneccl|hccl",
+    r"multimem_",  # torch's symmetric memory: reductions in the switch
+    r"(one|two)_?shot_(all_?reduce|reduce_?scatter|all_?gather|all_?to_?all)",
+    r"cross_device_reduce",  # vLLM, SGLang, aiter
+    r"(allreduce|reducescatter|allgather|alltoall)_fusion_kernel",  # TensorRT-LLM
+    r"quickreduce|quick_all_?reduce",
+    r"userbuffers",  # Transformer Engine
+    r"deep_ep::|deepep",
+    r"low_latency_(all_gather|all_?to_?all)",
+)
+
+# Categories of rows, of every version: first Kineto wrote them with a capital.
+KERNEL, MEMCPY, MEMSET = "kernel", "memcpy", "memset"
+RUNTIME, OPERATOR, RANGE = "runtime", "operator", "range"
+_CATEGORIES = {
+    "kernel": KERNEL,
+    "concurrent_kernel": KERNEL,
+    "gpu_memcpy": MEMCPY,
+    "memcpy": MEMCPY,
+    "gpu_memset": MEMSET,
+    "memset": MEMSET,
+    "runtime": RUNTIME,
+    "cpu_op": OPERATOR,
+    "operator": OPERATOR,
+    "user_annotation": RANGE,
+}
+# Rows that some versions file under kernels, and that occupy nothing.
+_NO_KERNEL = re.compile(
+    r"^(stream|context|event|device) (sync|wait)|^(nccl|gloo|rccl):|^ProfilerStep#",
+    re.IGNORECASE,
+)
+_COPIES = re.compile(r"^(memcpy\b|Copy(Host|Device)To(Host|Device)$)", re.IGNORECASE)
+_SETS = re.compile(r"^(memset\b|FillBuffer$)", re.IGNORECASE)
+
+# Calls of the runtime. What is on neither list may launch something: it is kept.
+_HOST_WAITS = re.compile(
+    r"^(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize(_v\d+)?$|^(cuda|hip)Memcpy$"
+)
+_NO_LAUNCH = re.compile(
+    r"Query|IsCapturing|CaptureInfo|Occupancy|Attribute|GetDevice|SetDevice|EventRecord"
+    r"|EventCreate|EventDestroy|WaitEvent|Malloc|Free|GetLastError|PeekAtLastError"
+    r"|GetPriority|Properties|CallConfiguration|HostRegister|StreamCreate|ElapsedTime"
+    r"|ModuleLoad|ModuleGet|LibraryLoad|LibraryGet|KernelGet|FuncGet|PointerGet"
+)
+_LAUNCH = re.compile(r"Launch|Mem(cpy|set)")
+
+_OPERATIONS = (
+    ("allreduce", "all_reduce"),
+    ("crossdevicereduce", "all_reduce"),
+    ("allgather", "all_gather"),
+    ("reducescatter", "reduce_scatter"),
+    ("alltoall", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("sendrecv", "send_recv"),
+    ("send", "send"),
+    ("recv", "recv"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("reduce", "reduce"),
+    ("barrier", "barrier"),
+    ("dispatch", "dispatch"),
+    ("combine", "combine"),
+)
+
+
+class Communication:
+    """Whether a kernel communicates, by patterns that can be extended and reported."""
+
+    def __init__(self, more: Sequence[str] = ()) -> None:
+        """Add `more` regular expressions.
+
+        Raises:
+            ValueError: one is none; the message names it.
+        """
+        if isinstance(more, str):
+            more = (more,)
+        self.patterns = (*COMMUNICATION, *more)
+        for pattern in more:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"communication={pattern!r} is no regular expression: {error}"
+                ) from error
+        every = "|".join(f"(?:{pattern})" for pattern in self.patterns)
+        self._search = re.compile(every, re.IGNORECASE).search
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, kernel: str) -> bool:
+        known = self._known.get(kernel)
+        if known is None:
+            known = self._known[kernel] = self._search(kernel) is not None
+        return known
+
+
+def category_of(category: object, process: object) -> str | None:
+    """What kind of row `cat` is; None for rows of which a timeline knows nothing."""
+    if category is None:
+        # Before Kineto (torch < 1.8.1) the process said so.
+        return {"CPU functions": OPERATOR, "CUDA functions": KERNEL}.get(str(process))
+    word = str(category).lower()
+    if word.endswith(("_runtime", "_driver")):  # cuda_, hip_, xpu_
+        return RUNTIME
+    return _CATEGORIES.get(word)
+
+
+def device_kind_of(name: str) -> str | None:
+    """What a row under "kernel" is: a kernel, a copy, a fill, or nothing (None)."""
+    if _NO_KERNEL.match(name):
+        return None
+    if _COPIES.match(name):
+        return MEMCPY
+    return MEMSET if _SETS.match(name) else KERNEL
+
+
+def call_kind_of(name: str) -> str | None:
+    """ "wait", "launch", "call" (may have launched something) or None (has not)."""
+    if _HOST_WAITS.match(name):
+        return "wait"
+    if _LAUNCH.search(name):
+        return "launch"
+    return None if _NO_LAUNCH.search(name) else "call"
+
+
+def operation_of(name: str) -> str:
+    """'ncclDevKernel_AllReduce_Sum_f32_RING_LL' or 'all_reduce' -> 'all_reduce'.
+
+    >>> operation_of("_reduce_scatter_base"), operation_of("ncclKernel_SendRecv_RING")
+    ('reduce_scatter', 'send_recv')
+    """
+    word = name.lower().replace("_", "").removeprefix("nccl")
+    for spelling, operation in _OPERATIONS:
+        if spelling in word:
+            return operation
+    return short_name(name)
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without return type, namespaces and arguments.
+
+    >>> short_name("void at::native::fill_kernel<float>(int, float)")
+    'fill_kernel'
+    """
+    name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
+    head = re.split(r"[<(]", name, maxsplit=1)[0]
+    return head.rpartition("::")[2] or kernel

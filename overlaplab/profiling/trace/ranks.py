@@ -1,0 +1,171 @@
+"""Files -> ranks, and what only several ranks know: who waited for whom, and whose
+clock is off."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from statistics import median
+
+from overlaplab.errors import TraceError
+from overlaplab.profiling.trace.device import Place
+from overlaplab.profiling.trace.file import TraceFile, shifted
+from overlaplab.timeline import Span
+
+# Kernels of one collective end within tens of microseconds of one another on one
+# clock; what is more is the clocks.
+CLOCKS_AGREE_NS = 100_000
+_NO_DEVICE: Place = ("", 0)
+_POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
+_RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
+
+
+def number_ranks(
+    files: Sequence[TraceFile],
+) -> tuple[list[dict[Place, int]], list[str]]:
+    """The rank of each place of each file, and remarks where that needed a decision.
+
+    A file of one device is the rank that it names. Without a name a single file is
+    rank 0, several are numbered by "rank_N" in their names, else by their order. A
+    single file of several devices counts on from its rank; among several files its
+    busiest device has its rank, the others come after all ranks.
+
+    Raises:
+        TraceError: two files are of one rank; the message names both.
+    """
+    remarks: list[str] = []
+    own = _own_ranks(files, remarks)
+    owner: dict[int, TraceFile] = {}
+    for file, rank in zip(files, own, strict=True):
+        if rank in owner:
+            raise TraceError(
+                f"{owner[rank].path} and {file.path} both say that they are of rank "
+                f"{rank}. Give one of them, or mend 'distributedInfo' in the other."
+            )
+        owner[rank] = file
+    free = count(max(own, default=-1) + 1)
+    numbered: list[dict[Place, int]] = []
+    for file, rank in zip(files, own, strict=True):
+        places = file.places or [_NO_DEVICE]
+        if len(files) > 1:
+            places = sorted(places, key=file.busy_ns, reverse=True)
+            ranks = [rank, *(next(free) for _ in places[1:])]
+        else:
+            ranks = list(range(rank, rank + len(places)))
+        numbered.append(dict(zip(places, ranks, strict=True)))
+        if len(places) > 1:
+            said = ", ".join(
+                f"rank {r} is device {device}"
+                for (_, device), r in sorted(numbered[-1].items(), key=lambda p: p[1])
+            )
+            remarks.append(f"{file.path.name}: several devices; {said}")
+    return numbered, remarks
+
+
+def _own_ranks(files: Sequence[TraceFile], remarks: list[str]) -> list[int]:
+    unnamed = [file for file in files if file.rank is None]
+    if not unnamed:
+        return [file.rank or 0 for file in files]
+    if len(files) == 1:
+        return [0]
+    taken = {file.rank for file in files if file.rank is not None}
+    found = [_RANK_IN_NAME.search(file.path.name) for file in unnamed]
+    by_name = [int(match.group(1)) for match in found if match]
+    if len({*by_name} - taken) == len(unnamed):
+        numbers, how = iter(by_name), "by their names"
+    else:
+        numbers = (n for n in count() if n not in taken)
+        how = "by their order"
+    ranks = [next(numbers) if file.rank is None else file.rank for file in files]
+    said = ", ".join(
+        f"{file.path.name} {rank}"
+        for file, rank in zip(files, ranks, strict=True)
+        if file.rank is None
+    )
+    remarks.append(f"files that name no rank were numbered {how}: {said}")
+    return ranks
+
+
+def on_one_clock(
+    of_rank: Mapping[int, Sequence[Span]], remarks: list[str]
+) -> dict[int, list[Span]]:
+    """Spans whose collectives know when their last rank had arrived ("ready_ns").
+
+    Collectives are matched by communicator, step and number. A collective's kernels
+    end together, whenever they began: ranks whose clock is off by more than
+    `CLOCKS_AGREE_NS` are shifted, and a remark says so.
+    """
+    spans = {rank: list(of_rank[rank]) for rank in sorted(of_rank)}
+    meetings = list(_meetings(spans))
+    offsets = _offsets(spans, meetings)
+    for rank, offset in offsets.items():
+        if abs(offset) > CLOCKS_AGREE_NS:
+            remarks.append(
+                f"the clock of rank {rank} is {abs(offset) / 1000:.0f} us "
+                f"{'ahead' if offset > 0 else 'behind'}, by the ends of its "
+                "collectives; its times were shifted"
+            )
+            spans[rank] = [shifted(span, -offset) for span in spans[rank]]
+    for meeting in meetings:
+        ready_ns = max(spans[rank][i].start_ns for rank, i in meeting)
+        for rank, i in meeting:
+            span = spans[rank][i]
+            attributes = {**span.attributes, "ready_ns": min(ready_ns, span.end_ns)}
+            spans[rank][i] = replace(span, attributes=attributes)
+    return spans
+
+
+Meeting = list[tuple[int, int]]  # (rank, index of its span)
+
+
+def _meetings(spans: Mapping[int, Sequence[Span]]) -> Iterator[Meeting]:
+    """Collectives of which every rank's kernel is known, and which agree."""
+    queues: dict[tuple[object, ...], dict[int, list[int]]] = defaultdict(dict)
+    for rank, of_rank in spans.items():
+        for i, span in enumerate(of_rank):
+            if span.kind == "communication" and "stream" in span.attributes:
+                queues[_key(span)].setdefault(rank, []).append(i)
+    for (_, group, size, _), of_queue in queues.items():
+        members = set(group) if isinstance(group, tuple) and group else set(spans)
+        if set(of_queue) != members or (size and size != len(members)):
+            continue
+        if len(members) < 2 or len({len(queue) for queue in of_queue.values()}) != 1:
+            continue
+        for rank, queue in of_queue.items():
+            queue.sort(key=lambda i: _place_in_queue(spans[rank][i]))
+        for together in zip(*of_queue.values(), strict=True):
+            meeting = list(zip(of_queue, together, strict=True))
+            names = {
+                (spans[rank][i].name, spans[rank][i].attributes.get("sequence"))
+                for rank, i in meeting
+            }
+            if len(names) == 1 and not {name for name, _ in names} & _POINT_TO_POINT:
+                yield meeting
+
+
+def _key(span: Span) -> tuple[object, object, object, object]:
+    about = span.attributes
+    communicator = about.get("communicator", span.lane)
+    group, size = about.get("group", ()), about.get("group_size", 0)
+    return communicator, group, size, about.get("step")
+
+
+def _place_in_queue(span: Span) -> tuple[int, int]:
+    return span.start_ns, span.end_ns
+
+
+def _offsets(
+    spans: Mapping[int, Sequence[Span]], meetings: Sequence[Meeting]
+) -> dict[int, int]:
+    """How far each rank's clock is ahead of the first's, where they met."""
+    ends: dict[int, list[int]] = defaultdict(list)
+    first = min(spans, default=0)
+    for meeting in meetings:
+        end_ns = {rank: spans[rank][i].end_ns for rank, i in meeting}
+        if first in end_ns:
+            for rank, end in end_ns.items():
+                ends[rank].append(end - end_ns[first])
+    return {rank: int(median(differences)) for rank, differences in ends.items()}

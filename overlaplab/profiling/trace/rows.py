@@ -1,0 +1,106 @@
+"""One event of a trace as it stands in the file: only the fields that are used.
+
+Times stay digits until they are integers of nanoseconds: a float of microseconds
+since 1970 has lost them.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+_LARGEST_NS = 1 << 62
+_EXACT_FLOAT = float(1 << 41)
+
+
+class Args(msgspec.Struct, gc=False):
+    """The arguments that mean something for a timeline."""
+
+    correlation: Any = None
+    external: Any = msgspec.field(default=None, name="External id")
+    stream: Any = None
+    device: Any = None
+    bytes: Any = None
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    in_elements: Any = msgspec.field(default=None, name="In msg nelems")
+    out_elements: Any = msgspec.field(default=None, name="Out msg nelems")
+    dtype: Any = None
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_description: Any = msgspec.field(
+        default=None, name="Process Group Description"
+    )
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    sequence: Any = msgspec.field(default=None, name="Seq")
+    shapes: Any = msgspec.field(default=None, name="Input Dims")
+    types: Any = msgspec.field(default=None, name="Input type")
+
+
+NO_ARGS = Args()
+
+
+class Row(msgspec.Struct, gc=False):
+    """One element of traceEvents."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: msgspec.Raw = msgspec.Raw()
+    dur: Any = None
+    args: Args | None = None
+
+
+class RowWithoutArgs(msgspec.Struct, gc=False):
+    """One whose args are no object."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: msgspec.Raw = msgspec.Raw()
+    dur: Any = None
+
+    def as_row(self) -> Row:
+        return Row(
+            self.ph, self.cat, self.name, self.pid, self.tid, self.ts, self.dur, None
+        )
+
+
+def nanoseconds(microseconds: object) -> int | None:
+    """The exact number, to the nearest nanosecond; None if it is none.
+
+    Args:
+        microseconds: digits, or what a decoder made of them; a float is exact enough
+            below 2**41.
+
+    >>> nanoseconds(b"1712195495519689.123"), nanoseconds(b'"0.5"'), nanoseconds(None)
+    (1712195495519689123, 500, None)
+    """
+    if type(microseconds) is msgspec.Raw:
+        microseconds = bytes(microseconds)
+    if type(microseconds) is bytes:
+        try:
+            # Of what JSON allows, only exponents and strings are refused here.
+            if microseconds[-4:-3] == b".":
+                return int(microseconds[:-4] + microseconds[-3:])
+            if microseconds.isdigit() and len(microseconds) < 17:
+                return int(microseconds) * 1000
+        except ValueError:
+            pass
+        microseconds = microseconds.strip(b'" ').decode(errors="replace")
+    elif type(microseconds) is float and abs(microseconds) < _EXACT_FLOAT:
+        return round(microseconds * 1000)
+    elif type(microseconds) is bool:
+        return None
+    try:
+        exact = Decimal(microseconds) * 1000  # type: ignore[arg-type]
+        if abs(exact) < _LARGEST_NS:
+            return int(exact.to_integral_value())
+    except (InvalidOperation, TypeError, ValueError):
+        pass
+    return None
