@@ -19,6 +19,7 @@ class Knobs {
       this.keeps, name, `keep the current setting as "${name}"`,
       () => this.ask({ type: "keep", name }),
     ));
+    this.buttons.forEach((each, i) => { each.dataset.keep = config.keep[i]; });
     this.message = element("div", "olt-error", host);
     this.message.setAttribute("role", "alert");
     this.remark = element("div", "olt-remark", shares);
@@ -77,6 +78,7 @@ class Knobs {
 
   ask(message) {
     this.busy = true;
+    this.root.dataset.busy = true;
     this.serial += 1;
     this.send({ ...message, serial: this.serial });
     clearTimeout(this.patience);
@@ -121,6 +123,7 @@ class Knobs {
     root.dataset.kept = JSON.stringify(state.kept);
     root.dataset.error = state.error;
     root.dataset.serial = state.serial;
+    root.dataset.busy = this.busy;
     this.paintShares(theme);
   }
 

@@ -21,8 +21,9 @@ const Marks = {
       const width = Math.min(Math.max(to - x, 1), this.columns + this.left + thick - x);
       c.fillRect(x, y, width, thick);
       c.fillRect(x, y + height - thick, width, thick);
-      c.fillRect(x, y, Math.min(thick, width), height);
-      c.fillRect(Math.max(x + width - thick, x), y, Math.min(thick, width), height);
+      if (width < 3 * thick) return; // no room for sides: what is hidden must show
+      c.fillRect(x, y, thick, height);
+      c.fillRect(x + width - thick, y, thick, height);
     };
     for (let i = 0; i < count; i++) {
       const [rank] = panel.lanes[lane[i]];

@@ -202,6 +202,7 @@ class LiveTimeline {
       windowEndNs: Math.round(this.end),
       stepNs: first.step_ns,
       frameMs: frameMs.toFixed(2),
+      redraws: (this.redraws = (this.redraws ?? 0) + 1),
       selected: this.chosen ? panels[this.chosen.panel].spans.index[this.chosen.span] : "",
       selectedPanel: this.chosen ? this.chosen.panel : "",
       hover: this.hover ? panels[this.hover.panel].spans.index[this.hover.span] : "",
