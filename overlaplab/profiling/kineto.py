@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,21 +16,23 @@ from overlaplab.profiling.trace.file import TraceFile, shifted
 from overlaplab.profiling.trace.names import Communication
 from overlaplab.timeline import Span, Timeline
 
+Trace = Mapping[str, Any] | bytes  # torch.profiler's JSON, parsed or as it was written
+
 
 def timeline_from_trace(
-    trace: Mapping[str, Any], rank: int | None = None, *, origin: str = "trace"
+    trace: Trace, rank: int | None = None, *, origin: str = "trace"
 ) -> Timeline:
     """The timeline of one rank's trace, starting at 0.
 
     Args:
-        trace: the parsed JSON of `torch.profiler`'s export.
+        trace: what `torch.profiler` exports.
         rank: whose; default: what the trace says, else 0.
         origin: of the timeline.
 
     Raises:
         TraceError: not a trace.
     """
-    file = TraceFile(Blocks.of_text(orjson.dumps(trace)))
+    file = _read(trace)
     rank = rank if rank is not None else file.rank or 0
     return timeline_of_ranks({rank: _spans(file, rank)}, origin=origin)
 
@@ -51,7 +52,7 @@ def timeline_of_ranks(
     return timeline if num_ranks is None else replace(timeline, num_ranks=num_ranks)
 
 
-def spans_from_trace(trace: Mapping[str, Any], rank: int) -> list[Span]:
+def spans_from_trace(trace: Trace, rank: int) -> list[Span]:
     """Spans of one rank, in nanoseconds of the machine's clock.
 
     The label of a span is the innermost profiler range around its launch; the step is
@@ -61,12 +62,12 @@ def spans_from_trace(trace: Mapping[str, Any], rank: int) -> list[Span]:
     Raises:
         TraceError: not a trace.
     """
-    return _spans(TraceFile(Blocks.of_text(orjson.dumps(trace))), rank)
+    return _spans(_read(trace), rank)
 
 
-def spans_from_file(path: str | os.PathLike[str], rank: int) -> list[Span]:
-    """`spans_from_trace` of a file that holds one rank."""
-    return _spans(TraceFile(Blocks(path)), rank)
+def _read(trace: Trace) -> TraceFile:
+    text = trace if isinstance(trace, bytes) else orjson.dumps(trace)
+    return TraceFile(Blocks.of_text(text))
 
 
 def _spans(file: TraceFile, rank: int) -> list[Span]:

@@ -82,6 +82,7 @@ def read_trace(
         dropped=tuple(sorted(dropped.items())),
         communication_names=known.patterns,
         remarks=(*decisions, *remarks),
+        zero_ns=first_ns,
     )
     return replace(timeline, source=source)
 

@@ -67,6 +67,7 @@ class DeviceReader:
         if call >= 0:
             attributes |= self._context_of(call)
             attributes["launch_ns"] = self._tables.calls.start[call] + self._shift_ns
+            attributes["thread"] = thread_id(self._tables.calls.thread[call])
         else:
             self.num_without_launch += 1
         if "step" not in attributes and self._labels.has_steps:
@@ -81,11 +82,18 @@ class DeviceReader:
             kind, name, size = "communication", message.operation, message.num_bytes
             lane = lanes.of_communication(row, message)
             attributes |= message.attributes()
+            if call >= 0 and (ranges := self._ranges_of(call)):
+                attributes["ranges"] = ranges
             attributes["kernel"] = self._short(row.name)
         elif row.kind == names.KERNEL:
             kind, lane = "compute", lanes.of(row)
-            name = self._operator_name(row, call) or names.short_name(row.name)
+            operator = self._operator_name(row, call)
+            name = operator.rpartition("::")[2] or names.short_name(row.name)
             attributes["kernel"] = self._short(row.name)
+            if operator and not operator.startswith("aten::"):
+                attributes["operator"] = operator
+            if isinstance(row.args.grid, list):
+                attributes["grid"] = row.args.grid
         else:
             kind = "memcpy" if row.kind == names.MEMCPY else "memset"
             lane, name = lanes.of(row), row.kind
@@ -101,6 +109,10 @@ class DeviceReader:
             context = self._labels.attributes(calls.thread[call], calls.start[call])
             self._context[call] = context
         return context
+
+    def _ranges_of(self, call: int) -> list[str]:
+        calls = self._tables.calls
+        return self._labels.ranges(calls.thread[call], calls.start[call])
 
     def _short(self, kernel: str) -> str:
         return self._kernel_names.setdefault(kernel, kernel[:200])
@@ -118,7 +130,7 @@ class DeviceReader:
     def _operator_name(self, row: DeviceRow, call: int) -> str:
         operator = self._operator(row, call)
         name = self._tables.operators.name[operator] if operator >= 0 else ""
-        return "" if name.startswith(NOT_OPERATORS) else name.rpartition("::")[2]
+        return "" if name.startswith(NOT_OPERATORS) else name
 
     def _message(self, row: DeviceRow, call: int) -> Message:
         """What is sent stands with the kernel, or with the call that launched it."""
@@ -152,8 +164,13 @@ class DeviceReader:
                 )
             elif kind == "launch" or launched:
                 what = f"launch {launched or name}"
-                context = self._context_of(i)
+                context = {**self._context_of(i), "thread": thread_id(thread)}
                 yield Span(rank, CPU_LANE, "launch", what, start, end, 0, 0, context)
+
+
+def thread_id(thread: Hashable) -> Any:
+    """The tid of a key of `Ranges.thread`, as JSON knows it."""
+    return thread[1] if isinstance(thread, tuple) else thread
 
 
 class _Launches:

@@ -22,11 +22,14 @@ class Innermost:
         """Of the rows `order`, by start and the outer before the inner."""
         self._from_ns: list[int] = []
         self._index: list[int] = []
+        self._outer: dict[int, int] = {}
         open_rows: list[int] = []
         for i in order:
             start = ranges.start[i]
             while open_rows and ranges.end[open_rows[-1]] <= start:
                 self._close(ranges, open_rows)
+            if open_rows:
+                self._outer[i] = open_rows[-1]
             open_rows.append(i)
             self._from_ns.append(start)
             self._index.append(i)
@@ -37,6 +40,14 @@ class Innermost:
         """The row around `at_ns`, -1 if there is none."""
         position = bisect_right(self._from_ns, at_ns) - 1
         return self._index[position] if position >= 0 else -1
+
+    def chain(self, at_ns: int) -> list[int]:
+        """The rows around `at_ns`, the outermost first."""
+        row, chain = self.at(at_ns), []
+        while row >= 0:
+            chain.append(row)
+            row = self._outer.get(row, -1)
+        return chain[::-1]
 
     def _close(self, ranges: Ranges, open_rows: list[int]) -> None:
         end = ranges.end[open_rows.pop()]
@@ -102,15 +113,21 @@ class Labels:
         """N of the `ProfilerStep#N` around `at_ns`."""
         return self._number_of.get(self._steps.at(at_ns))
 
-    def label(self, thread: Hashable, at_ns: int) -> str:
-        """The innermost range of the thread; in a backward thread that has none, the
-        one in which the main thread waits for it."""
+    def ranges(self, thread: Hashable, at_ns: int) -> list[str]:
+        """Ranges around, the outermost first: those of the thread; of a backward thread
+        that has none, those in which the main thread waits for it."""
         of_thread = self._labels.get(thread)
-        found = of_thread.at(at_ns) if of_thread else -1
-        if found < 0 and thread in self._backward_threads:
+        if thread in self._backward_threads and (
+            of_thread is None or of_thread.at(at_ns) < 0
+        ):
             of_thread = self._labels.get(self._main_thread)
-            found = of_thread.at(at_ns) if of_thread else -1
-        return self._annotations.name[found] if found >= 0 else ""
+        chain = of_thread.chain(at_ns) if of_thread else []
+        return [self._annotations.name[row] for row in chain]
+
+    def label(self, thread: Hashable, at_ns: int) -> str:
+        """The innermost of `ranges`, "" if there is none."""
+        ranges = self.ranges(thread, at_ns)
+        return ranges[-1] if ranges else ""
 
     def phase(self, thread: Hashable, at_ns: int, label: str) -> str:
         """ "backward" where autograd's engine was at work; "forward" where it was not

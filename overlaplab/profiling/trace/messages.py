@@ -25,22 +25,24 @@ class Message:
     Args:
         operation: "all_reduce", ...
         num_bytes: the larger of what goes in and what comes out; 0 if unknown.
+        said: what the trace calls it ("allreduce_coalesced"), "" if it does not say.
+        dtype: "BFloat16", "" if unknown.
         communicator: its name in the process group, None if unknown.
         lane: of that communicator.
         group: the ranks in it, empty if unknown.
         group_size: 0 if unknown.
         sequence: its number on the communicator, None if unknown.
-        is_guess: the operation is read off the kernel's name, which may mislead.
     """
 
     operation: str
     num_bytes: int
+    said: str
+    dtype: str
     communicator: str | None
     lane: str
     group: tuple[int, ...]
     group_size: int
     sequence: int | None
-    is_guess: bool
 
     @staticmethod
     def of(args: Args, kernel: str, annotation: str = "") -> Message:
@@ -54,27 +56,29 @@ class Message:
         return Message(
             operation=operation_of(said or kernel),
             num_bytes=num_bytes or bytes_of_shapes(args),
+            said=said,
+            dtype=str(args.dtype or ""),
             communicator=None if unknown else str(name or description),
             lane=_lane(description, name),
             group=_ranks(args.group_ranks),
             group_size=_number(args.group_size),
             sequence=sequence if type(sequence) is int else None,
-            is_guess=not said,
         )
 
     def attributes(self) -> dict[str, Any]:
         """For a span: those that are known."""
-        attributes: dict[str, Any] = {}
-        if self.communicator is not None:
-            attributes["communicator"] = self.communicator
-        if self.group:
-            attributes["group"] = self.group
-        if self.group_size:
-            attributes["group_size"] = self.group_size
+        known: dict[str, Any] = {
+            "collective": self.said,
+            "dtype": self.dtype,
+            "communicator": self.communicator,
+            "group_ranks": list(self.group),
+            "group_size": self.group_size,
+        }
+        attributes = {name: value for name, value in known.items() if value}
         if self.sequence is not None:
             attributes["sequence"] = self.sequence
-        if self.is_guess:
-            attributes["operation_from"] = "kernel name"
+        if not self.said:
+            attributes["operation_from"] = "kernel name"  # which may mislead
         return attributes
 
 

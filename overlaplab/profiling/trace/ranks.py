@@ -118,18 +118,19 @@ def on_one_clock(
     return spans
 
 
+_Key = tuple[object, tuple[int, ...], int, object]  # communicator, ranks, size, step
 Meeting = list[tuple[int, int]]  # (rank, index of its span)
 
 
 def _meetings(spans: Mapping[int, Sequence[Span]]) -> Iterator[Meeting]:
     """Collectives of which every rank's kernel is known, and which agree."""
-    queues: dict[tuple[object, ...], dict[int, list[int]]] = defaultdict(dict)
+    queues: dict[_Key, dict[int, list[int]]] = defaultdict(dict)
     for rank, of_rank in spans.items():
         for i, span in enumerate(of_rank):
             if span.kind == "communication" and "stream" in span.attributes:
                 queues[_key(span)].setdefault(rank, []).append(i)
     for (_, group, size, _), of_queue in queues.items():
-        members = set(group) if isinstance(group, tuple) and group else set(spans)
+        members = set(group) or set(spans)
         if set(of_queue) != members or (size and size != len(members)):
             continue
         if len(members) < 2 or len({len(queue) for queue in of_queue.values()}) != 1:
@@ -146,10 +147,10 @@ def _meetings(spans: Mapping[int, Sequence[Span]]) -> Iterator[Meeting]:
                 yield meeting
 
 
-def _key(span: Span) -> tuple[object, object, object, object]:
+def _key(span: Span) -> _Key:
     about = span.attributes
     communicator = about.get("communicator", span.lane)
-    group, size = about.get("group", ()), about.get("group_size", 0)
+    group, size = tuple(about.get("group_ranks", ())), about.get("group_size", 0)
     return communicator, group, size, about.get("step")
 
 

@@ -23,6 +23,7 @@ class Args(msgspec.Struct, gc=False):
     stream: Any = None
     device: Any = None
     bytes: Any = None
+    grid: Any = None
     collective: Any = msgspec.field(default=None, name="Collective name")
     in_elements: Any = msgspec.field(default=None, name="In msg nelems")
     out_elements: Any = msgspec.field(default=None, name="Out msg nelems")
