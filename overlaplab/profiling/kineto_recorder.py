@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +67,7 @@ class KinetoRecorder:
         # The session ends with a call of CUDA's runtime, so there is at least that.
         if self._cuda and not (b'"cuda_runtime"' in self.trace or _HIP in self.trace):
             raise ProfileError(_NO_CUPTI)
-        spans = spans_from_trace(json.loads(self.trace), rank)
+        spans = spans_from_trace(self.trace, rank)
         kept = without_earlier_launches(spans) if self._cuda else spans
         if len(kept) < len(spans):
             self._remarks = [

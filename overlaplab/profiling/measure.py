@@ -118,7 +118,7 @@ class Recording:
         """
         if not self._ended:
             raise RuntimeError("nothing is recorded before the `with` block has ended")
-        parts = (spans_from_trace(json.loads(trace), rank) for trace in self._traces)
+        parts = (spans_from_trace(trace, rank) for trace in self._traces)
         return [span for part in parts for span in part]
 
     def start(self, align: Callable[[], None] | None = None) -> None:
