@@ -7,7 +7,7 @@ alone. A laptop without a GPU is a healthy machine. Measures no speed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from textwrap import wrap
 from typing import Any
@@ -18,21 +18,14 @@ from overlaplab.profiling.doctor_facts import (
     Section,
     gather,
 )
-from overlaplab.profiling.doctor_settings import Remark, judge_settings
+from overlaplab.profiling.doctor_machine import judge_machine, told_limits
+from overlaplab.profiling.doctor_settings import Remark, judge_files, judge_settings
 
 OLDEST_TORCH = (2, 11)
 PYTHONS = ((3, 11), (3, 13))
 _INSTALL = "https://pytorch.org/get-started/locally"
 _WIDTH = 80
 _INDENT = " " * 9
-# How `nvidia-smi topo -m` calls the way between two GPUs.
-_WAYS = {
-    "PIX": "one PCIe switch",
-    "PXB": "several PCIe switches",
-    "PHB": "PCIe and the CPU",
-    "NODE": "PCIe and the CPU",
-    "SYS": "PCIe and the link between two CPUs",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +101,23 @@ def doctor() -> Checkup:
 
 def judge(facts: Facts) -> Checkup:
     """What the facts mean."""
-    has_gpus = bool(_gpus(facts))
+    has_gpus = bool(facts.gpus)
     remarks = [_versions(facts)]
     if _torch_works(facts):
         remarks += [
             _gloo(facts),
             *_graphics(facts),
-            *_links(facts),
             *_on_gpus(facts),
+            *judge_machine(facts),
             *_changed_too_late(facts),
             *judge_settings(facts.environ, has_gpus=has_gpus),
+            *judge_files(facts.system.nccl_settings, facts.environ, has_gpus=has_gpus),
         ]
     return Checkup(_machine(facts), tuple(remarks), _parts(facts, remarks))
 
 
 def _machine(facts: Facts) -> str:
-    gpus = _count_gpus([str(gpu["name"]) for gpu in _gpus(facts)])
+    gpus = _count_gpus([str(gpu["name"]) for gpu in facts.gpus])
     cores = f"{facts.cores} CPU core" + ("s" if facts.cores != 1 else "")
     return f"{facts.platform}, {cores}, {gpus or 'no GPU'}"
 
@@ -142,10 +136,13 @@ def _versions(facts: Facts) -> Remark:
         )
     found = str(torch.facts["torch"])
     what = f"Python {python}, torch {found}"
+    is_rocm = bool(torch.facts.get("hip"))
+    if is_rocm:
+        what += f", ROCm {torch.facts['hip']}"
     if torch.facts.get("cuda"):
         what += f", CUDA {torch.facts['cuda']}"
     if torch.facts.get("nccl"):
-        what += f", NCCL {torch.facts['nccl']}"
+        what += f", {'RCCL' if is_rocm else 'NCCL'} {torch.facts['nccl']}"
     what += f", overlaplab {facts.package}"
     if _numbers(found) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
@@ -187,7 +184,7 @@ def _graphics(facts: Facts) -> list[Remark]:
                 "Does nvidia-smi answer? If not, driver or GPU need a restart.",
             )
         ]
-    gpus = _gpus(facts)
+    gpus = facts.gpus
     if gpus:
         names = _count_gpus([str(gpu["name"]) for gpu in gpus])
         gib = min(int(gpu["bytes"]) for gpu in gpus) / 2**30
@@ -235,49 +232,20 @@ def _graphics(facts: Facts) -> list[Remark]:
     ]
 
 
-def _links(facts: Facts) -> list[Remark]:
-    count = len(_gpus(facts))
-    if count < 2:
-        return []
-    remarks = []
-    if facts.links:
-        kinds = sorted({way for _, _, way in facts.links})
-        remarks.append(
-            Remark(
-                "ok",
-                f"links between GPUs: {', '.join(f'{k} ({_way(k)})' for k in kinds)}",
-                ""
-                if all(k.startswith("NV") for k in kinds)
-                else "Slower than NVLink: there is more to hide, and messages should "
-                "be fewer.",
-            )
-        )
-    peers = facts.sections["gpus"].facts["peers"]
-    if len(peers) < count * (count - 1):
-        remarks.append(
-            Remark(
-                "warning",
-                "not every GPU can read every other's memory",
-                "NCCL goes through the host's memory for those, many times slower.",
-                "In a container or virtual machine, ask for peer access.",
-            )
-        )
-    return remarks
-
-
 def _on_gpus(facts: Facts) -> list[Remark]:
     """What has to work on GPUs."""
     said = {
         "pinned": (
             "copies from pinned memory",
             "Batches cannot be copied beside computation.",
-            "Is the limit on locked memory (ulimit -l) too low?",
+            "Is there too little memory, or a limit on it (ulimit -l, or the "
+            "container's) too low?",
         ),
         "profiler": (
             "torch.profiler sees kernels",
             "Timelines of real GPUs would have no lanes but the CPU's.",
             "Another profiler may hold the GPU; end it. In a container, CUPTI must "
-            "match the driver.",
+            f"match the driver. A torch without CUPTI: install another ({_INSTALL}).",
         ),
         "nccl": (
             "NCCL: two GPUs added two numbers",
@@ -286,11 +254,14 @@ def _on_gpus(facts: Facts) -> list[Remark]:
             "try more shared memory (--shm-size) and NCCL_P2P_DISABLE=1.",
         ),
     }
+    limits = told_limits(facts.system)
     remarks = []
     for name, (what, means, do) in said.items():
         section = facts.sections.get(name)
-        if section is None or "skipped" in section.facts or not _gpus(facts):
+        if section is None or "skipped" in section.facts or not facts.gpus:
             continue
+        if name == "pinned" and limits:
+            what += f" ({limits})"
         if section.error or section.hung:
             why = section.error or "no answer in time"
             remarks.append(Remark("broken", f"{what}: no ({why})", means, do))
@@ -327,7 +298,7 @@ def _parts(facts: Facts, remarks: Sequence[Remark]) -> tuple[Part, ...]:
     works = _torch_works(facts)
     gloo = facts.sections.get("gloo", Section(error="not reached"))
     nccl = facts.sections.get("nccl", Section(hung=True))
-    num_gpus = len(_gpus(facts)) if works else 0
+    num_gpus = len(facts.gpus) if works else 0
     if num_gpus >= 2:
         runs = not nccl.error and not nccl.hung
         says = "every result measured here" if runs else "two GPUs do not meet"
@@ -355,22 +326,9 @@ def _torch_works(facts: Facts) -> bool:
     return bool(torch) and _numbers(str(torch["torch"])) >= OLDEST_TORCH
 
 
-def _gpus(facts: Facts) -> Sequence[Mapping[str, Any]]:
-    gpus: Sequence[Mapping[str, Any]] = facts.sections.get("gpus", Section()).facts.get(
-        "gpus", ()
-    )
-    return gpus
-
-
 def _count_gpus(names: Sequence[str]) -> str:
     """ "2 x NVIDIA H100, 1 x NVIDIA L4"."""
     return ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names))
-
-
-def _way(link: str) -> str:
-    if link.startswith("NV"):
-        return f"{link[2:]} NVLinks"
-    return _WAYS.get(link, "unknown")
 
 
 def _value(value: str | None) -> str:

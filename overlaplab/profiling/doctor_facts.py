@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from overlaplab.profiling import doctor_probe
+from overlaplab.profiling.doctor_system import System, look_at_system
 
 PROBE_TIMEOUT_S = 80.0  # a cold CUDA context and a communicator on eight GPUs
 SMI_TIMEOUT_S = 15.0
@@ -30,6 +31,11 @@ READ_AT_CUDA_START = (
     "CUDA_LAUNCH_BLOCKING",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_LAUNCH_BLOCKING",
+    "AMD_SERIALIZE_KERNEL",
+    "GPU_MAX_HW_QUEUES",
 )
 
 
@@ -65,6 +71,8 @@ class Facts:
         sections: of the probe, by name; one is absent if an earlier one hung.
         smi_gpus: GPUs by `nvidia-smi -L`, None without nvidia-smi.
         links: (GPU, GPU, "NV18") by `nvidia-smi topo -m`.
+        cards: (GPU, network card, "PIX") by the same.
+        system: what Linux says.
     """
 
     python: tuple[int, int, int]
@@ -77,6 +85,16 @@ class Facts:
     sections: Mapping[str, Section]
     smi_gpus: tuple[str, ...] | None
     links: tuple[tuple[int, int, str], ...]
+    cards: tuple[tuple[int, str, str], ...] = ()
+    system: System = field(default_factory=System)
+
+    @property
+    def gpus(self) -> Sequence[Mapping[str, Any]]:
+        """Those that CUDA or ROCm sees, in its order."""
+        found: Sequence[Mapping[str, Any]] = self.sections.get(
+            "gpus", Section()
+        ).facts.get("gpus", ())
+        return found
 
 
 def gather(
@@ -103,6 +121,7 @@ def gather(
     else:
         command = probe or [sys.executable, "-P", doctor_probe.__file__]
         sections = read_probe(output_of(command, probe_timeout_s) or "")
+    gpus = sections.get("gpus", Section()).facts.get("gpus", ())
     return Facts(
         python=sys.version_info[:3],
         package=_package_version(),
@@ -114,6 +133,8 @@ def gather(
         sections=sections,
         smi_gpus=None if listed is None else parse_gpus(listed),
         links=parse_topology(topology or ""),
+        cards=parse_cards(topology or ""),
+        system=look_at_system([str(gpu.get("pci", "")) for gpu in gpus]),
     )
 
 
@@ -184,16 +205,34 @@ def parse_topology(printed: str) -> tuple[tuple[int, int, str], ...]:
     >>> parse_topology("      GPU0 GPU1 NIC0\\nGPU0  X  NV18 SYS\\nGPU1 NV18 X  SYS")
     ((0, 1, 'NV18'),)
     """
+    return tuple(
+        (a, int(name[3:]), way)
+        for a, name, way in _matrix(printed)
+        if name.startswith("GPU") and a < int(name[3:])
+    )
+
+
+def parse_cards(printed: str) -> tuple[tuple[int, str, str], ...]:
+    """The way from each GPU to each network card by `nvidia-smi topo -m`.
+
+    >>> parse_cards("      GPU0 NIC0 CPU Affinity\\nGPU0  X  PIX  0-47")
+    ((0, 'NIC0', 'PIX'),)
+    """
+    return tuple(row for row in _matrix(printed) if not row[1].startswith("GPU"))
+
+
+def _matrix(printed: str) -> list[tuple[int, str, str]]:
+    """(GPU, other device, way) for each cell of the rows of GPUs."""
     rows = [_ESCAPE.sub("", line).split() for line in printed.splitlines()]
     heads = next((row for row in rows if row[:1] == ["GPU0"] and "X" not in row), [])
-    columns = [int(h[3:]) for h in heads if re.fullmatch(r"GPU\d+", h)]
-    links = []
-    for row in rows:
-        if not row or row is heads or not re.fullmatch(r"GPU\d+", row[0]):
-            continue
-        a = int(row[0][3:])
-        links += [(a, b, x) for b, x in zip(columns, row[1:], strict=False) if a < b]
-    return tuple(links)
+    if "CPU" in heads:  # "CPU Affinity" and what follows it are no devices
+        heads = heads[: heads.index("CPU")]
+    return [
+        (int(row[0][3:]), name, way)
+        for row in rows
+        if row and row[: len(heads)] != heads and re.fullmatch(r"GPU\d+", row[0])
+        for name, way in zip(heads, row[1:], strict=False)
+    ]
 
 
 def usable_cores() -> int:

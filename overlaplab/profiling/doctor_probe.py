@@ -81,7 +81,12 @@ def look_at_gpus() -> dict[str, Any]:
         return {"gpus": [], "peers": [], "why": _first_line(error)}
     count = torch.cuda.device_count()
     gpus = [
-        {"name": p.name, "bytes": p.total_memory, "processors": p.multi_processor_count}
+        {
+            "name": p.name,
+            "bytes": p.total_memory,
+            "processors": p.multi_processor_count,
+            "pci": _pci(p),
+        }
         for p in map(torch.cuda.get_device_properties, range(count))
     ]
     peers = [
@@ -113,8 +118,10 @@ def look_at_profiler() -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         return {"skipped": "no GPU"}
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity, profile, supported_activities
 
+    if ProfilerActivity.CUDA not in supported_activities():  # type: ignore[no-untyped-call]
+        raise RuntimeError("this torch is built without CUPTI and sees the CPU only")
     a = torch.ones(64, 64, device="cuda")
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         torch.mm(a, a)
@@ -167,6 +174,16 @@ def main() -> None:
         print(json.dumps({"end": name, **seen}), flush=True)
         if name == "torch" and "error" in seen:
             return
+
+
+def _pci(properties: Any) -> str:
+    """The address on the PCI bus, "" where this torch does not tell."""
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    try:
+        domain, bus, device = (int(getattr(properties, name)) for name in names)
+    except AttributeError:
+        return ""
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,8 +6,8 @@ on those of ProcessGroupNCCL. Knows no machine: `doctor` says which of it matter
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Status = Literal["ok", "note", "warning", "broken"]
@@ -58,7 +58,7 @@ SETTINGS = (
         "Every launch waits until its kernel has ended. Nothing overlaps, on any "
         "stream, and what you time is a serial program.",
         "Unset it, except to find the kernel that fails.",
-        ("1",),
+        ("1", "2", "3"),
         "warning",
     ),
     Setting(
@@ -77,15 +77,64 @@ SETTINGS = (
         "So many queues lead into the GPU (8 if unset). More streams than queues wait "
         "for one another without need.",
     ),
+    *(
+        Setting(name, "Only these GPUs exist for the program, numbered anew from 0.")
+        for name in (
+            "CUDA_VISIBLE_DEVICES",
+            "HIP_VISIBLE_DEVICES",
+            "ROCR_VISIBLE_DEVICES",
+        )
+    ),
     Setting(
-        "CUDA_VISIBLE_DEVICES",
-        "Only these GPUs exist for CUDA, numbered anew from 0.",
+        "GPU_MAX_HW_QUEUES",
+        "All streams of ROCm share one queue into the GPU: kernels start in the order "
+        "of their launches, and streams do not run side by side.",
+        "Unset it (4), and start again.",
+        ("1",),
+        "warning",
+    ),
+    Setting(
+        "GPU_MAX_HW_QUEUES",
+        "So many queues lead into an AMD GPU (4 if unset). More streams than queues "
+        "wait for one another without need.",
     ),
     Setting(
         "TORCH_NCCL_BLOCKING_WAIT",
         "work.wait() holds the CPU until the collective has ended; meanwhile the CPU "
         "launches nothing, and the GPU runs dry behind it.",
         "Unset it, except to turn hangs into errors while debugging.",
+        _ON,
+        "warning",
+    ),
+    Setting(
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "Nobody watches the collectives: when one hangs, every rank waits for ever and "
+        "no trace says where. It does not touch overlap.",
+        "Unset it (3: end the process, and say which collective hung).",
+        ("0",),
+        "warning",
+    ),
+    Setting(
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "What becomes of a process whose collective failed or hung. A thread beside "
+        "the program looks after that; it does not touch overlap.",
+        "",
+        ("1", "2"),
+    ),
+    *(
+        Setting(
+            name,
+            "More events and looks at them for every collective: CPU time for each, "
+            "which many small collectives feel.",
+            "Unset it before you time anything.",
+            _ON,
+        )
+        for name in ("TORCH_NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_DEBUG")
+    ),
+    Setting(
+        "TORCH_NCCL_NAN_CHECK",
+        "A kernel reads every tensor before it is sent.",
+        "Unset it before you time anything.",
         _ON,
         "warning",
     ),
@@ -143,6 +192,32 @@ SETTINGS = (
         ("1",),
         "warning",
     ),
+    Setting(
+        "NCCL_NET_GDR_LEVEL",
+        "Network cards never read a GPU's memory: every message between machines is "
+        "copied through the host's.",
+        "Unset it, unless the copies are what you measure.",
+        ("loc", "0"),
+        "warning",
+    ),
+    Setting(
+        "NCCL_NET_GDR_LEVEL",
+        "How far a network card may be from a GPU and still read its memory directly. "
+        "Too far is slower than a copy through the host.",
+    ),
+    Setting(
+        "NCCL_DMABUF_ENABLE",
+        "Without dma-buf network cards reach a GPU's memory by nvidia-peermem only.",
+        "Unset it, unless dma-buf is broken here.",
+        ("0",),
+    ),
+    *(
+        Setting(
+            name,
+            "Only these network cards, or this way into the network, are used.",
+        )
+        for name in ("NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN")
+    ),
     *(
         Setting(
             name,
@@ -179,7 +254,15 @@ SETTINGS = (
     ),
 )
 
-_OLD_NAMES = {"NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT"}
+# Other names of the same switch: older ones, and ROCm's.
+_SAME_AS = {
+    "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
+    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
+    "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
+    "HIP_LAUNCH_BLOCKING": "CUDA_LAUNCH_BLOCKING",
+    "AMD_SERIALIZE_KERNEL": "CUDA_LAUNCH_BLOCKING",
+}
 # What a set-up says about itself, and no switch.
 _SILENT = ("NCCL_VERSION", "NCCL_HOME", "NCCL_ROOT", "NCCL_LIB_DIR", "NCCL_INCLUDE_DIR")
 _NEEDS_NO_GPU = ("GLOO_SOCKET_IFNAME", "TORCH_DISTRIBUTED_DEBUG")
@@ -210,8 +293,26 @@ def judge_settings(environ: Mapping[str, str], *, has_gpus: bool) -> list[Remark
     return remarks
 
 
+def judge_files(
+    settings: Iterable[tuple[str, str, str]],
+    environ: Mapping[str, str],
+    *,
+    has_gpus: bool,
+) -> list[Remark]:
+    """The same for what NCCL's own files set: (name, value, file).
+
+    A variable of the environment goes before a line of a file.
+    """
+    remarks = []
+    for name, value, path in settings:
+        remark = _remark(name, value) if name not in environ and has_gpus else None
+        if remark is not None:
+            remarks.append(replace(remark, what=f"{remark.what} (in {path})"))
+    return remarks
+
+
 def _remark(name: str, value: str) -> Remark | None:
-    known = _OLD_NAMES.get(name, name)
+    known = _SAME_AS.get(name, name)
     lines = [setting for setting in SETTINGS if setting.name == known]
     for line in lines:
         if not line.when or value.strip().lower() in line.when:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from overlaplab import cli
 from overlaplab.profiling import doctor_facts
-from overlaplab.profiling.doctor import Checkup, judge
+from overlaplab.profiling.doctor import judge
 from overlaplab.profiling.doctor_facts import (
     Facts,
     Section,
@@ -22,63 +22,14 @@ from overlaplab.profiling.doctor_facts import (
     read_probe,
 )
 from overlaplab.profiling.doctor_settings import SETTINGS, judge_settings
-
-H100 = {"name": "NVIDIA H100 80GB HBM3", "bytes": 79 * 2**30, "processors": 132}
-SKIPPED = Section({"skipped": "no GPU"})
-LAPTOP = Facts(
-    python=(3, 12, 3),
-    package="0.1.0",
-    platform="Darwin arm64",
-    cores=8,
-    environ={},
-    seen_by_cuda=None,
-    seen_exactly=False,
-    sections={
-        "torch": Section(
-            {"torch": "2.13.0", "cuda": None, "hip": None, "nccl": None, "gloo": True}
-        ),
-        "gloo": Section(),
-        "gpus": Section({"gpus": [], "peers": [], "why": ""}),
-        "pinned": SKIPPED,
-        "profiler": SKIPPED,
-        "nccl": SKIPPED,
-    },
-    smi_gpus=None,
-    links=(),
-)
-CUDA_TORCH = Section(
-    {"torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.28.9", "gloo": True}
-)
-SERVER = replace(
+from tests.profiling.machines import (
+    H100,
     LAPTOP,
-    platform="Linux x86_64",
-    cores=32,
-    sections={
-        "torch": CUDA_TORCH,
-        "gloo": Section(),
-        "gpus": Section({"gpus": [H100, H100], "peers": [[0, 1], [1, 0]], "why": ""}),
-        "pinned": Section(),
-        "profiler": Section(),
-        "nccl": Section(),
-    },
-    smi_gpus=("NVIDIA H100 80GB HBM3",) * 2,
-    links=((0, 1, "NV18"),),
+    SERVER,
+    said,
+    statuses,
+    with_section,
 )
-
-
-def with_section(facts: Facts, **sections: Section) -> Facts:
-    return replace(facts, sections={**facts.sections, **sections})
-
-
-def statuses(checkup: Checkup) -> set[str]:
-    return {remark.status for remark in checkup.remarks}
-
-
-def said(checkup: Checkup, status: str) -> str:
-    """The one remark of this status, as a line."""
-    (remark,) = (r for r in checkup.remarks if r.status == status)
-    return f"{remark.what} | {remark.means} | {remark.do}"
-
 
 # Healthy machines
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -127,3 +129,9 @@ def test_version_and_help_answer() -> None:
     for command in ([], ["demo"], ["grade"]):
         assert call(*command, "--help").exit_code == 0
     assert isinstance(cli.main, click.Group)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "overlaplab", "--version"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, f"overlaplab {version('overlaplab')}\n")

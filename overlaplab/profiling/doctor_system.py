@@ -1,0 +1,233 @@
+"""What Linux says about a machine: network cards, drivers, cores, limits.
+
+Read from files below /proc, /sys and /etc. What cannot be read (another system, a
+container that hides it) is None: unknown, which is not the same as absent. Judges
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+NCCL_FILE = "etc/nccl.conf"  # NCCL reads it, and ~/.nccl.conf (or NCCL_CONF_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A port of an InfiniBand, RoCE or EFA card.
+
+    Args:
+        card: "mlx5_0".
+        link: "InfiniBand", or "Ethernet" for RoCE.
+        is_active: a cable is in, and the network answers.
+        rate: "400 Gb/sec (4X NDR)".
+    """
+
+    card: str
+    link: str
+    is_active: bool
+    rate: str
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One look at what lies around the GPUs. None: unknown.
+
+    Args:
+        ports: of network cards that reach memory by themselves; () if there are none.
+        modules: of the kernel, by name.
+        peer_clients: drivers whose memory such a card may reach.
+        driver: what NVIDIA's driver says it is; "" without one.
+        kernel: (major, minor) of Linux.
+        counters_restricted: only root may read the GPU's counters.
+        locked_bytes: the limit on locked memory (ulimit -l); None also for no limit.
+        memory_bytes: of the machine, or as much as its container may use.
+        shared_bytes: the size of /dev/shm.
+        is_container: of Docker, Podman or Kubernetes.
+        node_cores: the cores of each NUMA node, by its number.
+        gpu_nodes: the NUMA node of each GPU, in the order of CUDA's numbers.
+        cores: those that this process may use, by number.
+        tools: Nsight's commands that are on PATH.
+        nccl_settings: (name, value, file) of NCCL's configuration files.
+    """
+
+    ports: tuple[Port, ...] | None = None
+    modules: frozenset[str] | None = None
+    peer_clients: tuple[str, ...] = ()
+    driver: str = ""
+    kernel: tuple[int, int] | None = None
+    counters_restricted: bool | None = None
+    locked_bytes: int | None = None
+    memory_bytes: int | None = None
+    shared_bytes: int | None = None
+    is_container: bool = False
+    node_cores: tuple[tuple[int, frozenset[int]], ...] = ()
+    gpu_nodes: tuple[int | None, ...] = ()
+    cores: frozenset[int] = frozenset()
+    tools: tuple[str, ...] = ("nsys", "ncu")
+    nccl_settings: tuple[tuple[str, str, str], ...] = ()
+
+
+def look_at_system(pci: Sequence[str], root: Path = Path("/")) -> System:
+    """Read what this machine says.
+
+    Args:
+        pci: the address of each GPU on the PCI bus ("0000:19:00.0"), "" if unknown.
+        root: the folder that has proc, sys and etc.
+    """
+    nodes = root / "sys/devices/system/node"
+    return System(
+        ports=_ports(root / "sys/class"),
+        modules=_modules(root / "proc/modules"),
+        peer_clients=tuple(_names(root / "sys/kernel/mm/memory_peers")),
+        driver=_first_line(root / "proc/driver/nvidia/version"),
+        kernel=_kernel(_first_line(root / "proc/sys/kernel/osrelease")),
+        counters_restricted=_counters(root / "proc/driver/nvidia/params"),
+        locked_bytes=_locked_bytes(root / "proc/self/limits"),
+        memory_bytes=_memory_bytes(root),
+        shared_bytes=_shared_bytes(root / "dev/shm"),
+        is_container=_is_container(root),
+        node_cores=tuple(
+            (int(name[4:]), parse_cores(_first_line(nodes / name / "cpulist")))
+            for name in _names(nodes)
+            if re.fullmatch(r"node\d+", name)
+        ),
+        gpu_nodes=tuple(_node(root / "sys/bus/pci/devices", at) for at in pci),
+        cores=_own_cores(),
+        tools=tuple(name for name in ("nsys", "ncu") if shutil.which(name)),
+        nccl_settings=_nccl_settings(root),
+    )
+
+
+def parse_cores(listed: str) -> frozenset[int]:
+    """Numbers from Linux's notation of a set.
+
+    >>> sorted(parse_cores("0-2,8"))
+    [0, 1, 2, 8]
+    """
+    cores: set[int] = set()
+    for low, high in re.findall(r"(\d+)(?:-(\d+))?", listed):
+        cores |= set(range(int(low), int(high or low) + 1))
+    return frozenset(cores)
+
+
+def format_numbers(numbers: Iterable[int]) -> str:
+    """Linux's notation of a set.
+
+    >>> format_numbers({0, 1, 2, 8})
+    '0-2,8'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def _ports(classes: Path) -> tuple[Port, ...] | None:
+    if not classes.is_dir():
+        return None
+    ports = []
+    for card in _names(classes / "infiniband"):
+        for number in _names(classes / "infiniband" / card / "ports"):
+            port = classes / "infiniband" / card / "ports" / number
+            state = _first_line(port / "state")  # "4: ACTIVE"
+            link = _first_line(port / "link_layer")
+            rate = _first_line(port / "rate")
+            ports.append(Port(card, link, state.endswith("ACTIVE"), rate))
+    return tuple(ports)
+
+
+def _modules(path: Path) -> frozenset[str] | None:
+    text = _text(path)
+    if text is None:
+        return None
+    return frozenset(line.split()[0] for line in text.splitlines() if line.strip())
+
+
+def _kernel(release: str) -> tuple[int, int] | None:
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _counters(params: Path) -> bool | None:
+    found = re.search(r"^RmProfilingAdminOnly: (\d+)", _text(params) or "", re.M)
+    return found[1] != "0" if found else None
+
+
+def _locked_bytes(limits: Path) -> int | None:
+    found = re.search(r"^Max locked memory +(\d+)", _text(limits) or "", re.M)
+    return int(found[1]) if found else None
+
+
+def _memory_bytes(root: Path) -> int | None:
+    found = re.search(r"^MemTotal: +(\d+) kB", _text(root / "proc/meminfo") or "", re.M)
+    total = [int(found[1]) * 1024] if found else []
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup v2, v1
+        limit = _first_line(root / "sys/fs/cgroup" / name)
+        total += [int(limit)] if limit.isdigit() else []
+    return min(total, default=None)
+
+
+def _shared_bytes(folder: Path) -> int | None:
+    try:
+        size = os.statvfs(folder)
+    except (OSError, AttributeError):  # absent, or no statvfs on this system
+        return None
+    return size.f_blocks * size.f_frsize
+
+
+def _is_container(root: Path) -> bool:
+    marks = (".dockerenv", "run/.containerenv")
+    secrets = root / "var/run/secrets/kubernetes.io"
+    return any((root / mark).exists() for mark in marks) or secrets.exists()
+
+
+def _node(devices: Path, address: str) -> int | None:
+    """The NUMA node of a device; None if the firmware does not say (-1)."""
+    node = _first_line(devices / address.lower() / "numa_node") if address else ""
+    return int(node) if node.isdigit() else None
+
+
+def _own_cores() -> frozenset[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset()
+
+
+def _nccl_settings(root: Path) -> tuple[tuple[str, str, str], ...]:
+    """What NCCL's files set; the user's goes before the machine's."""
+    mine = os.environ.get("NCCL_CONF_FILE") or str(Path.home() / ".nccl.conf")
+    found: dict[str, tuple[str, str, str]] = {}
+    for shown, path in ((mine, Path(mine)), ("/" + NCCL_FILE, root / NCCL_FILE)):
+        for line in (_text(path) or "").splitlines():
+            name, equals, value = line.partition("=")
+            name = name.strip()
+            if equals and name and not name.startswith("#"):
+                found.setdefault(name, (name, value.strip(), shown))
+    return tuple(found.values())
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
+
+
+def _first_line(path: Path) -> str:
+    return ((_text(path) or "").splitlines() or [""])[0].strip()
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return None
