@@ -168,6 +168,27 @@ def collective_ns(
     return placed_ns(hw, operation, placement(hw, ranks), bytes)
 
 
+def crossing_bytes(operation: str, num_ranks: int, bytes: int) -> int:
+    """Bytes that cross one rank's link: c(n) B of [Note: one link], rounded up.
+
+    Divided by the time it is the "bus bandwidth" of nccl-tests, which is comparable
+    with `Link.bytes_per_s` whatever the operation and the number of ranks.
+
+    Raises:
+        ValueError: unknown operation, fewer than one rank, negative bytes.
+
+    >>> crossing_bytes("all_reduce", 4, 100), crossing_bytes("all_gather", 4, 100)
+    (150, 75)
+    """
+    if operation not in _CROSSINGS or num_ranks < 1 or bytes < 0:
+        raise ValueError(
+            f"crossing_bytes({operation!r}, {num_ranks}, {bytes}): expected one of "
+            f"{', '.join(OPERATIONS)}, at least 1 rank and 0 bytes"
+        )
+    numerator, denominator = _CROSSINGS[operation](num_ranks)
+    return -(-bytes * numerator // denominator)
+
+
 def placed_ns(
     hw: Hardware, operation: str, place: Placement, bytes: int
 ) -> tuple[int, int]:
