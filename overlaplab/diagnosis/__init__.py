@@ -1,15 +1,21 @@
-"""What a timeline's step loses, in plain words, most expensive first. No torch."""
+"""What a timeline's step loses, in plain words, most expensive first. No torch.
+
+account     where each nanosecond of a step goes; what CPU-bound time is
+steps       one step of one rank; collectives, contention, makers, saved: its facts
+rules_*     facts -> findings
+text, page, record     a diagnosis for a terminal, a browser, a program
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from overlaplab.diagnosis.diagnosis import NO_COMMUNICATION, Diagnosis, diagnose
+from overlaplab.diagnosis.findings import FINDING_KINDS, Finding, FindingKind
 
-from overlaplab.diagnosis.findings import Finding, FindingKind
-from overlaplab.timeline import Timeline
-
-__all__ = ["Finding", "FindingKind", "diagnose"]
-
-
-def diagnose(timeline: Timeline, *, hardware: Any = None) -> Any:
-    """Findings about a timeline, measured or virtual."""
-    raise NotImplementedError
+__all__ = [
+    "FINDING_KINDS",
+    "NO_COMMUNICATION",
+    "Diagnosis",
+    "Finding",
+    "FindingKind",
+    "diagnose",
+]

@@ -1,0 +1,107 @@
+"""Everything that the rules look at, put together once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from overlaplab.diagnosis.collectives import Collective, collectives_of
+from overlaplab.diagnosis.contention import Contention, Twins, contention_of
+from overlaplab.diagnosis.lookup import Lookup
+from overlaplab.diagnosis.steps import Step, steps_of
+from overlaplab.hardware import PROFILES, Hardware, profile
+from overlaplab.timeline import Timeline
+
+# A card by a word of its name, and the profile of machines that are built of it.
+_GUESSES = (("H200", "h200-nvlink"), ("H100", "h100-nvlink"), ("A100", "a100-nvlink"))
+LEAST_SHARE = 0.005  # of a step: what costs less is not told
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A timeline, taken apart.
+
+    Args:
+        steps: by step and rank.
+        collectives: by start.
+        twins: kernels alone and beside communication, the costliest first.
+        contention, by_step: by (rank, step); the collectives of a step by start.
+        hardware: the profile that bandwidths are compared with, None without one.
+        is_guess: whether the profile was guessed by the card's name.
+    """
+
+    lookup: Lookup
+    steps: tuple[Step, ...]
+    collectives: tuple[Collective, ...]
+    twins: tuple[Twins, ...]
+    contention: Mapping[tuple[int, int | None], Contention]
+    by_step: Mapping[tuple[int, int | None], Sequence[Collective]]
+    hardware: Hardware | None
+    is_guess: bool
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.lookup.timeline
+
+    def of(self, step: Step) -> Sequence[Collective]:
+        """The collectives of one rank's step, by start."""
+        return self.by_step.get((step.rank, step.step), ())
+
+    def peers_of(self, step: Step) -> Sequence[Step]:
+        """The same step on every rank, its own too."""
+        return [s for s in self.steps if s.step == step.step]
+
+    def contention_of(self, step: Step) -> Contention:
+        return self.contention.get((step.rank, step.step), Contention())
+
+    @property
+    def representative(self) -> tuple[Step, ...]:
+        """For each rank its step of median length, the shorter of two in the middle."""
+        ranks = sorted({step.rank for step in self.steps})
+        own = [[s for s in self.steps if s.rank == rank] for rank in ranks]
+        return tuple(
+            sorted(steps, key=lambda s: s.step_ns)[(len(steps) - 1) // 2]
+            for steps in own
+        )
+
+
+def case_of(timeline: Timeline, hardware: str | Hardware | None) -> Case:
+    """Take `timeline` apart.
+
+    Raises:
+        ValueError: nobody knows the hardware.
+    """
+    hw, is_guess = _hardware(timeline, hardware)
+    lookup = Lookup(timeline)
+    steps = steps_of(lookup)
+    twins, contention = contention_of(lookup, steps)
+    collectives = collectives_of(lookup, steps, hw)
+    by_step: dict[tuple[int, int | None], list[Collective]] = defaultdict(list)
+    for collective in collectives:
+        by_step[collective.span.rank, collective.step.step].append(collective)
+    return Case(
+        lookup=lookup,
+        steps=steps,
+        collectives=collectives,
+        twins=twins,
+        contention=contention,
+        by_step=by_step,
+        hardware=hw,
+        is_guess=is_guess,
+    )
+
+
+def _hardware(
+    timeline: Timeline, hardware: str | Hardware | None
+) -> tuple[Hardware | None, bool]:
+    if hardware is not None:
+        return profile(hardware), False
+    if timeline.hardware:
+        # A virtual run's own; an edited profile has no entry.
+        return PROFILES.get(timeline.hardware), False
+    for _, device in timeline.source.devices:
+        for word, name in _GUESSES:
+            if word in device:
+                return PROFILES[name], True
+    return None, False

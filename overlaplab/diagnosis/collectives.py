@@ -1,0 +1,301 @@
+"""Each collective: its peers, what it waited for, what of it is exposed, how fast.
+
+Peers of a measured run are found by their order on a communicator; a virtual run names
+them by its "ready_ns". Knows no findings.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from overlaplab.diagnosis.account import Entry
+from overlaplab.diagnosis.lookup import Lookup
+from overlaplab.diagnosis.steps import Step
+from overlaplab.hardware import Hardware
+from overlaplab.hardware.collectives import OPERATIONS, collective_ns, crossing_bytes
+from overlaplab.timeline import Span
+from overlaplab.timeline.intervals import merge, total
+
+WaitedFor = Literal["its launch", "its inputs", "the previous collective", "nothing"]
+PROMPT_NS = 20_000  # a device starts what is ready within this time
+_SENDING: tuple[Entry, ...] = (
+    "sending_last",
+    "sending_cpu",
+    "sending_awaited",
+    "sending_other",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective on one rank.
+
+    Args:
+        index: of its span in `timeline.spans`.
+        span: that span.
+        step: whose it is.
+        group_size: ranks that take part, None where nobody says.
+        peers: indices of the same collective on other ranks, where they are there.
+        last: rank that arrived last, None where it is not known.
+        ready_ns: when the last rank had arrived; its start where that is not known.
+        knows_ready: whether `ready_ns` is more than a guess.
+        waited_for: what let it start on this rank.
+        waited_span: index of what it waited for, where it is a span.
+        exposed_ns: no computation beside it; the sum of `exposed`.
+        exposed: by entry of the account.
+        remaining_ns: computation of its step after it started: what could hide it.
+        launched_last: whether no computation of its step was launched after it; None
+            where launches are not known.
+        alone_ns: what it takes alone: the span's own "alone_ns", or what the hardware
+            profile says; None without either.
+    """
+
+    index: int
+    span: Span
+    step: Step
+    group_size: int | None
+    peers: tuple[int, ...]
+    last: int | None
+    ready_ns: int
+    knows_ready: bool
+    waited_for: WaitedFor
+    waited_span: int | None
+    exposed: Mapping[Entry, int]
+    remaining_ns: int
+    launched_last: bool | None
+    alone_ns: int | None
+
+    @property
+    def exposed_ns(self) -> int:
+        return sum(self.exposed.values())
+
+    @property
+    def waiting_ns(self) -> int:
+        """In which it spun until its last peer came."""
+        return self.ready_ns - self.span.start_ns
+
+    @property
+    def moving_ns(self) -> int:
+        """From the last arrival to the end: latency and wire."""
+        return self.span.end_ns - self.ready_ns
+
+    @property
+    def algorithm_bytes_per_s(self) -> int | None:
+        """Payload by time: what nccl-tests call algbw. None: no bytes or no time."""
+        if not self.span.bytes or self.moving_ns <= 0:
+            return None
+        return self.span.bytes * 1_000_000_000 // self.moving_ns
+
+    @property
+    def bus_bytes_per_s(self) -> int | None:
+        """What crossed one rank's link, by time: busbw; comparable with the link's."""
+        known = self.span.name in OPERATIONS and (self.group_size or 0) > 1
+        if not known or not self.span.bytes or self.moving_ns <= 0:
+            return None
+        assert self.group_size is not None
+        crossed = crossing_bytes(self.span.name, self.group_size, self.span.bytes)
+        return crossed * 1_000_000_000 // self.moving_ns
+
+
+def collectives_of(
+    lookup: Lookup, steps: Sequence[Step], hardware: Hardware | None
+) -> tuple[Collective, ...]:
+    """Every collective of every step, by start."""
+    peers = _peers(lookup, steps)
+    exposed = _exposed(steps)
+    skew = _clock_skew(lookup, peers)
+    found = []
+    for step in steps:
+        facts = _LaunchOrder(lookup, step)
+        previous: dict[str, int] = {}
+        for index in step.communication:
+            span = lookup.spans[index]
+            together = peers.get(index, (index,))
+            last, ready_ns, known = _arrival(lookup, index, together, skew)
+            reason, what = _waited_for(lookup, step, index, previous.get(span.lane))
+            size = _group_size(lookup, span, together)
+            found.append(
+                Collective(
+                    index=index,
+                    span=span,
+                    step=step,
+                    group_size=size,
+                    peers=tuple(i for i in together if i != index),
+                    last=last,
+                    ready_ns=ready_ns,
+                    knows_ready=known,
+                    waited_for=reason,
+                    waited_span=what,
+                    exposed=exposed.get(index, {}),
+                    remaining_ns=facts.remaining_ns(span.start_ns),
+                    launched_last=facts.launched_last(index),
+                    alone_ns=_alone_ns(span, size, hardware),
+                )
+            )
+            previous[span.lane] = index
+    return tuple(sorted(found, key=lambda c: (c.span.start_ns, c.span.rank)))
+
+
+def total_moving_ns(collectives: Sequence[Collective]) -> int:
+    """Union of [ready, end): the time in which bytes of one rank could move."""
+    return total(merge((c.ready_ns, c.span.end_ns) for c in collectives))
+
+
+class _LaunchOrder:
+    """What a step computes after a moment, and what the CPU launched last."""
+
+    def __init__(self, lookup: Lookup, step: Step) -> None:
+        self._lookup = lookup
+        spans = lookup.spans
+        hiding = [i for i in step.compute if spans[i].start_ns < step.backward_end_ns]
+        self._union = merge((spans[i].start_ns, spans[i].end_ns) for i in hiding)
+        self._ends = [end for _, end in self._union]
+        self._from_end = [0]  # lengths of the last 0, 1, 2, ... intervals
+        for start, end in reversed(self._union):
+            self._from_end.append(self._from_end[-1] + end - start)
+        known = [launch[0] for i in hiding if (launch := lookup.launch(i))]
+        self._last_launch_ns = max(known, default=None)
+
+    def remaining_ns(self, from_ns: int) -> int:
+        first = bisect_right(self._ends, from_ns)
+        whole = self._from_end[len(self._union) - first]
+        if first < len(self._union):
+            whole -= max(0, from_ns - self._union[first][0])
+        return whole
+
+    def launched_last(self, index: int) -> bool | None:
+        launch = self._lookup.launch(index)
+        if launch is None or self._last_launch_ns is None:
+            return None
+        return launch[0] > self._last_launch_ns
+
+
+def _peers(lookup: Lookup, steps: Sequence[Step]) -> dict[int, tuple[int, ...]]:
+    """For each collective the spans of all ranks that are the same one."""
+    groups: dict[tuple[object, ...], dict[int, list[int]]] = defaultdict(dict)
+    for step in steps:
+        for index in step.communication:
+            span = lookup.spans[index]
+            members = span.attributes.get("group_ranks")
+            ready = span.attributes.get("ready_ns")
+            who = tuple(members) if isinstance(members, list | tuple) else None
+            number = step.step if ready is None else None
+            key = (number, span.lane, who, ready)
+            groups[key].setdefault(span.rank, []).append(index)
+    found: dict[int, tuple[int, ...]] = {}
+    for of_rank in groups.values():
+        if len({len(own) for own in of_rank.values()}) > 1:
+            continue  # not recorded everywhere: who meets whom is unknown
+        for together in zip(*of_rank.values(), strict=True):
+            if len({lookup.spans[i].name for i in together}) == 1:
+                found.update(dict.fromkeys(together, together))
+    return found
+
+
+def _clock_skew(
+    lookup: Lookup, peers: Mapping[int, tuple[int, ...]]
+) -> dict[tuple[int, int], int]:
+    """Median difference of two ranks' ends of the same collectives: their clocks'.
+
+    Ranks leave a collective together; what their ends differ by in the median, their
+    clocks do. Virtual ranks have one clock, and the median is 0.
+    """
+    differences: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for together in set(peers.values()):
+        for a in together:
+            for b in together:
+                one, other = lookup.spans[a], lookup.spans[b]
+                if one.rank != other.rank:
+                    pair = one.rank, other.rank
+                    differences[pair].append(other.end_ns - one.end_ns)
+    return {pair: round(median(found)) for pair, found in differences.items()}
+
+
+def _arrival(
+    lookup: Lookup,
+    index: int,
+    together: Sequence[int],
+    skew: Mapping[tuple[int, int], int],
+) -> tuple[int | None, int, bool]:
+    """Who arrived last, when on this rank's clock, and whether that is known."""
+    span = lookup.spans[index]
+    starts = []
+    for i in together:
+        other = lookup.spans[i]
+        shift = skew.get((span.rank, other.rank), 0)
+        starts.append((other.start_ns - shift, other.rank))
+    last_ns, last = max(starts)
+    ready_ns = span.attributes.get("ready_ns")
+    if ready_ns is not None:
+        own = min(max(span.start_ns, ready_ns), span.end_ns)
+        return (last if len(together) > 1 else None), own, True
+    if len(together) < 2:
+        return None, span.start_ns, False
+    return last, min(max(span.start_ns, last_ns), span.end_ns), True
+
+
+def _waited_for(
+    lookup: Lookup, step: Step, index: int, previous: int | None
+) -> tuple[WaitedFor, int | None]:
+    """What this rank's part of the collective started right after.
+
+    A virtual run knows the cause. In a measured one the latest of these counts: the
+    end of its launch, the end of the collective before it on its communicator, the end
+    of the last kernel before it.
+    """
+    timeline, span = lookup.timeline, lookup.spans[index]
+    cause = timeline.causes[index] if timeline.causes else None
+    if cause is not None and timeline.spans[cause].rank == span.rank:
+        kind = timeline.spans[cause].kind
+        if kind == "launch":
+            return "its launch", cause
+        if kind == "communication":
+            return "the previous collective", cause
+        return "its inputs", cause
+    launch = lookup.launch(index)
+    if launch is not None and span.start_ns - launch[1] <= PROMPT_NS:
+        return "its launch", None
+    if previous is not None:
+        before_ns = lookup.spans[previous].end_ns
+        if before_ns <= span.start_ns and span.start_ns - before_ns <= PROMPT_NS:
+            return "the previous collective", previous
+    computed = lookup.writer(index)
+    if computed is None or lookup.spans[computed].end_ns < step.start_ns:
+        return "nothing", None
+    return "its inputs", computed
+
+
+def _exposed(steps: Sequence[Step]) -> dict[int, dict[Entry, int]]:
+    found: dict[int, dict[Entry, int]] = defaultdict(dict)
+    for step in steps:
+        own = set(step.communication)
+        for piece in step.pieces:
+            if piece.entry in _SENDING and piece.span in own:
+                assert piece.span is not None
+                of = found[piece.span]
+                of[piece.entry] = of.get(piece.entry, 0) + piece.duration_ns
+    return found
+
+
+def _group_size(lookup: Lookup, span: Span, together: Sequence[int]) -> int | None:
+    stated = span.attributes.get("group_size")
+    if isinstance(stated, int) and stated > 0:
+        return stated
+    timeline = lookup.timeline
+    if timeline.represents > 1 and span.lane == "comm":
+        return timeline.num_ranks * timeline.represents
+    return len(together) if len(together) > 1 else None
+
+
+def _alone_ns(span: Span, size: int | None, hw: Hardware | None) -> int | None:
+    stated = span.attributes.get("alone_ns")
+    if stated is not None:
+        return int(stated)
+    if hw is None or size is None or not span.bytes or span.name not in OPERATIONS:
+        return None
+    return sum(collective_ns(hw, span.name, size, span.bytes))

@@ -1,0 +1,177 @@
+"""`diagnose`: a timeline, measured or virtual, and what its steps lose."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+from overlaplab.diagnosis.case import LEAST_SHARE, Case, case_of
+from overlaplab.diagnosis.findings import Finding
+from overlaplab.diagnosis.makers import Maker, makers_of
+from overlaplab.diagnosis.rules_device import device_rules
+from overlaplab.diagnosis.rules_overlap import overlap_rules
+from overlaplab.diagnosis.saved import Saved, saved_of
+from overlaplab.hardware import Hardware
+from overlaplab.timeline import Timeline
+
+NO_COMMUNICATION = "no communication kernels found"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Diagnosis:
+    """What a timeline's steps lose, most expensive first.
+
+    `print` it; `to_dict` for programs, `save_html` for colleagues.
+
+    Args:
+        case: the timeline, taken apart.
+        findings: the most expensive first; see `Finding`.
+        makers: who launched the collectives.
+        saved: for each (rank, step) what overlap saved, and against what.
+        remarks: what a reader of the numbers must know, one sentence each.
+    """
+
+    case: Case
+    findings: tuple[Finding, ...]
+    makers: tuple[Maker, ...]
+    saved: Mapping[tuple[int, int | None], Saved]
+    remarks: tuple[str, ...]
+
+    @property
+    def timeline(self) -> Timeline:
+        return self.case.timeline
+
+    @property
+    def has_communication(self) -> bool:
+        return any(step.communication for step in self.case.steps)
+
+    def __str__(self) -> str:
+        from overlaplab.diagnosis.text import text
+
+        return text(self)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; see `overlaplab.diagnosis.record` for the keys."""
+        from overlaplab.diagnosis.record import record
+
+        return record(self)
+
+    def save_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write one self-contained page; a reader sees the whole file or the old one.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: the folder does not exist or is not writable.
+        """
+        from overlaplab.diagnosis.page import save_page
+
+        return save_page(self, path)
+
+
+def diagnose(
+    timeline: Timeline,
+    *,
+    hardware: str | Hardware | None = None,
+    serial: Timeline | None = None,
+) -> Diagnosis:
+    """Say what the steps of a timeline lose to what, and what to change.
+
+    Args:
+        timeline: measured or virtual, of one rank or many, with steps or without.
+            Without steps it is taken for one: cut set-up off (`Timeline.between`).
+        hardware: what bandwidths are compared with: a profile's name, the path of one
+            (.json), or a `Hardware`. By default that of a virtual run, or a guess by
+            the name of the card, which is said.
+        serial: the same step without overlap, or computation and communication of it
+            alone: what the two take with nothing beside them. Without it the kernels'
+            own twins and the hardware profile say what they can.
+
+    Raises:
+        ValueError: nobody knows the hardware.
+        TypeError: `timeline` is no Timeline.
+    """
+    for name, value in (("timeline", timeline), ("serial", serial)):
+        if not isinstance(value, Timeline) and not (name == "serial" and value is None):
+            raise TypeError(
+                f"{name} is {type(value).__name__}; expected an overlaplab Timeline, "
+                "as ol.run(...).timeline, ol.read_trace(...) or ol.profile() give"
+            )
+    case = case_of(timeline, hardware)
+    found = [
+        finding
+        for step in case.steps
+        for rules in (overlap_rules, device_rules)
+        for finding in rules(case, step)
+    ]
+    baseline = None if serial is None else case_of(serial, hardware)
+    return Diagnosis(
+        case=case,
+        findings=_most_expensive(case, found),
+        makers=makers_of(timeline, case.collectives),
+        saved=saved_of(case, baseline),
+        remarks=tuple(_remarks(case)),
+    )
+
+
+def _most_expensive(case: Case, found: Sequence[Finding]) -> tuple[Finding, ...]:
+    """One finding a kind, the costliest first, with all that were seen as evidence."""
+    by_kind: dict[str, list[Finding]] = defaultdict(list)
+    for finding in found:
+        by_kind[finding.kind].append(finding)
+    chosen = []
+    for findings in by_kind.values():
+        one = _typical(case, findings)
+        if one is not None:
+            seen = [{"rank": f.rank, "step": f.step, "ns": f.cost_ns} for f in findings]
+            chosen.append(replace(one, evidence={**one.evidence, "seen": seen}))
+    return tuple(sorted(chosen, key=lambda f: (-f.cost_ns, f.kind)))
+
+
+def _typical(case: Case, findings: Sequence[Finding]) -> Finding | None:
+    """Of one kind: that of the median step of the rank where it costs most.
+
+    What most steps do not have is told of the step that has it, if it is still worth
+    telling on the mean of the rank's steps.
+    """
+    costs: dict[int, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        costs[finding.rank].append(finding)
+    num_steps = {rank: sum(1 for s in case.steps if s.rank == rank) for rank in costs}
+
+    def typical_ns(rank: int) -> int:
+        absent = [0] * (num_steps[rank] - len(costs[rank]))
+        return median_low([*absent, *(f.cost_ns for f in costs[rank])])
+
+    rank = max(costs, key=lambda r: (typical_ns(r), -r))
+    if typical_ns(rank):
+        return min(costs[rank], key=lambda f: abs(f.cost_ns - typical_ns(rank)))
+    one = max(findings, key=lambda f: f.cost_ns)
+    whole_ns = sum(s.step_ns for s in case.steps if s.rank == one.rank)
+    return one if one.cost_ns >= LEAST_SHARE * whole_ns else None
+
+
+def _remarks(case: Case) -> Iterator[str]:
+    """What a reader of the numbers must know before believing them."""
+    timeline = case.timeline
+    yield from timeline.source.remarks
+    if not any(step.communication for step in case.steps):
+        yield f"{NO_COMMUNICATION}: nothing can be said of overlap."
+    elif len(case.lookup.ranks) == 1 and timeline.origin != "virtual":
+        yield (
+            "One rank only: the time in which a collective waits for its peers counts "
+            "as its own. Give the traces of all ranks to tell them apart."
+        )
+    if case.steps and not any(step.knows_launches for step in case.steps):
+        yield "No launch records: CPU-bound time is not known."
+    if timeline.represents > 1:
+        yield f"Each rank drawn stands for {timeline.represents}."

@@ -1,0 +1,229 @@
+"""A diagnosis as one HTML file that needs nothing else: text, tables, live timeline.
+
+Names come from traces and are shown as text, whatever they contain.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlaplab.diagnosis import tables
+from overlaplab.diagnosis.account import ENTRIES
+from overlaplab.diagnosis.findings import Finding
+from overlaplab.diagnosis.steps import Step
+from overlaplab.diagnosis.text import (
+    finding_title,
+    headline,
+    saved_lines,
+    source_lines,
+)
+from overlaplab.diagnosis.wording import plural
+from overlaplab.files import write_whole
+from overlaplab.timeline import Timeline
+from overlaplab.view import page as view_page
+from overlaplab.view.units import format_ns
+
+if TYPE_CHECKING:
+    from overlaplab.diagnosis.diagnosis import Diagnosis
+
+MOST_SPANS = 20_000  # in the page's timeline; more are told, and not drawn
+MOST_STEPS = 40  # rows of the table of all steps
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #666; --line: #ddd;
+  --card: #f6f6f4; --mark: #b3261e; --paper: #fff; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --soft: #a0a0a0;
+  --line: #3a3a3a; --card: #222; --mark: #ff8a80; --paper: #161616; } }
+body { margin: 0 auto; padding: 24px 20px 60px; max-width: 1200px;
+  background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 32px 0 8px; }
+p { margin: 4px 0; max-width: 90ch; } .soft, small { color: var(--soft); }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; }
+th, td { padding: 3px 12px 3px 0; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 600; } .left { text-align: left; }
+ol { padding-left: 0; list-style: none; }
+li.finding { background: var(--card); border-left: 4px solid var(--mark);
+  padding: 10px 14px; margin: 10px 0; border-radius: 4px; }
+li.finding b { font-size: 15px; } .remedy::before { content: "\\2192\\00a0"; }
+details { margin-top: 6px; } summary { cursor: pointer; color: var(--soft); }
+pre { overflow-x: auto; font-size: 12px; margin: 6px 0 0; white-space: pre-wrap; }
+"""
+
+
+def save_page(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> Path:
+    """Write the page; a reader sees the whole file or the one that was there before.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: no folder {path.parent}")
+    write_whole(path, page(diagnosis).encode("utf-8", "replace"))
+    return path
+
+
+def page(diagnosis: Diagnosis) -> str:
+    """The whole HTML."""
+    head = headline(diagnosis)
+    parts = [
+        "<h1>Overlap report</h1>",
+        *_paragraphs(head, "soft"),
+        "<h2>Numbers</h2>",
+        _table(_numbers(diagnosis)),
+        *_paragraphs(saved_lines(diagnosis)),
+        "<h2>Findings, the most expensive first</h2>",
+        _findings(diagnosis.findings),
+        "<h2>Timeline</h2>",
+        *_timeline(diagnosis),
+        "<h2>Where each step goes</h2>",
+        _table(_account(diagnosis)),
+    ]
+    for title, table in (
+        ("Longest exposed collectives", tables.exposed(diagnosis, 20)),
+        ("Bandwidth, by size of message", tables.bandwidth(diagnosis, 20)),
+        ("Kernels alone and beside communication", tables.twins(diagnosis, 20)),
+    ):
+        if table.rows:
+            parts += [f"<h2>{title}</h2>", _table(table)]
+    told = [*diagnosis.remarks, *source_lines(diagnosis)]
+    if told:
+        parts += ["<h2>What was read</h2>", *_paragraphs(told, "soft")]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Overlap report: {escape(head[0])}</title>\n"
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(parts)
+        + f"\n{view_page.assets()}</body>\n</html>\n"
+    )
+
+
+def shown(diagnosis: Diagnosis) -> tuple[Timeline, str]:
+    """What the page draws, and a sentence that says what it is.
+
+    One step, the longest; of a step with too many spans, as many ranks as fit, the
+    slowest first.
+    """
+    timeline, steps = diagnosis.timeline, diagnosis.case.steps
+    if not steps:
+        return timeline, "Everything."
+    worst = max(steps, key=lambda s: s.step_ns)
+    same = [s for s in steps if s.step == worst.step]
+    start_ns = min(s.start_ns for s in same)
+    end_ns = max(s.end_ns for s in same)
+    drawn = timeline.where(lambda s: s.start_ns < end_ns and s.end_ns > start_ns)
+    told = "Everything."
+    if worst.step is not None:
+        told = (
+            f"The longest step, {worst.step}, of {plural(len(timeline.steps), 'step')}."
+        )
+    if len(drawn.spans) <= MOST_SPANS:
+        return drawn, told
+    kept: list[int] = []
+    room = MOST_SPANS
+    for step in sorted(same, key=lambda s: -s.step_ns):
+        room -= sum(1 for s in drawn.spans if s.rank == step.rank)
+        if kept and room < 0:
+            break
+        kept.append(step.rank)
+    drawn = drawn.where(lambda s: s.rank in kept)
+    if len(kept) < len(same):
+        told += f" The slowest {plural(len(kept), 'rank')} of {len(same)}."
+    if len(drawn.spans) > MOST_SPANS:
+        longest = sorted(drawn.spans, key=lambda s: -s.duration_ns)[:MOST_SPANS]
+        least_ns = longest[-1].duration_ns
+        total = len(drawn.spans)
+        drawn = drawn.where(lambda s: s.duration_ns > least_ns)
+        told += (
+            f" {len(drawn.spans)} of its {total} spans: those longer than "
+            f"{format_ns(least_ns)}."
+        )
+    return drawn, told
+
+
+def _numbers(diagnosis: Diagnosis) -> tables.Rows:
+    if len(diagnosis.case.steps) <= MOST_STEPS:
+        return tables.every_step(diagnosis)
+    return tables.numbers(diagnosis)
+
+
+def _account(diagnosis: Diagnosis) -> tables.Rows:
+    """Every entry of the account that is not empty everywhere."""
+    steps: Sequence[Step] = diagnosis.case.steps
+    if len(steps) > MOST_STEPS:
+        steps = diagnosis.case.representative[:MOST_STEPS]
+    used = [entry for entry in ENTRIES if any(s.parts[entry] for s in steps)]
+    rows = [
+        (
+            tables.where(step),
+            format_ns(step.step_ns),
+            *(format_ns(step.parts[entry]) for entry in used),
+        )
+        for step in steps
+    ]
+    header = ("", "step", *(entry.replace("_", ": ") for entry in used))
+    note = (
+        "Each moment counts once, and the row adds up to the step. sending: nothing "
+        "computes beside it; last: no computation is left, cpu: the next kernel is not "
+        "launched yet, awaited: it is launched and waits for the collective. idle: "
+        "nothing runs; cpu, sync: the next kernel is not launched yet (sync: the CPU "
+        "had waited for the device)."
+    )
+    return tables.Rows(header, tuple(rows), note=note)
+
+
+def _timeline(diagnosis: Diagnosis) -> Iterable[str]:
+    drawn, told = shown(diagnosis)
+    if not drawn.spans:
+        return ["<p>Nothing to draw.</p>"]
+    return [f'<p class="soft">{escape(told)}</p>', view_page.fragment(drawn)]
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return "<p>None that costs half a hundredth of a step.</p>"
+    items = [
+        f'<li class="finding" data-kind="{escape(one.kind)}">'
+        f"<b>{number}. {escape(finding_title(one))}</b>"
+        f"<p>{escape(one.says)}</p>"
+        f'<p class="remedy">{escape(one.remedy)}</p>'
+        f"<details><summary>evidence</summary><pre>{escape(_evidence(one))}</pre>"
+        "</details></li>"
+        for number, one in enumerate(findings, 1)
+    ]
+    return f"<ol>{''.join(items)}</ol>"
+
+
+def _evidence(finding: Finding) -> str:
+    lines = []
+    for key, value in finding.evidence.items():
+        is_time = key.endswith("_ns") and isinstance(value, int)
+        lines.append(f"{key}: {format_ns(value) if is_time else value}")
+    return "\n".join(lines)
+
+
+def _paragraphs(lines: Sequence[str], style: str = "") -> list[str]:
+    attribute = f' class="{style}"' if style else ""
+    return [f"<p{attribute}>{escape(line)}</p>" for line in lines]
+
+
+def _table(table: tables.Rows) -> str:
+    def cells(row: Sequence[str], tag: str) -> str:
+        return "".join(
+            f"<{tag}{' class=left' if place < table.left else ''}>{escape(cell)}</{tag}>"
+            for place, cell in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in table.rows)
+    note = f"<p><small>{escape(table.note)}</small></p>" if table.note else ""
+    return (
+        f'<div class="wide"><table><thead><tr>{cells(table.header, "th")}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{note}"
+    )

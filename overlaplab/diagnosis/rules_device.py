@@ -1,0 +1,379 @@
+"""What else a step loses: the CPU, peers, copies, contention, a slow link.
+
+As in `rules_overlap`, each rule looks at one step of one rank, yields at most one
+finding, and none where the cost is small.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import median
+
+from overlaplab.diagnosis.case import Case
+from overlaplab.diagnosis.collectives import Collective
+from overlaplab.diagnosis.findings import Finding
+from overlaplab.diagnosis.lookup import COPIES
+from overlaplab.diagnosis.rules_overlap import worth_telling
+from overlaplab.diagnosis.steps import Step
+from overlaplab.diagnosis.wording import (
+    count_of,
+    gb_per_s,
+    named,
+    of_whole,
+    plural,
+    short,
+)
+from overlaplab.timeline import Span
+from overlaplab.view.units import format_ns
+
+LOW_BANDWIDTH = 0.5  # of the profile's: contention alone takes no more
+LATENCY_NS = 80_000  # messages under this are latency's, not the wire's
+LEAST_WAITING = 0.01  # of a step: two cards are never equal
+MOSTLY = 0.6  # of the waiting: who is last in less of it is last by chance
+
+
+def device_rules(case: Case, step: Step) -> Iterator[Finding]:
+    """What a rank's step loses to its CPU, its peers, copies, contention, the link."""
+    yield from _launch_bound(case, step)
+    yield from _host_sync(case, step)
+    yield from _straggler(case, step)
+    yield from _memcpy(case, step)
+    yield from _contention(case, step)
+    yield from _low_bandwidth(case, step)
+
+
+def _launch_bound(case: Case, step: Step) -> Iterator[Finding]:
+    idle_ns, beside_ns = step.parts["idle_cpu"], step.parts["sending_cpu"]
+    cost_ns = idle_ns + beside_ns
+    # Filling an empty pipeline costs one launch in every run that is looked at alone.
+    pieces = [p for p in step.pieces if p.entry in ("idle_cpu", "sending_cpu")]
+    if len(pieces) < 2 or not worth_telling(cost_ns, step):
+        return
+    spans = case.lookup.spans
+    kernels = [spans[i].duration_ns for i in step.compute]
+    starts = [
+        launch[0] for i in step.compute if (launch := case.lookup.launch(i)) is not None
+    ]
+    starts.sort()
+    apart = [b - a for a, b in pairwise(starts)]
+    pace_ns = round(median(apart)) if apart else 0
+    kernel_ns = round(median(kernels)) if kernels else 0
+    caveat = ""
+    if case.timeline.origin != "virtual":
+        caveat = (
+            " The profiler costs the CPU some microseconds an operator: see how long "
+            "the step takes without it."
+        )
+    besides = f" (and {format_ns(beside_ns)} with only communication)"
+    yield Finding(
+        kind="launch-bound",
+        rank=step.rank,
+        step=step.step,
+        cost_ns=cost_ns,
+        says=(
+            f"The CPU launches too slowly: for {of_whole(idle_ns, step.step_ns)} the "
+            f"device was idle{besides if beside_ns else ''} because the next kernel "
+            f"was not launched. Median: a launch every {format_ns(pace_ns)}, a kernel "
+            f"takes {format_ns(kernel_ns)}.{caveat}"
+        ),
+        remedy=(
+            "Launch less: torch.compile, a CUDA graph (torch.cuda.graph, "
+            "overlaplab.capture_step), optimizers with foreach=True or fused=True, "
+            "buckets instead of one collective a parameter; or give each kernel more "
+            "to do (a larger batch)."
+        ),
+        evidence={
+            "idle_ns": idle_ns,
+            "beside_communication_ns": beside_ns,
+            "num_gaps": len(pieces),
+            "num_kernels": len(kernels),
+            "between_launches_ns": pace_ns,
+            "kernel_ns": kernel_ns,
+        },
+        spans=_worst(p.span for p in sorted(pieces, key=lambda p: -p.duration_ns)),
+    )
+
+
+def _host_sync(case: Case, step: Step) -> Iterator[Finding]:
+    gaps = [p for p in step.pieces if p.entry == "idle_sync"]
+    cost_ns = sum(p.duration_ns for p in gaps)
+    if not worth_telling(cost_ns, step):
+        return
+    waits = case.lookup.waits(step.rank)
+    names: Counter[str] = Counter()
+    for gap in gaps:
+        held = [w for w in waits if w.start_ns <= gap.start_ns <= w.end_ns]
+        names.update(w.name.removeprefix("wait ") for w in held[-1:])
+    told = ", ".join(f"{short(name)} ({n}x)" for name, n in names.most_common(3))
+    yield Finding(
+        kind="host-sync",
+        rank=step.rank,
+        step=step.step,
+        cost_ns=cost_ns,
+        says=(
+            f"The CPU waited for the device in the middle of the step, {told}, and "
+            f"launched on only then: the device was idle for "
+            f"{of_whole(cost_ns, step.step_ns)}."
+        ),
+        remedy=(
+            "Keep .item(), .tolist(), .cpu(), print(loss), nonzero() and "
+            "torch.cuda.synchronize() out of the step, or do them once in many steps; "
+            "copy with non_blocking=True to and from pinned memory."
+        ),
+        evidence={"idle_ns": cost_ns, "num_gaps": len(gaps), "waits": dict(names)},
+        spans=_worst(p.span for p in sorted(gaps, key=lambda p: -p.duration_ns)),
+    )
+
+
+def _straggler(case: Case, step: Step) -> Iterator[Finding]:
+    """Told on the rank that comes last; what the one that waits most for it loses."""
+    waits = {
+        other.rank: _waits_for(case, other)
+        for other in case.peers_of(step)
+        if other.rank != step.rank
+    }
+    for_this = {rank: of.get(step.rank, 0) for rank, of in waits.items()}
+    if not for_this:
+        return
+    rank, cost_ns = max(for_this.items(), key=lambda item: item[1])
+    waiter = next(s for s in case.peers_of(step) if s.rank == rank)
+    in_all = sum(waits[rank].values())
+    ours = _waits_for(case, step).get(rank, 0)
+    if cost_ns < MOSTLY * max(in_all, cost_ns + ours):
+        return
+    if cost_ns < LEAST_WAITING * waiter.step_ns or cost_ns <= 0:
+        return
+    more_ns = step.compute_ns - waiter.compute_ns
+    cpu_ns = (step.cpu_bound_ns or 0) - (waiter.cpu_bound_ns or 0)
+    counts = {len(s.compute) for s in (step, waiter)}
+    same_kernels = len(counts) == 1 and case.timeline.origin != "virtual"
+    if more_ns >= cost_ns // 2 and same_kernels:
+        why = (
+            f"It runs as many kernels, and needs {format_ns(more_ns)} more for them "
+            f"than rank {rank}."
+        )
+        remedy = (
+            "If the batches are equal, compare the cards: clocks, power and heat "
+            "(nvidia-smi -q -d CLOCK,PERFORMANCE,POWER), other work on them. If not, "
+            "give every rank the same work."
+        )
+    elif more_ns >= cost_ns // 2:
+        why = f"It computes {format_ns(more_ns)} more than rank {rank}."
+        remedy = (
+            "Give every rank the same work: DistributedSampler with drop_last=True, "
+            "batches of equal length (bucket or pack sequences), even layers a stage."
+        )
+    elif cpu_ns >= cost_ns // 2:
+        why = (
+            f"Its CPU comes late: its device is idle {format_ns(cpu_ns)} longer than "
+            f"rank {rank}'s, with the next kernel not launched."
+        )
+        remedy = (
+            "See what that rank's CPU does: fewer launches (torch.compile, a CUDA "
+            "graph), cores of its own (numactl, torchrun's affinity), data loading in "
+            "workers (DataLoader num_workers)."
+        )
+    else:
+        why = f"It computes {format_ns(step.compute_ns)}, rank {rank} "
+        why += f"{format_ns(waiter.compute_ns)}."
+        remedy = (
+            "Compare the two ranks' timelines from the first collective on: data "
+            "loading, clocks (nvidia-smi -q -d CLOCK), other work on that machine."
+        )
+    mine = [c for c in case.of(waiter) if c.last == step.rank and _exposed_wait(c) > 0]
+    yield Finding(
+        kind="straggler",
+        rank=step.rank,
+        step=step.step,
+        cost_ns=cost_ns,
+        says=(
+            f"Rank {step.rank} comes last to {plural(len(mine), 'collective')} in "
+            f"which rank {rank} waits with nothing to compute, {format_ns(cost_ns)} "
+            f"of its {format_ns(waiter.step_ns)}. {why}"
+        ),
+        remedy=remedy,
+        evidence={
+            "waiting_rank": rank,
+            "waiting_ns": cost_ns,
+            "waiting_for_all_ns": in_all,
+            "num_collectives": len(mine),
+            "computes_more_ns": more_ns,
+            "cpu_bound_more_ns": cpu_ns,
+        },
+        spans=_worst(c.index for c in sorted(mine, key=lambda c: -_exposed_wait(c))),
+    )
+
+
+def _waits_for(case: Case, step: Step) -> dict[int, int]:
+    """Exposed time that a rank's collectives spin, by the rank that comes last."""
+    found: dict[int, int] = {}
+    for collective in case.of(step):
+        if collective.last not in (None, step.rank):
+            assert collective.last is not None
+            wait_ns = _exposed_wait(collective)
+            found[collective.last] = found.get(collective.last, 0) + wait_ns
+    return found
+
+
+def _exposed_wait(collective: Collective) -> int:
+    """Of [start, ready), what nothing computed beside."""
+    return max(0, collective.exposed_ns - collective.moving_ns)
+
+
+def _memcpy(case: Case, step: Step) -> Iterator[Finding]:
+    cost_ns = step.parts["copying"]
+    if not worth_telling(cost_ns, step):
+        return
+    spans = case.lookup.spans
+    alone = [(p.start_ns, p.end_ns) for p in step.pieces if p.entry == "copying"]
+    copies = [
+        i
+        for i in case.lookup.device(step.rank)
+        if spans[i].kind in COPIES and _touches(spans[i], alone)
+    ]
+    kinds: Counter[str] = Counter()
+    for i in copies:
+        what = str(spans[i].attributes.get("what", spans[i].name))
+        kinds[what] += spans[i].duration_ns
+    told = ", ".join(
+        f"{short(what)} {format_ns(ns)}" for what, ns in kinds.most_common(3)
+    )
+    words = " ".join(kinds).lower()
+    remedies = []
+    if "htod" in words or "dtoh" in words or "pageable" in words:
+        remedies.append(
+            "Copy to and from pinned memory (DataLoader pin_memory=True, "
+            "non_blocking=True) on a stream of its own, one batch ahead."
+        )
+    if "dtod" in words or not remedies:
+        remedies.append(
+            "Copies inside the device: gradient_as_bucket_view=True keeps DDP from "
+            "copying gradients in and out of its buckets; avoid .contiguous() and cat."
+        )
+    yield Finding(
+        kind="memcpy-in-the-way",
+        rank=step.rank,
+        step=step.step,
+        cost_ns=cost_ns,
+        says=(
+            f"For {of_whole(cost_ns, step.step_ns)} the device only copies or clears "
+            f"memory, in {plural(len(copies), 'operation')}: {told}."
+        ),
+        remedy=" ".join(remedies),
+        evidence={
+            "copying_ns": cost_ns,
+            "num_copies": len(copies),
+            "by_kind_ns": dict(kinds),
+            "bytes": sum(spans[i].bytes for i in copies),
+        },
+        spans=_worst(sorted(copies, key=lambda i: -spans[i].duration_ns)),
+    )
+
+
+def _touches(span: Span, intervals: Sequence[tuple[int, int]]) -> bool:
+    place = bisect_right(intervals, (span.start_ns, span.end_ns)) - 1
+    near = intervals[max(0, place) : place + 2]
+    return any(a < span.end_ns and span.start_ns < b for a, b in near)
+
+
+def _contention(case: Case, step: Step) -> Iterator[Finding]:
+    found = case.contention_of(step)
+    if not worth_telling(found.cost_ns, step):
+        return
+    twins = [t for t in case.twins if t.rank == step.rank and t.cost_ns > 0]
+    worst = twins[:3]
+    told = ", ".join(
+        f"{short(t.name)} {t.ratio:.2f}x ({t.num_beside} beside, {t.num_alone} alone)"
+        for t in worst
+    )
+    alone_ns = found.compared_ns - found.cost_ns
+    compared = of_whole(found.compared_ns, found.beside_ns)
+    yield Finding(
+        kind="contention",
+        rank=step.rank,
+        step=step.step,
+        cost_ns=found.cost_ns,
+        says=(
+            f"Hidden is not saved: kernels beside communication took "
+            f"{format_ns(found.compared_ns)} instead of the {format_ns(alone_ns)} that "
+            f"the same kernels take alone ({compared} could be compared). {told}."
+        ),
+        remedy=(
+            "Nothing removes it: send fewer bytes (bf16 gradients), copy less "
+            "(gradient_as_bucket_view=True), or try fewer SMs for NCCL "
+            "(NCCL_MAX_CTAS) and measure the step, which may get longer."
+        ),
+        evidence={
+            "beside_ns": found.beside_ns,
+            "compared_ns": found.compared_ns,
+            "alone_ns": alone_ns,
+            "hidden_ns": step.hidden_ns,
+            "twins": [
+                {
+                    "name": t.name,
+                    "ratio": round(t.ratio, 3),
+                    "num_beside": t.num_beside,
+                    "num_alone": t.num_alone,
+                }
+                for t in worst
+            ],
+        },
+    )
+
+
+def _low_bandwidth(case: Case, step: Step) -> Iterator[Finding]:
+    """Exposed messages that take more than twice what the profile says."""
+    hw = case.hardware
+    if hw is None or case.timeline.origin == "virtual":
+        return
+    slow = [c for c in case.of(step) if c.knows_ready and _is_slow(c)]
+    cost_ns = sum(
+        min(c.exposed_ns, c.moving_ns - c.alone_ns)
+        for c in slow
+        if c.alone_ns is not None
+    )
+    if not worth_telling(cost_ns, step):
+        return
+    slow.sort(key=lambda c: -c.span.bytes)
+    rates = [r for c in slow if (r := c.bus_bytes_per_s) is not None]
+    rate = round(median(rates))
+    says = "guessed from the card's name" if case.is_guess else "as given"
+    yield Finding(
+        kind="low-bandwidth",
+        rank=step.rank,
+        step=step.step,
+        cost_ns=cost_ns,
+        says=(
+            f"{count_of(slow)} reach {gb_per_s(rate)} of bus bandwidth in the median "
+            f"({named(slow[0].span)} took {format_ns(slow[0].moving_ns)}); the link of "
+            f"{hw.name} ({says}) reaches {gb_per_s(hw.link.bytes_per_s)}."
+        ),
+        remedy=(
+            "See what the bytes travel over: NCCL_DEBUG=INFO, nvidia-smi topo -m, "
+            "overlaplab doctor; NCCL_P2P_DISABLE, NCCL_IB_DISABLE and "
+            "NCCL_SOCKET_IFNAME choose slow ways. overlaplab calibrate measures yours."
+        ),
+        evidence={
+            "bus_bytes_per_s": rate,
+            "link_bytes_per_s": hw.link.bytes_per_s,
+            "hardware": hw.name,
+            "is_guess": case.is_guess,
+            "num_collectives": len(slow),
+            "bytes": sum(c.span.bytes for c in slow),
+        },
+        spans=_worst(c.index for c in slow),
+    )
+
+
+def _is_slow(collective: Collective) -> bool:
+    alone_ns, moving_ns = collective.alone_ns, collective.moving_ns
+    if alone_ns is None or collective.bus_bytes_per_s is None:
+        return False
+    return moving_ns > LATENCY_NS and alone_ns < LOW_BANDWIDTH * moving_ns
+
+
+def _worst(indices: Iterator[int | None] | Sequence[int]) -> tuple[int, ...]:
+    return tuple(i for i in list(indices)[:8] if i is not None)

@@ -1,0 +1,395 @@
+"""Why communication is exposed: each rule looks at one step of one rank.
+
+Each yields at most one finding, and none where the cost is under `LEAST_SHARE` of the
+step. What they rest on is the account of the step (`overlaplab.diagnosis.account`) and
+what each collective waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from overlaplab.diagnosis.account import Entry
+from overlaplab.diagnosis.case import LEAST_SHARE, Case
+from overlaplab.diagnosis.collectives import Collective, total_moving_ns
+from overlaplab.diagnosis.findings import Finding
+from overlaplab.diagnosis.steps import Step
+from overlaplab.diagnosis.wording import (
+    count_of,
+    gb_per_s,
+    named,
+    of_whole,
+    plural,
+    short,
+)
+from overlaplab.view.units import format_bytes, format_ns
+
+MOST_OF_IT = 0.9  # of the bytes: the rest is a loss's average, or a first small bucket
+BUCKET_BYTES = 25 * 2**20  # DDP's default, for the counterfactual of small messages
+FEWEST_SMALL = 8
+
+
+def overlap_rules(case: Case, step: Step) -> Iterator[Finding]:
+    """The findings of one rank's step that concern the order of its communication."""
+    collectives = case.of(step)
+    if not collectives:
+        return
+    yield from _same_stream(case, step, collectives)
+    yield from _end_of_step(case, step, collectives)
+    yield from _small_messages(case, step, collectives)
+
+
+def worth_telling(cost_ns: int, step: Step) -> bool:
+    return cost_ns > 0 and cost_ns >= LEAST_SHARE * step.step_ns
+
+
+def _same_stream(
+    case: Case, step: Step, collectives: Sequence[Collective]
+) -> Iterator[Finding]:
+    """The computation is launched, and stands still until the collective ends."""
+    held = [c for c in collectives if c.exposed.get("sending_awaited", 0)]
+    cost_ns = sum(_moved(c, "sending_awaited") for c in held)
+    if not worth_telling(cost_ns, step):
+        return
+    held.sort(key=lambda c: -c.exposed["sending_awaited"])
+    shared = sorted({str(c.span.lane) for c in held if _shares_stream(case, c)})
+    if shared:
+        how = f"They run on a stream that computes ({', '.join(shared)}): in its order."
+    else:
+        how = "They have a stream of their own, but are waited for at once."
+    remedy = (
+        "Launch with async_op=True and call work.wait() where the result is first "
+        "read, with computation that does not need it in between."
+    )
+    if any("gather" in c.span.name for c in held):
+        remedy += (
+            " For FSDP2: set_modules_to_forward_prefetch and "
+            "set_modules_to_backward_prefetch gather earlier."
+        )
+    yield Finding(
+        kind="same-stream",
+        rank=step.rank,
+        step=step.step,
+        cost_ns=cost_ns,
+        says=(
+            f"Computation that is already launched stands still until "
+            f"{count_of(held)} end: {of_whole(cost_ns, step.communication_ns)} of "
+            f"communication. {how}"
+        ),
+        remedy=remedy,
+        evidence={
+            "num_collectives": len(held),
+            "awaited_ns": cost_ns,
+            "communication_ns": step.communication_ns,
+            "shared_lanes": shared,
+        },
+        spans=tuple(c.index for c in held[:8]),
+    )
+
+
+def _shares_stream(case: Case, collective: Collective) -> bool:
+    """Whether the step computes on the stream of the collective, too."""
+    spans = case.lookup.spans
+    own = collective.span
+    stream = own.attributes.get("stream")
+    return any(
+        spans[i].lane == own.lane
+        or (stream is not None and spans[i].attributes.get("stream") == stream)
+        for i in collective.step.compute
+    )
+
+
+def _end_of_step(
+    case: Case, step: Step, collectives: Sequence[Collective]
+) -> Iterator[Finding]:
+    """Nothing is left to hide behind: launched late, one bucket, too much, or last."""
+    tail = [c for c in collectives if c.exposed.get("sending_last", 0)]
+    cost_ns = sum(_moved(c, "sending_last") for c in tail)
+    if not tail or not worth_telling(cost_ns, step):
+        return
+    if 2 * cost_ns < sum(c.exposed["sending_last"] for c in tail):
+        return  # mostly waiting for peers: a straggler's, whatever is in the buckets
+    large = _large(collectives)
+    in_tail = [c for c in large if c in tail]
+    unhidden = [c for c in in_tail if c.remaining_ns == 0]
+    sent, late = (sum(c.span.bytes for c in of) for of in (large, unhidden))
+    all_late = late >= MOST_OF_IT * sent if sent else len(unhidden) == len(large)
+    biggest = max(large, key=lambda c: c.span.bytes)
+    is_alone = biggest.span.bytes >= MOST_OF_IT * sent
+    queued = [c for c in in_tail if c.waited_for == "the previous collective"]
+    moving_ns = total_moving_ns(large)
+    hideable_ns = large[0].remaining_ns
+    evidence: dict[str, Any] = {
+        "exposed_ns": step.exposed_ns,
+        "hidden_ns": step.hidden_ns,
+        "communication_ns": step.communication_ns,
+        "num_collectives": len(large),
+        "bytes": sent,
+        "exposed_at_the_end_ns": cost_ns,
+    }
+    if all_late and _after_backward(case, step, unhidden):
+        yield _launched_late(case, step, unhidden, cost_ns, evidence)
+    elif all_late and is_alone:
+        yield _one_bucket(step, biggest, cost_ns, evidence)
+    elif all_late and all(c.launched_last is not False for c in unhidden):
+        yield _launched_late(case, step, unhidden, cost_ns, evidence)
+    elif queued and moving_ns > hideable_ns:
+        yield _communication_bound(step, large, moving_ns, hideable_ns, evidence)
+    else:
+        yield _last_bucket(case, step, tail, cost_ns, evidence)
+
+
+def _large(collectives: Sequence[Collective]) -> Sequence[Collective]:
+    """Without barriers and averages of a loss: a hundredth of the largest or more."""
+    most = max(c.span.bytes for c in collectives)
+    return [c for c in collectives if 100 * c.span.bytes >= most]
+
+
+def _moved(collective: Collective, entry: Entry) -> int:
+    """Of an exposed part, what its bytes took; the rest is waiting for peers."""
+    return min(collective.exposed.get(entry, 0), collective.moving_ns)
+
+
+def _after_backward(
+    case: Case, step: Step, collectives: Sequence[Collective]
+) -> str | None:
+    """How the trace shows that the backward pass had returned; None if it does not.
+
+    Autograd's hooks launch on autograd's thread (CUDA) or in its phase (virtual).
+    """
+    spans = case.lookup.spans
+    computed = [spans[i] for i in step.compute]
+    computed = [s for s in computed if s.start_ns < step.backward_end_ns]
+    own = [c.span.attributes for c in collectives]
+    if any(s.attributes.get("phase") == "backward" for s in computed):
+        if all(a.get("phase") != "backward" for a in own):
+            return "they lie outside the backward pass"
+        return None
+    threads = [s.attributes.get("thread") for s in computed]
+    if not threads or threads[0] is None or threads[-1] in (None, threads[0]):
+        return None
+    if all(a.get("thread") == threads[0] for a in own):
+        return "the thread that ran the forward launched them, not autograd's"
+    return None
+
+
+def _launched_late(
+    case: Case,
+    step: Step,
+    late: Sequence[Collective],
+    cost_ns: int,
+    evidence: Mapping[str, Any],
+) -> Finding:
+    how = _after_backward(case, step, late)
+    told = f" ({how})" if how else ""
+    first = min(late, key=lambda c: c.span.start_ns)
+    return Finding(
+        kind="launched-late",
+        rank=step.rank,
+        step=step.step,
+        cost_ns=cost_ns,
+        says=(
+            f"{count_of(late)} of {format_bytes(sum(c.span.bytes for c in late))} "
+            f"started when the backward pass was over{told}: nothing was left to hide "
+            f"behind, and {of_whole(step.hidden_ns, step.communication_ns)} of "
+            "communication are hidden."
+        ),
+        remedy=(
+            "Launch each bucket while the backward pass runs, from "
+            "register_post_accumulate_grad_hook: DistributedDataParallel and "
+            "overlaplab.BucketedReducer do. An all_reduce after loss.backward() "
+            "cannot overlap with it."
+        ),
+        evidence={
+            **evidence,
+            "after_backward": how,
+            "start_after_backward_ns": first.span.start_ns - step.backward_end_ns,
+        },
+        spans=tuple(c.index for c in late[:8]),
+    )
+
+
+def _one_bucket(
+    step: Step, only: Collective, cost_ns: int, evidence: Mapping[str, Any]
+) -> Finding:
+    return Finding(
+        kind="one-bucket",
+        rank=step.rank,
+        step=step.step,
+        cost_ns=cost_ns,
+        says=(
+            f"All gradients travel in one {named(only.span)}. It could start only when "
+            f"the last of them was there, at the end of the backward pass: "
+            f"{of_whole(step.hidden_ns, step.communication_ns)} of communication are "
+            "hidden."
+        ),
+        remedy=(
+            "Cut it into buckets that leave while the rest is computed: bucket_cap_mb "
+            "of DistributedDataParallel, bucket_mib of overlaplab.BucketedReducer; 25 "
+            "to 100 MiB are a start."
+        ),
+        evidence={**evidence, "bucket_bytes": only.span.bytes},
+        spans=(only.index,),
+    )
+
+
+def _communication_bound(
+    step: Step,
+    large: Sequence[Collective],
+    moving_ns: int,
+    hideable_ns: int,
+    evidence: Mapping[str, Any],
+) -> Finding:
+    cost_ns = moving_ns - hideable_ns
+    return Finding(
+        kind="communication-bound",
+        rank=step.rank,
+        step=step.step,
+        cost_ns=cost_ns,
+        says=(
+            f"Sending {format_bytes(sum(c.span.bytes for c in large))} takes "
+            f"{format_ns(moving_ns)}, and only {format_ns(hideable_ns)} of computation "
+            f"come after the first bucket is ready: {format_ns(cost_ns)} stay exposed "
+            "in any order. The collectives queue behind one another."
+        ),
+        remedy=(
+            "Send less or less often: accumulate gradients under no_sync(), compress "
+            "(ddp_comm_hooks.default_hooks.bf16_compress_hook), a larger batch a step; "
+            "or a faster link. Buckets and streams cannot help further."
+        ),
+        evidence={**evidence, "moving_ns": moving_ns, "hideable_ns": hideable_ns},
+        spans=tuple(c.index for c in sorted(large, key=lambda c: -c.exposed_ns)[:8]),
+    )
+
+
+def _last_bucket(
+    case: Case,
+    step: Step,
+    tail: Sequence[Collective],
+    cost_ns: int,
+    evidence: Mapping[str, Any],
+) -> Finding:
+    """Whose bytes, ready when, what was left to compute, what half of it would save."""
+    worst = max(tail, key=lambda c: _moved(c, "sending_last"))
+    span = worst.span
+    whole = max(1, evidence["bytes"])
+    after_ns = span.start_ns - step.backward_end_ns
+    writer = case.lookup.writer(worst.index)
+    name = "" if writer is None else case.lookup.spans[writer].name
+    when = (
+        f"{format_ns(after_ns)} after the last kernel of the backward pass"
+        if after_ns >= 0
+        else f"{format_ns(-after_ns)} before the backward pass ends"
+    )
+    if name and after_ns >= 0:
+        when += f" ({short(name)})"
+    rate = worst.algorithm_bytes_per_s
+    half_ns = min(worst.moving_ns // 2, _moved(worst, "sending_last"))
+    saves = ""
+    if rate is not None:
+        saves = (
+            f" At its {gb_per_s(rate)} a bucket of half the size would save about "
+            f"{format_ns(half_ns)}."
+        )
+    if worst.waited_for == "the previous collective":
+        when += ", behind the one before it"
+    others = ""
+    if len(tail) > 1:
+        others = f" (with {plural(len(tail) - 1, 'other')}, {format_ns(cost_ns)})"
+    return Finding(
+        kind="last-bucket",
+        rank=step.rank,
+        step=step.step,
+        cost_ns=cost_ns,
+        says=(
+            f"The last {named(span)} (of {format_bytes(whole)} sent) starts {when}: "
+            f"{format_ns(worst.remaining_ns)} of computation are left to hide it, and "
+            f"{of_whole(worst.exposed.get('sending_last', 0), span.duration_ns)} are "
+            f"exposed{others}.{saves}"
+        ),
+        remedy=(
+            "Make the last bucket smaller: a smaller bucket_cap_mb (bucket_mib of "
+            "BucketedReducer), down to its largest tensor, which no cap splits. Or put "
+            "work there that needs no averaged gradient."
+        ),
+        evidence={
+            **evidence,
+            "last_bytes": span.bytes,
+            "start_after_backward_ns": after_ns,
+            "last_kernel": name,
+            "remaining_computation_ns": worst.remaining_ns,
+            "waited_for": worst.waited_for,
+            "bytes_per_s": rate,
+            "half_would_save_ns": half_ns if rate is not None else None,
+        },
+        spans=(worst.index, *(c.index for c in tail if c is not worst)),
+    )
+
+
+def _small_messages(
+    case: Case, step: Step, collectives: Sequence[Collective]
+) -> Iterator[Finding]:
+    """More is paid for starting messages than for their bytes."""
+    sized = [c for c in collectives if c.span.bytes]
+    if len(sized) < FEWEST_SMALL:
+        return
+    fixed_ns = _fixed_ns(sized)
+    sent = sum(c.span.bytes for c in sized)
+    small = [c for c in sized if c.span.bytes <= _half_speed_bytes(sized, fixed_ns)]
+    spared = len(sized) - max(1, -(-sent // BUCKET_BYTES))
+    if len(small) < FEWEST_SMALL or 2 * len(small) < len(sized) or spared <= 0:
+        return
+    # What hides costs nothing, and a merged message pays once: it cannot save more.
+    idle_ns = step.parts["idle_cpu"] + step.parts["sending_cpu"]
+    bearable = step.exposed_ns + idle_ns
+    cost_ns = min(spared * (fixed_ns + _launching_ns(case, small)), bearable)
+    if not worth_telling(cost_ns, step):
+        return
+    largest = max(c.span.bytes for c in small)
+    yield Finding(
+        kind="small-messages",
+        rank=step.rank,
+        step=step.step,
+        cost_ns=cost_ns,
+        says=(
+            f"{len(small)} of {len(sized)} collectives carry {format_bytes(largest)} "
+            f"or less, and each takes {format_ns(fixed_ns)} whatever its size. "
+            f"{format_bytes(sent)} in buckets of {format_bytes(BUCKET_BYTES)} would be "
+            f"{plural(max(1, -(-sent // BUCKET_BYTES)), 'message')}."
+        ),
+        remedy=(
+            "Send gradients in buckets instead of one by one: DistributedDataParallel "
+            "(bucket_cap_mb), overlaplab.BucketedReducer, or "
+            "torch.distributed's coalescing for your own."
+        ),
+        evidence={
+            "num_small": len(small),
+            "num_collectives": len(sized),
+            "largest_small_bytes": largest,
+            "fixed_ns": fixed_ns,
+            "bytes": sent,
+            "num_spared": spared,
+        },
+        spans=tuple(c.index for c in sorted(small, key=lambda c: -c.moving_ns)[:8]),
+    )
+
+
+def _fixed_ns(collectives: Sequence[Collective]) -> int:
+    """What a message costs whatever its size: the quickest tenth of them."""
+    ordered = sorted(c.moving_ns for c in collectives)
+    return ordered[len(ordered) // 10]
+
+
+def _half_speed_bytes(collectives: Sequence[Collective], fixed_ns: int) -> int:
+    """A message of so many bytes is on the wire as long as it takes to start."""
+    largest = max(collectives, key=lambda c: c.span.bytes)
+    wire_ns = max(1, largest.moving_ns - fixed_ns)
+    return largest.span.bytes * fixed_ns // wire_ns
+
+
+def _launching_ns(case: Case, collectives: Sequence[Collective]) -> int:
+    """Median CPU time of launching one, 0 where it is not known."""
+    known = [case.lookup.launch(c.index) for c in collectives]
+    times = sorted(launch[1] - launch[0] for launch in known if launch is not None)
+    return times[len(times) // 2] if times else 0

@@ -1,0 +1,104 @@
+"""What overlap saved, against what computing and sending take alone.
+
+`Report.saved_ns` adds up kernels as they ran: two that slow each other down look as if
+overlap had saved what they cost each other. Here each is taken as long as it is alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median_low
+
+from overlaplab.diagnosis.case import Case
+from overlaplab.diagnosis.collectives import total_moving_ns
+from overlaplab.diagnosis.contention import Contention
+from overlaplab.diagnosis.steps import Step
+from overlaplab.diagnosis.wording import of_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Of one rank's step.
+
+    Args:
+        step_ns: how long it took.
+        compute_alone_ns, communication_alone_ns: what the two take alone.
+        basis: how these two are known, in words.
+    """
+
+    step_ns: int
+    compute_alone_ns: int
+    communication_alone_ns: int
+    basis: str
+
+    @property
+    def saved_ns(self) -> int:
+        """One after the other, less the step: negative where other things cost more."""
+        return self.compute_alone_ns + self.communication_alone_ns - self.step_ns
+
+    @property
+    def possible_ns(self) -> int:
+        """The shorter of the two: no schedule saves more."""
+        return min(self.compute_alone_ns, self.communication_alone_ns)
+
+
+def saved_of(case: Case, serial: Case | None) -> dict[tuple[int, int | None], Saved]:
+    """By (rank, step); `serial` is a run in which the two did not overlap."""
+    return {
+        (step.rank, step.step): (
+            _by_twins(case, step) if serial is None else _by_serial(serial, step)
+        )
+        for step in case.steps
+    }
+
+
+def _by_serial(serial: Case, step: Step) -> Saved:
+    own = [s for s in serial.steps if s.rank == step.rank] or list(serial.steps)
+    return Saved(
+        step.step_ns,
+        _median(s.compute_ns for s in own),
+        _median(_moving_ns(serial, s) for s in own),
+        "measured in the serial run",
+    )
+
+
+def _by_twins(case: Case, step: Step) -> Saved:
+    contention = case.contention_of(step)
+    alone = [c.alone_ns for c in case.of(step)]
+    known = [ns for ns in alone if ns is not None]
+    # A guessed profile may be another link's: what was measured is nearer.
+    by_model = bool(known) and len(known) == len(alone) and not case.is_guess
+    return Saved(
+        step.step_ns,
+        step.compute_ns - contention.cost_ns,
+        sum(known) if by_model else _moving_ns(case, step),
+        _basis(case, contention, by_model),
+    )
+
+
+def _basis(case: Case, contention: Contention, by_model: bool) -> str:
+    if case.timeline.origin == "virtual":
+        return "by the hardware model"
+    compared, beside = contention.compared_ns, contention.beside_ns
+    told = "computation as it ran"
+    if beside and compared >= beside // 2:
+        told = (
+            f"computation by the same kernels without communication beside them, which "
+            f"{of_whole(compared, beside)} have"
+        )
+    elif beside:
+        told += ": too few of its kernels also ran without communication beside them"
+    if not by_model:
+        return f"{told}; communication as it ran, once all ranks were there"
+    name = "spans" if case.hardware is None else case.hardware.name
+    return f"{told}; communication by {name}"
+
+
+def _moving_ns(case: Case, step: Step) -> int:
+    return total_moving_ns(case.of(step))
+
+
+def _median(values: Iterable[int]) -> int:
+    found = list(values)
+    return median_low(found) if found else 0

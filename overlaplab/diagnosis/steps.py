@@ -1,0 +1,211 @@
+"""One step of one rank: its window, its numbers, its account. Knows no peers.
+
+[Note: window] Between steps that follow one another the CPU runs ahead: it launches
+step 4 while the device computes step 3. A step's window is therefore the device's: from
+the end of what came before (or the step's own first span, the CPU's included, where
+that is later) to the end of the step's last device span. Windows of one rank do not
+overlap, and the time between two steps belongs to the later one. A timeline without
+steps is one window from first start to last end, as in `Timeline.report`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from overlaplab.diagnosis.account import Entry, Piece, account, sums
+from overlaplab.diagnosis.lookup import Lookup
+from overlaplab.timeline import Span
+from overlaplab.timeline.intervals import Interval, intersect, merge, total
+
+_OPTIMIZERS = ("optimizer", "adam", "sgd", "lamb", "foreach", "multi_tensor")
+_MOST_EPILOGUE = 0.35  # of a step's computation; more is no optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one rank did in one step. Unions are `overlaplab.timeline.Report`'s.
+
+    Args:
+        step: its number, None where the timeline has no steps.
+        start_ns, end_ns: the window, see [Note: window].
+        compute, communication: indices of its spans, by start.
+        compute_ns, communication_ns, hidden_ns, memcpy_ns, memset_ns: of its own spans,
+            as `Report` defines them.
+        pieces: its account, see `overlaplab.diagnosis.account`.
+        parts: nanoseconds of each entry of the account; they add up to `step_ns`.
+        backward_end_ns: end of the last computation that is no optimizer's.
+        knows_launches: whether the launch of any of its device spans is known.
+        num_launches: device spans that the CPU launched.
+    """
+
+    rank: int
+    step: int | None
+    start_ns: int
+    end_ns: int
+    compute: tuple[int, ...]
+    communication: tuple[int, ...]
+    compute_ns: int
+    communication_ns: int
+    hidden_ns: int
+    memcpy_ns: int
+    memset_ns: int
+    pieces: tuple[Piece, ...]
+    parts: Mapping[Entry, int]
+    backward_end_ns: int
+    knows_launches: bool
+    num_launches: int
+
+    @property
+    def step_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+    @property
+    def exposed_ns(self) -> int:
+        return self.communication_ns - self.hidden_ns
+
+    @property
+    def saved_ns(self) -> int:
+        """As in `Report`: compute + communication - step."""
+        return self.compute_ns + self.communication_ns - self.step_ns
+
+    @property
+    def idle_ns(self) -> int:
+        parts = self.parts
+        return parts["idle_cpu"] + parts["idle_sync"] + parts["idle_other"]
+
+    @property
+    def cpu_bound_ns(self) -> int | None:
+        """The device is idle and the next kernel not launched yet; None: not known."""
+        if not self.knows_launches:
+            return None
+        return self.parts["idle_cpu"] + self.parts["idle_sync"]
+
+
+def steps_of(lookup: Lookup) -> tuple[Step, ...]:
+    """Every step of every rank, by step and rank."""
+    numbers: Sequence[int | None] = lookup.timeline.steps or (None,)
+    found = [
+        step
+        for rank in lookup.ranks
+        for number in numbers
+        for step in _step(lookup, rank, number)
+    ]
+    return tuple(sorted(found, key=lambda s: (s.step or 0, s.rank)))
+
+
+def _step(lookup: Lookup, rank: int, number: int | None) -> Iterator[Step]:
+    spans = lookup.spans
+
+    def own(indices: Sequence[int]) -> list[int]:
+        if number is None:
+            return list(indices)
+        return [i for i in indices if spans[i].attributes.get("step") == number]
+
+    device, cpu = own(lookup.device(rank)), own(lookup.cpu(rank))
+    if not device and not (number is None and cpu):
+        return
+    start, end = _window(lookup, rank, number, device, cpu)
+    compute = tuple(i for i in device if spans[i].kind == "compute")
+    communication = tuple(i for i in device if spans[i].kind == "communication")
+    backward_end_ns, epilogue_ns = _epilogue(lookup, compute, communication, end)
+    pieces = account(lookup, rank, (start, end), epilogue_ns)
+
+    def union(kind: str) -> list[Interval]:
+        return merge(_times(spans[i] for i in device if spans[i].kind == kind))
+
+    yield Step(
+        rank=rank,
+        step=number,
+        start_ns=start,
+        end_ns=end,
+        compute=compute,
+        communication=communication,
+        compute_ns=total(union("compute")),
+        communication_ns=total(union("communication")),
+        hidden_ns=total(intersect(union("compute"), union("communication"))),
+        memcpy_ns=total(union("memcpy")),
+        memset_ns=total(union("memset")),
+        pieces=pieces,
+        parts=sums(pieces),
+        backward_end_ns=backward_end_ns,
+        knows_launches=any(lookup.launch(i) is not None for i in device),
+        num_launches=sum(1 for i in cpu if spans[i].kind == "launch"),
+    )
+
+
+def _times(spans: Iterator[Span]) -> Iterator[Interval]:
+    return ((span.start_ns, span.end_ns) for span in spans)
+
+
+def _window(
+    lookup: Lookup,
+    rank: int,
+    number: int | None,
+    device: Sequence[int],
+    cpu: Sequence[int],
+) -> Interval:
+    spans = lookup.spans
+    first_ns = min(spans[i].start_ns for i in [*device, *cpu])
+    if number is None:
+        return first_ns, max(spans[i].end_ns for i in [*device, *cpu])
+    first_on_device_ns = spans[device[0]].start_ns
+    before_ns = [
+        spans[i].end_ns
+        for i in lookup.device(rank)
+        if spans[i].start_ns < first_on_device_ns
+        and spans[i].attributes.get("step") != number
+    ]
+    end_ns = max(spans[i].end_ns for i in device)
+    return min(max([first_ns, *before_ns]), end_ns), end_ns
+
+
+def _epilogue(
+    lookup: Lookup,
+    compute: Sequence[int],
+    communication: Sequence[int],
+    end_ns: int,
+) -> tuple[int, int]:
+    """End of the computation that could hide, and start of what only uses the result.
+
+    What follows the last collective is an optimizer, if it says so by its label or
+    name, has no phase where the rest has one, or was launched by another thread than
+    what came before (autograd's); and if it is the smaller part of the step.
+    """
+    spans = [lookup.spans[i] for i in compute]
+    last_ns = max((s.end_ns for s in spans), default=end_ns)
+    if not communication:
+        return last_ns, end_ns + 1
+    large = _large([lookup.spans[i] for i in communication])
+    sent_ns = max(s.end_ns for s in large)
+    after = [s for s in spans if s.start_ns >= sent_ns]
+    before = [s for s in spans if s.start_ns < sent_ns]
+    if not after or not before or not _only_uses(before, after):
+        return last_ns, end_ns + 1
+    return max(s.end_ns for s in before), min(s.start_ns for s in after)
+
+
+def _large(spans: Sequence[Span]) -> Sequence[Span]:
+    """Without a loss's average or a barrier: a hundredth of the bytes or more."""
+    whole = sum(s.bytes for s in spans)
+    return [s for s in spans if 100 * s.bytes >= whole] or spans
+
+
+def _only_uses(before: Sequence[Span], after: Sequence[Span]) -> bool:
+    busy = [sum(s.duration_ns for s in spans) for spans in (before, after)]
+    if busy[1] > _MOST_EPILOGUE * sum(busy):
+        return False
+    named = sum(s.duration_ns for s in after if _is_optimizer(s))
+    if 2 * named >= busy[1]:
+        return True
+    phases = [{s.attributes.get("phase") for s in spans} for spans in (before, after)]
+    if phases[1] == {None} and phases[0] != {None}:
+        return True
+    thread = before[-1].attributes.get("thread")
+    threads = {s.attributes.get("thread") for s in after}
+    return thread is not None and thread not in threads and None not in threads
+
+
+def _is_optimizer(span: Span) -> bool:
+    words = f"{span.attributes.get('label', '')} {span.name}".lower()
+    return any(word in words for word in _OPTIMIZERS)

@@ -1,0 +1,203 @@
+"""The tables of a diagnosis: rows of text, for a terminal and for a page."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from overlaplab.diagnosis.collectives import Collective
+from overlaplab.diagnosis.steps import Step
+from overlaplab.diagnosis.wording import gb_per_s, named, short
+from overlaplab.view.units import decimals, format_bytes, format_ns, time_unit
+
+if TYPE_CHECKING:
+    from overlaplab.diagnosis.diagnosis import Diagnosis
+
+MOST_ROWS = 16  # of ranks; more are the slowest ones
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table of text.
+
+    Args:
+        header: of the columns.
+        rows: as many cells each.
+        left: number of columns, from the left, whose text starts at the left.
+        note: under it.
+    """
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int = 1
+    note: str = ""
+
+    def lines(self) -> list[str]:
+        """The table, aligned."""
+        table = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = []
+        for cells in table:
+            aligned = [
+                cell.ljust(width) if place < self.left else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            ]
+            lines.append("  ".join(aligned).rstrip())
+        return [*lines, self.note] if self.note else lines
+
+
+def numbers(diagnosis: Diagnosis) -> Rows:
+    """One row a rank: its step of median length."""
+    steps = list(diagnosis.case.representative)
+    note = ""
+    if len(steps) > MOST_ROWS:
+        shown = sorted(steps, key=lambda s: -s.step_ns)[:MOST_ROWS]
+        note = f"The {MOST_ROWS} slowest of {len(steps)} ranks. "
+        steps = sorted(shown, key=lambda s: s.rank)
+    if diagnosis.timeline.steps:
+        every = [s.step_ns for s in diagnosis.case.steps]
+        note += (
+            f"The step of median length of each rank; all steps: "
+            f"{format_ns(min(every))} to {format_ns(max(every))}."
+        )
+    return _numbers_of(steps, note)
+
+
+def every_step(diagnosis: Diagnosis) -> Rows:
+    """One row a rank and step."""
+    return _numbers_of(diagnosis.case.steps, "")
+
+
+def exposed(diagnosis: Diagnosis, most: int = 6) -> Rows:
+    """The longest exposed collectives, and what each of them waited for."""
+    found = [c for c in diagnosis.case.collectives if c.exposed_ns]
+    found.sort(key=lambda c: -c.exposed_ns)
+    spans = diagnosis.timeline.spans
+    rows = []
+    for one in found[:most]:
+        after: str = one.waited_for
+        if one.waited_span is not None and one.waited_for == "its inputs":
+            after = f"{after} ({short(spans[one.waited_span].name, 26)})"
+        waited = format_ns(one.waiting_ns) if one.knows_ready else "not known"
+        rows.append(
+            (
+                where(one.step),
+                named(one.span),
+                after,
+                format_ns(one.span.duration_ns),
+                format_ns(one.exposed_ns),
+                waited,
+            )
+        )
+    header = ("", "collective", "started after", "took", "exposed", "for peers")
+    return Rows(header, tuple(rows), left=3)
+
+
+def bandwidth(diagnosis: Diagnosis, most: int = 6) -> Rows:
+    """Medians of messages of like size, those that move longest first."""
+    groups: dict[tuple[str, int | None, int], list[Collective]] = defaultdict(list)
+    for one in diagnosis.case.collectives:
+        if one.span.bytes and one.moving_ns > 0:
+            size = one.span.bytes.bit_length()
+            groups[one.span.name, one.group_size, size].append(one)
+    ordered = sorted(groups.values(), key=lambda of: -sum(c.moving_ns for c in of))
+    hw = diagnosis.case.hardware
+    rows = []
+    for of in ordered[:most]:
+        alone = [c.alone_ns for c in of if c.alone_ns is not None]
+        rows.append(
+            (
+                of[0].span.name,
+                f"{len(of)}",
+                _median_bytes(of),
+                "?" if of[0].group_size is None else f"{of[0].group_size}",
+                format_ns(round(median(c.moving_ns for c in of))),
+                format_ns(round(median(alone))) if alone else "?",
+                _rate([c.algorithm_bytes_per_s for c in of]),
+                _rate([c.bus_bytes_per_s for c in of]),
+            )
+        )
+    header = ("", "number", "bytes", "ranks", "moving", "alone", "algbw", "busbw")
+    if hw is None:
+        return Rows(header, tuple(rows))
+    guess = ", a guess" if diagnosis.case.is_guess else ""
+    note = f"alone: by {hw.name}{guess}; its link reaches "
+    return Rows(header, tuple(rows), note=note + gb_per_s(hw.link.bytes_per_s))
+
+
+def twins(diagnosis: Diagnosis, most: int = 6) -> Rows:
+    """Kernels that ran both alone and beside communication, the costliest first."""
+    num_steps = max(1, len(diagnosis.timeline.steps))
+    rows = [
+        (
+            f"rank {one.rank}",
+            short(one.name, 32),
+            f"{format_ns(one.alone_ns)} ({one.num_alone}x)",
+            f"{format_ns(one.beside_ns)} ({one.num_beside}x)",
+            f"{one.ratio:.2f}",
+            format_ns(one.cost_ns // num_steps),
+        )
+        for one in diagnosis.case.twins[:most]
+        if one.cost_ns > 0
+    ]
+    header = ("", "kernel", "alone", "beside", "ratio", "cost a step")
+    return Rows(header, tuple(rows), left=2)
+
+
+def _numbers_of(steps: Sequence[Step], note: str) -> Rows:
+    scale, unit = time_unit(max((s.step_ns for s in steps), default=0))
+    times = [(s.step_ns, s.compute_ns, s.communication_ns) for s in steps]
+    digits = decimals(ns / scale for row in times for ns in row)
+
+    def told(time_ns: int | None) -> str:
+        return "?" if time_ns is None else f"{time_ns / scale:.{digits}f}"
+
+    rows = [
+        (
+            where(step),
+            told(step.step_ns),
+            told(step.compute_ns),
+            told(step.communication_ns),
+            _hidden(step, told(step.hidden_ns), told(step.communication_ns)),
+            told(step.exposed_ns) if step.communication else "none",
+            told(step.parts["copying"]),
+            told(step.idle_ns),
+            told(step.cpu_bound_ns),
+            told(step.saved_ns) if step.communication else "none",
+        )
+        for step in steps
+    ]
+    header = (
+        unit,
+        "step",
+        "compute",
+        "comm",
+        "hidden",
+        "exposed",
+        "copying",
+        "idle",
+        "CPU-bound",
+        "saved",
+    )
+    return Rows(header, tuple(rows), note=note)
+
+
+def _hidden(step: Step, hidden: str, communication: str) -> str:
+    return f"{hidden} of {communication}" if step.communication else "none"
+
+
+def where(step: Step) -> str:
+    where = f"rank {step.rank}"
+    return where if step.step is None else f"{where} step {step.step}"
+
+
+def _median_bytes(collectives: Sequence[Collective]) -> str:
+    return format_bytes(round(median(c.span.bytes for c in collectives)))
+
+
+def _rate(rates: Sequence[int | None]) -> str:
+    known = [rate for rate in rates if rate is not None]
+    return gb_per_s(round(median(known))) if known else "?"

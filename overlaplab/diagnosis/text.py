@@ -1,0 +1,166 @@
+"""A diagnosis for a terminal: numbers of each rank, then findings, then details."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from overlaplab.diagnosis import tables
+from overlaplab.diagnosis.wording import of_whole, plural, short
+from overlaplab.view.units import format_ns
+
+if TYPE_CHECKING:
+    from overlaplab.diagnosis.diagnosis import Diagnosis
+    from overlaplab.diagnosis.findings import Finding
+    from overlaplab.diagnosis.saved import Saved
+
+WIDTH = 96
+
+
+def text(diagnosis: Diagnosis, *, details: bool = False) -> str:
+    """The whole of it; with `details` the tables behind the findings, too."""
+    parts = [_head(diagnosis), _numbers(diagnosis), _findings(diagnosis)]
+    if details:
+        parts += [
+            _table("Longest exposed collectives", tables.exposed(diagnosis)),
+            _table("Bandwidth, by size of message", tables.bandwidth(diagnosis)),
+            _table("Kernels alone and beside communication", tables.twins(diagnosis)),
+        ]
+    parts.append(_remarks(diagnosis, details))
+    return "\n\n".join(part for part in parts if part)
+
+
+def headline(diagnosis: Diagnosis) -> list[str]:
+    """What was looked at, and who made the collectives."""
+    timeline = diagnosis.timeline
+    devices = sorted({short(name) for _, name in timeline.source.devices})
+    num_ranks = len(diagnosis.case.lookup.ranks)
+    what = [plural(num_ranks, "rank")]
+    if timeline.steps:
+        what.append(plural(len(timeline.steps), "step"))
+    what += devices
+    measured = f"virtual, {timeline.hardware}"
+    what.append(measured if timeline.origin == "virtual" else "measured")
+    lines = [", ".join(what)]
+    if diagnosis.has_communication:
+        made = "; ".join(str(maker) for maker in diagnosis.makers)
+        lines.append(f"Collectives launched by {made}")
+    hw = diagnosis.case.hardware
+    if hw is not None and timeline.origin != "virtual":
+        how = ", guessed from the card's name" if diagnosis.case.is_guess else ""
+        lines.append(f"Bandwidth compared with {hw.name}{how}")
+    return lines
+
+
+def saved_lines(diagnosis: Diagnosis) -> list[str]:
+    """Hidden and saved, of the slowest of the steps that are told."""
+    steps = diagnosis.case.representative
+    if not diagnosis.has_communication:
+        return ["No communication kernels found: overlap is None, neither 0 nor 1."]
+    if not steps:
+        return []
+    step = max(steps, key=lambda s: s.step_ns)
+    saved = diagnosis.saved[step.rank, step.step]
+    where = f"Rank {step.rank}" + ("" if step.step is None else f", step {step.step}")
+    lines = [
+        f"{where}: hidden {of_whole(step.hidden_ns, step.communication_ns)} of "
+        f"communication. {_saved(saved)}"
+    ]
+    lines.append(
+        f"(Alone: {format_ns(saved.compute_alone_ns)} of computation and "
+        f"{format_ns(saved.communication_alone_ns)} of communication; {saved.basis}.)"
+    )
+    return lines
+
+
+def _saved(saved: Saved) -> str:
+    """What overlap gained of what it could, against one after the other."""
+    possible = f"{format_ns(saved.possible_ns)} that overlap could save at most"
+    if saved.saved_ns < 0:
+        return (
+            f"Saved nothing of the {possible}: launches, copies, waiting and idle time "
+            f"make the step {format_ns(-saved.saved_ns)} longer than the two alone, "
+            "one after the other."
+        )
+    return f"Saved {of_whole(saved.saved_ns, saved.possible_ns)} possible."
+
+
+def finding_title(finding: Finding) -> str:
+    """'last-bucket: 590 us of step 3 on rank 0 (3 steps, 2 ranks)'."""
+    seen = finding.evidence.get("seen", ())
+    where = f"on rank {finding.rank}"
+    if finding.step is not None:
+        where = f"of step {finding.step} {where}"
+    ranks = {item["rank"] for item in seen}
+    steps = {item["step"] for item in seen}
+    more = []
+    if len(steps) > 1:
+        more.append(plural(len(steps), "step"))
+    if len(ranks) > 1:
+        more.append(plural(len(ranks), "rank"))
+    told = f" (seen in {' and '.join(more)})" if more else ""
+    return f"{finding.kind}: up to {format_ns(finding.cost_ns)} {where}{told}"
+
+
+def source_lines(diagnosis: Diagnosis) -> list[str]:
+    """What was read, dropped, and by which names a kernel counts as communication."""
+    source = diagnosis.timeline.source
+    lines = []
+    if source.num_events:
+        line = f"Read {plural(source.num_events, 'event')} of "
+        line += plural(len(source.files), "file")
+        dropped = [f"{number} {why}" for why, number in source.dropped]
+        lines.append(f"{line}; dropped: {', '.join(dropped) or 'none'}.")
+    if source.communication_names:
+        names = " ".join(source.communication_names)
+        lines.append(f"Kernels count as communication by these names: {names}")
+    return lines
+
+
+def _head(diagnosis: Diagnosis) -> str:
+    return "\n".join(
+        line for told in headline(diagnosis) for line in _wrap(told, "", "  ")
+    )
+
+
+def _numbers(diagnosis: Diagnosis) -> str:
+    lines = [*tables.numbers(diagnosis).lines(), ""]
+    for told in saved_lines(diagnosis):
+        lines += _wrap(told, "", "")
+    return "\n".join(lines)
+
+
+def _findings(diagnosis: Diagnosis) -> str:
+    if not diagnosis.findings:
+        return "Findings: none that costs half a hundredth of a step."
+    lines = [
+        "Findings, the most expensive first (two may be the same time, seen twice)"
+    ]
+    for number, finding in enumerate(diagnosis.findings, 1):
+        lines.append("")
+        lines += _wrap(finding_title(finding), f"{number:2}. ", "    ")
+        lines += _wrap(finding.says, "    ", "    ")
+        lines += _wrap(finding.remedy, "    -> ", "       ")
+    return "\n".join(lines)
+
+
+def _table(title: str, table: tables.Rows) -> str:
+    return "\n".join([title, *table.lines()]) if table.rows else ""
+
+
+def _remarks(diagnosis: Diagnosis, details: bool) -> str:
+    told = list(diagnosis.remarks)
+    if details:
+        told += source_lines(diagnosis)
+    return "\n".join(line for one in told for line in _wrap(one, "* ", "  "))
+
+
+def _wrap(told: str, first: str, then: str) -> Sequence[str]:
+    return textwrap.wrap(
+        told,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=then,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,66 @@
+"""Words that several findings share. Times and sizes are `overlaplab.view.units`'."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from overlaplab.diagnosis.collectives import Collective
+from overlaplab.timeline import Span
+from overlaplab.view.units import format_bytes, format_ns
+
+
+def of_whole(part_ns: int, whole_ns: int) -> str:
+    """'60 of 120 ms', each with its unit where they differ.
+
+    >>> of_whole(60_000_000, 120_000_000), of_whole(400_000, 2_000_000)
+    ('60 of 120 ms', '400 us of 2 ms')
+    """
+    part, whole = format_ns(part_ns), format_ns(whole_ns)
+    if part_ns == 0 or part.split()[1] == whole.split()[1]:
+        part = part.split()[0]
+    return f"{part} of {whole}"
+
+
+def named(span: Span) -> str:
+    """'all_reduce "bucket 3" of 25 MiB'."""
+    label = str(span.attributes.get("label", ""))
+    told = f'{span.name} "{short(label)}"' if label else span.name
+    return f"{told} of {format_bytes(span.bytes)}" if span.bytes else told
+
+
+def count_of(collectives: Sequence[Collective]) -> str:
+    """'14 all_reduces', 'all_reduce', '3 all_gathers and 2 reduce_scatters'."""
+    counts = Counter(c.span.name for c in collectives)
+    parts = [
+        f"{number} {name}s" if number > 1 else f"1 {name}"
+        for name, number in counts.most_common(2)
+    ]
+    rest = len(collectives) - sum(n for _, n in counts.most_common(2))
+    if rest:
+        parts.append(f"{rest} more")
+    return " and ".join(parts)
+
+
+def short(text: str, most: int = 40) -> str:
+    """At most so many characters, on one line and printable.
+
+    >>> short("void gemm<float, (int)4>(...)", 12), short("a\\nb")
+    ('void gemm...', 'a b')
+    """
+    text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def gb_per_s(bytes_per_s: int) -> str:
+    """Bandwidth as its makers give it: 10**9 bytes a second.
+
+    >>> gb_per_s(275_400_000_000), gb_per_s(1_234_000_000)
+    ('275.4 GB/s', '1.234 GB/s')
+    """
+    return f"{bytes_per_s / 1e9:.4g} GB/s"
+
+
+def plural(number: int, word: str) -> str:
+    """'1 step', '3 steps'."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
