@@ -15,11 +15,12 @@ import click
 import torch.distributed as dist
 
 from overlaplab.bench import data_parallel, lessons, traces
-from overlaplab.bench.kernels import device_description
+from overlaplab.bench.device import device_description
 from overlaplab.bench.predict.compare import compare
 from overlaplab.bench.predict.grid import GPU, LINKS, REHEARSAL
 from overlaplab.bench.predict.measure import describe, measure_on_link
 from overlaplab.bench.predict.page import claim, errors_table, fill
+from overlaplab.bench.read_traces.measure import Plan, known_files, measure
 from overlaplab.files import write_whole
 from overlaplab.profiling.calibrate.plan import CPU as CPU_PLAN
 from overlaplab.profiling.calibrate.plan import GPU as GPU_PLAN
@@ -185,6 +186,38 @@ def _measure_traces(
         write_from_rank_0(results, folder / "traces.json")
 
 
+@benchmarks.command("read-traces")
+@click.argument(
+    "files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False)
+)
+@click.option(
+    "--hta-python", help="Python of an environment with HTA.  [default: none]"
+)
+@click.option("--rounds", default=5, show_default=True, help="Processes a side.")
+@click.option("--large", type=int, default=0, help="Also a file of so many MiB.")
+@click.option("--limit-gib", default=12, show_default=True, help="Memory a process.")
+@_out
+def read_traces_command(
+    files: Sequence[Path],
+    hta_python: str | None,
+    rounds: int,
+    large: int,
+    limit_gib: int,
+    out: Path | None,
+) -> None:
+    """From a trace on disk to its overlap: ours beside HTA's; no GPU is needed.
+
+    FILES are traces of one rank; without any, the six of this repository.
+    """
+    results = heading("read-traces", "none")
+    results["command"] = without_paths(results["command"])
+    plan = Plan(hta_python, rounds, large, limit_gib * 2**30)
+    results |= measure(files or known_files(), plan, click.echo)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, (json.dumps(results, indent=1) + "\n").encode())
+
+
 @benchmarks.group("predict")
 def predict() -> None:
     """The virtual cluster's steps against measured ones."""
@@ -270,6 +303,11 @@ def heading(benchmark: str, backend: str) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "backend": backend,
     }
+
+
+def without_paths(command: str) -> str:
+    """Files by their names alone: results speak of no machine's folders."""
+    return " ".join(word.rpartition("/")[2] for word in command.split(" "))
 
 
 def write_from_rank_0(results: dict[str, Any], out: Path | None) -> None:

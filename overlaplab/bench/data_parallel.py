@@ -22,11 +22,12 @@ from torch import Tensor, nn
 
 from overlaplab import streams
 from overlaplab.bench import variants
-from overlaplab.bench.kernels import profile_step
+from overlaplab.bench.kernels import kernel_sums
 from overlaplab.bench.timing import Samples, time_in_turn
 from overlaplab.bench.variants import Variant
 from overlaplab.errors import CaptureError
 from overlaplab.models import Transformer, TransformerConfig
+from overlaplab.profiling.profile import profile
 
 MODELS: dict[str, TransformerConfig] = {
     "tiny": TransformerConfig(),
@@ -304,11 +305,14 @@ class _Case:
     ) -> dict[str, Any]:
         if kind not in PROFILED or streams.device().type != "cuda":
             return {}
-        path = None
+        variant.step()
+        streams.synchronize()
+        with profile() as profiled:
+            variant.step()
         if traces is not None and dist.get_rank() == 0 and kind in TRACED:
             traces.parent.mkdir(parents=True, exist_ok=True)
-            path = f"{traces}-{kind.replace(' ', '-')}.json.gz"
-        return profile_step(variant.step, path)
+            profiled.save(f"{traces}-{kind.replace(' ', '-')}.json.gz")
+        return kernel_sums(profiled.timeline)
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 For each variant: the step timed without a profiler, all variants in turn; then a trace
 of three steps from every rank. What `overlaplab report` says of them can be checked:
-which variant is which is in the file's name, and nowhere in the file.
+which variant is which is in the file's name. For some, what each mode of `ol.profile`
+costs, and how much exposed communication it sees.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, schedule
 
 from overlaplab import streams
 from overlaplab.bench import variants
 from overlaplab.bench.data_parallel import MODELS, random_batch, release_memory, say
-from overlaplab.bench.timing import time_in_turn
+from overlaplab.bench.timing import run_block, slowest, time_in_turn
 from overlaplab.bench.variants import Variant
 from overlaplab.models import Transformer
+from overlaplab.profiling.profile import Profile, profile
 
 ONE_BUCKET_MIB = 1 << 20
 WARMUP_STEPS = 12  # DDP has found its buckets by then
@@ -29,6 +30,10 @@ PROFILER_WARMUP = 2
 PROFILED_STEPS = 3
 NUM_ROUNDS = 6
 STEPS_A_ROUND = 5
+MODES = ("plain", "events", "kineto")
+MODE_ROUNDS = 3
+MODE_STEPS = 5
+COMPARED = ("compute", "serial", "ddp-default", "ours-25", "ours-100")
 
 
 def measure_case(
@@ -76,6 +81,10 @@ def measure_case(
     for variant, step in steps.items():
         say(f"  {variant:<18}{times[variant].median_ns / 1e6:9.3f} ms")
         trace_steps(step, folder / variant / f"rank_{dist.get_rank()}.json.gz")
+    modes = {v: compare_modes(step) for v, step in steps.items() if v in COMPARED}
+    for variant, found in modes.items():
+        ratios = (f"{mode} {f['step_ratio']:.3f}" for mode, f in found.items())
+        say(f"  {variant:<18}step against plain: {', '.join(ratios)}")
     for made in built.values():
         made.close()
     result = {
@@ -84,6 +93,7 @@ def measure_case(
         "batch": batch_size,
         "tokens": tokens,
         "variants": {k: t.to_json() for k, t in times.items()},
+        "profile_modes": modes,
     }
     del built, steps, model
     release_memory()
@@ -92,20 +102,75 @@ def measure_case(
 
 def trace_steps(step: Callable[[], object], path: Path) -> None:
     """Write a trace of `PROFILED_STEPS` steps. Call on all ranks together."""
-    activities = [ProfilerActivity.CPU]
-    if streams.device().type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plan = schedule(wait=0, warmup=PROFILER_WARMUP, active=PROFILED_STEPS, repeat=1)
     streams.synchronize()
     dist.barrier()
-    with profile(
-        activities=activities,
-        schedule=plan,
-        on_trace_ready=lambda p: p.export_chrome_trace(str(path)),
-    ) as profiler:
-        for number in range(1, PROFILER_WARMUP + PROFILED_STEPS + 1):
+    with profile(warmup=PROFILER_WARMUP, steps=PROFILED_STEPS) as profiled:
+        for _ in range(PROFILER_WARMUP + PROFILED_STEPS):
             step()  # no synchronisation between steps: the CPU runs ahead, as always
-            if number == PROFILER_WARMUP + PROFILED_STEPS:
-                streams.synchronize()
-            profiler.step()
+            profiled.step()
+    profiled.save(path)
+
+
+def compare_modes(step: Callable[[], object]) -> dict[str, Any]:
+    """What each way of profiling costs, and what it sees, of one variant. Collective.
+
+    Blocks without a profile, with events and with torch.profiler take turns. Each step
+    is timed in the same way, by events at its ends.
+
+    Returns:
+        For each mode the step (the slowest rank's, ms) and its ratio to the step
+        without a profile; for the profiles each rank's exposed communication, mean of
+        the steps of the last block, in ms and as a share of the profiled step.
+    """
+    times: dict[str, list[int]] = {mode: [] for mode in MODES}
+    last: dict[str, Profile] = {}
+    for _ in range(MODE_ROUNDS):
+        for mode in MODES:
+            streams.synchronize()
+            dist.barrier()
+            if mode == "plain":
+                times[mode] += run_block(step, MODE_STEPS)
+                continue
+            with profile(warmup=1, events=mode == "events") as profiled:
+                times[mode] += run_block(_with_step(step, profiled), MODE_STEPS)
+            last[mode] = profiled
+    samples = {mode: slowest(found) for mode, found in times.items()}
+    plain_ns = samples["plain"].median_ns
+    answer: dict[str, Any] = {}
+    for mode, found in samples.items():
+        answer[mode] = {
+            "step_ms": round(found.median_ns / 1e6, 4),
+            "step_ratio": round(found.median_ns / plain_ns, 4),
+        }
+        if mode in last:
+            answer[mode] |= _exposed(last[mode])
+    return answer
+
+
+def _with_step(step: Callable[[], object], profiled: Profile) -> Callable[[], None]:
+    def both() -> None:
+        step()
+        profiled.step()
+
+    return both
+
+
+def _exposed(profiled: Profile) -> dict[str, Any]:
+    timeline = profiled.timeline
+    exposed_ns, step_ns = [], []
+    for number in timeline.steps:
+        of_step = timeline.of_step(number)
+        device = of_step.where(lambda s: s.kind not in ("launch", "host"))
+        exposed_ns.append(device.report().exposed_ns)
+        step_ns.append(device.report().step_ns)
+    mine = (
+        round(sum(exposed_ns) / len(exposed_ns) / 1e6, 4),
+        round(sum(exposed_ns) / sum(step_ns), 4),
+    )
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return {
+        "exposed_ms": [ms for ms, _ in everyone],
+        "exposed_share": [share for _, share in everyone],
+        "remarks": [r for r in timeline.source.remarks if "not seen by" in r],
+    }

@@ -48,6 +48,7 @@ OPERATIONS = {
 }
 
 Call = Callable[[], Any]
+_INHERITED = object()
 
 
 class Watcher(Protocol):
@@ -70,8 +71,9 @@ def watching(
 
     def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         if hasattr(owner, name):
+            # What getattr gives of pybind's methods does not bind when it is put back.
+            patches.append((owner, name, vars(owner).get(name, _INHERITED)))
             original = getattr(owner, name)
-            patches.append((owner, name, original))
             setattr(owner, name, functools.wraps(original)(make(original)))
 
     def around_launch(operation: str) -> Callable[[Any], Any]:
@@ -102,8 +104,11 @@ def watching(
     try:
         yield
     finally:
-        for owner, name, original in reversed(patches):
-            setattr(owner, name, original)
+        for owner, name, before in reversed(patches):
+            if before is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
 
 
 # Torch's own methods, whatever has been put around them.

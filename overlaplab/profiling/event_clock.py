@@ -134,7 +134,8 @@ class CudaClock:
     def at_ns(self, mark: Mark) -> int | None:
         event, base = mark
         base = max(base, 0)
-        return self._base_ns[base] + _elapsed_ns(self._bases[base], event)
+        base_ns: int = self._base_ns[base]
+        return base_ns + _elapsed_ns(self._bases[base], event)
 
 
 def _timing_event() -> Any:

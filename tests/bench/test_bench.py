@@ -10,21 +10,32 @@ from torch import nn
 
 import overlaplab as ol
 from overlaplab.bench import command, data_parallel, variants
-from overlaplab.bench.kernels import summarise
+from overlaplab.bench.kernels import kernel_sums
 from overlaplab.bench.timing import Samples
 from overlaplab.errors import CaptureError, RankError
 
 MS = 1_000_000
 
 
+def kernel(name: str, start_ns: int, end_ns: int) -> ol.Span:
+    attributes = {"kernel": name}
+    return ol.Span(
+        0, "default", "compute", "op", start_ns, end_ns, attributes=attributes
+    )
+
+
 def test_hidden_plus_exposed_is_communication() -> None:
-    found = summarise(
-        [
-            ("sm90_gemm", 0, 4 * MS),
-            ("ncclDevKernel_AllReduce", 3 * MS, 7 * MS),
-            ("elementwise", 6 * MS, 8 * MS),
-            ("flash_fwd", 9 * MS, 10 * MS),
-        ]
+    found = kernel_sums(
+        ol.Timeline.of(
+            [
+                ol.Span(0, "cpu", "launch", "launch mm", 0, 1),
+                kernel("spin_kernel", 0, MS),
+                kernel("sm90_gemm", MS, 5 * MS),
+                ol.Span(0, "comm", "communication", "all_reduce", 4 * MS, 8 * MS),
+                kernel("elementwise", 7 * MS, 9 * MS),
+                kernel("flash_fwd", 10 * MS, 11 * MS),
+            ]
+        )
     )
     assert found["hidden_ms"] == 2 and found["exposed_ms"] == 2
     assert found["nccl_ms"] == 4 and found["gemm_ms"] == 4
@@ -34,7 +45,7 @@ def test_hidden_plus_exposed_is_communication() -> None:
 
 
 def test_no_kernels_is_said_and_not_divided_by() -> None:
-    assert summarise([]) == {"kernels": 0}
+    assert kernel_sums(ol.Timeline.of([])) == {"kernels": 0}
 
 
 def test_samples_report_median_and_spread() -> None:

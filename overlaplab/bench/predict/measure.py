@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,20 @@ from overlaplab.bench.data_parallel import (
     release_memory,
     say,
 )
-from overlaplab.bench.kernels import profile_in_turn
+from overlaplab.bench.kernels import kernel_sums
 from overlaplab.bench.predict.grid import Grid
 from overlaplab.bench.timing import time_in_turn
 from overlaplab.bench.variants import Variant
 from overlaplab.files import write_whole
 from overlaplab.models import Transformer
+from overlaplab.profiling.calibrate.clock import sleep
 from overlaplab.profiling.calibrate.measure import (
     measure_device,
     measure_launches,
     measure_link,
 )
 from overlaplab.profiling.calibrate.plan import CalibrationPlan
+from overlaplab.profiling.profile import profile
 
 PROFILED_STEPS = 2
 LEAST_ROUNDS = 2
@@ -144,7 +147,7 @@ def _measure_case(
     )
     state = _device_state(steps["serial"])
     kernels = _of_last_to_come(
-        profile_in_turn(steps, num_steps=PROFILED_STEPS, ahead_ns=ahead_ns)
+        _profile_in_turn(steps, num_steps=PROFILED_STEPS, ahead_ns=ahead_ns)
     )
     result = {
         "model": name,
@@ -171,6 +174,44 @@ def _measure_case(
         result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         torch.cuda.reset_peak_memory_stats()
     return result
+
+
+def _profile_in_turn(
+    steps: Mapping[str, Callable[[], object]], *, num_steps: int, ahead_ns: int
+) -> dict[str, dict[str, Any]]:
+    """Several variants in one profile: to start one takes a second.
+
+    Args:
+        steps: warmed up; the same names in the same order on all ranks.
+        num_steps: of each, in a row.
+        ahead_ns: the device sleeps first, so that the CPU, which the profiler slows,
+            launches ahead as it does in training.
+
+    Returns:
+        For each name the sums of its kernels, without "communication_ms"; {} on a
+        CPU process.
+    """
+    if streams.device().type != "cuda":
+        return {}
+    with profile() as profiled:
+        for step in steps.values():
+            step()
+            streams.synchronize()
+            dist.barrier()
+            streams.synchronize()
+            profiled.step()  # what counts is the second of two steps
+            if ahead_ns:
+                sleep(ahead_ns)
+            for _ in range(num_steps):
+                step()
+            streams.synchronize()
+            profiled.step()
+    timeline = profiled.timeline
+    found = {}
+    for number, name in enumerate(steps):
+        found[name] = kernel_sums(timeline.of_step(2 * number + 1))
+        found[name].pop("communication_ms", None)
+    return found
 
 
 def _of_last_to_come(
