@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from overlaplab.grading.lab01 import bounds, messages, share  # noqa: F401 (they register exercises)
+from overlaplab.grading.lab01 import bounds, messages, reference, share  # noqa: F401 (they register exercises)
 from overlaplab.grading.lab01.figures import a_gigabyte, count, draw_counted
-from overlaplab.grading.lab01.formula import cards
+from overlaplab.grading.lab01.formula import cards, with_contention
 from overlaplab.grading.lab01.knobs import KNOBS, WHAT_IF, saved_percent, turn
 from overlaplab.grading.lab01.layers import step_and_hidden
 from overlaplab.grading.lab01.measured import machine, measure_it_here, measured
 from overlaplab.grading.lab01.messages import link_of
 from overlaplab.grading.lab01.numbers import said_timeline
 from overlaplab.grading.lab01.ratios import contended, totals_of
-from overlaplab.grading.lab01.reference import ratios, schedule
 from overlaplab.grading.lab01.repair import jobs
 from overlaplab.grading.lab01.share import GLOBAL_TOKENS, GPUS, LINKS, PARAMETERS
 from overlaplab.grading.lab01.share import true_share as given_share
@@ -65,10 +64,14 @@ __all__ = [
     "ten_layers",
     "totals_of",
     "turn",
+    "with_contention",
 ]
 
 _kept: dict[str, Any] = {}
-_OURS: Mapping[str, Any] = {"1.4": ratios, "1.5": schedule}
+_OURS: Mapping[str, Any] = {
+    "1.4": reference.ratios,
+    "1.5": reference.schedule,
+}
 
 
 def keep(exercise_id: str, solution: object) -> None:

@@ -27,6 +27,7 @@ class Measured:
         tm: what one message for all adds behind it.
         step: with overlap; these three without a profiler.
         sent, hidden: communication of one profiled step, and its hidden part.
+        low, high: between which eight of ten steps lie.
     """
 
     link: str
@@ -37,6 +38,8 @@ class Measured:
     sent: float
     hidden: float
     step: float
+    low: float
+    high: float
 
     def __iter__(self) -> Iterator[float]:
         return iter((self.tc, self.tm, self.sent, self.hidden, self.step))
@@ -60,6 +63,7 @@ def measured() -> tuple[Measured, ...]:
             variant["sent_ms"],
             variant["hidden_ms"],
             variant["median_ms"],
+            *variant["p10_p90_ms"],
         )
         for row in _read()["rows"]
         for name, variant in row["variants"].items()

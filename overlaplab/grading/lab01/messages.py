@@ -38,6 +38,8 @@ class Message(NamedTuple):
         )
 
 
+_PIECES = "the ring works in pieces: with more ranks a byte crosses hardly more often"
+
 Send = Callable[[int, float, float, int, int], Any]
 
 
@@ -145,8 +147,10 @@ def _hint(said: float | None, message: Message, took_ms: float) -> str:
         1000 * took_ms: "that is in us; asked for are ms",
         latency_ms * 1000 + wire_ms: "the latency is given in us",
         latency_ms + wire_ms / crossings: "in a ring each byte crosses more than once",
-        latency_ms + wire_ms * message.num_ranks / crossings: "the ring works in "
-        "pieces: with more ranks a byte crosses hardly more often",
+        latency_ms + wire_ms * (message.num_ranks - 1) / crossings: _PIECES,
+        latency_ms + wire_ms * message.num_ranks / crossings: _PIECES,
+        latency_ms + wire_ms / 2: "a sum must come back: hence the 2 in the ring's "
+        "2 (N - 1) / N",
         message.latency_us / 1000 + wire_ms: "each message pays the latency",
         latency_ms
         + wire_ms * message.num_messages: "num_bytes is all of them together",
@@ -154,4 +158,5 @@ def _hint(said: float | None, message: Message, took_ms: float) -> str:
         + wire_ms / message.num_messages: "num_bytes is all of them together",
         wire_ms: "each message pays the latency",
     }
-    return next((why for value, why in slips.items() if close(said, value)), "")
+    wrong = {value: why for value, why in slips.items() if not close(value, took_ms)}
+    return next((why for value, why in wrong.items() if close(said, value)), "")

@@ -203,10 +203,10 @@ def _hint(place: int, said: float | None, totals: Totals) -> str:
     if said is None:
         return ""
     right = totals.right()
-    if place and right[place - 1] is not None and close(said, float(right[place - 1])):  # type: ignore[arg-type]
-        return f"that is the {_NAMES[place - 1]}"
     if right[0] is not None and close(said, right[0]):
         return "hidden is not saved: beside each other both may take longer"
+    if place and right[place - 1] is not None and close(said, float(right[place - 1])):  # type: ignore[arg-type]
+        return f"that is the {_NAMES[place - 1]}"
     if place == 0 and totals.tm and close(said, totals.hidden / totals.tm):
         return "hidden is time of the run, so it is compared with what the run sent"
     if place == 2 and close(said, (totals.tc + totals.tm - totals.step) / totals.tc):

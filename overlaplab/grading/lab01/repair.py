@@ -97,9 +97,12 @@ def grade_repair(
     sheet.ran(f"your five jobs, then your forecast of {len(unseen())} others")
     letter = bad_letter(number)
     bad = jobs(number)[letter]
-    at_once = pair_timeline(bad.tc * NS_PER_MS, bad.tm * NS_PER_MS, at_once=True)
-    sheet.show(at_once, title=f"job {letter}, all that can be at once")
-    _judge_diagnosis(sheet, diagnosis, letter, bad, at_once.step_ns / NS_PER_MS)
+    said = str(diagnosis.get("job")).strip().upper()
+    if said in LETTERS:
+        job = jobs(number)[said]
+        at_once = pair_timeline(job.tc * NS_PER_MS, job.tm * NS_PER_MS, at_once=True)
+        sheet.show(at_once, title=f"job {said}, all that can be at once")
+    _judge_diagnosis(sheet, diagnosis, letter, bad, max(bad.tc, bad.tm))
     for job in unseen():
         step, speed_up, best = read_numbers(
             forecast(*job), 3, "forecast", "(step, speed-up, best speed-up)"
@@ -131,7 +134,7 @@ def grade_repair(
             BEST,
             best is not None and close(best, serial / bound),
             seen=f"{told}: best speed-up {_told(best)}",
-            expected=f"{serial / bound:.4g}: at once they take {bound / NS_PER_MS:g} ms",
+            expected=f"{serial / bound:.4g}: at once they take {bound / 1e6:g} ms",
             hint="behind Tc there is no room for more than Tc of messages",
         )
 

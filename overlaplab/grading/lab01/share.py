@@ -7,13 +7,14 @@ settings of the learner's choice: it says nothing without tokens and link.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.lab01.numbers import close
 from overlaplab.grading.lab01.steps import NS_PER_MS
-from overlaplab.hardware import Hardware, profile
+from overlaplab.hardware import Hardware, Link, profile
 from overlaplab.program import ProgramBuilder, resolve
 
 PARAMETERS = 1_300_000_000
@@ -33,15 +34,23 @@ MORE = "far more: the share is over 80 %"
 Share = Callable[[int, int, Hardware], Any]
 
 
-@lru_cache(maxsize=512)
-def times_ns(num_gpus: int, tokens: int, name: str) -> tuple[int, int]:
+# Nothing but latency: whoever has another share here has another Tc.
+_LATENCY_ONLY = Link(100_000_000, 10**18, source="to find out which side is wrong")
+
+
+def _times_ns(hardware: Hardware, num_gpus: int, tokens: int) -> tuple[int, int]:
     """(Tc, Tm) of one step without overlap, one rank for all, by the resolver."""
-    hardware = profile(name)
     builder = ProgramBuilder(num_ranks=1, represents=num_gpus)
     builder.compute(0, "step", flops=6 * PARAMETERS * tokens, dtype="bfloat16")
     builder.collective(0, "all_reduce", bytes=2 * PARAMETERS)
     report = resolve(builder.build(), hardware).report()
     return report.compute_ns, report.communication_ns
+
+
+@lru_cache(maxsize=512)
+def times_ns(num_gpus: int, tokens: int, name: str) -> tuple[int, int]:
+    """(Tc, Tm) on the profile called `name`."""
+    return _times_ns(profile(name), num_gpus, tokens)
 
 
 def true_share(num_gpus: int, tokens: int, name: str) -> float:
@@ -61,63 +70,88 @@ def true_share(num_gpus: int, tokens: int, name: str) -> float:
 )
 def grade_share(sheet: Sheet, share: Share, found: Mapping[str, Any]) -> None:
     """The function against runs of one rank for all; each setting alone."""
-    sheet.ran("your share from 8 to 4,096 GPUs, each step run by one rank for all")
-    for name in LINKS:
-        for num_gpus in (*GPUS, 2):
-            for tokens in (512, 8192):
-                _compare(sheet, share, num_gpus, tokens, name)
+    sheet.ran("your share from 2 to 4,096 GPUs, each step run by one rank for all")
+    if _judge_computing(sheet, share):
+        for name in LINKS:
+            for num_gpus in (*GPUS, 2):
+                for tokens in (512, 8192):
+                    _judge_sending(sheet, share, num_gpus, tokens, name)
     _judge_found(sheet, found)
 
 
-def _compare(sheet: Sheet, share: Share, num_gpus: int, tokens: int, name: str) -> None:
-    answer = share(num_gpus, tokens, profile(name))
-    try:
-        said = float(answer)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"share returned {answer!r:.100}; expected a number from 0 to 1"
-        ) from error
-    tc, tm = times_ns(num_gpus, tokens, name)
-    right = close(said, tm / (tc + tm))
-    # A wrong share has a wrong Tm for the right Tc, or the other way round.
-    told_tm = tc * said / (1 - said) if 0 < said < 1 else 0.0
-    told_tc = tm * (1 - said) / said if 0 < said < 1 else 0.0
-    sentence = COMPUTE if _is_multiple(told_tc / tc) else MESSAGE
-    if right:
-        for each in (COMPUTE, MESSAGE):
-            sheet.expect(each, True)
-        return
-    where = f"{num_gpus} GPUs, {tokens} tokens each, {name}: {said:.4g}"
-    if sentence == COMPUTE:
+def _judge_computing(sheet: Sheet, share: Share) -> bool:
+    """Tc, on a link on which Tm is the latency."""
+    probe = replace(
+        profile("ethernet-100g"), name="a link with latency only", link=_LATENCY_ONLY
+    )
+    for num_gpus, tokens in ((8, 8192), (64, 1024)):
+        said = _ask(share, num_gpus, tokens, probe)
+        tc, tm = _times_ns(probe, num_gpus, tokens)
+        right = tm / (tc + tm)
+        if close(said, right):
+            sheet.expect(COMPUTE, True)
+            continue
+        where = f"{num_gpus} GPUs, {tokens} tokens each, {probe.name}: {said:.4g}"
+        slip = _whole_slip(said, tc, tm)
+        if slip or said < 1e-6:
+            sheet.expect(
+                MESSAGE,
+                False,
+                seen=where,
+                expected=f"Tm = {tm / NS_PER_MS:.4g} ms beside Tc",
+                hint=slip or "collective_ns returns two numbers, both are time",
+            )
+            return False
+        told_tc = tm * (1 - said) / said
         sheet.expect(
             COMPUTE,
             False,
             seen=f"{where}; with Tm = {tm / NS_PER_MS:.1f} ms that is "
             f"Tc = {told_tc / NS_PER_MS:.3g} ms",
             expected=f"Tc = {tc / NS_PER_MS:.3g} ms",
-            hint="the tokens are those of one GPU; each has all the parameters",
+            hint="the tokens are those of one GPU, and each GPU has all parameters",
         )
-        return
+        return False
+    return True
+
+
+def _judge_sending(
+    sheet: Sheet, share: Share, num_gpus: int, tokens: int, name: str
+) -> None:
+    """Tm, where Tc is right."""
+    said = _ask(share, num_gpus, tokens, profile(name))
+    tc, tm = times_ns(num_gpus, tokens, name)
+    told_tm = tc * said / (1 - said) if 0 <= said < 1 else 0.0
     sheet.expect(
         MESSAGE,
-        False,
-        seen=f"{where}; with Tc = {tc / NS_PER_MS:.1f} ms that is "
-        f"Tm = {told_tm / NS_PER_MS:.4g} ms",
+        close(said, tm / (tc + tm)),
+        seen=f"{num_gpus} GPUs, {tokens} tokens each, {name}: {said:.4g}; with Tc = "
+        f"{tc / NS_PER_MS:.1f} ms that is Tm = {told_tm / NS_PER_MS:.4g} ms",
         expected=f"Tm = {tm / NS_PER_MS:.4g} ms",
-        hint=_HINT_ONE if close(said, tm / tc) else _HINT_TM,
+        hint="2 bytes a parameter, whatever the number of GPUs; collective_ns knows "
+        "the ring",
     )
 
 
-_HINT_ONE = "a share is of the whole: Tm / (Tc + Tm)"
-_HINT_TM = "collective_ns returns two numbers; bfloat16 has 2 bytes"
+def _ask(share: Share, num_gpus: int, tokens: int, hardware: Hardware) -> float:
+    answer = share(num_gpus, tokens, hardware)
+    try:
+        return float(answer)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"share returned {answer!r:.100}; expected a number from 0 to 1"
+        ) from error
 
 
-def _is_multiple(ratio: float) -> bool:
-    """Whether Tc is off by a plain factor: 2 of 6 FLOP, or the number of GPUs."""
-    if ratio <= 0:
-        return False
-    factors = (1 / 3, 2 / 3, 3, 2, 1 / 2, 1 / 6, *(1 / n for n in (*GPUS, 2)), *GPUS)
-    return any(abs(ratio / factor - 1) < 1e-3 for factor in factors)
+def _whole_slip(said: float, tc: int, tm: int) -> str:
+    """Both sides right, put together wrongly."""
+    if close(said, tm / tc):
+        return "a share is of the whole: Tm / (Tc + Tm)"
+    if close(said, tc / (tc + tm)):
+        return "that is the share of computing"
+    if close(said, 100 * tm / (tc + tm)):
+        return "a fraction, not percent"
+    return ""
 
 
 def _judge_found(sheet: Sheet, found: Mapping[str, Any]) -> None:

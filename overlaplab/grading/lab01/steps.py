@@ -107,6 +107,7 @@ def write_step(
     *,
     per_bucket: int = 1,
     forward_ns: int = 0,
+    forward_pieces: int = 1,
     update_ns: int = 0,
 ) -> Program:
     """A step of two ranks, one of them written, for `CHALK`.
@@ -116,10 +117,14 @@ def write_step(
         messages_ns: what sending the gradients of each takes.
         per_bucket: layers that share a message; as many as there are: nothing overlaps.
         forward_ns, update_ns: before the backward pass, and after all messages.
+        forward_pieces: launches of the forward pass.
     """
     builder = ProgramBuilder(num_ranks=1, represents=2)
     if forward_ns:
-        builder.compute(0, "forward", ns=forward_ns)
+        for _ in range(forward_pieces):
+            builder.compute(
+                0, "forward", ns=forward_ns // forward_pieces, phase="forward"
+            )
     number = len(layers_ns)
     works, bucket_ns = [], 0
     for place, (layer_ns, message_ns) in enumerate(
@@ -146,12 +151,11 @@ def write_pair(tc_ns: int, tm_ns: int, *, at_once: bool) -> Program:
     """Computation and communication that need nothing of one another."""
     builder = ProgramBuilder(num_ranks=1, represents=2)
     size = tm_ns * _BYTES_PER_NS
-    if at_once and size:
-        builder.collective(0, "all_reduce", bytes=size)
     if tc_ns:
         builder.compute(0, "compute", ns=tc_ns)
-    if not at_once and size:
-        builder.collective(0, "all_reduce", bytes=size)
+    if size:  # launched from a stream that holds nothing, it waits for nothing
+        stream = "side" if at_once else "default"
+        builder.collective(0, "all_reduce", bytes=size, stream=stream)
     return builder.build()
 
 
