@@ -74,7 +74,7 @@ test-unsolved: setup
 # Alone, since it starts JupyterLab and Chromium; says so and passes where no Chromium
 # is. In CI (the variable CI is set) it fails there.
 test-browser: setup
-	$(PYTEST) -q -rs --durations 5 tests/browser
+	$(PYTEST) -q -rs --durations 5 --timeout 300 tests/browser
 
 course: setup
 	$(BIN)/python course/build.py

@@ -34,10 +34,11 @@ OVERRIDES = {
 
 @dataclass(frozen=True)
 class Jupyter:
-    """A running server: its address, ending in a slash, and its token."""
+    """A running server: its address, ending in a slash, its token, its folder."""
 
     url: str
     token: str
+    root: Path
 
     def page_of(self, notebook: str) -> str:
         """The address at which JupyterLab opens a notebook, and nothing else."""
@@ -91,7 +92,7 @@ def jupyter(root: Path, home: Path, mark: str) -> Iterator[Jupyter]:
                 said = log.read_text("utf-8", "replace")[-3000:]
                 raise RuntimeError(f"JupyterLab did not start; it said:\n{said}")
             time.sleep(0.05)
-        yield Jupyter(str(json.loads(written.read_text())["url"]), token)
+        yield Jupyter(str(json.loads(written.read_text())["url"]), token, root)
     finally:
         server.terminate()  # it then ends its kernels
         with suppress(subprocess.TimeoutExpired):

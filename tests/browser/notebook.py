@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, sync_playwright
 
 from tests.browser.jupyter import Jupyter
 from tests.browser.processes import MARK
 
-TIMEOUT_MS = 45_000  # of one act: CI's first import of torch takes its time
+TIMEOUT_MS = 90_000  # of one act; a machine may have more to do than this test
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -63,10 +63,7 @@ class Notebook:
         self.page: Page = browser.new_page(viewport={"width": width, "height": 900})
         self.page.set_default_timeout(TIMEOUT_MS)
         self.page.on("pageerror", lambda e: self.faults.append(f"exception: {e}"))
-        self.page.on(
-            "console",
-            lambda m: m.type == "error" and self.faults.append(f"console: {m.text}"),
-        )
+        self.page.on("console", self._hear)
         self.page.route("**/*", lambda route: self._let_through(route, server.url))
         self.page.goto(server.page_of(path))
         self.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
@@ -74,6 +71,11 @@ class Notebook:
             "() => window.jupyterapp.shell.currentWidget.sessionContext?.session"
             "?.kernel?.status === 'idle'"
         )
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            where = message.location.get("url", "")
+            self.faults.append(f"console: {message.text} ({where})")
 
     def _let_through(self, route: Any, address: str) -> None:
         url = route.request.url
@@ -121,6 +123,10 @@ class Notebook:
         said = "\n".join(errors.all_inner_texts())
         assert "Error" not in said, f"cell {cell_id} raised: {said[-2000:]}"
         return self.cell(cell_id)
+
+    def saved(self) -> None:
+        """Save the notebook, with its outputs."""
+        self.command("docmanager:save")
 
     def ask(self, expression: str) -> Any:
         """What an expression is in the kernel, for values that Python can write.
