@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -45,7 +46,7 @@ class TraceFile:
             tables.finish()
             self._labels = Labels(tables)
         self.num_events = tables.num_events
-        self.dropped = {**batches.dropped, **tables.dropped}
+        self.dropped = tables.dropped + Counter(batches.dropped)
         self.remarks = list(batches.remarks)
         self.places: list[Place] = places(tables)
         self._fields = batches.fields
@@ -115,11 +116,11 @@ class TraceFile:
 
     def _remark_on(self, reader: DeviceReader) -> None:
         if num := reader.num_without_launch:
-            self._remark(f"{num} GPU events have no launch record in the trace")
+            self._remark(f"GPU events without a launch record in the trace: {num}")
         if num := reader.num_without_step:
             self._remark(
-                f"{num} GPU events were launched in none of its steps (left over from "
-                "the warm-up, perhaps): in the whole, in no step"
+                f"GPU events that no step launched (the warm-up's, perhaps): {num}; "
+                "they count in the whole and in no step"
             )
 
     def _remark(self, sentence: str) -> None:

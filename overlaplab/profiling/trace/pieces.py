@@ -79,7 +79,7 @@ class Pieces:
     def take_rest(self, text: bytes) -> Taken:
         """Of a text that ends here, with or without the end of the array."""
         try:
-            return Taken(_rows(b"[" + text), b"", True)
+            return Taken(self._decode(b"[" + text), b"", True)
         except _ERRORS as error:
             if taken := self._until_end(b"[" + text, error, text):
                 return taken
@@ -94,9 +94,7 @@ class Pieces:
                 break
             closed = b"[%b]" % text[:cut]
             try:
-                return Taken(_rows(closed), text[after:])
-            except msgspec.ValidationError:
-                return Taken(self._odd_rows(closed), text[after:])
+                return Taken(self._decode(closed), text[after:])
             except _ERRORS as error:
                 if taken := self._until_end(closed, error, text):
                     return taken
@@ -107,27 +105,27 @@ class Pieces:
         cut, after = _last_border(text, len(text))
         return self._salvage(text, *((cut, after) if cut > 0 else (len(text),) * 2))
 
-    def _until_end(self, closed: bytes, error: Exception, text: bytes) -> Taken | None:
-        """If `error` says that the array has ended: what was before."""
-        end = _end_of_value(closed, error, b"]")
-        if end is None:
-            return None
-        return Taken(self._odd_rows(closed[:end]), text[end - 1 :], True)
-
-    def _odd_rows(self, array: bytes) -> list[Row]:
-        """Of sound JSON: events, some perhaps of types that nobody expects."""
+    def _decode(self, array: bytes) -> list[Row]:
+        """Of sound JSON, else an error; elements that are no events are counted."""
         try:
             return _rows(array)
-        except _ERRORS:
-            pass
+        except (msgspec.ValidationError, UnicodeDecodeError):
+            values = _texts(array)
         rows = []
-        for value in _texts(array):
-            row = self._one(bytes(value))
+        for value in values:
+            row = self._one(bytes(value), 0)
             if isinstance(row, Row):
                 rows.append(row)
             else:
                 self.dropped[NO_EVENT] += 1
         return rows
+
+    def _until_end(self, closed: bytes, error: Exception, text: bytes) -> Taken | None:
+        """If `error` says that the array has ended: what was before."""
+        end = _end_of_value(closed, error, b"]")
+        if end is None:
+            return None
+        return Taken(self._decode(closed[:end]), text[end - 1 :], True)
 
     def _salvage(
         self, text: bytes, end: int, after: int, *, is_last: bool = False
@@ -149,13 +147,13 @@ class Pieces:
         while i < len(starts):
             found: Row | int | None = None
             for last in range(i, min(i + _BORDERS_TRIED, len(starts))):
-                found = self._one(text[starts[i] : ends[last]])
+                found = self._one(text[starts[i] : ends[last]], starts[i])
                 if found != _OPEN:
                     break
             if isinstance(found, Row):
                 rows.append(found)
             elif found:  # a whole one, but then no border
-                row = self._one(text[starts[i] : starts[i] + found])
+                row = self._one(text[starts[i] : starts[i] + found], starts[i])
                 if isinstance(row, Row):
                     rows.append(row)
                 follows = text[starts[i] + found : end].lstrip(_SEPARATORS)
@@ -175,21 +173,23 @@ class Pieces:
             i = last + 1
         return Taken(rows, text[after:])
 
-    def _one(self, text: bytes) -> Row | int | None:
+    def _one(self, text: bytes, position: int) -> Row | int | None:
         """An event; or where it ends, if before the text; _OPEN; None: damaged."""
         for attempt in (text, mended(text)):
-            try:
-                return _row(attempt)
-            except msgspec.ValidationError:
+            for decode in (_row, _row_without_args):
                 try:
-                    return _row_without_args(attempt).as_row()
-                except _ERRORS:
-                    return None
-            except _ERRORS as error:
-                if (end := _end_of_value(text, error, b"}")) is not None:
-                    return end
-                if "truncated" in str(error):
-                    return _OPEN
+                    row = decode(attempt)
+                except msgspec.ValidationError:
+                    continue
+                except _ERRORS as error:
+                    if (end := _end_of_value(text, error, b"}")) is not None:
+                        return end
+                    if "truncated" in str(error):
+                        return _OPEN
+                    break
+                if attempt is not text:
+                    self._note_repair(position)
+                return row if isinstance(row, Row) else row.as_row()
         return None
 
     def _note_damage(self, position: int) -> None:

@@ -1,0 +1,111 @@
+"""Six public traces give the numbers that were worked out for them by other means."""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+
+import overlaplab as ol
+from overlaplab.timeline.intervals import merge, total
+
+FOLDER = Path(__file__).parents[1] / "traces" / "hta"
+EXPECTED = json.loads((FOLDER / "expected.json").read_text())
+TRACES = sorted(name for name in EXPECTED if name.endswith(".gz"))
+WITH_GPU = [name for name in TRACES if EXPECTED[name]["n_gpu_events"]]
+# expected.json was computed in floats of microseconds: of 1.7e15, a quarter is lost.
+TOLERANCE = 1e-4
+
+
+@functools.cache
+def timeline(name):
+    return ol.read_trace(FOLDER / name)
+
+
+def on_gpu(timeline):
+    return timeline.where(lambda span: "stream" in span.attributes)
+
+
+def assert_close(measured, expected):
+    unknown = [name for name, value in expected.items() if value is None]
+    assert [name for name, value in measured.items() if value is None] == unknown
+    known = {name: value for name, value in measured.items() if value is not None}
+    assert known == pytest.approx(
+        {name: expected[name] for name in known}, rel=TOLERANCE
+    )
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_real_trace_has_the_known_numbers_of_events(name):
+    spans, expected = on_gpu(timeline(name)).spans, EXPECTED[name]
+    kinds = [span.kind for span in spans]
+
+    assert len(kinds) == expected["n_gpu_events"]
+    assert kinds.count("communication") == expected["n_comm"]
+    assert kinds.count("compute") == expected["n_comp"]
+
+
+@pytest.mark.parametrize("name", WITH_GPU)
+def test_a_real_trace_has_the_known_overlap(name):
+    gpu, expected = on_gpu(timeline(name)), EXPECTED[name]["full_trace"]
+    report = gpu.report()
+    busy_ns = total(merge((s.start_ns, s.end_ns) for s in gpu.spans))
+
+    measured = {
+        "comm_union_us": report.communication_ns / 1000,
+        "comp_union_us": report.compute_ns / 1000,
+        "overlap_us": report.hidden_ns / 1000,
+        "exposed_comm_us": report.exposed_ns / 1000,
+        "overlap_fraction_of_comm": report.overlap_fraction,
+        "span_us": report.step_ns / 1000,
+        "busy_union_us": busy_ns / 1000,
+    }
+    assert_close(measured, expected)
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_real_trace_has_the_known_overlap_in_each_step(name):
+    gpu, expected = on_gpu(timeline(name)), EXPECTED[name]["per_step_by_launch"]
+    measured = {}
+    for step in timeline(name).steps:
+        of_step = gpu.where(lambda s, step=step: s.attributes.get("step") == step)
+        report = of_step.report()
+        measured[f"ProfilerStep#{step}"] = {
+            "comm_us": report.communication_ns / 1000,
+            "comp_us": report.compute_ns / 1000,
+            "overlap_us": report.hidden_ns / 1000,
+            "fraction": report.overlap_fraction,
+        }
+
+    assert list(measured) == EXPECTED[name]["profiler_steps"]
+    for step, numbers in measured.items():
+        assert_close(numbers, expected[step])
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_real_trace_loses_nothing_and_has_the_rank_that_it_names(name):
+    read = timeline(name)
+
+    assert read.source.dropped == ()
+    assert {s.rank for s in read.spans} == {EXPECTED[name]["distributed_rank"]}
+
+
+def test_a_trace_of_the_cpu_keeps_gloo_and_says_that_no_number_is_about_a_gpu():
+    read = timeline("hta_cpu_only.json.gz")
+    sent = [s.name for s in read.spans if s.kind == "communication"]
+
+    assert sent == ["all_reduce"] * 10
+    assert "no GPU events" in " ".join(read.source.remarks)
+
+
+def test_a_trace_without_collectives_says_so_and_has_no_overlap():
+    read = timeline("hta_ns_resolution.json.gz")
+
+    assert read.report().overlap_fraction is None
+    assert "no communication kernels found" in read.source.remarks
+
+
+def test_old_traces_name_their_kernels_by_the_operator_that_launched_them():
+    names = {s.name for s in timeline("hta_df_index_resolver.json.gz").spans}
+
+    assert {"fill_", "add", "mul", "all_reduce"} <= names
