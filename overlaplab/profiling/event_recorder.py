@@ -299,8 +299,8 @@ class EventRecorder:
     def remarks(self) -> tuple[str, ...]:
         return _REMARKS + tuple(
             f"{number} collectives of group {name!r} were launched by C++, as "
-            "DistributedDataParallel and functional collectives do, and are not seen by "
-            "events; ol.profile() without events sees them."
+            "DistributedDataParallel and functional collectives do, and are not seen "
+            "by events; ol.profile() without events sees them."
             for name, number in self._unseen
         )
 
