@@ -49,8 +49,7 @@ view.draw(serial, ranks=[0], title="first compute, then send")
 
 # %% [markdown]
 # `default` is the GPU's stream, `comm` the wire. Look at the light grey: the wire has
-# nothing to do for 90 ms, then the GPU for 50.
-# (Two ranks do the same, so one is drawn.)
+# nothing to do for 90 ms, then the GPU for 50. (Both ranks do the same; one is drawn.)
 #
 # While the messages travel, something could be computed. While the GPU computes,
 # something could be sent. That is **overlap**.
@@ -66,7 +65,8 @@ best_ms = 100
 
 # %% [markdown]
 # The backward pass makes the gradient of the *last* layer first. A **hook** sends each
-# one when it is there.
+# one when it is there: `async_op=True` launches the message and goes on, and what follows
+# `work.wait()` comes after it.
 
 
 # %% name="hooks-step"
@@ -107,8 +107,8 @@ print(view.text(hooks.of_rank(0), width=88))
 # gradient comes when nothing is left to compute but the update, and the update needs
 # *all* gradients (to clip them, one needs the norm of all).
 #
-# So 150 ms is the step without overlap; 100 is what you read everywhere ("the messages
-# disappear"); and this step cannot have it. Which number can it have?
+# So 150 ms is the step without overlap, and 100 is what you read everywhere ("the messages
+# disappear"). This step cannot have it. Which number can it have?
 #
 # A step is as long as its longest chain of things that must follow one another. Here
 # are two such chains:
@@ -116,7 +116,14 @@ print(view.text(hooks.of_rank(0), width=88))
 # - forward, *all* of backward, the *last* message, update;
 # - forward, the *first* layer of backward, *all* messages, update.
 #
-# No schedule is shorter than either. Now for a step of your own.
+# No schedule is shorter than either.
+
+# %% name="chains-here"
+print(f"last message: 30 + 60 + 5 + 10 = {30 + 60 + 5 + 10} ms")
+print(f"all messages: 30 + 6 + 50 + 10 = {30 + 6 + 50 + 10} ms")
+
+# %% [markdown]
+# So 105 ms is the shortest there is, and hooks reach it. Now for a step of your own.
 
 # %% name="my-job"
 my_number = 6  # any whole number: your day of birth, your desk
@@ -227,7 +234,8 @@ for share, claimed in ((0.1, 1.2), (0.3, 1.4), (0.5, None), (0.6, None), (0.9, N
 # For the step of section 1: $a$ = 45/50 and T = 100 + 0.1 x 50 = 105 ms. It fits.
 #
 # People take for $a$ the **overlap fraction** that a profiler shows: hidden over
-# communication. Here are four such uses. Tc and Tm were measured alone.
+# communication. Here are four such uses. Tc and Tm were measured alone. In the figure,
+# look for bars that have grown, and for times at which all lanes but `cpu` are empty.
 
 # %% name="cards"
 cards = lab.cards(my_number)
@@ -559,10 +567,10 @@ for c in counted:
 lab.draw_counted(counted)
 
 # %% [markdown]
-# *"Find the size that minimises the time of one message."* That is the smallest: red falls
-# for ever. *"That minimises the sum."* That is one message for all: green only rises.
-# The question has an answer only with the overlap in it: blue has a valley (the star).
-# Lab 06 finds where it lies.
+# *"Find the size that minimises the time of one message."* That is the smallest: the red
+# line (squares) falls for ever. *"That minimises the sum."* That is one message for all:
+# the green one (triangles) only rises. The question has an answer only with the overlap in
+# it: the blue one (dots) has a valley, the star. Lab 06 finds where it lies.
 
 # %% [markdown]
 # ## Takeaways
@@ -783,8 +791,8 @@ _ = check("1.9", my_number, diagnosis, forecast)
 #
 # Stored, nothing is measured now: a GPT of 738 million parameters on two GPUs, with
 # NVLink, and with a link made slow on purpose (transfers through the host). Tc is
-# compute alone, Tm what one message for all adds behind it. `ours` is this package's
-# reducer.
+# compute alone, Tm what one message for all adds behind it. `ours-100` is this package's
+# reducer with buckets of 100 MiB, `ddp-100` PyTorch's with as many.
 
 # %% name="gpu" fold=true
 three = lab.mine_or_ours("1.4")
@@ -816,8 +824,31 @@ print(lab.measure_it_here())
 # ## 11. Where the model lies
 #
 # Launching costs nothing here, except on one card of section 3. Ranks arrive together,
-# so nobody waits for a late one. And "100 is unreachable" hangs on the clipping: without
-# it, each layer's update could run beside the messages of the layers before it.
+# so nobody waits for a late one. And "unreachable" hangs on one line of code. Without
+# clipping, no update needs *all* gradients:
+
+
+# %% name="no-clipping"
+def no_clipping_step(model, x, optimizer):
+    works = {}
+
+    def send(param):
+        works[param] = dist.all_reduce(param.grad, async_op=True)
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(send)
+    model(x).sum().backward()
+    for param, work in works.items():  # in the order in which they left
+        work.wait()
+        param.data.add_(param.grad, alpha=-0.1)
+
+
+without = ol.run(no_clipping_step, *lab.ten_layers(), hardware=lab.GPU).timeline
+view.draw(without, ranks=[0], title="no clipping, each layer updated by itself")
+
+# %% [markdown]
+# Nine updates hide the last message. A bound is only as good as its list of what must
+# follow what.
 #
 # ## In production
 #
