@@ -1,4 +1,4 @@
-"""The command line: `overlaplab demo`, `overlaplab grade`, `overlaplab doctor`.
+"""The command line: `overlaplab demo`, `grade`, `doctor`, `report`, `calibrate`.
 
 Reads arguments and prints; what a command does is elsewhere. Heavy modules are imported
 inside the commands, so that `--help` and `--version` answer at once.
@@ -11,14 +11,18 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
 from overlaplab.errors import OverlaplabError
 
+if TYPE_CHECKING:
+    from overlaplab.timeline import Timeline
+
 P = ParamSpec("P")
 R = TypeVar("R")
+NO_COMMUNICATION_CODE = 3  # of `report`: read, but no kernel communicates
 
 
 def _one_error_line(command: Callable[P, R]) -> Callable[P, R]:
@@ -126,6 +130,80 @@ def doctor_command(as_json: bool) -> None:
     checkup = doctor()
     click.echo(json.dumps(checkup.to_dict(), indent=2) if as_json else str(checkup))
     sys.exit(checkup.exit_code)
+
+
+@main.command("report")
+@click.argument(
+    "traces", nargs=-1, required=True, metavar="TRACE...", type=click.Path()
+)
+@click.option(
+    "--hardware",
+    default=None,
+    help="Profile whose link bandwidths are compared with: a name, or a file (.json).  "
+    "[default: guessed from the card's name]",
+)
+@click.option("--step", type=int, default=None, help="Only this step.  [default: all]")
+@click.option(
+    "--serial",
+    "serial_path",
+    type=click.Path(),
+    default=None,
+    help="Trace, or folder, of the same step without overlap: what overlap saved is "
+    "then measured against it.",
+)
+@click.option(
+    "--communication",
+    multiple=True,
+    metavar="PATTERN",
+    help="A regular expression of kernels that communicate, besides those known. "
+    "Repeat it for more.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, not text.")
+@click.option(
+    "--html",
+    "html_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="Write one self-contained page, too.",
+)
+@_one_error_line
+def report_command(
+    traces: tuple[str, ...],
+    hardware: str | None,
+    step: int | None,
+    serial_path: str | None,
+    communication: tuple[str, ...],
+    as_json: bool,
+    html_path: Path | None,
+) -> None:
+    """Say what a training step loses, to what, and what to change.
+
+    TRACE is a file of torch.profiler (.json, .json.gz), several, or a folder with one
+    of each rank. The exit code is 0; 3 if no kernel communicates, so that nothing can
+    be said of overlap; 2 if a trace cannot be read.
+    """
+    from overlaplab.diagnosis import diagnose
+    from overlaplab.diagnosis.text import text
+    from overlaplab.profiling.read import read_trace
+
+    def read(paths: tuple[str, ...]) -> Timeline:
+        where = paths[0] if len(paths) == 1 else list(paths)
+        return read_trace(where, communication=communication)
+
+    found = diagnose(
+        read(traces),
+        hardware=hardware,
+        step=step,
+        serial=None if serial_path is None else read((serial_path,)),
+    )
+    if html_path is not None:
+        found.save_html(html_path)
+    click.echo(
+        json.dumps(found.to_dict(), indent=2) if as_json else text(found, details=True)
+    )
+    if html_path is not None and not as_json:
+        click.echo(f"\nPage: {html_path}")
+    sys.exit(0 if found.has_communication else NO_COMMUNICATION_CODE)
 
 
 @main.command("calibrate")

@@ -66,16 +66,23 @@ class Case:
         )
 
 
-def case_of(timeline: Timeline, hardware: str | Hardware | None) -> Case:
-    """Take `timeline` apart.
+def case_of(
+    timeline: Timeline, hardware: str | Hardware | None, step: int | None = None
+) -> Case:
+    """Take `timeline` apart; with `step`, tell of that one only.
 
     Raises:
-        ValueError: nobody knows the hardware.
+        ValueError: nobody knows the hardware, or there is no such step.
     """
+    if step is not None and step not in timeline.steps:
+        known = f"it has {timeline.steps}" if timeline.steps else "it has none"
+        raise ValueError(f"no step {step!r} in this timeline; {known}")
     hw, is_guess = _hardware(timeline, hardware)
     lookup = Lookup(timeline)
     steps = steps_of(lookup)
     twins, contention = contention_of(lookup, steps)
+    if step is not None:
+        steps = tuple(one for one in steps if one.step == step)
     collectives = collectives_of(lookup, steps, hw)
     by_step: dict[tuple[int, int | None], list[Collective]] = defaultdict(list)
     for collective in collectives:

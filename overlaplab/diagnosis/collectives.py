@@ -10,19 +10,19 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 from typing import Literal
 
 from overlaplab.diagnosis.account import Entry
 from overlaplab.diagnosis.lookup import Lookup
-from overlaplab.diagnosis.steps import Step
+from overlaplab.diagnosis.steps import PROMPT_NS, Step
 from overlaplab.hardware import Hardware
 from overlaplab.hardware.collectives import OPERATIONS, collective_ns, crossing_bytes
 from overlaplab.timeline import Span
 from overlaplab.timeline.intervals import merge, total
 
 WaitedFor = Literal["its launch", "its inputs", "the previous collective", "nothing"]
-PROMPT_NS = 20_000  # a device starts what is ready within this time
 _SENDING: tuple[Entry, ...] = (
     "sending_last",
     "sending_cpu",
@@ -49,8 +49,8 @@ class Collective:
         exposed_ns: no computation beside it; the sum of `exposed`.
         exposed: by entry of the account.
         remaining_ns: computation of its step after it started: what could hide it.
-        launched_last: whether no computation of its step was launched after it; None
-            where launches are not known.
+        later_ns: computation of its step that was launched after it, whenever it ran;
+            None where launches are not known.
         alone_ns: what it takes alone: the span's own "alone_ns", or what the hardware
             profile says; None without either.
     """
@@ -67,7 +67,7 @@ class Collective:
     waited_span: int | None
     exposed: Mapping[Entry, int]
     remaining_ns: int
-    launched_last: bool | None
+    later_ns: int | None
     alone_ns: int | None
 
     @property
@@ -133,7 +133,7 @@ def collectives_of(
                     waited_span=what,
                     exposed=exposed.get(index, {}),
                     remaining_ns=facts.remaining_ns(span.start_ns),
-                    launched_last=facts.launched_last(index),
+                    later_ns=facts.later_ns(index),
                     alone_ns=_alone_ns(span, size, hardware),
                 )
             )
@@ -147,7 +147,7 @@ def total_moving_ns(collectives: Sequence[Collective]) -> int:
 
 
 class _LaunchOrder:
-    """What a step computes after a moment, and what the CPU launched last."""
+    """What a step computes after a moment, and after a launch."""
 
     def __init__(self, lookup: Lookup, step: Step) -> None:
         self._lookup = lookup
@@ -158,8 +158,14 @@ class _LaunchOrder:
         self._from_end = [0]  # lengths of the last 0, 1, 2, ... intervals
         for start, end in reversed(self._union):
             self._from_end.append(self._from_end[-1] + end - start)
-        known = [launch[0] for i in hiding if (launch := lookup.launch(i))]
-        self._last_launch_ns = max(known, default=None)
+        launched = [
+            (launch[0], spans[i].duration_ns)
+            for i in hiding
+            if (launch := lookup.launch(i))
+        ]
+        launched.sort()
+        self._launches = [launch_ns for launch_ns, _ in launched]
+        self._up_to = [0, *accumulate(duration for _, duration in launched)]
 
     def remaining_ns(self, from_ns: int) -> int:
         first = bisect_right(self._ends, from_ns)
@@ -168,11 +174,11 @@ class _LaunchOrder:
             whole -= max(0, from_ns - self._union[first][0])
         return whole
 
-    def launched_last(self, index: int) -> bool | None:
+    def later_ns(self, index: int) -> int | None:
         launch = self._lookup.launch(index)
-        if launch is None or self._last_launch_ns is None:
+        if launch is None or not self._launches:
             return None
-        return launch[0] > self._last_launch_ns
+        return self._up_to[-1] - self._up_to[bisect_right(self._launches, launch[0])]
 
 
 def _peers(lookup: Lookup, steps: Sequence[Step]) -> dict[int, tuple[int, ...]]:

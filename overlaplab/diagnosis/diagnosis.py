@@ -83,6 +83,7 @@ def diagnose(
     *,
     hardware: str | Hardware | None = None,
     serial: Timeline | None = None,
+    step: int | None = None,
 ) -> Diagnosis:
     """Say what the steps of a timeline lose to what, and what to change.
 
@@ -95,9 +96,11 @@ def diagnose(
         serial: the same step without overlap, or computation and communication of it
             alone: what the two take with nothing beside them. Without it the kernels'
             own twins and the hardware profile say what they can.
+        step: only this one is told of; the others still say what a kernel takes alone
+            and when the device was free.
 
     Raises:
-        ValueError: nobody knows the hardware.
+        ValueError: nobody knows the hardware, or there is no such step.
         TypeError: `timeline` is no Timeline.
     """
     for name, value in (("timeline", timeline), ("serial", serial)):
@@ -106,7 +109,7 @@ def diagnose(
                 f"{name} is {type(value).__name__}; expected an overlaplab Timeline, "
                 "as ol.run(...).timeline, ol.read_trace(...) or ol.profile() give"
             )
-    case = case_of(timeline, hardware)
+    case = case_of(timeline, hardware, step)
     found = [
         finding
         for step in case.steps
@@ -165,7 +168,8 @@ def _remarks(case: Case) -> Iterator[str]:
     timeline = case.timeline
     yield from timeline.source.remarks
     if not any(step.communication for step in case.steps):
-        yield f"{NO_COMMUNICATION}: nothing can be said of overlap."
+        if NO_COMMUNICATION not in timeline.source.remarks:
+            yield NO_COMMUNICATION
     elif len(case.lookup.ranks) == 1 and timeline.origin != "virtual":
         yield (
             "One rank only: the time in which a collective waits for its peers counts "

@@ -43,7 +43,8 @@ body { margin: 0 auto; padding: 24px 20px 60px; max-width: 1200px;
 h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 32px 0 8px; }
 p { margin: 4px 0; max-width: 90ch; } .soft, small { color: var(--soft); }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums;
+  font-size: 14px; }
 th, td { padding: 3px 12px 3px 0; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; } .left { text-align: left; }
@@ -216,10 +217,11 @@ def _paragraphs(lines: Sequence[str], style: str = "") -> list[str]:
 
 def _table(table: tables.Rows) -> str:
     def cells(row: Sequence[str], tag: str) -> str:
-        return "".join(
-            f"<{tag}{' class=left' if place < table.left else ''}>{escape(cell)}</{tag}>"
-            for place, cell in enumerate(row)
-        )
+        left = [
+            ' class="left"' if place < table.left else "" for place in range(len(row))
+        ]
+        pairs = zip(left, row, strict=True)
+        return "".join(f"<{tag}{how}>{escape(cell)}</{tag}>" for how, cell in pairs)
 
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in table.rows)
     note = f"<p><small>{escape(table.note)}</small></p>" if table.note else ""

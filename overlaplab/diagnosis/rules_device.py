@@ -67,6 +67,13 @@ def _launch_bound(case: Case, step: Step) -> Iterator[Finding]:
             " The profiler costs the CPU some microseconds an operator: see how long "
             "the step takes without it."
         )
+    longest = max(pieces, key=lambda p: p.duration_ns)
+    gap = ""
+    if longest.span is not None and 5 * longest.duration_ns >= cost_ns:
+        what = spans[longest.span]
+        where = "during" if what.kind == "communication" else "before"
+        gap = f" The longest gap, {format_ns(longest.duration_ns)}, is {where} "
+        gap += f"{short(what.name)}."
     besides = f" (and {format_ns(beside_ns)} with only communication)"
     yield Finding(
         kind="launch-bound",
@@ -77,7 +84,7 @@ def _launch_bound(case: Case, step: Step) -> Iterator[Finding]:
             f"The CPU launches too slowly: for {of_whole(idle_ns, step.step_ns)} the "
             f"device was idle{besides if beside_ns else ''} because the next kernel "
             f"was not launched. Median: a launch every {format_ns(pace_ns)}, a kernel "
-            f"takes {format_ns(kernel_ns)}.{caveat}"
+            f"takes {format_ns(kernel_ns)}.{gap}{caveat}"
         ),
         remedy=(
             "Launch less: torch.compile, a CUDA graph (torch.cuda.graph, "
@@ -89,6 +96,7 @@ def _launch_bound(case: Case, step: Step) -> Iterator[Finding]:
             "idle_ns": idle_ns,
             "beside_communication_ns": beside_ns,
             "num_gaps": len(pieces),
+            "longest_gap_ns": longest.duration_ns,
             "num_kernels": len(kernels),
             "between_launches_ns": pace_ns,
             "kernel_ns": kernel_ns,

@@ -26,14 +26,24 @@ from overlaplab.diagnosis.wording import (
 from overlaplab.view.units import format_bytes, format_ns
 
 MOST_OF_IT = 0.9  # of the bytes: the rest is a loss's average, or a first small bucket
+HARDLY = 50  # computation of a fiftieth of the communication hides nothing
 BUCKET_BYTES = 25 * 2**20  # DDP's default, for the counterfactual of small messages
 FEWEST_SMALL = 8
+_LAST_REMEDY = (
+    "Make the last bucket smaller: a smaller bucket_cap_mb (bucket_mib of "
+    "BucketedReducer), down to its largest tensor, which no cap splits. Or put work "
+    "there that needs no averaged gradient."
+)
+_LAST_RESULT_REMEDY = (
+    "Start it earlier, or wait for it later: work.wait() where the next step first "
+    "reads the result."
+)
 
 
 def overlap_rules(case: Case, step: Step) -> Iterator[Finding]:
     """The findings of one rank's step that concern the order of its communication."""
     collectives = case.of(step)
-    if not collectives:
+    if not collectives or not step.compute:
         return
     yield from _same_stream(case, step, collectives)
     yield from _end_of_step(case, step, collectives)
@@ -73,9 +83,9 @@ def _same_stream(
         step=step.step,
         cost_ns=cost_ns,
         says=(
-            f"Computation that is already launched stands still until "
-            f"{count_of(held)} end: {of_whole(cost_ns, step.communication_ns)} of "
-            f"communication. {how}"
+            f"Computation that is already launched stands still until communication "
+            f"ends ({count_of(held)}), for "
+            f"{of_whole(cost_ns, step.communication_ns)} of it. {how}"
         ),
         remedy=remedy,
         evidence={
@@ -112,13 +122,13 @@ def _end_of_step(
         return  # mostly waiting for peers: a straggler's, whatever is in the buckets
     large = _large(collectives)
     in_tail = [c for c in large if c in tail]
-    unhidden = [c for c in in_tail if c.remaining_ns == 0]
+    moving_ns = total_moving_ns(large)
+    unhidden = [c for c in in_tail if HARDLY * c.remaining_ns <= moving_ns]
     sent, late = (sum(c.span.bytes for c in of) for of in (large, unhidden))
     all_late = late >= MOST_OF_IT * sent if sent else len(unhidden) == len(large)
     biggest = max(large, key=lambda c: c.span.bytes)
     is_alone = biggest.span.bytes >= MOST_OF_IT * sent
     queued = [c for c in in_tail if c.waited_for == "the previous collective"]
-    moving_ns = total_moving_ns(large)
     hideable_ns = large[0].remaining_ns
     evidence: dict[str, Any] = {
         "exposed_ns": step.exposed_ns,
@@ -128,16 +138,33 @@ def _end_of_step(
         "bytes": sent,
         "exposed_at_the_end_ns": cost_ns,
     }
-    if all_late and _after_backward(case, step, unhidden):
-        yield _launched_late(case, step, unhidden, cost_ns, evidence)
-    elif all_late and is_alone:
+    if not all_late:
+        if queued and moving_ns > hideable_ns:
+            bound = moving_ns, hideable_ns
+            yield _communication_bound(step, large, *bound, evidence)
+        else:
+            yield _last_bucket(case, step, tail, cost_ns, evidence)
+        return
+    # At best all of it hides, or all computation has some beside it.
+    cost_ns = min(cost_ns, step.compute_ns)
+    if is_alone and not _after_backward(case, step, unhidden):
         yield _one_bucket(step, biggest, cost_ns, evidence)
-    elif all_late and all(c.launched_last is not False for c in unhidden):
-        yield _launched_late(case, step, unhidden, cost_ns, evidence)
-    elif queued and moving_ns > hideable_ns:
-        yield _communication_bound(step, large, moving_ns, hideable_ns, evidence)
-    else:
+    elif _in_time(case, step, unhidden, moving_ns):
         yield _last_bucket(case, step, tail, cost_ns, evidence)
+    else:
+        yield _launched_late(case, step, unhidden, cost_ns, evidence)
+    if moving_ns > step.compute_ns:
+        bound = moving_ns, step.compute_ns
+        yield _communication_bound(step, large, *bound, evidence)
+
+
+def _in_time(
+    case: Case, step: Step, late: Sequence[Collective], moving_ns: int
+) -> bool:
+    """Whether one of those that started too late was launched early enough."""
+    if _after_backward(case, step, late):
+        return False
+    return any(HARDLY * (c.later_ns or 0) > moving_ns for c in late)
 
 
 def _large(collectives: Sequence[Collective]) -> Sequence[Collective]:
@@ -190,7 +217,7 @@ def _launched_late(
         step=step.step,
         cost_ns=cost_ns,
         says=(
-            f"{count_of(late)} of {format_bytes(sum(c.span.bytes for c in late))} "
+            f"{count_of(late)}{_sized(late)} "
             f"started when the backward pass was over{told}: nothing was left to hide "
             f"behind, and {of_whole(step.hidden_ns, step.communication_ns)} of "
             "communication are hidden."
@@ -208,6 +235,12 @@ def _launched_late(
         },
         spans=tuple(c.index for c in late[:8]),
     )
+
+
+def _sized(collectives: Sequence[Collective]) -> str:
+    """' of 25 MiB', '' where sizes are not known."""
+    sent = sum(c.span.bytes for c in collectives)
+    return f" of {format_bytes(sent)}" if sent else ""
 
 
 def _one_bucket(
@@ -242,16 +275,17 @@ def _communication_bound(
     evidence: Mapping[str, Any],
 ) -> Finding:
     cost_ns = moving_ns - hideable_ns
+    sent = sum(c.span.bytes for c in large)
     return Finding(
         kind="communication-bound",
         rank=step.rank,
         step=step.step,
         cost_ns=cost_ns,
         says=(
-            f"Sending {format_bytes(sum(c.span.bytes for c in large))} takes "
+            f"Sending{f' {format_bytes(sent)}' if sent else ''} takes "
             f"{format_ns(moving_ns)}, and only {format_ns(hideable_ns)} of computation "
-            f"come after the first bucket is ready: {format_ns(cost_ns)} stay exposed "
-            "in any order. The collectives queue behind one another."
+            f"can hide it, what runs once the first bucket is ready: "
+            f"{format_ns(cost_ns)} stay exposed in any order."
         ),
         remedy=(
             "Send less or less often: accumulate gradients under no_sync(), compress "
@@ -273,7 +307,7 @@ def _last_bucket(
     """Whose bytes, ready when, what was left to compute, what half of it would save."""
     worst = max(tail, key=lambda c: _moved(c, "sending_last"))
     span = worst.span
-    whole = max(1, evidence["bytes"])
+    told = f" (of {format_bytes(evidence['bytes'])} sent)" if span.bytes else ""
     after_ns = span.start_ns - step.backward_end_ns
     writer = case.lookup.writer(worst.index)
     name = "" if writer is None else case.lookup.spans[writer].name
@@ -303,16 +337,12 @@ def _last_bucket(
         step=step.step,
         cost_ns=cost_ns,
         says=(
-            f"The last {named(span)} (of {format_bytes(whole)} sent) starts {when}: "
+            f"The last {named(span)}{told} starts {when}: "
             f"{format_ns(worst.remaining_ns)} of computation are left to hide it, and "
             f"{of_whole(worst.exposed.get('sending_last', 0), span.duration_ns)} are "
             f"exposed{others}.{saves}"
         ),
-        remedy=(
-            "Make the last bucket smaller: a smaller bucket_cap_mb (bucket_mib of "
-            "BucketedReducer), down to its largest tensor, which no cap splits. Or put "
-            "work there that needs no averaged gradient."
-        ),
+        remedy=_LAST_REMEDY if "reduce" in span.name else _LAST_RESULT_REMEDY,
         evidence={
             **evidence,
             "last_bytes": span.bytes,

@@ -3,9 +3,11 @@
 [Note: window] Between steps that follow one another the CPU runs ahead: it launches
 step 4 while the device computes step 3. A step's window is therefore the device's: from
 the end of what came before (or the step's own first span, the CPU's included, where
-that is later) to the end of the step's last device span. Windows of one rank do not
-overlap, and the time between two steps belongs to the later one. A timeline without
-steps is one window from first start to last end, as in `Timeline.report`.
+that is later) to the end of the step's last device span. If its first kernel was
+queued behind something that the timeline does not have, it begins with that kernel.
+Windows of one rank do not overlap, and the time between two steps belongs to the later
+one. A timeline without steps is one window from first start to last end, as in
+`Timeline.report`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from overlaplab.timeline import Span
 from overlaplab.timeline.intervals import Interval, intersect, merge, total
 
 _OPTIMIZERS = ("optimizer", "adam", "sgd", "lamb", "foreach", "multi_tensor")
+PROMPT_NS = 20_000  # a device starts what is ready within this time
 _MOST_EPILOGUE = 0.35  # of a step's computation; more is no optimizer
 
 
@@ -150,6 +153,9 @@ def _window(
     if number is None:
         return first_ns, max(spans[i].end_ns for i in [*device, *cpu])
     first_on_device_ns = spans[device[0]].start_ns
+    launch = lookup.launch(device[0])
+    if launch is not None and first_on_device_ns - launch[1] > PROMPT_NS:
+        first_ns = first_on_device_ns  # it was queued: the device was busy until then
     before_ns = [
         spans[i].end_ns
         for i in lookup.device(rank)

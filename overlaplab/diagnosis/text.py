@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from overlaplab.diagnosis import tables
+from overlaplab.diagnosis.makers import UNKNOWN
 from overlaplab.diagnosis.wording import of_whole, plural, short
 from overlaplab.view.units import format_ns
 
@@ -45,6 +46,8 @@ def headline(diagnosis: Diagnosis) -> list[str]:
     lines = [", ".join(what)]
     if diagnosis.has_communication:
         made = "; ".join(str(maker) for maker in diagnosis.makers)
+        if diagnosis.makers[0].name == UNKNOWN:
+            made = "an unknown maker: no range or operator names one"
         lines.append(f"Collectives launched by {made}")
     hw = diagnosis.case.hardware
     if hw is not None and timeline.origin != "virtual":
@@ -57,7 +60,7 @@ def saved_lines(diagnosis: Diagnosis) -> list[str]:
     """Hidden and saved, of the slowest of the steps that are told."""
     steps = diagnosis.case.representative
     if not diagnosis.has_communication:
-        return ["No communication kernels found: overlap is None, neither 0 nor 1."]
+        return ["No communication kernels found: nothing can be said of overlap."]
     if not steps:
         return []
     step = max(steps, key=lambda s: s.step_ns)
