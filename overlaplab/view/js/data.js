@@ -106,6 +106,21 @@ function lowest(count, is) {
   return low;
 }
 
+// Where each lane's communication is exposed, and each rank's: tracks by "lane" and "rank".
+function exposuresOf({ exposed, lanes, ranks }) {
+  const byLane = lanes.map(() => []);
+  const byRank = new Map(ranks.map(({ rank }) => [rank, []]));
+  for (let i = 0; i < exposed.count; i++) {
+    byLane[exposed.lane[i]].push(i);
+    byRank.get(lanes[exposed.lane[i]][0]).push(i);
+  }
+  const track = (order) => new Track(order.sort((a, b) => exposed.start[a] - exposed.start[b]), exposed);
+  return {
+    lane: byLane.map(track),
+    rank: new Map([...byRank].map(([rank, order]) => [rank, track(order)])),
+  };
+}
+
 // One timeline, ready to draw and to ask.
 class Panel {
   constructor(raw, inks) {
@@ -134,6 +149,7 @@ class Panel {
       sending: new Track(halves.sending, this.spans),
     }]));
     this.sends = sends;
+    this.exposures = exposuresOf(this);
     this.used = this.inksInUse(inks);
   }
 

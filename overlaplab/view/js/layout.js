@@ -13,9 +13,10 @@ function layRows(panels, folded, showMemory, width) {
     rows.push({ ...row, y, height });
     y += height;
   };
+  // The numbers stand beside the titles if there is room for both.
+  const longest = Math.max(...panels.map((each) => each.title.length + each.numbers.length));
+  const wide = (longest + 4) * CHAR + 24 < width;
   panels.forEach((panel, p) => {
-    // The numbers stand beside the title if there is room for both.
-    const wide = (panel.title.length + panel.numbers.length + 4) * CHAR + 24 < width;
     add({ type: "heading", panel: p, wide }, HEIGHT.heading + (wide ? 0 : 16));
     panel.remarks.forEach((text) => add({ type: "remark", panel: p, text }, 17));
     panel.ranks.forEach(({ rank, numbers }) => {
@@ -58,75 +59,77 @@ class Gatherer {
     this.waiting = names.indexOf("waiting");
     this.latency = names.indexOf("latency");
     this.owed = new Float64Array(0);
+    this.touched = new Uint8Array(0);
   }
 
   // Calls paint(ink, left, right, whole) with columns from 0 to numColumns.
   gather(track, start, end, numColumns, paint) {
     const { spans, order } = track;
+    const { length, waiting, latency, ink } = spans;
     const scale = numColumns / (end - start);
-    if (this.owed.length < numColumns * this.numInks) {
+    if (this.touched.length < numColumns) {
       this.owed = new Float64Array(numColumns * this.numInks);
+      this.touched = new Uint8Array(numColumns);
     }
-    const touched = new Set();
-    const part = (ink, from, to) => {
-      const left = Math.max((from - start) * scale, 0);
-      const right = Math.min((to - start) * scale, numColumns);
-      if (right - left >= 1) paint(ink, left, right, true);
-      else if (right > left) this.owe(touched, ink, left, right, numColumns);
-    };
     const [first, last] = track.within(start, end);
     for (let k = first; k < last; k++) {
       const span = order[k];
-      const from = spans.start[span];
-      const to = from + spans.length[span];
-      if (to <= start) continue;
-      const ready = from + spans.waiting[span];
-      const wire = ready + spans.latency[span];
-      if (ready > from) part(this.waiting, from, ready);
-      if (wire > ready) part(this.latency, ready, wire);
-      if (to > wire) part(spans.ink[span], wire, to);
+      const from = (spans.start[span] - start) * scale;
+      const to = from + length[span] * scale;
+      if (to <= 0) continue;
+      const ready = waiting[span] ? from + waiting[span] * scale : from;
+      const wire = latency[span] ? ready + latency[span] * scale : ready;
+      if (ready > from) this.part(this.waiting, from, ready, numColumns, paint);
+      if (wire > ready) this.part(this.latency, ready, wire, numColumns, paint);
+      if (to > wire) this.part(ink[span], wire, to, numColumns, paint);
     }
-    this.pay(touched, paint);
+    this.pay(numColumns, paint);
   }
 
-  owe(touched, ink, left, right, numColumns) {
+  // One part of a span: painted if it is as wide as a column, else owed to one or two.
+  part(ink, from, to, numColumns, paint) {
+    const left = Math.max(from, 0);
+    const right = Math.min(to, numColumns);
+    if (right - left >= 1) {
+      paint(ink, left, right, true);
+      return;
+    }
+    if (right <= left) return;
     const at = Math.min(Math.floor(left), numColumns - 1);
-    const here = Math.min(right, at + 1) - left;
-    this.owed[at * this.numInks + ink] += here;
-    touched.add(at);
+    this.owed[at * this.numInks + ink] += Math.min(right, at + 1) - left;
+    this.touched[at] = 1;
     if (right > at + 1 && at + 1 < numColumns) {
       this.owed[(at + 1) * this.numInks + ink] += right - at - 1;
-      touched.add(at + 1);
+      this.touched[at + 1] = 1;
     }
   }
 
-  pay(touched, paint) {
+  pay(numColumns, paint) {
     const lonely = 4; // columns without anything before it keep a short span visible
     let owed = 0;
     let previous = -lonely;
-    let run = null;
-    const flush = () => run && paint(run.ink, run.left, run.right, false);
-    for (const at of [...touched].sort((a, b) => a - b)) {
-      let best = 0;
-      for (let ink = 0; ink < this.numInks; ink++) {
-        const place = at * this.numInks + ink;
-        owed += this.owed[place];
-        if (this.owed[place] > this.owed[at * this.numInks + best]) best = ink;
+    let [ink, left, right] = [-1, 0, 0]; // a run of painted columns
+    for (let at = 0; at < numColumns; at++) {
+      if (!this.touched[at]) continue;
+      this.touched[at] = 0;
+      const place = at * this.numInks;
+      let most = 0;
+      for (let each = 0; each < this.numInks; each++) {
+        owed += this.owed[place + each];
+        if (this.owed[place + each] > this.owed[place + most]) most = each;
       }
-      const most = best;
-      this.owed.fill(0, at * this.numInks, (at + 1) * this.numInks);
+      this.owed.fill(0, place, place + this.numInks);
       if (at - previous >= lonely) owed = 1;
       previous = at;
       if (owed < 1) continue;
       owed -= 1;
-      if (run && run.ink === most && run.right === at) {
-        run.right = at + 1;
-      } else {
-        flush();
-        run = { ink: most, left: at, right: at + 1 };
+      if (ink !== most || right !== at) {
+        if (ink >= 0) paint(ink, left, right, false);
+        [ink, left] = [most, at];
       }
+      right = at + 1;
     }
-    flush();
+    if (ink >= 0) paint(ink, left, right, false);
   }
 }
 

@@ -5,8 +5,8 @@ const Marks = {
   // Where communication is exposed: an outline around what is hatched.
   outlines(row) {
     if (row.type !== "lane" && row.type !== "folded") return;
-    const panel = this.scene.panels[row.panel];
-    const { lane, start, length, count } = panel.exposed;
+    const { exposures } = this.scene.panels[row.panel];
+    const track = row.type === "lane" ? exposures.lane[row.lane] : exposures.rank.get(row.rank);
     const [top, bottom] = row.type === "lane" ? BAR : [0.44, 0.82];
     const y = this.y(row, top);
     const height = this.y(row, bottom) - y;
@@ -25,13 +25,13 @@ const Marks = {
       c.fillRect(x, y, thick, height);
       c.fillRect(x + width - thick, y, thick, height);
     };
-    for (let i = 0; i < count; i++) {
-      const [rank] = panel.lanes[lane[i]];
-      if (row.type === "lane" ? lane[i] !== row.lane : rank !== row.rank) continue;
+    const { start, length } = track.spans;
+    const [first, last] = track.within(this.scene.start, this.scene.end);
+    for (let k = first; k < last; k++) {
+      const i = track.order[k];
       const left = Math.round(this.x(start[i]));
       const right = Math.round(this.x(start[i] + length[i]));
-      if (right < this.left || left > this.left + this.columns) continue;
-      if (to >= from && left >= from && left - to <= 1) {
+      if (to >= from && left - to <= 1) {
         to = Math.max(to, right);
       } else {
         frame();
@@ -95,8 +95,8 @@ const Marks = {
     const right = this.left + this.columns;
     c.fillStyle = this.theme.path;
     let before = -1;
-    let drawnTo = [-1, -1];
-    let jumped = -1;
+    const drawnTo = new Map(); // row -> right edge
+    let jumped = -Infinity;
     for (let i = 0; i < count; i++) {
       if (!span[i]) continue;
       const row = places.get(panel.spans.lane[span[i] - 1]);
@@ -107,12 +107,14 @@ const Marks = {
       if (to >= this.left && from <= right) {
         const x = Math.round(Math.max(from, this.left));
         const width = Math.max(Math.round(Math.min(to, right)) - x, 1);
-        if (drawnTo[0] !== y || x + width > drawnTo[1]) c.fillRect(x, y, width, thick);
-        drawnTo = [y, x + width];
-        // One line a column is all that shows.
+        if (x + width > (drawnTo.get(y) ?? -1)) c.fillRect(x, y, width, thick);
+        drawnTo.set(y, x + width);
+        // One line a column is all that shows, and a fence of them would hide the bars.
         if (before >= 0 && before !== y && x !== jumped && from >= this.left) {
           const low = Math.min(before, y);
+          if (x - jumped < 6 * d) c.globalAlpha = 0.25;
           c.fillRect(x, low, thin, Math.abs(before - y) + thick);
+          c.globalAlpha = 1;
           jumped = x;
         }
       }
@@ -156,7 +158,7 @@ const Marks = {
     const c = this.context;
     this.font(10.5);
     this.names.sort((a, b) => b[0] - a[0]);
-    for (const [width, left, y, height, span, panel] of this.names.slice(0, 250)) {
+    for (const [width, left, y, height, span, panel] of this.names.slice(0, 120)) {
       const sends = panel.spans.kind[span] === panel.sends;
       const name = panel.shortName(span);
       // A name in a box hides the hatching: it is written where some of it stays.

@@ -21,6 +21,8 @@ const KEYS = [
 class LiveTimeline {
   constructor(root, { config, state }, send) {
     this.root = root;
+    root.live = this; // for tests and the curious
+    this.words = { ns: formatNs, bytes: formatBytes };
     this.config = config;
     this.send = send;
     this.folded = new Set();
