@@ -8,24 +8,18 @@ from collections.abc import Hashable, Iterator
 from overlaplab.profiling.events import LAUNCH_RANGE, NOT_OPERATORS, WAIT_RANGE
 from overlaplab.profiling.trace.labels import Labels
 from overlaplab.profiling.trace.messages import bytes_of_shapes
-from overlaplab.profiling.trace.names import operation_of
+from overlaplab.profiling.trace.names import VIEWS, operation_of
 from overlaplab.profiling.trace.tables import Ranges, Tables
 from overlaplab.timeline import CPU_LANE, Span
 
-# Views and allocations touch no data, and composite operators are made of others that
-# the trace has too: the operators inside count, under the names that a dispatch mode
-# sees.
-_TRANSPARENT = frozenset(
+# Composite operators are made of others that the trace has too: the operators inside
+# count, under the names that a dispatch mode sees.
+_TRANSPARENT = VIEWS | frozenset(
     """
-    alias as_strided chunk contiguous detach empty empty_like empty_strided expand
-    expand_as flatten lift_fresh movedim narrow new_empty new_empty_strided numpy_T
-    permute ravel real requires_grad_ reshape resize_ resolve_conj resolve_neg select
-    set_ slice split split_with_sizes squeeze swapaxes t transpose transpose_ unbind
-    unflatten unfold unsqueeze view view_as _reshape_alias _unsafe_view is_nonzero item
-    _local_scalar_dense result_type set_data _version output_nr is_leaf retain_grad
-    batch_norm conv1d conv2d conv3d cross_entropy_loss dropout einsum group_norm
-    layer_norm linear log_softmax matmul nll_loss nll_loss_nd ones_like
-    scaled_dot_product_attention softmax to zeros zeros_like
+    batch_norm contiguous conv1d conv2d conv3d cross_entropy_loss dropout einsum
+    group_norm is_nonzero item layer_norm linear _local_scalar_dense log_softmax matmul
+    nll_loss nll_loss_nd ones_like scaled_dot_product_attention softmax to zeros
+    zeros_like
     """.split()  # noqa: SIM905 (prose, wrapped)
 )
 

@@ -11,6 +11,7 @@ from overlaplab.profiling.trace import names
 from overlaplab.profiling.trace.labels import Labels
 from overlaplab.profiling.trace.messages import Message
 from overlaplab.profiling.trace.names import Communication
+from overlaplab.profiling.trace.rows import list_of
 from overlaplab.profiling.trace.tables import NO_ID, DeviceRow, Tables
 from overlaplab.timeline import CPU_LANE, Kind, Span
 
@@ -54,6 +55,7 @@ class DeviceReader:
         self._context: dict[int, dict[str, Any]] = {}  # of a call, by index
         self._launched: dict[int, tuple[int, str]] = {}  # call -> rank, what
         self._kernel_names: dict[str, str] = {}
+        self._grids: dict[bytes, list[Any]] = {}
 
     def spans(self) -> Iterator[Span]:
         lanes = _Lanes(self._tables.on_device, self._communication)
@@ -92,8 +94,8 @@ class DeviceReader:
             attributes["kernel"] = self._short(row.name)
             if operator and not operator.startswith("aten::"):
                 attributes["operator"] = operator
-            if isinstance(row.args.grid, list):
-                attributes["grid"] = row.args.grid
+            if grid := self._grid(row):
+                attributes["grid"] = grid
         else:
             kind = "memcpy" if row.kind == names.MEMCPY else "memset"
             lane, name = lanes.of(row), row.kind
@@ -109,6 +111,13 @@ class DeviceReader:
             context = self._labels.attributes(calls.thread[call], calls.start[call])
             self._context[call] = context
         return context
+
+    def _grid(self, row: DeviceRow) -> list[Any]:
+        text = bytes(row.args.grid)
+        grid = self._grids.get(text)
+        if grid is None:
+            grid = self._grids[text] = list_of(row.args.grid)
+        return grid
 
     def _ranges_of(self, call: int) -> list[str]:
         calls = self._tables.calls

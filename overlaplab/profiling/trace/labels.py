@@ -103,6 +103,7 @@ class Labels:
         for i in rows:
             engine[operators.thread[i]].append(i)
         self._backward_starts = [operators.start[i] for i in rows]
+        self._backward_steps = [self.step(start) for start in self._backward_starts]
         self._engine = {t: Innermost(operators, of) for t, of in engine.items()}
         self._backward_threads = {
             thread for thread in engine if not _is_main(thread)
@@ -116,41 +117,49 @@ class Labels:
     def ranges(self, thread: Hashable, at_ns: int) -> list[str]:
         """Ranges around, the outermost first: those of the thread; of a backward thread
         that has none, those in which the main thread waits for it."""
-        of_thread = self._labels.get(thread)
-        if thread in self._backward_threads and (
-            of_thread is None or of_thread.at(at_ns) < 0
-        ):
-            of_thread = self._labels.get(self._main_thread)
+        of_thread = self._labels_around(thread, at_ns)
         chain = of_thread.chain(at_ns) if of_thread else []
         return [self._annotations.name[row] for row in chain]
 
     def label(self, thread: Hashable, at_ns: int) -> str:
         """The innermost of `ranges`, "" if there is none."""
-        ranges = self.ranges(thread, at_ns)
-        return ranges[-1] if ranges else ""
+        of_thread = self._labels_around(thread, at_ns)
+        found = of_thread.at(at_ns) if of_thread else -1
+        return self._annotations.name[found] if found >= 0 else ""
 
-    def phase(self, thread: Hashable, at_ns: int, label: str) -> str:
-        """ "backward" where autograd's engine was at work; "forward" where it was not
-        and still had to begin in this step; else "" (the optimizer, say)."""
-        engine = self._engine.get(thread)
-        if thread in self._backward_threads or (engine and engine.at(at_ns) >= 0):
-            return "backward"
-        following = bisect_left(self._backward_starts, at_ns)
-        if following == len(self._backward_starts) or label.startswith(_OPTIMIZER):
-            return ""
-        same_step = self.step(self._backward_starts[following]) == self.step(at_ns)
-        return "forward" if same_step else ""
+    def _labels_around(self, thread: Hashable, at_ns: int) -> Innermost | None:
+        of_thread = self._labels.get(thread)
+        if thread in self._backward_threads and (
+            of_thread is None or of_thread.at(at_ns) < 0
+        ):
+            return self._labels.get(self._main_thread)
+        return of_thread
 
     def attributes(self, thread: Hashable, at_ns: int) -> dict[str, Any]:
         """ "label", "step", "phase" of what the CPU did then, those that are known."""
         attributes: dict[str, Any] = {}
-        if label := self.label(thread, at_ns):
+        label = self.label(thread, at_ns)
+        if label:
             attributes["label"] = label
-        if (step := self.step(at_ns)) is not None:
+        step = self.step(at_ns)
+        if step is not None:
             attributes["step"] = step
-        if phase := self.phase(thread, at_ns, label):
+        if phase := self._phase(thread, at_ns, label, step):
             attributes["phase"] = phase
         return attributes
+
+    def _phase(self, thread: Hashable, at_ns: int, label: str, step: int | None) -> str:
+        """ "backward" where autograd's engine was at work; "forward" where it was not
+        and still had to begin in this step; else "" (the optimizer, say)."""
+        if thread in self._backward_threads:
+            return "backward"
+        engine = self._engine.get(thread)
+        if engine and engine.at(at_ns) >= 0:
+            return "backward"
+        following = bisect_left(self._backward_starts, at_ns)
+        if following == len(self._backward_starts) or label.startswith(_OPTIMIZER):
+            return ""
+        return "forward" if self._backward_steps[following] == step else ""
 
     def collective(self, thread: Hashable, at_ns: int) -> int:
         """The annotation "nccl:..." around, -1 if there is none."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from overlaplab.profiling.trace.names import operation_of
-from overlaplab.profiling.trace.rows import Args
+from overlaplab.profiling.trace.rows import Args, list_of
 
 _ITEM_BYTES = {
     "double": 8, "long int": 8, "long": 8, "float": 4, "int": 4, "c10::bfloat16": 2,
@@ -85,7 +84,7 @@ class Message:
 def bytes_of_shapes(args: Args) -> int:
     """Bytes of the input tensors, where the profiler recorded shapes."""
     total = 0
-    shapes, types = _list(args.shapes), _list(args.types)
+    shapes, types = list_of(args.shapes), list_of(args.types)
     for shape, kind in zip(shapes, types, strict=False):
         size = _ITEM_BYTES.get(str(kind).lower(), 0)
         if shape and isinstance(shape, list) and all(type(n) is int for n in shape):
@@ -114,9 +113,5 @@ def _ranks(value: Any) -> tuple[int, ...]:
             value = json.loads(value)
         except ValueError:
             return ()
-    ranks = tuple(_list(value))
+    ranks = tuple(value) if isinstance(value, list) else ()
     return ranks if all(type(rank) is int for rank in ranks) else ()
-
-
-def _list(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list) else ()

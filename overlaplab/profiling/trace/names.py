@@ -61,6 +61,18 @@ _NO_LAUNCH = re.compile(
 )
 _LAUNCH = re.compile(r"Launch|Mem(cpy|set)")
 
+# Operators that touch no data.
+VIEWS = frozenset(
+    """
+    alias as_strided chunk detach empty empty_like empty_strided expand expand_as
+    flatten lift_fresh movedim narrow new_empty new_empty_strided numpy_T permute ravel
+    real requires_grad_ reshape resize_ resolve_conj resolve_neg select set_ slice split
+    split_with_sizes squeeze swapaxes t transpose transpose_ unbind unflatten unfold
+    unsqueeze view view_as _reshape_alias _unsafe_view result_type set_data _version
+    output_nr is_leaf retain_grad
+    """.split()  # noqa: SIM905 (prose, wrapped)
+)
+
 _OPERATIONS = (
     ("allreduce", "all_reduce"),
     ("crossdevicereduce", "all_reduce"),
@@ -121,8 +133,15 @@ def category_of(category: object, process: object) -> str | None:
     return _CATEGORIES.get(word)
 
 
-def device_kind_of(name: str) -> str | None:
-    """What a row under "kernel" is: a kernel, a copy, a fill, or nothing (None)."""
+def kind_of(category: str, name: str) -> str | None:
+    """`category`, or what `name` makes of it; None for what no timeline uses: a view
+    launches nothing, and a wait of one stream for another occupies nothing."""
+    if category == RUNTIME:
+        return RUNTIME if call_kind_of(name) else None
+    if category == OPERATOR:
+        return None if name.removeprefix("aten::") in VIEWS else OPERATOR
+    if category != KERNEL:
+        return category
     if _NO_KERNEL.match(name):
         return None
     if _COPIES.match(name):

@@ -16,14 +16,14 @@ _EXACT_FLOAT = float(1 << 41)
 
 
 class Args(msgspec.Struct, gc=False):
-    """The arguments that mean something for a timeline."""
+    """The arguments that mean something for a timeline; lists as they stand there."""
 
     correlation: Any = None
     external: Any = msgspec.field(default=None, name="External id")
     stream: Any = None
     device: Any = None
     bytes: Any = None
-    grid: Any = None
+    grid: msgspec.Raw = msgspec.Raw()
     collective: Any = msgspec.field(default=None, name="Collective name")
     in_elements: Any = msgspec.field(default=None, name="In msg nelems")
     out_elements: Any = msgspec.field(default=None, name="Out msg nelems")
@@ -35,11 +35,17 @@ class Args(msgspec.Struct, gc=False):
     )
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     sequence: Any = msgspec.field(default=None, name="Seq")
-    shapes: Any = msgspec.field(default=None, name="Input Dims")
-    types: Any = msgspec.field(default=None, name="Input type")
+    shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
 
 
 NO_ARGS = Args()
+
+
+def list_of(text: msgspec.Raw) -> list[Any]:
+    """A list that stands in a file, [] if something else does."""
+    value = msgspec.json.decode(text) if text else None
+    return value if isinstance(value, list) else []
 
 
 class Row(msgspec.Struct, gc=False):

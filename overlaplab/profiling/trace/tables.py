@@ -24,6 +24,8 @@ NO_END = "begins and never ends"
 NO_BEGIN = "ends and never began"
 
 NO_ID = -1
+_TOO_LARGE = 1 << 62
+_Meaning = tuple[str, str]  # what kind of row, and its name
 
 
 @dataclass(slots=True)
@@ -36,13 +38,6 @@ class Ranges:
     thread: list[Hashable] = field(default_factory=list)
     id: array[int] = field(default_factory=lambda: array("q"))  # or NO_ID
     args: dict[int, Args] = field(default_factory=dict)  # of few, by index
-
-    def add(self, start: int, end: int, name: str, thread: Hashable, id: int) -> None:
-        self.start.append(start)
-        self.end.append(end)
-        self.name.append(name)
-        self.thread.append(thread)
-        self.id.append(id)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -95,26 +90,32 @@ class Tables:
         self.on_device: list[DeviceRow] = []
         self.num_events = 0
         self.dropped: Counter[str] = Counter()
-        self._kinds: dict[str, str | None] = {}
-        self._device_kinds: dict[str, str | None] = {}
-        self._call_kinds: dict[str, str | None] = {}
-        self._names: dict[str, str] = {}
+        self._meanings: dict[tuple[object, object], _Meaning | None] = {}
         self._threads: dict[Hashable, Hashable] = {}
         self._begun: dict[Hashable, list[Row]] = {}
 
     def add(self, batch: Sequence[Row]) -> None:
         """Rows in the order of the file."""
         self.num_events += len(batch)
-        kinds, keep = self._kinds, self._keep_complete
+        meanings, keep = self._meanings, self._keep
         for row in batch:
             phase = row.ph
             if phase == "X":
                 try:
-                    kind = kinds[row.cat]
+                    meaning = meanings[row.cat, row.name]
                 except (KeyError, TypeError):
-                    kind = self._kind_of(row)
-                if kind is not None:
-                    keep(row, kind)
+                    meaning = self._meaning_of(row)
+                if meaning is None:
+                    continue
+                start, length = nanoseconds(row.ts), nanoseconds(row.dur)
+                if start is None:
+                    self.dropped[NO_TIME] += 1
+                elif length is None:
+                    self.dropped[NO_DURATION] += 1
+                elif length < 0:
+                    self.dropped[NEGATIVE] += 1
+                else:
+                    keep(row, meaning, start, start + length)
             elif phase == "B" or phase == "E":
                 self._add_half(row)
             elif phase is None:
@@ -124,33 +125,18 @@ class Tables:
     def finish(self) -> None:
         """Count what began and never ended."""
         open_rows = [row for rows in self._begun.values() for row in rows]
-        if num := sum(1 for row in open_rows if self._kind_of(row)):
+        if num := sum(1 for row in open_rows if self._meaning_of(row)):
             self.dropped[NO_END] += num
 
-    def _kind_of(self, row: Row) -> str | None:
-        category = row.cat
-        if category is None:
-            return names.category_of(None, row.pid)
-        if not isinstance(category, str):
-            return None
-        if category not in self._kinds:
-            self._kinds[category] = names.category_of(category, None)
-        return self._kinds[category]
-
-    def _keep_complete(self, row: Row, kind: str) -> None:
-        name = self._name(row)
-        if kind == names.RUNTIME and self._call_kind_of(name) is None:
-            return
-        start = nanoseconds(row.ts)
-        length = nanoseconds(row.dur)
-        if start is None:
-            self.dropped[NO_TIME] += 1
-        elif length is None:
-            self.dropped[NO_DURATION] += 1
-        elif length < 0:
-            self.dropped[NEGATIVE] += 1
-        else:
-            self._keep(row, kind, name, start, start + length)
+    def _meaning_of(self, row: Row) -> _Meaning | None:
+        """None for what a timeline does not use."""
+        name = row.name if isinstance(row.name, str) else str(row.name)
+        category = names.category_of(row.cat, row.pid)
+        kind = names.kind_of(category, name) if category else None
+        meaning = (kind, name) if kind else None
+        if isinstance(row.cat, str) and isinstance(row.name, str):
+            self._meanings[row.cat, row.name] = meaning
+        return meaning
 
     def _add_half(self, row: Row) -> None:
         """A "B" opens a range of its thread, an "E" closes the last of its name."""
@@ -163,10 +149,10 @@ class Tables:
                 begin = begun.pop(i)
                 break
         else:
-            if row.cat is None or self._kind_of(row):
+            if row.cat is None or self._meaning_of(row):
                 self.dropped[NO_BEGIN] += 1
             return
-        if kind := self._kind_of(begin):
+        if meaning := self._meaning_of(begin):
             start, end = nanoseconds(begin.ts), nanoseconds(row.ts)
             if start is None or end is None:
                 self.dropped[NO_TIME] += 1
@@ -175,46 +161,33 @@ class Tables:
             else:
                 if begin.args is None:
                     begin.args = row.args
-                self._keep(begin, kind, self._name(begin), start, end)
+                self._keep(begin, meaning, start, end)
 
-    def _keep(self, row: Row, kind: str, name: str, start: int, end: int) -> None:
+    def _keep(self, row: Row, meaning: _Meaning, start: int, end: int) -> None:
+        kind, name = meaning
         args = row.args or NO_ARGS
-        if kind == names.OPERATOR or kind == names.RANGE:
-            table = self.operators if kind == names.OPERATOR else self.annotations
-            if args.collective is not None or (
-                args.shapes is not None and name.startswith(("gloo:", "nccl:"))
-            ):
-                table.args[len(table)] = args
-            table.add(start, end, name, self._thread(row), _id(args.external))
+        if kind == names.OPERATOR:
+            table, id = self.operators, args.external
         elif kind == names.RUNTIME:
-            if self._call_kind_of(name) is not None:
-                thread = self._thread(row)
-                self.calls.add(start, end, name, thread, _id(args.correlation))
+            table, id = self.calls, args.correlation
+        elif kind == names.RANGE:
+            table, id = self.annotations, args.external
         else:
             self._keep_on_device(row, name, start, end, args, kind)
-
-    def _name(self, row: Row) -> str:
-        name = row.name if type(row.name) is str else str(row.name)
-        return self._names.setdefault(name, name)
-
-    def _call_kind_of(self, name: str) -> str | None:
-        try:
-            return self._call_kinds[name]
-        except KeyError:
-            kind = self._call_kinds[name] = names.call_kind_of(name)
-            return kind
+            return
+        if args.collective is not None or (
+            args.shapes and name.startswith(("gloo:", "nccl:"))
+        ):
+            table.args[len(table.start)] = args
+        table.start.append(start)
+        table.end.append(end)
+        table.name.append(name)
+        table.thread.append(self._thread(row))
+        table.id.append(id if type(id) is int and 0 <= id < _TOO_LARGE else _id(id))
 
     def _keep_on_device(
         self, row: Row, name: str, start: int, end: int, args: Args, kind: str
     ) -> None:
-        if kind == names.KERNEL:
-            try:
-                found = self._device_kinds[name]
-            except KeyError:
-                found = self._device_kinds[name] = names.device_kind_of(name)
-            if found is None:
-                return
-            kind = found
         if start == 0 and end == 0:
             self.dropped[ZERO] += 1
             return
@@ -239,11 +212,9 @@ class Tables:
 
 def _id(value: object) -> int:
     if type(value) is int:
-        return value if 0 <= value < 1 << 62 else NO_ID
-    try:
-        return int(str(value))
-    except ValueError:
-        return NO_ID
+        return value if 0 <= value < _TOO_LARGE else NO_ID
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 19 else NO_ID
 
 
 def _plain(value: Any) -> Hashable:
