@@ -12,7 +12,7 @@ from overlaplab.errors import TraceError
 from overlaplab.profiling.kineto import timeline_of_ranks
 from overlaplab.profiling.trace.batches import NotATraceError, OwnTimelineError
 from overlaplab.profiling.trace.blocks import BLOCK_BYTES, Blocks
-from overlaplab.profiling.trace.file import TraceFile
+from overlaplab.profiling.trace.file import TraceFile, no_collection
 from overlaplab.profiling.trace.names import Communication
 from overlaplab.profiling.trace.ranks import number_ranks, on_one_clock
 from overlaplab.timeline import Source, Span, Timeline
@@ -51,6 +51,11 @@ def read_trace(
         ValueError: a pattern is no regular expression.
     """
     known = Communication(communication)
+    with no_collection():
+        return _read(paths, known, block_bytes)
+
+
+def _read(paths: Paths, known: Communication, block_bytes: int) -> Timeline:
     remarks: list[str] = []
     read = _read_files(paths, block_bytes, remarks)
     if isinstance(read, Timeline):

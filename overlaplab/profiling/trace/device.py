@@ -11,16 +11,14 @@ from overlaplab.profiling.trace import names
 from overlaplab.profiling.trace.labels import Labels
 from overlaplab.profiling.trace.messages import Message
 from overlaplab.profiling.trace.names import Communication
-from overlaplab.profiling.trace.rows import list_of
-from overlaplab.profiling.trace.tables import NO_ID, DeviceRow, Tables
+from overlaplab.profiling.trace.rows import NO_ARGS
+from overlaplab.profiling.trace.tables import NO_ID, DeviceRow, Place, Tables
 from overlaplab.timeline import CPU_LANE, Kind, Span
-
-Place = tuple[Hashable, int]  # (process of the rows, device): a rank's place in a file
 
 
 def places(tables: Tables) -> list[Place]:
     """Where kernels ran, ascending by device."""
-    found = {(row.process, row.device) for row in tables.on_device}
+    found = {row.place for row in tables.on_device}
     return sorted(found, key=lambda place: (place[1], str(place[0])))
 
 
@@ -55,7 +53,6 @@ class DeviceReader:
         self._context: dict[int, dict[str, Any]] = {}  # of a call, by index
         self._launched: dict[int, tuple[int, str]] = {}  # call -> rank, what
         self._kernel_names: dict[str, str] = {}
-        self._grids: dict[bytes, list[Any]] = {}
 
     def spans(self) -> Iterator[Span]:
         lanes = _Lanes(self._tables.on_device, self._communication)
@@ -67,15 +64,14 @@ class DeviceReader:
     def _span(self, row: DeviceRow, call: int, lanes: _Lanes) -> Span:
         attributes: dict[str, Any] = {}
         if call >= 0:
-            attributes |= self._context_of(call)
+            attributes.update(self._context_of(call))
             attributes["launch_ns"] = self._tables.calls.start[call] + self._shift_ns
-            attributes["thread"] = thread_id(self._tables.calls.thread[call])
         else:
             self.num_without_launch += 1
         if "step" not in attributes and self._labels.has_steps:
             self.num_without_step += 1
         attributes["stream"] = row.stream
-        rank = self._rank_of[row.process, row.device]
+        rank = self._rank_of[row.place]
         start, end = row.start + self._shift_ns, row.end + self._shift_ns
         size = 0
         kind: Kind
@@ -94,12 +90,12 @@ class DeviceReader:
             attributes["kernel"] = self._short(row.name)
             if operator and not operator.startswith("aten::"):
                 attributes["operator"] = operator
-            if grid := self._grid(row):
-                attributes["grid"] = grid
+            if row.grid:
+                attributes["grid"] = row.grid
         else:
             kind = "memcpy" if row.kind == names.MEMCPY else "memset"
             lane, name = lanes.of(row), row.kind
-            size = max(0, row.args.bytes) if isinstance(row.args.bytes, int) else 0
+            size = row.num_bytes
             attributes["what"] = row.name
         self._launched.setdefault(call, (rank, name))
         return Span(rank, lane, kind, name, start, end, size, 0, attributes)
@@ -108,22 +104,19 @@ class DeviceReader:
         context = self._context.get(call)
         if context is None:
             calls = self._tables.calls
-            context = self._labels.attributes(calls.thread[call], calls.start[call])
+            thread = calls.thread[call]
+            context = self._labels.attributes(thread, calls.start[call])
+            context["thread"] = thread[1] if isinstance(thread, tuple) else thread
             self._context[call] = context
         return context
-
-    def _grid(self, row: DeviceRow) -> list[Any]:
-        text = bytes(row.args.grid)
-        grid = self._grids.get(text)
-        if grid is None:
-            grid = self._grids[text] = list_of(row.args.grid)
-        return grid
 
     def _ranges_of(self, call: int) -> list[str]:
         calls = self._tables.calls
         return self._labels.ranges(calls.thread[call], calls.start[call])
 
     def _short(self, kernel: str) -> str:
+        if len(kernel) <= 200:
+            return kernel
         return self._kernel_names.setdefault(kernel, kernel[:200])
 
     def _operator(self, row: DeviceRow, call: int) -> int:
@@ -143,8 +136,8 @@ class DeviceReader:
 
     def _message(self, row: DeviceRow, call: int) -> Message:
         """What is sent stands with the kernel, or with the call that launched it."""
-        if row.args.collective is not None:
-            return Message.of(row.args, row.name)
+        if row.message is not None:
+            return Message.of(row.message, row.name)
         operators, annotations = self._tables.operators, self._tables.annotations
         operator = self._operator(row, call)
         if (args := operators.args.get(operator)) and args.collective is not None:
@@ -154,9 +147,9 @@ class DeviceReader:
             around = self._labels.collective(calls.thread[call], calls.start[call])
             if around >= 0:
                 said = annotations.name[around].removeprefix("nccl:")
-                args = annotations.args.get(around, row.args)
+                args = annotations.args.get(around, NO_ARGS)
                 return Message.of(args, row.name, said)
-        return Message.of(row.args, row.name)
+        return Message.of(NO_ARGS, row.name)
 
     def _cpu_lane(self) -> Iterator[Span]:
         calls, shift = self._tables.calls, self._shift_ns
@@ -173,13 +166,8 @@ class DeviceReader:
                 )
             elif kind == "launch" or launched:
                 what = f"launch {launched or name}"
-                context = {**self._context_of(i), "thread": thread_id(thread)}
+                context = self._context_of(i)
                 yield Span(rank, CPU_LANE, "launch", what, start, end, 0, 0, context)
-
-
-def thread_id(thread: Hashable) -> Any:
-    """The tid of a key of `Ranges.thread`, as JSON knows it."""
-    return thread[1] if isinstance(thread, tuple) else thread
 
 
 class _Launches:
@@ -213,20 +201,20 @@ class _Lanes:
         for row in rows:
             if row.kind == names.KERNEL:
                 busy = sending if row.name in communication else computing
-                of_place = busy[row.process, row.device]
+                of_place = busy[row.place]
                 length = row.end - row.start
                 of_place[row.stream] = of_place.get(row.stream, 0) + length
         self._computes = {place: _busiest(of) for place, of in computing.items()}
         self._sends = {place: _busiest(of) for place, of in sending.items()}
 
     def of(self, row: DeviceRow) -> str:
-        is_main = self._computes.get((row.process, row.device)) == row.stream
+        is_main = self._computes.get(row.place) == row.stream
         return "default" if is_main else f"stream {row.stream}"
 
     def of_communication(self, row: DeviceRow, message: Message) -> str:
         if message.communicator is not None:
             return message.lane
-        is_main = self._sends.get((row.process, row.device)) == row.stream
+        is_main = self._sends.get(row.place) == row.stream
         return "comm" if is_main else f"comm:stream {row.stream}"
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from overlaplab.profiling.trace.batches import Batches
 from overlaplab.profiling.trace.blocks import Blocks
 from overlaplab.profiling.trace.cpu import cpu_spans
-from overlaplab.profiling.trace.device import DeviceReader, Place, places
+from overlaplab.profiling.trace.device import DeviceReader, places
 from overlaplab.profiling.trace.labels import Labels
 from overlaplab.profiling.trace.names import Communication
-from overlaplab.profiling.trace.tables import Tables
+from overlaplab.profiling.trace.tables import Place, Tables
 from overlaplab.timeline import Span
 
 
@@ -40,7 +40,7 @@ class TraceFile:
         self.path = blocks.path
         self._tables = tables = Tables()
         batches = Batches(blocks)
-        with _no_collection():
+        with no_collection():
             for batch in batches:
                 tables.add(batch)
             tables.finish()
@@ -58,9 +58,7 @@ class TraceFile:
     def busy_ns(self, place: Place) -> int:
         """How long kernels ran there, one after another."""
         return sum(
-            row.end - row.start
-            for row in self._tables.on_device
-            if (row.process, row.device) == place
+            row.end - row.start for row in self._tables.on_device if row.place == place
         )
 
     def device_name(self, place: Place) -> str:
@@ -85,7 +83,7 @@ class TraceFile:
             communication: what is communication.
         """
         shift_ns += self.base_ns
-        with _no_collection():
+        with no_collection():
             if self.places:
                 reader = DeviceReader(
                     self._tables, self._labels, communication, rank_of, shift_ns
@@ -150,7 +148,7 @@ def _rank(fields: Mapping[str, Any]) -> int | None:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Many objects are made that all stay: looking for garbage doubles the time."""
     was_enabled = gc.isenabled()
     gc.disable()

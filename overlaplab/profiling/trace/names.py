@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 # A kernel is communication if one of these is found in its name. Case is ignored.
 COMMUNICATION = (
@@ -149,6 +150,7 @@ def kind_of(category: str, name: str) -> str | None:
     return MEMSET if _SETS.match(name) else KERNEL
 
 
+@lru_cache(4096)  # a trace has few names
 def call_kind_of(name: str) -> str | None:
     """ "wait", "launch", "call" (may have launched something) or None (has not)."""
     if _HOST_WAITS.match(name):
@@ -158,6 +160,7 @@ def call_kind_of(name: str) -> str | None:
     return None if _NO_LAUNCH.search(name) else "call"
 
 
+@lru_cache(4096)
 def operation_of(name: str) -> str:
     """'ncclDevKernel_AllReduce_Sum_f32_RING_LL' or 'all_reduce' -> 'all_reduce'.
 
@@ -171,6 +174,7 @@ def operation_of(name: str) -> str:
     return short_name(name)
 
 
+@lru_cache(4096)
 def short_name(kernel: str) -> str:
     """A kernel's name without return type, namespaces and arguments.
 

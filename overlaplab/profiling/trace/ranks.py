@@ -11,8 +11,8 @@ from itertools import count
 from statistics import median
 
 from overlaplab.errors import TraceError
-from overlaplab.profiling.trace.device import Place
 from overlaplab.profiling.trace.file import TraceFile, shifted
+from overlaplab.profiling.trace.tables import Place
 from overlaplab.timeline import Span
 
 # Kernels of one collective end within tens of microseconds of one another on one

@@ -38,6 +38,12 @@ class Args(msgspec.Struct, gc=False):
     shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
 
+    def whole(self) -> Args:
+        """With texts of its own: those of the decoder keep the whole batch alive."""
+        self.grid = msgspec.Raw()
+        self.shapes, self.types = self.shapes.copy(), self.types.copy()
+        return self
+
 
 NO_ARGS = Args()
 

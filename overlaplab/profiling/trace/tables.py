@@ -14,7 +14,7 @@ from typing import Any
 
 from overlaplab.profiling.trace import names
 from overlaplab.profiling.trace.pieces import NO_EVENT
-from overlaplab.profiling.trace.rows import NO_ARGS, Args, Row, nanoseconds
+from overlaplab.profiling.trace.rows import NO_ARGS, Args, Row, list_of, nanoseconds
 
 NEGATIVE = "negative duration"
 NO_DURATION = "no duration"
@@ -55,6 +55,10 @@ class Ranges:
             yield i, self.start[i], self.end[i], self.name[i], self.thread[i]
 
 
+# (process of the rows, device): where in a file a rank is
+Place = tuple[Hashable, int]
+
+
 @dataclass(slots=True)
 class DeviceRow:
     """One thing that a stream of a device did."""
@@ -63,12 +67,13 @@ class DeviceRow:
     name: str
     start: int
     end: int
-    process: Hashable
-    device: int
+    place: Place
     stream: Hashable
     correlation: int
     operator: int  # its id, or NO_ID
-    args: Args
+    num_bytes: int  # of a copy
+    grid: list[Any]
+    message: Args | None  # of a collective
 
 
 class Tables:
@@ -91,7 +96,10 @@ class Tables:
         self.num_events = 0
         self.dropped: Counter[str] = Counter()
         self._meanings: dict[tuple[object, object], _Meaning | None] = {}
-        self._threads: dict[Hashable, Hashable] = {}
+        self._threads: dict[tuple[Any, Any], tuple[Any, Any]] = {}
+        self._last_thread: tuple[Any, Any] = (None, None)
+        self._places: dict[Place, Place] = {}
+        self._grids: dict[bytes, list[Any]] = {}
         self._begun: dict[Hashable, list[Row]] = {}
 
     def add(self, batch: Sequence[Row]) -> None:
@@ -178,7 +186,7 @@ class Tables:
         if args.collective is not None or (
             args.shapes and name.startswith(("gloo:", "nccl:"))
         ):
-            table.args[len(table.start)] = args
+            table.args[len(table.start)] = args.whole()
         table.start.append(start)
         table.end.append(end)
         table.name.append(name)
@@ -193,21 +201,37 @@ class Tables:
             return
         process = row.pid if isinstance(row.pid, Hashable) else str(row.pid)
         device = args.device if args.device is not None else row.pid
+        place = process, max(0, _id(device))
         stream = args.stream if args.stream is not None else row.tid
         self.on_device.append(
             DeviceRow(
-                kind, name, start, end, process, max(0, _id(device)), _plain(stream),
-                _id(args.correlation), _id(args.external), args,
+                kind, name, start, end, self._places.setdefault(place, place),
+                stream if isinstance(stream, int | str) else str(stream),
+                _id(args.correlation), _id(args.external),
+                args.bytes if type(args.bytes) is int and args.bytes > 0 else 0,
+                self._grid(args), None if args.collective is None else args.whole(),
             )
         )  # fmt: skip
 
+    def _grid(self, args: Args) -> list[Any]:
+        text = bytes(args.grid)
+        grid = self._grids.get(text)
+        if grid is None:
+            grid = self._grids[text] = list_of(args.grid)
+        return grid
+
     def _thread(self, row: Row) -> Hashable:
         # A thread id is unique in its process only where files were put together.
+        # Rows of a thread come together.
+        thread = self._last_thread
+        if row.tid == thread[1] and row.pid == thread[0]:
+            return thread
         key = (row.pid, row.tid)
         try:
-            return self._threads.setdefault(key, key)
+            self._last_thread = self._threads.setdefault(key, key)
         except TypeError:
             return str(key)
+        return self._last_thread
 
 
 def _id(value: object) -> int:
@@ -215,7 +239,3 @@ def _id(value: object) -> int:
         return value if 0 <= value < _TOO_LARGE else NO_ID
     text = str(value)
     return int(text) if text.isdecimal() and len(text) < 19 else NO_ID
-
-
-def _plain(value: Any) -> Hashable:
-    return value if isinstance(value, int | str) else str(value)
