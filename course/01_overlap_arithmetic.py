@@ -236,6 +236,7 @@ for share, claimed in ((0.1, 1.2), (0.3, 1.4), (0.5, None), (0.6, None), (0.9, N
 # People take for $a$ the **overlap fraction** that a profiler shows: hidden over
 # communication. Here are four such uses. Tc and Tm were measured alone. In the figure,
 # look for bars that have grown, and for times at which all lanes but `cpu` are empty.
+# (Leave *saved*, over the figures, aside until section 4.)
 
 # %% name="cards"
 cards = lab.cards(my_number)
@@ -371,10 +372,11 @@ for name, totals in pair.items():
 seen = pair["contention"].timeline.report()
 print(f"\nin the lower run: {seen.compute_ns / 1e6:.0f} ms of computing,", end=" ")
 print(f"{seen.communication_ns / 1e6:.0f} of sending; alone 100 and 50")
-view.draw_many({name: totals.timeline for name, totals in pair.items()}, ranks=[0])
+upper, lower = (totals.timeline.of_rank(0) for totals in pair.values())
+view.show(upper, beside=lower, title=tuple(pair))
 
 # %% [markdown]
-# It hides *more*: messages that take longer have more computation beside them.
+# (With a kernel, the figure is live: click it, zoom with the wheel.) It hides *more*: messages that take longer have more computation beside them.
 # **Hidden is not saved.** A profiler's overlap fraction is highest where the two sides
 # hurt each other most.
 #

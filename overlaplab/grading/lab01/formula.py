@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from overlaplab.grading.exercise import Sheet, exercise
-from overlaplab.grading.lab01.numbers import close
+from overlaplab.grading.lab01.numbers import as_number, close
 from overlaplab.grading.lab01.steps import CHALK, NS_PER_MS, write_step
 from overlaplab.hardware import Hardware
 from overlaplab.program import Program, resolve
@@ -144,9 +144,10 @@ def grade_formula(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
     wrong = []
     for letter, card in given.items():
         entry = reading.get(letter)
-        said = entry.get("formula_ms") if isinstance(entry, Mapping) else None
-        if isinstance(said, bool) or not isinstance(said, int | float):
-            wrong.append(f"{letter}: formula_ms is {said!r}")
+        typed = entry.get("formula_ms") if isinstance(entry, Mapping) else None
+        said = as_number(typed)
+        if said is None:
+            wrong.append(f"{letter}: formula_ms is {typed!r}")
         elif abs(said - card.formula_ms) > 0.15:
             wrong.append(f"{letter}: {said:g} ms{_slip(card, said)}")
     sheet.expect(

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from overlaplab.grading.exercise import Sheet, exercise
-from overlaplab.grading.lab01.numbers import close
+from overlaplab.grading.lab01.numbers import as_number, close
 from overlaplab.grading.lab01.steps import CHALK, NS_PER_MS
 from overlaplab.hardware import Hardware, Link
 from overlaplab.program import ProgramBuilder, resolve
@@ -33,9 +33,13 @@ class Message(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.num_bytes:,} bytes, {self.gbit_per_s:g} Gbit/s, "
-            f"{self.latency_us:g} us, {self.num_messages} messages, "
-            f"{self.num_ranks} ranks"
+            f"{self.latency_us:g} us, {_count(self.num_messages, 'message')}, "
+            f"{_count(self.num_ranks, 'rank')}"
         )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 _PIECES = "the ring works in pieces: with more ranks a byte crosses hardly more often"
@@ -105,11 +109,12 @@ def grade_messages(sheet: Sheet, send_ms: Send) -> None:
         timeline = resolved(message)
         took_ms = timeline.end_ns / NS_PER_MS
         answer = send_ms(*message)
-        said = _number(answer)
+        said = as_number(answer)
         fine = sheet.expect(
             sentence,
             said is not None and close(said, took_ms),
-            seen=f"{message}: {answer!r:.60}" + (" ms" if said is not None else ""),
+            seen=f"{message}: "
+            + (f"{answer!r:.60}" if said is None else f"{said:.6g} ms"),
             expected=f"{took_ms:.4g} ms" if said is not None else "a number of ms",
             hint=_hint(said, message, took_ms),
         )
@@ -120,16 +125,6 @@ def grade_messages(sheet: Sheet, send_ms: Send) -> None:
             )
         if not fine:
             wrong.add(sentence)
-
-
-def _number(answer: object) -> float | None:
-    if isinstance(answer, bool):
-        return None
-    try:
-        number = float(answer)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    return number if abs(number) < float("inf") else None
 
 
 def _hint(said: float | None, message: Message, took_ms: float) -> str:

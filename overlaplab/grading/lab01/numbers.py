@@ -15,6 +15,17 @@ def close(said: float, right: float) -> bool:
     return math.isclose(said, right, rel_tol=1e-4, abs_tol=1e-6)
 
 
+def as_number(answer: object) -> float | None:
+    """A finite number of any type, None for anything else (a bool, a text)."""
+    if isinstance(answer, bool | str | bytes):
+        return None
+    try:
+        number = float(answer)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
 def read_numbers(
     answer: object, count: int, function: str, wanted: str
 ) -> list[float | None]:

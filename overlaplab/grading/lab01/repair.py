@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from overlaplab.grading.exercise import Sheet, exercise
-from overlaplab.grading.lab01.numbers import close, read_numbers
+from overlaplab.grading.lab01.numbers import as_number, close, read_numbers
 from overlaplab.grading.lab01.steps import NS_PER_MS, pair_timeline
 
 WHICH = "which job is promised a step that no schedule has"
@@ -158,10 +158,9 @@ def _judge_diagnosis(
         ("promised_ms", broken_forecast(*bad)[0]),
         ("shortest_ms", bound_ms),
     ):
-        number = diagnosis.get(key)
-        is_number = isinstance(number, int | float) and not isinstance(number, bool)
-        if not is_number or not abs(number - value) < 0.05:  # type: ignore[operator]
-            wrong.append(f"{key} is {number!r}")
+        number = as_number(diagnosis.get(key))
+        if number is None or not abs(number - value) < 0.05:
+            wrong.append(f"{key} is {diagnosis.get(key)!r}")
     sheet.expect(
         PROMISED,
         not wrong,

@@ -16,6 +16,7 @@ from overlaplab.grading.lab01.numbers import close
 from overlaplab.grading.lab01.steps import NS_PER_MS
 from overlaplab.hardware import Hardware, Link, profile
 from overlaplab.program import ProgramBuilder, resolve
+from overlaplab.timeline import Timeline
 
 PARAMETERS = 1_300_000_000
 GPUS = (8, 16, 64, 512, 4096)
@@ -38,12 +39,17 @@ Share = Callable[[int, int, Hardware], Any]
 _LATENCY_ONLY = Link(100_000_000, 10**18, source="to find out which side is wrong")
 
 
-def _times_ns(hardware: Hardware, num_gpus: int, tokens: int) -> tuple[int, int]:
-    """(Tc, Tm) of one step without overlap, one rank for all, by the resolver."""
+def timeline_of(hardware: Hardware, num_gpus: int, tokens: int) -> Timeline:
+    """One step without overlap; one rank stands for all."""
     builder = ProgramBuilder(num_ranks=1, represents=num_gpus)
     builder.compute(0, "step", flops=6 * PARAMETERS * tokens, dtype="bfloat16")
     builder.collective(0, "all_reduce", bytes=2 * PARAMETERS)
-    report = resolve(builder.build(), hardware).report()
+    return resolve(builder.build(), hardware)
+
+
+def _times_ns(hardware: Hardware, num_gpus: int, tokens: int) -> tuple[int, int]:
+    """(Tc, Tm), by the resolver."""
+    report = timeline_of(hardware, num_gpus, tokens).report()
     return report.compute_ns, report.communication_ns
 
 
@@ -172,6 +178,11 @@ def _judge_found(sheet: Sheet, found: Mapping[str, Any]) -> None:
             continue
         setting = found[name]
         share = true_share(setting["num_gpus"], setting["tokens"], setting["link"])
+        hardware = profile(setting["link"])
+        sheet.show(
+            timeline_of(hardware, setting["num_gpus"], setting["tokens"]),
+            title=f"your {name!r}: {100 * share:.0f} % communication",
+        )
         sheet.expect(
             sentence,
             low <= share <= high,

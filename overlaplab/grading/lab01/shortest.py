@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.lab01.numbers import as_number
 from overlaplab.grading.lab01.steps import CHALK, NS_PER_MS, write_step
 from overlaplab.program import resolve
 from overlaplab.timeline import Timeline
@@ -117,13 +118,12 @@ def grade_shortest(sheet: Sheet, my_number: int, chains: Mapping[str, Any]) -> N
         (ALL, "all messages", mine.all_messages_ms),
         (SHORTEST, "shortest", reached_ms),
     ):
-        said = chains.get(key)
-        number = isinstance(said, int | float) and not isinstance(said, bool)
-        seen = f"{key!r} is {said!r}" if key in chains else f"there is no {key!r}"
-        slip = slips[key].get(float(said), "") if number else ""  # type: ignore[arg-type]
+        said = as_number(chains.get(key))
+        seen = f"{key!r} is {chains[key]!r}" if key in chains else f"no {key!r}"
+        slip = "" if said is None else slips[key].get(said, "")
         all_right &= sheet.expect(
             sentence,
-            bool(number and abs(said - right) < 0.01),  # type: ignore[operator]
+            said is not None and abs(said - right) < 0.01,
             seen=f"{seen}\n{slip}" if slip else seen,
             expected=_HOW[key],
         )
