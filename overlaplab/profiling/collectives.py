@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -66,8 +67,12 @@ class Watcher(Protocol):
 def watching(
     watcher: Watcher, *, group_class: Any = ProcessGroup, work_class: Any = Work
 ) -> Iterator[None]:
-    """While open, every launch and wait of this process goes through `watcher`."""
+    """While open, every launch and wait of this process goes through `watcher`.
+
+    Where a group's method calls another one, as groups in Python do, the outer counts.
+    """
     patches: list[tuple[Any, str, Any]] = []
+    here = threading.local()
 
     def patch(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         if hasattr(owner, name):
@@ -80,7 +85,14 @@ def watching(
         def make(original: Any) -> Any:
             def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
                 call = functools.partial(original, self, *args, **kwargs)
-                return watcher.launch(call, self, operation, (*args, *kwargs.values()))
+                if getattr(here, "launching", False):
+                    return call()
+                here.launching = True
+                try:
+                    arguments = (*args, *kwargs.values())
+                    return watcher.launch(call, self, operation, arguments)
+                finally:
+                    here.launching = False
 
             return launch
 
