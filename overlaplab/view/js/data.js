@@ -199,7 +199,8 @@ class Panel {
     const length = s.length[span];
     const lines = [`rank ${rank}, ${lane}: ${kind}`];
     let takes = `starts at ${formatNs(s.start[span])}, takes ${formatNs(length)}`;
-    if (s.alone[span]) {
+    const moving = length - s.waiting[span];
+    if (s.alone[span] && s.alone[span] !== moving) {
       takes += ` (alone ${formatNs(s.alone[span])})`;
     }
     lines.push(takes);
@@ -213,7 +214,6 @@ class Panel {
         lines.push(parts.map(([name, ns]) => `${name} ${formatNs(ns)}`).join(", "));
       }
     }
-    const moving = length - s.waiting[span];
     if (s.bytes[span]) {
       const rate = moving > 0 ? `, ${formatRate(s.bytes[span], moving, "B")}` : "";
       lines.push(`${formatBytes(s.bytes[span])}${rate}`);

@@ -80,13 +80,19 @@ class Knobs {
     this.busy = true;
     this.root.dataset.busy = true;
     this.serial += 1;
-    this.send({ ...message, serial: this.serial });
     clearTimeout(this.patience);
-    this.patience = setTimeout(() => {
-      this.message.textContent =
-        "No answer: the kernel is busy with another cell, or has stopped. Run this cell again.";
-      this.root.dataset.error = this.message.textContent;
-    }, PATIENCE_MS);
+    try {
+      this.send({ ...message, serial: this.serial });
+      this.patience = setTimeout(() => this.complain("is busy with another cell, or has stopped"),
+        PATIENCE_MS);
+    } catch {
+      this.complain("that made these knobs is gone");
+    }
+  }
+
+  complain(why) {
+    this.message.textContent = `No answer: the kernel ${why}. Run this cell again.`;
+    this.root.dataset.error = this.message.textContent;
   }
 
   update(state, theme, root) {

@@ -14,11 +14,14 @@ function layRows(panels, folded, showMemory, width) {
     y += height;
   };
   // The numbers stand beside the titles if there is room for both.
-  const longest = Math.max(...panels.map((each) => each.title.length + each.numbers.length));
+  const longest = Math.max(...panels.map((each) => each.title.length + each.numbers.length), 0);
   const wide = (longest + 4) * CHAR + 24 < width;
   panels.forEach((panel, p) => {
-    add({ type: "heading", panel: p, wide }, HEIGHT.heading + (wide ? 0 : 16));
-    panel.remarks.forEach((text) => add({ type: "remark", panel: p, text }, 17));
+    // Without a title the first remark has its place.
+    const [text, ...remarks] = panel.title ? [panel.title, ...panel.remarks]
+      : panel.remarks.length ? panel.remarks : [""];
+    add({ type: "heading", panel: p, wide, text }, HEIGHT.heading + (wide || !text ? 0 : 16));
+    remarks.forEach((each) => add({ type: "remark", panel: p, text: each }, 17));
     panel.ranks.forEach(({ rank, numbers }) => {
       const key = `${p}:${rank}`;
       const isFolded = folded.has(key);

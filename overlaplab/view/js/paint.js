@@ -102,11 +102,11 @@ class Painter {
     return width;
   }
 
-  // The text, cut to a width; "" where not even four letters fit.
+  // The text, cut to a width; "" where not even seven letters of it fit.
   fitted(text, most) {
     if (this.width(text) <= most) return text;
     const letters = Math.floor((most / this.width(text)) * text.length) - 1;
-    if (letters < 4) return "";
+    if (letters < 7) return "";
     return `${text.slice(0, letters)}\u2026`;
   }
 
@@ -157,12 +157,14 @@ class Painter {
     const right = this.left + this.columns;
     const { muted } = this.theme;
     if (row.type === "heading") {
-      this.font(13, true);
+      const titled = Boolean(panel.title);
       const y = this.y(row) + 12 * d;
-      this.note(this.fitted(panel.title, right - 8 * d), 8 * d, y);
+      this.font(titled ? 13 : 11, titled);
+      const color = titled ? this.theme.text : muted;
+      if (row.text) this.note(this.fitted(row.text, right - 8 * d), 8 * d, y, { color });
       this.font(12);
       if (row.wide) this.note(panel.numbers, right, y, { align: "right" });
-      else this.note(this.fitted(panel.numbers, right - 8 * d), 8 * d, y + 16 * d);
+      else this.note(panel.numbers, 8 * d, row.text ? y + 16 * d : y);
     } else if (row.type === "remark") {
       this.font(11);
       this.note(this.fitted(row.text, right - 8 * d), 8 * d, this.y(row, 0.5), { color: muted });
@@ -183,7 +185,7 @@ class Painter {
     const d = this.ratio;
     if (!("label" in row)) return;
     this.font(11);
-    const label = this.fitted(row.label, this.left - 26 * d);
+    const label = this.fitted(row.label, this.left - 14 * d);
     const middle = row.type === "memory" ? 0.65 : 0.45;
     this.write(label, this.left - 8 * d, this.y(row, middle), { align: "right" });
     if (row.type === "memory") this.memory(row, panel);

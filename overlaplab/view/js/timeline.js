@@ -179,7 +179,7 @@ class LiveTimeline {
     }
     const { rows, height } = layRows(this.panels, this.folded, this.showMemory, width);
     const longest = Math.max(...rows.map((row) => (row.label ?? "").length), 5);
-    const gutter = Math.round(Math.min(longest * CHAR + 26, width * 0.24));
+    const gutter = Math.round(Math.min(longest * CHAR + 26, Math.max(width * 0.24, 84)));
     const shown = Math.min(height, MOST_HEIGHT) + HEIGHT.axis;
     this.canvas.style.height = `${shown}px`;
     this.scroll = Math.max(0, Math.min(this.scroll, height - (shown - HEIGHT.axis)));
