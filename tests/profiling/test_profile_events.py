@@ -46,15 +46,15 @@ class VirtualClock:
 
 
 def step(events: bool, aside: bool = True) -> None:
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
-    reducer = ol.BucketedReducer(model, bucket_mib=0.02)
+    model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(4)))
+    reducer = ol.BucketedReducer(model, bucket_mib=64)
     recorder = EventRecorder(
         VirtualClock(aside), group_class=VirtualGroup, work_class=VirtualWork
     )
     if events:
         recorder.start()
         recorder.begin_step(0)
-    model(torch.rand(8, 64)).square().mean().backward()
+    model(torch.rand(4096, 4096)).square().mean().backward()
     reducer.wait()
     if events:
         recorder.end_step()
