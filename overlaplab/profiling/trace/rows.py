@@ -84,34 +84,36 @@ class RowWithoutArgs(msgspec.Struct, gc=False):
         )
 
 
-def nanoseconds(microseconds: object) -> int | None:
+def nanoseconds(microseconds: Any) -> int | None:
     """The exact number, to the nearest nanosecond; None if it is none.
 
     Args:
         microseconds: digits, or what a decoder made of them; a float is exact enough
             below 2**41.
 
-    >>> nanoseconds(b"1712195495519689.123"), nanoseconds(b'"0.5"'), nanoseconds(None)
-    (1712195495519689123, 500, None)
+    >>> nanoseconds(msgspec.Raw(b"1712195495519689.123")), nanoseconds("0.5")
+    (1712195495519689123, 500)
     """
-    if type(microseconds) is msgspec.Raw:
-        microseconds = bytes(microseconds)
-    if type(microseconds) is bytes:
+    kind = type(microseconds)
+    if kind is float and abs(microseconds) < _EXACT_FLOAT:
+        return round(microseconds * 1000)
+    if kind is int and abs(microseconds) < _EXACT_FLOAT:
+        return int(microseconds) * 1000
+    if kind is msgspec.Raw:
+        digits = bytes(microseconds)
         try:
             # Of what JSON allows, only exponents and strings are refused here.
-            if microseconds[-4:-3] == b".":
-                return int(microseconds[:-4] + microseconds[-3:])
-            if microseconds.isdigit() and len(microseconds) < 17:
-                return int(microseconds) * 1000
+            if digits[-4:-3] == b".":
+                return int(digits[:-4] + digits[-3:])
+            if digits.isdigit() and len(digits) < 17:
+                return int(digits) * 1000
         except ValueError:
             pass
-        microseconds = microseconds.strip(b'" ').decode(errors="replace")
-    elif type(microseconds) is float and abs(microseconds) < _EXACT_FLOAT:
-        return round(microseconds * 1000)
-    elif type(microseconds) is bool:
+        microseconds = digits.strip(b'" ').decode(errors="replace")
+    elif kind is bool:
         return None
     try:
-        exact = Decimal(microseconds) * 1000  # type: ignore[arg-type]
+        exact = Decimal(microseconds) * 1000
         if abs(exact) < _LARGEST_NS:
             return int(exact.to_integral_value())
     except (InvalidOperation, TypeError, ValueError):

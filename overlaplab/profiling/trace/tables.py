@@ -93,6 +93,11 @@ class Tables:
         self.calls = Ranges()
         self.annotations = Ranges()
         self.on_device: list[DeviceRow] = []
+        self._tables = {
+            names.OPERATOR: self.operators,
+            names.RUNTIME: self.calls,
+            names.RANGE: self.annotations,
+        }
         self.num_events = 0
         self.dropped: Counter[str] = Counter()
         self._meanings: dict[tuple[object, object], _Meaning | None] = {}
@@ -174,15 +179,11 @@ class Tables:
     def _keep(self, row: Row, meaning: _Meaning, start: int, end: int) -> None:
         kind, name = meaning
         args = row.args or NO_ARGS
-        if kind == names.OPERATOR:
-            table, id = self.operators, args.external
-        elif kind == names.RUNTIME:
-            table, id = self.calls, args.correlation
-        elif kind == names.RANGE:
-            table, id = self.annotations, args.external
-        else:
+        table = self._tables.get(kind)
+        if table is None:
             self._keep_on_device(row, name, start, end, args, kind)
             return
+        id = args.correlation if kind == names.RUNTIME else args.external
         if args.collective is not None or (
             args.shapes and name.startswith(("gloo:", "nccl:"))
         ):
