@@ -22,6 +22,7 @@ from overlaplab.hardware.collectives import OPERATIONS, collective_ns, crossing_
 from overlaplab.timeline import Span
 from overlaplab.timeline.intervals import merge, total
 
+QUEUED_NS = 3_000  # between two collectives of one communicator
 WaitedFor = Literal["its launch", "its inputs", "the previous collective", "nothing"]
 _SENDING: tuple[Entry, ...] = (
     "sending_last",
@@ -266,12 +267,17 @@ def _waited_for(
     launch = lookup.launch(index)
     if launch is not None and span.start_ns - launch[1] <= PROMPT_NS:
         return "its launch", None
-    if previous is not None:
-        before_ns = lookup.spans[previous].end_ns
-        if before_ns <= span.start_ns and span.start_ns - before_ns <= PROMPT_NS:
-            return "the previous collective", previous
     computed = lookup.writer(index)
-    if computed is None or lookup.spans[computed].end_ns < step.start_ns:
+    computed_ns = -1 if computed is None else lookup.spans[computed].end_ns
+    if previous is not None:
+        behind_ns = span.start_ns - lookup.spans[previous].end_ns
+        # Kernels follow one another closely: one of them always ended just before.
+        just_now = (
+            lookup.spans[previous].end_ns >= computed_ns and behind_ns <= PROMPT_NS
+        )
+        if behind_ns >= 0 and (just_now or behind_ns <= QUEUED_NS):
+            return "the previous collective", previous
+    if computed_ns < step.start_ns:
         return "nothing", None
     return "its inputs", computed
 

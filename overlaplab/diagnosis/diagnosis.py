@@ -11,6 +11,7 @@ from statistics import median_low
 from typing import Any
 
 from overlaplab.diagnosis.case import LEAST_SHARE, Case, case_of
+from overlaplab.diagnosis.collectives import Collective
 from overlaplab.diagnosis.findings import Finding
 from overlaplab.diagnosis.makers import Maker, makers_of
 from overlaplab.diagnosis.rules_device import device_rules
@@ -177,5 +178,17 @@ def _remarks(case: Case) -> Iterator[str]:
         )
     if case.steps and not any(step.knows_launches for step in case.steps):
         yield "No launch records: CPU-bound time is not known."
+    set_up = [c for c in case.collectives if _is_set_up(c)]
+    if set_up and not timeline.steps:
+        end_ns = max(c.span.end_ns for c in set_up)
+        yield (
+            f"The timeline begins with the set-up of a reducer ({len(set_up)} "
+            f"broadcasts, until {end_ns} ns). For the step alone: "
+            f"timeline.between({end_ns}, timeline.end_ns)."
+        )
     if timeline.represents > 1:
         yield f"Each rank drawn stands for {timeline.represents}."
+
+
+def _is_set_up(collective: Collective) -> bool:
+    return collective.span.attributes.get("label") == "broadcast parameters"

@@ -71,7 +71,7 @@ def _launch_bound(case: Case, step: Step) -> Iterator[Finding]:
     gap = ""
     if longest.span is not None and 5 * longest.duration_ns >= cost_ns:
         what = spans[longest.span]
-        where = "during" if what.kind == "communication" else "before"
+        where = "during" if longest.entry == "sending_cpu" else "before"
         gap = f" The longest gap, {format_ns(longest.duration_ns)}, is {where} "
         gap += f"{short(what.name)}."
     besides = f" (and {format_ns(beside_ns)} with only communication)"

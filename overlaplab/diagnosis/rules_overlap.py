@@ -65,9 +65,12 @@ def _same_stream(
     held.sort(key=lambda c: -c.exposed["sending_awaited"])
     shared = sorted({str(c.span.lane) for c in held if _shares_stream(case, c)})
     if shared:
-        how = f"They run on a stream that computes ({', '.join(shared)}): in its order."
+        how = f"It runs on a stream that computes ({', '.join(shared)}), in its order."
     else:
-        how = "They have a stream of their own, but are waited for at once."
+        how = (
+            "It is waited for at once: async_op=False, or work.wait() right behind "
+            "the launch."
+        )
     remedy = (
         "Launch with async_op=True and call work.wait() where the result is first "
         "read, with computation that does not need it in between."
@@ -139,6 +142,8 @@ def _end_of_step(
         "exposed_at_the_end_ns": cost_ns,
     }
     if not all_late:
+        if step.parts["sending_awaited"] > step.parts["sending_last"]:
+            return  # each is waited for at once, the last one too
         if queued and moving_ns > hideable_ns:
             bound = moving_ns, hideable_ns
             yield _communication_bound(step, large, *bound, evidence)
@@ -316,7 +321,9 @@ def _last_bucket(
         if after_ns >= 0
         else f"{format_ns(-after_ns)} before the backward pass ends"
     )
-    if name and after_ns >= 0:
+    if -1000 < after_ns < 0:
+        when = "as the backward pass ends"
+    if name and after_ns > -1000:
         when += f" ({short(name)})"
     rate = worst.algorithm_bytes_per_s
     half_ns = min(worst.moving_ns // 2, _moved(worst, "sending_last"))
@@ -370,10 +377,9 @@ def _small_messages(
     spared = len(sized) - max(1, -(-sent // BUCKET_BYTES))
     if len(small) < FEWEST_SMALL or 2 * len(small) < len(sized) or spared <= 0:
         return
-    # What hides costs nothing, and a merged message pays once: it cannot save more.
-    idle_ns = step.parts["idle_cpu"] + step.parts["sending_cpu"]
-    bearable = step.exposed_ns + idle_ns
-    cost_ns = min(spared * (fixed_ns + _launching_ns(case, small)), bearable)
+    # Hidden messages cost nothing, nor do launches that no device waited for.
+    cost_ns = min(spared * fixed_ns, step.exposed_ns)
+    cost_ns += min(spared * _launching_ns(case, small), step.parts["idle_cpu"])
     if not worth_telling(cost_ns, step):
         return
     largest = max(c.span.bytes for c in small)

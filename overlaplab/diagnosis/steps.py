@@ -132,7 +132,9 @@ def _step(lookup: Lookup, rank: int, number: int | None) -> Iterator[Step]:
         pieces=pieces,
         parts=sums(pieces),
         backward_end_ns=backward_end_ns,
-        knows_launches=any(lookup.launch(i) is not None for i in device),
+        # On the virtual cluster a launch that costs nothing leaves no span.
+        knows_launches=lookup.timeline.origin == "virtual"
+        or any(lookup.launch(i) is not None for i in device),
         num_launches=sum(1 for i in cpu if spans[i].kind == "launch"),
     )
 
@@ -153,15 +155,16 @@ def _window(
     if number is None:
         return first_ns, max(spans[i].end_ns for i in [*device, *cpu])
     first_on_device_ns = spans[device[0]].start_ns
-    launch = lookup.launch(device[0])
-    if launch is not None and first_on_device_ns - launch[1] > PROMPT_NS:
-        first_ns = first_on_device_ns  # it was queued: the device was busy until then
     before_ns = [
         spans[i].end_ns
         for i in lookup.device(rank)
         if spans[i].start_ns < first_on_device_ns
         and spans[i].attributes.get("step") != number
     ]
+    launch = lookup.launch(device[0])
+    queued = launch is not None and first_on_device_ns - launch[1] > PROMPT_NS
+    if queued and not before_ns:
+        first_ns = first_on_device_ns
     end_ns = max(spans[i].end_ns for i in device)
     return min(max([first_ns, *before_ns]), end_ns), end_ns
 

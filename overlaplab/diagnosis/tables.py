@@ -57,7 +57,7 @@ def numbers(diagnosis: Diagnosis) -> Rows:
         shown = sorted(steps, key=lambda s: -s.step_ns)[:MOST_ROWS]
         note = f"The {MOST_ROWS} slowest of {len(steps)} ranks. "
         steps = sorted(shown, key=lambda s: s.rank)
-    if diagnosis.timeline.steps:
+    if diagnosis.timeline.steps and steps:
         every = [s.step_ns for s in diagnosis.case.steps]
         note += (
             f"The step of median length of each rank; all steps: "
