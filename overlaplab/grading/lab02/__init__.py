@@ -13,7 +13,7 @@ from overlaplab.grading.lab02 import exposed, merging, names, rows, timing, tota
 from overlaplab.grading.lab02 import gaps as _gaps
 from overlaplab.grading.lab02.bill import both_steps, pairs, pay
 from overlaplab.grading.lab02.broken import profile_with, truth
-from overlaplab.grading.lab02.gaps import with_gaps
+from overlaplab.grading.lab02.gaps import draw_gaps, with_gaps
 from overlaplab.grading.lab02.reading import read
 from overlaplab.grading.lab02.rows import Row, as_table, kernel, other
 from overlaplab.grading.lab02.stopwatch import Timed, clock
@@ -24,6 +24,7 @@ from overlaplab.grading.lab02.traces import (
     path_of,
     raw_rows,
     trace_step,
+    traced_ms,
     unprofiled_ms,
     whole_trace,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "as_table",
     "both_steps",
     "clock",
+    "draw_gaps",
     "intersect",
     "is_communication",
     "keep",
@@ -52,8 +54,10 @@ __all__ = [
     "read",
     "side_by_side",
     "time_with",
+    "text_table",
     "total",
     "trace_step",
+    "traced_ms",
     "true_ms",
     "truth",
     "unprofiled_ms",

@@ -66,6 +66,9 @@ def _slip(value: float, answer: Answer) -> str:
     )
     for wrong, what in slips:
         tolerance = answer.within * max(1.0, abs(wrong / (answer.right or 1)))
-        if abs(wrong - answer.right) > answer.within and abs(value - wrong) <= tolerance:
+        if (
+            abs(wrong - answer.right) > answer.within
+            and abs(value - wrong) <= tolerance
+        ):
             return what
     return ""

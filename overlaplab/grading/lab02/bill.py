@@ -14,7 +14,7 @@ from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.lab02.answers import Answer, grade_answers
 from overlaplab.grading.lab02.traces import trace_step
 from overlaplab.timeline import Span, Timeline
-from overlaplab.timeline.intervals import intersect, merge, total
+from overlaplab.timeline.intervals import intersect, merge
 
 HIDDEN = "how much communication is hidden"
 SAVED = "how much shorter than the serial step it is"
@@ -53,7 +53,9 @@ def pairs(serial: Timeline, overlapped: Timeline) -> list[tuple[Span, Span, bool
 
 def ratio(serial: Timeline, overlapped: Timeline, *, beside: bool) -> float:
     """Time of the kernels with (or without) a message beside, over their time alone."""
-    chosen = [(a, b) for a, b, touched in pairs(serial, overlapped) if touched is beside]
+    chosen = [
+        (a, b) for a, b, touched in pairs(serial, overlapped) if touched is beside
+    ]
     return sum(b.duration_ns for _, b in chosen) / sum(a.duration_ns for a, _ in chosen)
 
 

@@ -44,7 +44,7 @@ _HINTS = {
 def _program(profile_step: ProfileStep, num_products: int, num_elements: int) -> Any:
     """A step with a queue before it: the CPU is ahead, as in training."""
     with _disable_current_modes():
-        a = torch.eye(256)
+        a = torch.eye(64)
         gradient = torch.ones(num_elements)
     for _ in range(12):
         _ = a @ a
@@ -154,7 +154,7 @@ def plain_ms(case: int) -> float:
     solution="profile_step",
     verifies=(COMPUTE, MESSAGE, HIDDEN, ONCE, UNDISTURBED),
     points=2,
-    timeout_s=60.0,
+    timeout_s=120.0,
     optional=True,
 )
 def grade_profile_step(sheet: Sheet, profile_step: ProfileStep) -> None:

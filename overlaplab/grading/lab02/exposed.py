@@ -137,4 +137,4 @@ def _equal(said: Any, right: Any) -> bool:
         return said is right
     if isinstance(said, bool) or not isinstance(said, int | float):
         return False
-    return abs(said - right) <= (1e-9 if isinstance(right, float) else 0)
+    return bool(abs(said - right) <= (1e-9 if isinstance(right, float) else 0))

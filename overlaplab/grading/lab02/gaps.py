@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.lab02.traces import num_steps, trace_step
 from overlaplab.timeline import CPU_LANE, Span, Timeline
-from overlaplab.timeline.intervals import merge, subtract
+from overlaplab.timeline.intervals import merge
+from overlaplab.view import draw_many
 
 WHERE = "every gap of 1 ms or more, from the end of a message to the next start"
 BESIDE = "where messages run side by side, a gap is where none runs"
@@ -34,7 +38,7 @@ def reference(timeline: Timeline) -> list[Gap]:
     messages = [s for s in timeline.spans if s.kind == "communication"]
     busy = merge((s.start_ns, s.end_ns) for s in messages)
     gaps = []
-    for (_, end_ns), (start_ns, _) in zip(busy, busy[1:], strict=False):
+    for (_, end_ns), (start_ns, _) in pairwise(busy):
         if start_ns - end_ns < LEAST_NS:
             continue
         following = next(s for s in messages if s.start_ns == start_ns)
@@ -51,6 +55,15 @@ def with_gaps(timeline: Timeline, gaps: Sequence[Gap]) -> Timeline:
         for start_ns, end_ns, why in gaps
     ]
     return Timeline.of([*(s for s in timeline.spans if s.lane != CPU_LANE), *marks])
+
+
+def draw_gaps(annotated: Mapping[str, Timeline]) -> Figure:
+    """Timelines that `with_gaps` gave, one under the other."""
+    figure = draw_many(annotated, critical_path=False)
+    for text in figure.texts:  # what the legend calls a lane of marks
+        if text.get_text() == "CPU computes":
+            text.set_text("your gaps")
+    return figure
 
 
 def _message(start_us: int, end_us: int, lead_us: int, lane: str = "comm") -> Span:

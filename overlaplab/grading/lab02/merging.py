@@ -59,7 +59,7 @@ def cases() -> Iterator[list[Interval]]:
 def grade_merge(sheet: Sheet, merge: Merge) -> None:
     """Every case; the first that is wrong is told under the law that it breaks."""
     sheet.ran(f"{NUM_RANDOM} lists of intervals at random, and the odd ones")
-    faults: dict[str, tuple[list[Interval], object, object]] = {}
+    faults: dict[str, tuple[object, object, object]] = {}
     for case in cases():
         given = list(case)
         said = _pairs(merge(given), case)
@@ -74,13 +74,13 @@ def grade_merge(sheet: Sheet, merge: Merge) -> None:
             # Judged on cases that only this law decides: they were right.
             sheet.expect(sentence, True)
             continue
-        case, seen, right = faults[sentence]
+        given_case, seen, expected = faults[sentence]
         what = "the list became" if sentence == PURE else "merge gives"
         sheet.expect(
             sentence,
             False,
-            seen=f"of {case}\n{what} {seen}",
-            expected=f"{right}",
+            seen=f"of {given_case}\n{what} {seen}",
+            expected=f"{expected}",
             hint=hint,
         )
 

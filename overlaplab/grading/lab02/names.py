@@ -33,7 +33,7 @@ def _kernels(*names: str) -> tuple[Row, ...]:
 
 ROWS: Mapping[str, tuple[Row, ...]] = {
     NCCL: _kernels(
-        "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)",
+        "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ...)",
         "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, ...)",
         "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096>)",
         "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
@@ -56,7 +56,9 @@ ROWS: Mapping[str, tuple[Row, ...]] = {
     ),
     ARGS: (
         kernel("userbuffers_rs_oop", 7, 0, 1, **{"Collective name": "reduce_scatter"}),
-        kernel("my_ring", 20, 0, 1, **{"Collective name": "allreduce", "dtype": "Float"}),
+        kernel(
+            "my_ring", 20, 0, 1, **{"Collective name": "allreduce", "dtype": "Float"}
+        ),
     ),
     COMPUTE: (
         *_kernels(

@@ -61,16 +61,12 @@ def as_table(rows: Sequence[Row]) -> str:
     )
 
 
-def kernel(
-    name: str, stream: int, start_us: float, end_us: float, **args: Any
-) -> Row:
+def kernel(name: str, stream: int, start_us: float, end_us: float, **args: Any) -> Row:
     """A kernel, from times in us."""
     return Row(name, "kernel", stream, _ns(start_us), _ns(end_us), args)
 
 
-def other(
-    category: str, name: str, stream: int, start_us: float, end_us: float
-) -> Row:
+def other(category: str, name: str, stream: int, start_us: float, end_us: float) -> Row:
     """What is no kernel."""
     return Row(name, category, stream, _ns(start_us), _ns(end_us))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ LEAST_STEPS = 10
 TOLERANCE = 0.03
 
 # Which products each step launches: (number, width), small ones first.
-_LARGE, _SMALL = 256, 32
+_LARGE, _SMALL = 64, 8
 _SHAPES: Mapping[str, tuple[tuple[int, int], ...]] = {
     "steady": ((10, _LARGE),),
     "cold": ((10, _LARGE),),
@@ -72,7 +73,7 @@ def make_step(kind: str) -> Step:
     """
     with _disable_current_modes():
         inputs = {width: torch.eye(width) for width in (_LARGE, _SMALL)}
-        gradient = torch.ones(_LARGE, _LARGE)
+        gradient = torch.ones(256, 256)
     calls = 0
 
     def step() -> None:
@@ -128,18 +129,8 @@ def reference(step: Step, num_steps: int = 20) -> float:
         step()
     events[-1].record()
     streams.synchronize()
-    pairs = zip(events, events[1:], strict=False)
-    return statistics.median(a.elapsed_time(b) for a, b in pairs)
-
-
-def unsynchronised(step: Step) -> float:
-    """What the lesson shows first: the CPU's clock around the calls (clock given)."""
-    from overlaplab.grading.lab02.stopwatch import clock
-
-    start_ms = clock()
-    for _ in range(20):
-        step()
-    return (clock() - start_ms) / 20
+    times: list[float] = [a.elapsed_time(b) for a, b in pairwise(events)]
+    return statistics.median(times)
 
 
 @lru_cache(maxsize=8)
@@ -155,7 +146,7 @@ def true_ms(kind: str) -> float:
     solution="time_step",
     verifies=(GPU_TIME, WARM_UP, AHEAD, TYPICAL),
     points=3,
-    timeout_s=60.0,
+    timeout_s=120.0,
 )
 def grade_timing(sheet: Sheet, time_step: TimeStep) -> None:
     """Each trap alone: what the stopwatch says, against the step as it was."""
@@ -163,11 +154,12 @@ def grade_timing(sheet: Sheet, time_step: TimeStep) -> None:
         sheet.ran(f"your stopwatch, on a step called {kind!r}, on 2 ranks")
         timed = time_with(time_step, kind)
         said, calls = timed.value
-        sheet.show(timed.timeline.of_rank(0), title=f"your stopwatch on {kind!r}")
         if isinstance(said, bool) or not isinstance(said, int | float):
             raise TypeError(
                 f"time_step returned {said!r:.80}; expected a number, in ms"
             )
+        if calls:
+            sheet.show(timed.timeline.of_rank(0), title=f"your stopwatch on {kind!r}")
         right_ms = true_ms(kind)
         enough = calls >= WARM_UP_CALLS + LEAST_STEPS
         off = abs(said / right_ms - 1)

@@ -1,4 +1,4 @@
-"""Extra 2.8b: a summary that takes the largest name for the whole. It is to be repaired."""
+"""Extra 2.8b: a summary, to be repaired: it takes the largest name for the whole."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -73,13 +73,23 @@ def trace_step(which: str, number: int = 0, *, cpu: bool = False) -> Timeline:
         cpu: keep the CPU's launches too, which may begin long before 0.
 
     Returns:
-        Communication spans have the attribute "launch_ns".
+        Messages have the attribute "launch_ns": when the CPU began to launch them.
     """
     whole = whole_trace(which)
     step = whole.of_step(whole.steps[int(number) % len(whole.steps)])
     first_ns = min(s.start_ns for s in step.spans if s.kind in ON_GPU)
-    kept = [s for s in _launched(step.spans) if cpu or s.kind in ON_GPU]
+    kept = [s for s in step.spans if cpu or s.kind in ON_GPU]
     return Timeline.of(_shifted(span, -first_ns) for span in kept)
+
+
+def traced_ms(which: str) -> float:
+    """From the start of a step to that of the next, on the GPU, on average."""
+    whole = whole_trace(which)
+    starts = [
+        min(s.start_ns for s in whole.of_step(n).spans if s.kind in ON_GPU)
+        for n in (whole.steps[0], whole.steps[-1])
+    ]
+    return (starts[1] - starts[0]) / (len(whole.steps) - 1) / 1e6
 
 
 def num_steps(which: str) -> int:
@@ -107,28 +117,6 @@ def machine() -> str:
     return "Measured: {num_cards} x {card}, torch {torch}, NCCL {nccl}, {date}".format(
         **stored()
     )
-
-
-def _launched(spans: Sequence[Span]) -> list[Span]:
-    """The spans; messages know when the CPU began to launch them.
-
-    The reader says so where it can. Else, on one communicator, the n-th launch is that
-    of the n-th message.
-    """
-    calls = [s for s in spans if s.kind == "launch" and s.name == "launch all_reduce"]
-    messages = [s for s in spans if s.kind == "communication"]
-    if len(calls) != len(messages):
-        return list(spans)
-    launch_ns = {
-        id(message): message.attributes.get("launch_ns", call.start_ns)
-        for message, call in zip(messages, calls, strict=True)
-    }
-    return [
-        replace(s, attributes={**s.attributes, "launch_ns": launch_ns[id(s)]})
-        if id(s) in launch_ns
-        else s
-        for s in spans
-    ]
 
 
 def _shifted(span: Span, by_ns: int) -> Span:

@@ -1,0 +1,374 @@
+"""2.5 to 2.7: reading stored traces; what the lesson says holds for every number."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from overlaplab.grading import find_exercise, judge
+from overlaplab.grading.lab02 import bill, gaps, reading, traces
+from overlaplab.timeline.intervals import merge, subtract
+
+NUMBERS = (6, 1, 17)
+BATCH_8, BATCH_2 = "overlapped, batch 8", "overlapped, batch 2"
+
+
+def step(number=6):
+    return traces.trace_step(BATCH_8, number)
+
+
+# --- 2.5 -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_right_reading_passes_for_every_number(number):
+    verdict = judge(find_exercise("2.5"), number, reading.read(step(number)))
+    assert verdict.passed, str(verdict)
+
+
+def test_a_reading_with_a_ruler_passes():
+    """Unusual: by eye, to a hundredth of a ms; a whole number of MiB; more keys."""
+    right = {k: round(v, 2) for k, v in reading.read(step()).items()}
+    right |= {"tail_mib": 128, "note": "read with view.show"}
+    assert judge(find_exercise("2.5"), 6, right).passed
+
+
+def messages():
+    return [s for s in step().spans if s.kind == "communication"]
+
+
+WRONG_READINGS = {
+    "the first message for the backward pass": (
+        lambda r: {"backward_ms": r["first_ms"]},
+        reading.BACKWARD,
+        "that is the first message",
+    ),
+    "from the backward pass on": (
+        lambda r: {"first_ms": r["first_ms"] - r["backward_ms"]},
+        reading.FIRST,
+        "count from 0",
+    ),
+    "the end of the first message": (
+        lambda r: {"first_ms": messages()[0].end_ns / 1e6},
+        reading.FIRST,
+        "that is its end",
+    ),
+    "the launch for the start": (
+        lambda r: {"first_ms": messages()[0].attributes["launch_ns"] / 1e6},
+        reading.FIRST,
+        "a launch is not a start",
+    ),
+    "the lead before 0": (
+        lambda r: {"lead_ms": r["lead_ms"] - r["first_ms"]},
+        reading.LEAD,
+        "how long before its start",
+    ),
+    "all exposed time": (
+        lambda r: {"tail_ms": step().report().exposed_ns / 1e6},
+        reading.TAIL,
+        "not the last's",
+    ),
+    "in ns": (
+        lambda r: {"tail_ms": r["tail_ms"] * 1e6},
+        reading.TAIL,
+        "that is in ns",
+    ),
+    "megabytes": (
+        lambda r: {"tail_mib": messages()[-1].bytes / 1e6},
+        reading.BYTES,
+        "MiB are 2**20 bytes",
+    ),
+    "all messages": (
+        lambda r: {"tail_mib": sum(m.bytes for m in messages()) / 2**20},
+        reading.BYTES,
+        "that is all of them",
+    ),
+    "nothing": (lambda r: {"lead_ms": None}, reading.LEAD, "is None"),
+    "a word": (lambda r: {"lead_ms": "long"}, reading.LEAD, "'long'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_READINGS)
+def test_a_misreading_is_refused_and_told(name, faults):
+    slip, sentence, words = WRONG_READINGS[name]
+    right = reading.read(step())
+    found = faults(judge(find_exercise("2.5"), 6, {**right, **slip(right)}))
+    assert list(found) == [sentence]
+    assert words in found[sentence]
+
+
+def test_the_reading_of_another_step_is_refused():
+    verdict = judge(find_exercise("2.5"), 6, reading.read(step(7)))
+    assert not verdict.passed
+
+
+def test_what_is_no_dict_is_refused():
+    assert "expected a dict" in judge(find_exercise("2.5"), 6, [1]).error
+
+
+# --- 2.6 -------------------------------------------------------------------------
+
+
+def find_gaps(
+    timeline, *, least=1_000_000, union=True, lead=100_000, why=None, every_kind=False
+):
+    sent = [s for s in timeline.spans if s.kind == "communication" or every_kind]
+    pairs = sorted((s.start_ns, s.end_ns) for s in sent)
+    busy = merge(pairs) if union else pairs
+    found = []
+    for (_, end), (start, _) in pairwise(busy):
+        if start - end < least:
+            continue
+        (following,) = [s for s in sent if s.start_ns == start][:1]
+        at_once = start - following.attributes.get("launch_ns", start) < lead
+        found.append((end, start, why or ("launch" if at_once else "gradient")))
+    return found
+
+
+def by_subtraction(timeline):
+    """Unusual: what is left of the whole stretch."""
+    sent = {s.start_ns: s for s in timeline.spans if s.kind == "communication"}
+    busy = merge(
+        (s.start_ns, s.end_ns) for s in timeline.spans if s.kind == "communication"
+    )
+    for start, end in subtract([(busy[0][0], busy[-1][1])], busy):
+        if end - start >= 1e6:
+            waited = end - sent[end].attributes["launch_ns"]
+            yield [start, end, ("launch", "gradient")[waited >= 1e5]]
+
+
+def in_one_pass(timeline):
+    """Unusual: remembers the latest end; spans are ordered by start already."""
+    found, latest = [], None
+    for span in timeline.spans:
+        if span.kind != "communication":
+            continue
+        if latest is not None and span.start_ns - latest >= 10**6:
+            late = span.start_ns < span.attributes["launch_ns"] + 10**5
+            found.append((latest, span.start_ns, "launch" if late else "gradient"))
+        latest = max(latest or 0, span.end_ns)
+    return tuple(found)
+
+
+@pytest.mark.parametrize("right", [find_gaps, by_subtraction, in_one_pass])
+def test_any_right_way_to_find_gaps_passes(right):
+    verdict = judge(find_exercise("2.6"), lambda timeline: right(timeline))
+    assert verdict.passed, str(verdict)
+
+
+def from_zero(timeline):
+    """Takes the time before the first message for a gap."""
+    first = next(s for s in timeline.spans if s.kind == "communication")
+    return [(0, first.start_ns, "gradient"), *find_gaps(timeline)]
+
+
+def in_ms(timeline):
+    return [(a / 1e6, b / 1e6, why) for a, b, why in find_gaps(timeline)]
+
+
+WRONG_GAPS = {
+    "every gap, however short": ({"least": 1}, gaps.WHERE),
+    "more than 1 ms": ({"least": 1_000_001}, gaps.WHERE),
+    "of any lane": ({"every_kind": True}, gaps.WHERE),
+    "between neighbours": ({"union": False}, gaps.BESIDE),
+    "always the gradient": ({"why": "gradient"}, gaps.WHY),
+    "always the launch": ({"why": "launch"}, gaps.WHY),
+    "launched within 5 ms": ({"lead": 5_000_000}, gaps.WHY),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_GAPS)
+def test_wrong_gaps_are_refused_by_their_sentence(name, faults):
+    slips, sentence = WRONG_GAPS[name]
+    verdict = judge(find_exercise("2.6"), lambda t: find_gaps(t, **slips))
+    assert sentence in faults(verdict)
+    assert verdict.timeline is not None
+
+
+@pytest.mark.parametrize("wrong", [from_zero, in_ms])
+def test_other_wrong_gaps_are_refused(wrong, faults):
+    assert gaps.WHERE in faults(judge(find_exercise("2.6"), wrong))
+
+
+def test_a_rule_by_the_compute_lane_fails_on_the_traces(faults):
+    """A kernel ends just before every message where the GPU is busy: no cause."""
+
+    def by_idle_time(timeline):
+        ends = [s.end_ns for s in timeline.spans if s.kind == "compute"]
+        return [
+            (
+                a,
+                b,
+                "launch" if not any(b - 16_000 < e <= b for e in ends) else "gradient",
+            )
+            for a, b, _ in find_gaps(timeline)
+        ]
+
+    assert not judge(find_exercise("2.6"), by_idle_time).passed
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [(None, "list of triples"), ([(1, 2)], "list of triples"), ([(1, 2, "?")], "'?'")],
+)
+def test_what_is_no_list_of_gaps_is_told(said, words):
+    assert words in str(judge(find_exercise("2.6"), lambda timeline: said))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_gradients_hold_up_batch_8_and_launches_batch_2(number):
+    for which, why in ((BATCH_8, "gradient"), (BATCH_2, "launch")):
+        found = gaps.reference(traces.trace_step(which, number))
+        assert len(found) == 12
+        assert {reason for _, _, reason in found} == {why}
+
+
+def test_annotations_are_lanes_of_the_timeline():
+    marks = [(0, 5, "gradient"), (7, 9, "launch")]
+    lanes = gaps.with_gaps(step(), marks).lanes(0)
+    assert {"gap: gradient", "gap: launch"} < set(lanes)
+
+
+# --- 2.7 -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_right_bill_passes_for_every_number(number):
+    right = bill.pay(*bill.both_steps(number))
+    verdict = judge(find_exercise("2.7"), number, right)
+    assert verdict.passed, str(verdict)
+
+
+def test_a_bill_from_other_sums_passes():
+    """Unusual: step minus exposed and idle parts; ratios rounded to a percent."""
+    serial, overlapped = bill.both_steps(6)
+    a, b = serial.report(), overlapped.report()
+    said = {
+        "hidden_ms": round((b.communication_ns - b.exposed_ns) / 1e6, 2),
+        "saved_ms": (a.end_ns - a.start_ns - b.end_ns + b.start_ns) / 1e6,
+        "kernels_ms": (b.serial_ns - b.communication_ns - a.compute_ns) / 1e6,
+        "messages_ms": (b.exposed_ns + b.hidden_ns - a.exposed_ns) / 1e6,
+        "beside_ratio": round(bill.ratio(serial, overlapped, beside=True), 2),
+        "alone_ratio": round(bill.ratio(serial, overlapped, beside=False), 3),
+    }
+    verdict = judge(find_exercise("2.7"), 6, said)
+    assert verdict.passed, str(verdict)
+
+
+WRONG_BILLS = {
+    "all communication is hidden": (
+        lambda r, a, b: {"hidden_ms": b.communication_ns / 1e6},
+        bill.HIDDEN,
+        "that is all communication",
+    ),
+    "hidden is saved": (
+        lambda r, a, b: {"saved_ms": r["hidden_ms"]},
+        bill.SAVED,
+        "hidden is not saved",
+    ),
+    "saved, of one trace": (
+        lambda r, a, b: {"saved_ms": b.saved_ns / 1e6},
+        bill.SAVED,
+        "its own slowed-down parts",
+    ),
+    "the other way round": (
+        lambda r, a, b: {"kernels_ms": -r["kernels_ms"]},
+        bill.KERNELS,
+        "the other way round",
+    ),
+    "all messages": (
+        lambda r, a, b: {"messages_ms": b.communication_ns / 1e6},
+        bill.MESSAGES,
+        "the same with communication_ns",
+    ),
+    "over all kernels": (
+        lambda r, a, b: {"beside_ratio": b.compute_ns / a.compute_ns},
+        bill.TOUCHED,
+        "over all kernels",
+    ),
+    "a mean of ratios": (
+        lambda r, a, b: {"beside_ratio": bill._mean_of_ratios(*bill.both_steps(6))},
+        bill.TOUCHED,
+        "divide sums",
+    ),
+    "what it is longer by": (
+        lambda r, a, b: {"beside_ratio": r["beside_ratio"] - 1},
+        bill.TOUCHED,
+        "longer by",
+    ),
+    "those beside, for the others": (
+        lambda r, a, b: {"alone_ratio": b.compute_ns / a.compute_ns},
+        bill.OTHERS,
+        "over all kernels",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_BILLS)
+def test_a_wrong_entry_of_the_bill_is_refused_and_told(name, faults):
+    slip, sentence, words = WRONG_BILLS[name]
+    serial, overlapped = bill.both_steps(6)
+    right = bill.pay(serial, overlapped)
+    wrong = slip(right, serial.report(), overlapped.report())
+    found = faults(judge(find_exercise("2.7"), 6, {**right, **wrong}))
+    assert list(found) == [sentence]
+    assert words in found[sentence]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_hidden_is_not_saved_whatever_the_number(number):
+    right = bill.pay(*bill.both_steps(number))
+    assert 0 < right["saved_ms"] < 0.3 * right["hidden_ms"]
+    assert 1.29 < right["beside_ratio"] < 1.35  # "a third"
+    assert right["alone_ratio"] < 1.04
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_bill_adds_up_to_what_is_idle(number):
+    serial, overlapped = bill.both_steps(number)
+    right = bill.pay(serial, overlapped)
+    a, b = serial.report(), overlapped.report()
+    idle_ms = [
+        (r.step_ns - r.compute_ns - r.communication_ns + r.hidden_ns) / 1e6
+        for r in (a, b)
+    ]
+    paid = right["saved_ms"] + right["kernels_ms"] + right["messages_ms"]
+    assert paid == pytest.approx(right["hidden_ms"] + idle_ms[0] - idle_ms[1])
+
+
+def test_a_twin_of_another_name_is_refused():
+    serial, overlapped = bill.both_steps(6)
+    with pytest.raises(ValueError, match="same kernels"):
+        bill.pairs(serial, overlapped.where(lambda s: s.name != "mm"))
+
+
+# --- the traces ------------------------------------------------------------------
+
+
+def test_a_profiler_costs_where_the_step_is_launch_bound():
+    cost = {
+        batch: traces.traced_ms(f"overlapped, batch {batch}")
+        / traces.unprofiled_ms("overlapped", batch)
+        for batch in (8, 2)
+    }
+    assert 0.95 < cost[8] < 1.05
+    assert cost[2] > 1.3
+
+
+def test_an_unknown_trace_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="serial, batch 8"):
+        traces.path_of("batch 9")
+
+
+def test_a_step_begins_at_0_and_its_messages_know_their_launch():
+    one = traces.trace_step(BATCH_8, 6)
+    assert one.start_ns == 0
+    assert all(s.attributes["launch_ns"] < s.start_ns for s in messages())
+    assert traces.trace_step(BATCH_8, 6, cpu=True).start_ns < 0
+
+
+def test_the_traces_stay_small():
+    sizes = [path.stat().st_size for path in traces.FOLDER.glob("*.json.gz")]
+    assert len(sizes) == 3
+    assert max(sizes) <= 600_000
