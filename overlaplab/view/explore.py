@@ -202,7 +202,8 @@ class Explorer:
         """
         display: Any = import_module("IPython.display").display
         html: Any = import_module("IPython.display").HTML
-        self._widget = make_widget(self._content(), self._asked)
+        if self._widget is None:  # shown twice, it is one widget with two views
+            self._widget = make_widget(self._content(), self._asked)
         if self._widget is not None:
             display(self._widget)
         self._shown = display(self.figure(), display_id=True)

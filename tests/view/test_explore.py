@@ -9,6 +9,7 @@ import pytest
 from overlaplab.timeline import Timeline
 from overlaplab.view import Explorer, Knob, explorer
 from overlaplab.view.stacking import Picture
+from overlaplab.view.widget import make_widget
 from tests.view.steps import step
 
 KNOBS = {
@@ -108,19 +109,13 @@ def test_if_retiming_fails_settings_and_timeline_stay():
 def live(made):
     """Shown, its widget beside it, and a front end's hand on it."""
     pytest.importorskip("anywidget")
-    made._widget = view_widget(made)
+    made._widget = make_widget(made._content(), made._asked)
     numbers = itertools.count(1)
 
     def ask(**message):
         made._asked({"serial": next(numbers), **message})
 
     return made._widget, ask
-
-
-def view_widget(made):
-    return importlib.import_module("overlaplab.view.widget").make_widget(
-        made._content(), made._asked
-    )
 
 
 def test_turning_a_knob_sets_it_and_the_front_end_hears_of_it():

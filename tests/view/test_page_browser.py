@@ -8,6 +8,8 @@ import uuid
 import pytest
 
 from overlaplab.timeline import Memory, Span, Timeline
+from overlaplab.view.inks import INKS
+from overlaplab.view.pieces import pieces
 from overlaplab.view.units import format_bytes, format_ns
 from tests.browser.processes import find_chromium
 from tests.view.many import many
@@ -302,6 +304,39 @@ def test_numbers_read_as_in_the_figures(opened):
         values,
     )
     assert shown == [[format_ns(v), format_bytes(v)] for v in values]
+
+
+GATHER = """([lane, columns]) => {
+  const { live } = document.querySelector(".ol-timeline");
+  const [panel] = live.panels;
+  const found = [];
+  live.painter.gatherer.gather(panel.tracks[lane], 0, panel.length_ns, columns,
+    (ink, left, right, whole) => found.push([ink, left, right, whole]));
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("columns", [64, 1024])
+def test_spans_narrower_than_a_pixel_are_gathered_as_in_the_figures(opened, columns):
+    # A power of two long, so that both sides' arithmetic is exact.
+    whole_ns = 2**22
+    spans = [s for s in many(1200, 1).spans if s.end_ns < whole_ns]
+    marks = [Span(0, "cpu", "host", "mark", at, at) for at in (0, whole_ns)]
+    timeline = Timeline.of([*spans, *marks])
+    page = opened(timeline)
+    column_ns = whole_ns / columns
+    for number, lane in enumerate(timeline.lanes(0)):
+        drawn = pieces(
+            (s for s in timeline.spans if s.lane == lane), 0, whole_ns, columns
+        )
+        expected = [
+            [list(INKS).index(p.ink), p.start_ns / column_ns, p.end_ns / column_ns,
+             p.whole]
+            for p in drawn
+        ]  # fmt: skip
+        found = page.page.evaluate(GATHER, [number, columns])
+        assert len(found) > 5
+        assert sorted(found) == sorted(expected)
 
 
 REDRAW = """() => {

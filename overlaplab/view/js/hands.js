@@ -120,9 +120,12 @@ const Hands = {
     const { offsetWidth: width, offsetHeight: height } = tip;
     // Beside the pointer, on the side that has room.
     const left = x + 14 + width < box.width ? x + 14 : Math.max(x - 14 - width, 0);
-    const below = y + 18 + height < box.height + 60;
+    // Out of our own box it would give the notebook's output a scroll bar.
+    const around = this.root.getBoundingClientRect();
+    const below = y + 18 + height < around.bottom - box.top;
+    const top = below ? y + 18 : Math.max(y - 12 - height, around.top - box.top);
     tip.style.left = `${left}px`;
-    tip.style.top = `${below ? y + 18 : y - 12 - height}px`;
+    tip.style.top = `${top}px`;
   },
 
   // Whether the key meant something.
