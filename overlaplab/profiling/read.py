@@ -76,6 +76,8 @@ def _read(paths: Paths, known: Communication, block_bytes: int) -> Timeline:
                 devices[rank] = name
     if len(of_rank) > 1:
         of_rank = on_one_clock(of_rank, decisions)
+    # Not everything that a file has became a span: the first may start later.
+    first_ns += min((s.start_ns for of in of_rank.values() for s in of), default=0)
     timeline = timeline_of_ranks(of_rank, origin="trace")
     kinds = {span.kind for span in timeline.spans}
     if any(file.places for file in read) and "communication" not in kinds:

@@ -8,7 +8,9 @@ reads it.
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -191,8 +193,10 @@ def _open_trace(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     expected = "expected the JSON that Timeline.to_chrome writes"
     data = path.read_bytes()
     try:
+        if data.startswith(b"\x1f\x8b"):
+            data = gzip.decompress(data)
         trace = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+    except (orjson.JSONDecodeError, EOFError, OSError, zlib.error) as error:
         raise TraceError(
             f"{path}: not JSON, or cut off ({len(data)} bytes; {error}); {expected}."
         ) from error

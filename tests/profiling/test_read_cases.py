@@ -8,7 +8,6 @@ import json
 import pytest
 
 import overlaplab as ol
-from overlaplab.errors import TraceError
 from tests.profiling.traces_by_hand import COMM, annotation, kernel, launch, write
 
 
@@ -134,13 +133,44 @@ def test_kernels_that_nobody_knows_compute_and_copies_do_not(read):
 
 
 def test_all_hidden_is_not_all_saved(read):
-    """Serial: 100 + 50. Side by side both are slower: 145 long, 5 of 50 saved."""
-    report = read([kernel("gemm", 7, 0, 145), kernel(COMM, 20, 0, 95)]).report()
+    serial = read([kernel("gemm", 7, 0, 100), kernel(COMM, 20, 100, 150)]).report()
+    beside = read([kernel("gemm", 7, 0, 145), kernel(COMM, 20, 0, 95)]).report()
 
-    assert report.overlap_fraction == 1.0
-    # Of the lone durations (100 and 50) a trace knows nothing: against its own
-    # kernels 95 seem saved, so a report has to say both and the contention.
-    assert 150_000 - report.step_ns == 5_000
+    assert beside.overlap_fraction == 1.0
+    assert serial.step_ns - beside.step_ns == 5_000
+    assert serial.serial_ns - serial.bound_ns == 50_000  # that could be saved
+
+
+def test_amd_s_calls_and_copies_are_read_as_nvidia_s(read):
+    timeline = read(
+        [
+            launch(1, 0, 1, name="hipLaunchKernel"),
+            launch(2, 1, 2, name="hipExtModuleLaunchKernel"),
+            launch(3, 2, 3, name="hipMemcpyAsync"),
+            launch(4, 3, 9, name="hipDeviceSynchronize"),
+            launch(5, 9, 10, name="hipGetDevice"),
+            kernel("Cijk_Alik_Bljk_BBS_BH", 0, 2, 6, correlation=1),
+            kernel("ncclDevKernel_Generic(ncclDevComm*)", 1, 4, 8, correlation=2),
+            kernel("CopyHostToDevice", 0, 6, 7, correlation=3, cat="gpu_memcpy"),
+        ]
+    )
+
+    assert timeline.order() == (
+        "0 cpu launch Cijk_Alik_Bljk_BBS_BH 0-1000\n"
+        "0 cpu launch ncclDevKernel_Generic 1000-2000\n"
+        "0 cpu launch memcpy 2000-3000\n"
+        "0 default Cijk_Alik_Bljk_BBS_BH 2000-6000\n"
+        "0 cpu wait hipDeviceSynchronize 3000-9000\n"
+        "0 comm ncclDevKernel_Generic 4000-8000\n"
+        "0 default memcpy 6000-7000"
+    )
+
+
+def test_categories_of_the_first_versions_are_known(read):
+    old = {"ph": "X", "name": "gemm", "ts": 5, "dur": 2, "tid": 0}
+
+    for row in ({"cat": "Kernel", "pid": 0}, {"pid": "CUDA functions"}):
+        assert read([{**old, **row}]).order() == "0 default gemm 0-2000"
 
 
 # --- time -------------------------------------------------------------------------
@@ -241,171 +271,3 @@ def test_events_without_arguments_are_read(read):
     assert read([event, {**event, "args": None}, {**event, "args": []}]).order() == (
         "0 default gemm 0-10000\n" * 3
     ).rstrip("\n")
-
-
-# --- steps ------------------------------------------------------------------------
-
-
-def steps():
-    return [
-        annotation("ProfilerStep#1", 0, 15),
-        annotation("ProfilerStep#2", 15, 60),
-        launch(1, 0, 1),
-        launch(2, 1, 2),
-        launch(3, 16, 17),
-        launch(4, 2, 3),
-        kernel(COMM, 20, 0, 10, correlation=1),
-        kernel("gemm", 7, 0, 10, correlation=2),
-        kernel(COMM, 20, 20, 50, correlation=3),
-        kernel("late", 7, 16, 18, correlation=4),
-        kernel("unlaunched", 7, 18, 19, correlation=99),
-    ]
-
-
-def test_the_whole_is_the_ratio_of_sums_not_the_mean_of_ratios(read):
-    assert fraction(read(steps())) == 0.25
-
-
-def test_a_kernel_belongs_to_the_step_that_launched_it(read):
-    timeline = read(steps())
-
-    assert timeline.steps == (1, 2)
-    assert [fraction(timeline.of_step(step)) for step in timeline.steps] == [1.0, 0.0]
-    assert "late" in timeline.of_step(1).order()
-    assert "late" not in timeline.of_step(2).order()
-
-
-def test_kernels_without_a_launch_count_in_the_whole_and_are_told(read):
-    timeline = read(steps())
-
-    assert timeline.report().compute_ns == 13_000
-    assert sum(timeline.of_step(s).report().compute_ns for s in (1, 2)) == 12_000
-    remarks = " ".join(timeline.source.remarks)
-    assert "GPU events without a launch record in the trace: 1" in remarks
-    assert "GPU events that no step launched (the warm-up's, perhaps): 1" in remarks
-
-
-def test_the_backward_is_what_autograd_s_thread_launched(read):
-    engine = {
-        **annotation("autograd::engine::evaluate_function: MmBackward0", 10, 20),
-        "cat": "cpu_op",
-        "tid": 101,
-    }
-    timeline = read(
-        [
-            annotation("ProfilerStep#1", 0, 40),
-            annotation("train", 8, 22),
-            engine,
-            launch(1, 2, 3),
-            launch(2, 12, 13, thread=101),
-            launch(3, 30, 31),
-            kernel("forward", 7, 4, 5, correlation=1),
-            kernel("backward", 7, 14, 15, correlation=2),
-            kernel("optimizer", 7, 32, 33, correlation=3),
-        ]
-    )
-
-    spans = {s.name: s.attributes for s in timeline.spans if "stream" in s.attributes}
-    assert {name: of.get("phase") for name, of in spans.items()} == {
-        "forward": "forward",
-        "backward": "backward",
-        "optimizer": None,
-    }
-    assert spans["backward"]["label"] == "train"
-    assert spans["backward"]["thread"] == 101
-
-
-# --- ranks ------------------------------------------------------------------------
-
-
-def test_a_single_file_needs_no_rank(read):
-    for fields in ({}, {"distributedInfo": {"backend": "nccl"}}):
-        assert read([kernel("gemm", 7, 0, 1)], **fields).spans[0].rank == 0
-
-
-def test_two_files_of_one_rank_are_an_error_that_names_both(tmp_path):
-    for name in ("a.json", "b.json"):
-        fields = {"distributedInfo": {"rank": 0}}
-        write(tmp_path / name, [kernel("gemm", 7, 0, 1)], **fields)
-
-    with pytest.raises(TraceError, match=r"a\.json and .*b\.json .*rank 0"):
-        ol.read_trace(tmp_path)
-
-
-def test_files_without_ranks_are_numbered_by_their_names_or_order(tmp_path):
-    for name in ("rank_3.json", "rank_11.json", "trace-x.json", "trace-y.json"):
-        write(tmp_path / name, [kernel(f"of_{name[:-5]}", 7, 0, 1)])
-
-    def ranks(*names):
-        timeline = ol.read_trace([tmp_path / name for name in names])
-        return {s.name: s.rank for s in timeline.spans}, timeline.source.remarks[0]
-
-    assert ranks("rank_3.json", "rank_11.json") == (
-        {"of_rank_3": 3, "of_rank_11": 11},
-        "files that name no rank were numbered by their names: rank_3.json 3, "
-        "rank_11.json 11",
-    )
-    assert ranks("trace-x.json", "trace-y.json")[0] == {
-        "of_trace-x": 0,
-        "of_trace-y": 1,
-    }
-
-
-def test_each_device_of_a_file_is_a_rank_of_its_own(read):
-    timeline = read(
-        [
-            kernel(COMM, 20, 0, 10, device=0),
-            kernel("gemm", 7, 0, 10, device=1),
-            kernel(COMM, 20, 0, 10, device=1),
-        ],
-        deviceProperties=[{"id": 0, "name": "A"}, {"id": 1, "name": "B"}],
-    )
-
-    ratios = [(r.rank, r.overlap_fraction) for r in timeline.report().ranks]
-    assert ratios == [(0, 0.0), (1, 1.0)]
-    assert timeline.source.devices == ((0, "A"), (1, "B"))
-
-
-def test_ranks_of_one_clock_know_when_the_last_had_arrived(tmp_path):
-    group = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
-    for rank, starts in enumerate([(0, 20), (6, 25)]):
-        events = [
-            kernel(COMM, 20, s, e, **group)
-            for s, e in zip(starts, (10, 30), strict=True)
-        ]
-        write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
-
-    timeline = ol.read_trace(tmp_path)
-
-    assert [(s.rank, s.attributes["ready_ns"]) for s in timeline.spans] == [
-        (0, 6_000),
-        (1, 6_000),
-        (0, 25_000),
-        (1, 25_000),
-    ]
-    assert [r.waiting_ns for r in timeline.report().ranks] == [11_000, 0]
-
-
-def test_a_clock_that_is_off_is_seen_by_the_ends_of_collectives(tmp_path):
-    for rank, late in enumerate((0, 5_000)):
-        events = [kernel(COMM, 20, s + late, s + late + 10) for s in (0, 20, 40)]
-        write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
-
-    timeline = ol.read_trace(tmp_path)
-
-    assert timeline.of_rank(0).order() == timeline.of_rank(1).order().replace(
-        "1 c", "0 c"
-    )
-    assert "clock of rank 1 is 5000 us ahead" in " ".join(timeline.source.remarks)
-
-
-def test_a_folder_is_read_without_what_is_no_trace(tmp_path):
-    write(tmp_path / "trace.json", [kernel("gemm", 7, 0, 1)])
-    (tmp_path / "notes.txt").write_text("slow today")
-    (tmp_path / "settings.json").write_text(json.dumps({"bucket": 25}))
-
-    timeline = ol.read_trace(tmp_path)
-
-    assert timeline.order() == "0 default gemm 0-1000"
-    remarks = " ".join(timeline.source.remarks)
-    assert "no traces, ignored: notes.txt, settings.json" in remarks

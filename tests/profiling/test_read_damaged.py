@@ -87,6 +87,8 @@ def test_our_own_traces_are_read_as_what_they_were(tmp_path):
     own = timeline.to_chrome(tmp_path / "own.json")
 
     assert ol.read_trace(own) == timeline
+    own.write_bytes(gzip.compress(own.read_bytes()))
+    assert ol.read_trace(own) == timeline
 
 
 def test_gzip_of_several_members_is_one_text(tmp_path):

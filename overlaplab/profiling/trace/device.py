@@ -136,8 +136,9 @@ class DeviceReader:
 
     def _message(self, row: DeviceRow, call: int) -> Message:
         """What is sent stands with the kernel, or with the call that launched it."""
-        if row.message is not None:
-            return Message.of(row.message, row.name)
+        own = row.message or NO_ARGS
+        if own.collective is not None:
+            return Message.of(own, row.name)
         operators, annotations = self._tables.operators, self._tables.annotations
         operator = self._operator(row, call)
         if (args := operators.args.get(operator)) and args.collective is not None:
@@ -147,9 +148,9 @@ class DeviceReader:
             around = self._labels.collective(calls.thread[call], calls.start[call])
             if around >= 0:
                 said = annotations.name[around].removeprefix("nccl:")
-                args = annotations.args.get(around, NO_ARGS)
+                args = annotations.args.get(around, own)
                 return Message.of(args, row.name, said)
-        return Message.of(NO_ARGS, row.name)
+        return Message.of(own, row.name)
 
     def _cpu_lane(self) -> Iterator[Span]:
         calls, shift = self._tables.calls, self._shift_ns

@@ -94,9 +94,10 @@ def on_one_clock(
 ) -> dict[int, list[Span]]:
     """Spans whose collectives know when their last rank had arrived ("ready_ns").
 
-    Collectives are matched by communicator, step and number. A collective's kernels
-    end together, whenever they began: ranks whose clock is off by more than
-    `CLOCKS_AGREE_NS` are shifted, and a remark says so.
+    Collectives are matched by communicator, step and number; where a trace has no steps
+    and no numbers, only if they ran at one time. A collective's kernels end together,
+    whenever they began: ranks whose clock is off by more than `CLOCKS_AGREE_NS` are
+    shifted, and a remark says so.
     """
     spans = {rank: list(of_rank[rank]) for rank in sorted(of_rank)}
     meetings = list(_meetings(spans))
@@ -129,12 +130,18 @@ def _meetings(spans: Mapping[int, Sequence[Span]]) -> Iterator[Meeting]:
         for i, span in enumerate(of_rank):
             if span.kind == "communication" and "stream" in span.attributes:
                 queues[_key(span)].setdefault(rank, []).append(i)
-    for (_, group, size, _), of_queue in queues.items():
+    for (_, group, size, step), of_queue in queues.items():
         members = set(group) or set(spans)
         if set(of_queue) != members or (size and size != len(members)):
             continue
         if len(members) < 2 or len({len(queue) for queue in of_queue.values()}) != 1:
             continue
+        # Recordings that begin at different collectives count them differently.
+        numbered = step is not None or all(
+            "sequence" in spans[rank][i].attributes
+            for rank, queue in of_queue.items()
+            for i in queue
+        )
         for rank, queue in of_queue.items():
             queue.sort(key=lambda i: _place_in_queue(spans[rank][i]))
         for together in zip(*of_queue.values(), strict=True):
@@ -143,8 +150,14 @@ def _meetings(spans: Mapping[int, Sequence[Span]]) -> Iterator[Meeting]:
                 (spans[rank][i].name, spans[rank][i].attributes.get("sequence"))
                 for rank, i in meeting
             }
-            if len(names) == 1 and not {name for name, _ in names} & _POINT_TO_POINT:
+            if len(names) != 1 or {name for name, _ in names} & _POINT_TO_POINT:
+                continue
+            if numbered or _overlap([spans[rank][i] for rank, i in meeting]):
                 yield meeting
+
+
+def _overlap(spans: Sequence[Span]) -> bool:
+    return max(s.start_ns for s in spans) < min(s.end_ns for s in spans)
 
 
 def _key(span: Span) -> _Key:

@@ -38,6 +38,12 @@ class Args(msgspec.Struct, gc=False):
     shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
 
+    @property
+    def is_message(self) -> bool:
+        """Whether they say anything of a collective."""
+        of_message = (self.collective, self.group, self.sequence)
+        return any(value is not None for value in of_message)
+
     def whole(self) -> Args:
         """With texts of its own: those of the decoder keep the whole batch alive."""
         self.grid = msgspec.Raw()
@@ -96,7 +102,8 @@ def nanoseconds(microseconds: Any) -> int | None:
     """
     kind = type(microseconds)
     if kind is float and abs(microseconds) < _EXACT_FLOAT:
-        return round(microseconds * 1000)
+        nearest: int = round(microseconds * 1000)
+        return nearest
     if kind is int and abs(microseconds) < _EXACT_FLOAT:
         return int(microseconds) * 1000
     if kind is msgspec.Raw:

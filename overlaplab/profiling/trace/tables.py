@@ -210,7 +210,7 @@ class Tables:
                 stream if isinstance(stream, int | str) else str(stream),
                 _id(args.correlation), _id(args.external),
                 args.bytes if type(args.bytes) is int and args.bytes > 0 else 0,
-                self._grid(args), None if args.collective is None else args.whole(),
+                self._grid(args), args.whole() if args.is_message else None,
             )
         )  # fmt: skip
 

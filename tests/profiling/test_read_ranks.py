@@ -1,0 +1,220 @@
+"""Steps by launch, phases, and several ranks in one file or in many, by hand."""
+
+import json
+
+import pytest
+
+import overlaplab as ol
+from overlaplab.errors import TraceError
+from tests.profiling.traces_by_hand import COMM, annotation, kernel, launch, write
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(events, **fields):
+        return ol.read_trace(write(tmp_path / "trace.json", events, **fields))
+
+    return read
+
+
+def fraction(timeline):
+    return timeline.report().overlap_fraction
+
+
+# --- steps ------------------------------------------------------------------------
+
+
+def steps():
+    return [
+        annotation("ProfilerStep#1", 0, 15),
+        annotation("ProfilerStep#2", 15, 60),
+        launch(1, 0, 1),
+        launch(2, 1, 2),
+        launch(3, 16, 17),
+        launch(4, 2, 3),
+        kernel(COMM, 20, 0, 10, correlation=1),
+        kernel("gemm", 7, 0, 10, correlation=2),
+        kernel(COMM, 20, 20, 50, correlation=3),
+        kernel("late", 7, 16, 18, correlation=4),
+        kernel("unlaunched", 7, 18, 19, correlation=99),
+    ]
+
+
+def test_the_whole_is_the_ratio_of_sums_not_the_mean_of_ratios(read):
+    assert fraction(read(steps())) == 0.25
+
+
+def test_a_kernel_belongs_to_the_step_that_launched_it(read):
+    timeline = read(steps())
+
+    assert timeline.steps == (1, 2)
+    assert [fraction(timeline.of_step(step)) for step in timeline.steps] == [1.0, 0.0]
+    assert "late" in timeline.of_step(1).order()
+    assert "late" not in timeline.of_step(2).order()
+
+
+def test_kernels_without_a_launch_count_in_the_whole_and_are_told(read):
+    timeline = read(steps())
+
+    assert timeline.report().compute_ns == 13_000
+    assert sum(timeline.of_step(s).report().compute_ns for s in (1, 2)) == 12_000
+    remarks = " ".join(timeline.source.remarks)
+    assert "GPU events without a launch record in the trace: 1" in remarks
+    assert "GPU events that no step launched (the warm-up's, perhaps): 1" in remarks
+
+
+def test_the_backward_is_what_autograd_s_thread_launched(read):
+    engine = {
+        **annotation("autograd::engine::evaluate_function: MmBackward0", 10, 20),
+        "cat": "cpu_op",
+        "tid": 101,
+    }
+    timeline = read(
+        [
+            annotation("ProfilerStep#1", 0, 40),
+            annotation("train", 8, 22),
+            engine,
+            launch(1, 2, 3),
+            launch(2, 12, 13, thread=101),
+            launch(3, 30, 31),
+            kernel("forward", 7, 4, 5, correlation=1),
+            kernel("backward", 7, 14, 15, correlation=2),
+            kernel("optimizer", 7, 32, 33, correlation=3),
+        ]
+    )
+
+    spans = {s.name: s.attributes for s in timeline.spans if "stream" in s.attributes}
+    assert {name: of.get("phase") for name, of in spans.items()} == {
+        "forward": "forward",
+        "backward": "backward",
+        "optimizer": None,
+    }
+    assert spans["backward"]["label"] == "train"
+    assert spans["backward"]["thread"] == 101
+
+
+# --- ranks ------------------------------------------------------------------------
+
+
+def test_a_single_file_needs_no_rank(read):
+    for fields in ({}, {"distributedInfo": {"backend": "nccl"}}):
+        assert read([kernel("gemm", 7, 0, 1)], **fields).spans[0].rank == 0
+
+
+def test_two_files_of_one_rank_are_an_error_that_names_both(tmp_path):
+    for name in ("a.json", "b.json"):
+        fields = {"distributedInfo": {"rank": 0}}
+        write(tmp_path / name, [kernel("gemm", 7, 0, 1)], **fields)
+
+    with pytest.raises(TraceError, match=r"a\.json and .*b\.json .*rank 0"):
+        ol.read_trace(tmp_path)
+
+
+def test_files_without_ranks_are_numbered_by_their_names_or_order(tmp_path):
+    for name in ("rank_3.json", "rank_11.json", "trace-x.json", "trace-y.json"):
+        write(tmp_path / name, [kernel(f"of_{name[:-5]}", 7, 0, 1)])
+
+    def ranks(*names):
+        timeline = ol.read_trace([tmp_path / name for name in names])
+        return {s.name: s.rank for s in timeline.spans}, timeline.source.remarks[0]
+
+    assert ranks("rank_3.json", "rank_11.json") == (
+        {"of_rank_3": 3, "of_rank_11": 11},
+        "files that name no rank were numbered by their names: rank_3.json 3, "
+        "rank_11.json 11",
+    )
+    assert ranks("trace-x.json", "trace-y.json")[0] == {
+        "of_trace-x": 0,
+        "of_trace-y": 1,
+    }
+
+
+def test_each_device_of_a_file_is_a_rank_of_its_own(read):
+    timeline = read(
+        [
+            kernel(COMM, 20, 0, 10, device=0),
+            kernel("gemm", 7, 0, 10, device=1),
+            kernel(COMM, 20, 0, 10, device=1),
+        ],
+        deviceProperties=[{"id": 0, "name": "A"}, {"id": 1, "name": "B"}],
+    )
+
+    ratios = [(r.rank, r.overlap_fraction) for r in timeline.report().ranks]
+    assert ratios == [(0, 0.0), (1, 1.0)]
+    assert timeline.source.devices == ((0, "A"), (1, "B"))
+
+
+def test_files_that_were_put_together_are_ranks_again(read):
+    events = [
+        launch(1, 0, 1),
+        kernel("gemm", 7, 1, 5, correlation=1),
+        {**launch(1, 10, 11), "pid": 200},
+        {**kernel(COMM, 7, 11, 15, correlation=1), "pid": "rank 1: 0"},
+    ]
+
+    timeline = read(events)
+
+    assert [
+        (s.rank, s.kind, s.attributes["launch_ns"])
+        for s in timeline.spans
+        if "stream" in s.attributes
+    ] == [(0, "compute", 0), (1, "communication", 10_000)]
+
+
+def test_recordings_that_began_at_different_collectives_are_not_matched(tmp_path):
+    for rank, begin in enumerate((0, 1000)):
+        events = [kernel(COMM, 20, s + begin, s + begin + 10) for s in (0, 1000, 2000)]
+        write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
+
+    timeline = ol.read_trace(tmp_path)
+
+    assert not any("ready_ns" in span.attributes for span in timeline.spans)
+    assert "clock" not in " ".join(timeline.source.remarks)
+
+
+def test_ranks_of_one_clock_know_when_the_last_had_arrived(tmp_path):
+    group = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+    for rank, starts in enumerate([(0, 20), (6, 25)]):
+        events = [
+            kernel(COMM, 20, s, e, **group)
+            for s, e in zip(starts, (10, 30), strict=True)
+        ]
+        write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
+
+    timeline = ol.read_trace(tmp_path)
+
+    assert [(s.rank, s.attributes["ready_ns"]) for s in timeline.spans] == [
+        (0, 6_000),
+        (1, 6_000),
+        (0, 25_000),
+        (1, 25_000),
+    ]
+    assert [r.waiting_ns for r in timeline.report().ranks] == [11_000, 0]
+
+
+def test_a_clock_that_is_off_is_seen_by_the_ends_of_collectives(tmp_path):
+    for rank, late in enumerate((0, 5_000)):
+        events = [
+            kernel(COMM, 20, start + late, start + late + 10, Seq=number)
+            for number, start in enumerate((0, 20, 40))
+        ]
+        write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
+
+    timeline = ol.read_trace(tmp_path)
+
+    assert timeline.of_rank(0).order() == timeline.of_rank(1).order().replace(
+        "1 c", "0 c"
+    )
+    assert "clock of rank 1 is 5000 us ahead" in " ".join(timeline.source.remarks)
+
+
+def test_a_folder_is_read_without_what_is_no_trace(tmp_path):
+    write(tmp_path / "trace.json", [kernel("gemm", 7, 0, 1)])
+    (tmp_path / "notes.txt").write_text("slow today")
+    (tmp_path / "settings.json").write_text(json.dumps({"bucket": 25}))
+
+    timeline = ol.read_trace(tmp_path)
+
+    assert timeline.order() == "0 default gemm 0-1000"
+    remarks = " ".join(timeline.source.remarks)
+    assert "no traces, ignored: notes.txt, settings.json" in remarks
