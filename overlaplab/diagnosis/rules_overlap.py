@@ -125,7 +125,8 @@ def _end_of_step(
         return  # mostly waiting for peers: a straggler's, whatever is in the buckets
     large = _large(collectives)
     in_tail = [c for c in large if c in tail]
-    moving_ns = total_moving_ns(large)
+    # What merging small messages would save is no want of bandwidth.
+    moving_ns = max(0, total_moving_ns(large) - _merging_saves_ns(collectives))
     unhidden = [c for c in in_tail if HARDLY * c.remaining_ns <= moving_ns]
     sent, late = (sum(c.span.bytes for c in of) for of in (large, unhidden))
     all_late = late >= MOST_OF_IT * sent if sent else len(unhidden) == len(large)
@@ -147,7 +148,7 @@ def _end_of_step(
         if queued and moving_ns > hideable_ns:
             bound = moving_ns, hideable_ns
             yield _communication_bound(step, large, *bound, evidence)
-        else:
+        elif not queued or not _merging_saves_ns(collectives):
             yield _last_bucket(case, step, tail, cost_ns, evidence)
         return
     # At best all of it hides, or all computation has some beside it.
@@ -368,15 +369,10 @@ def _small_messages(
     case: Case, step: Step, collectives: Sequence[Collective]
 ) -> Iterator[Finding]:
     """More is paid for starting messages than for their bytes."""
-    sized = [c for c in collectives if c.span.bytes]
-    if len(sized) < FEWEST_SMALL:
+    sized, small, fixed_ns, spared = _small(collectives)
+    if not small:
         return
-    fixed_ns = _fixed_ns(sized)
     sent = sum(c.span.bytes for c in sized)
-    small = [c for c in sized if c.span.bytes <= _half_speed_bytes(sized, fixed_ns)]
-    spared = len(sized) - max(1, -(-sent // BUCKET_BYTES))
-    if len(small) < FEWEST_SMALL or 2 * len(small) < len(sized) or spared <= 0:
-        return
     # Hidden messages cost nothing, nor do launches that no device waited for.
     cost_ns = min(spared * fixed_ns, step.exposed_ns)
     cost_ns += min(spared * _launching_ns(case, small), step.parts["idle_cpu"])
@@ -409,6 +405,30 @@ def _small_messages(
         },
         spans=tuple(c.index for c in sorted(small, key=lambda c: -c.moving_ns)[:8]),
     )
+
+
+def _small(
+    collectives: Sequence[Collective],
+) -> tuple[Sequence[Collective], Sequence[Collective], int, int]:
+    """Messages, the small ones, what each costs whatever its size, and how many less.
+
+    No small ones where they are few, or less than half of all.
+    """
+    sized = [c for c in collectives if c.span.bytes]
+    if len(sized) < FEWEST_SMALL:
+        return sized, (), 0, 0
+    fixed_ns = _fixed_ns(sized)
+    sent = sum(c.span.bytes for c in sized)
+    small = [c for c in sized if c.span.bytes <= _half_speed_bytes(sized, fixed_ns)]
+    spared = len(sized) - max(1, -(-sent // BUCKET_BYTES))
+    if len(small) < FEWEST_SMALL or 2 * len(small) < len(sized) or spared <= 0:
+        return sized, (), fixed_ns, 0
+    return sized, small, fixed_ns, spared
+
+
+def _merging_saves_ns(collectives: Sequence[Collective]) -> int:
+    _, _, fixed_ns, spared = _small(collectives)
+    return fixed_ns * spared
 
 
 def _fixed_ns(collectives: Sequence[Collective]) -> int:

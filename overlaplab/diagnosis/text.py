@@ -29,7 +29,9 @@ def text(diagnosis: Diagnosis, *, details: bool = False) -> str:
             _table("Kernels alone and beside communication", tables.twins(diagnosis)),
         ]
     parts.append(_remarks(diagnosis, details))
-    return "\n\n".join(part for part in parts if part)
+    told = "\n\n".join(part for part in parts if part)
+    # A terminal obeys what it is sent, and names come from traces.
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in told)
 
 
 def headline(diagnosis: Diagnosis) -> list[str]:

@@ -25,7 +25,8 @@ def of_whole(part_ns: int, whole_ns: int) -> str:
 def named(span: Span) -> str:
     """'all_reduce "bucket 3" of 25 MiB'."""
     label = str(span.attributes.get("label", ""))
-    told = f'{span.name} "{short(label)}"' if label else span.name
+    name = short(span.name)
+    told = f'{name} "{short(label)}"' if label else name
     return f"{told} of {format_bytes(span.bytes)}" if span.bytes else told
 
 
@@ -33,7 +34,7 @@ def count_of(collectives: Sequence[Collective]) -> str:
     """'14 all_reduces', 'all_reduce', '3 all_gathers and 2 reduce_scatters'."""
     counts = Counter(c.span.name for c in collectives)
     parts = [
-        f"{number} {name}s" if number > 1 else f"1 {name}"
+        f"{number} {short(name)}s" if number > 1 else f"1 {short(name)}"
         for name, number in counts.most_common(2)
     ]
     rest = len(collectives) - sum(n for _, n in counts.most_common(2))
