@@ -1,6 +1,8 @@
 // What lies over the bars: outlines, the path, names, memory, what was chosen. Mixed into
 // the prototype of Painter below; small pictures of inks for legends stand at the end.
 
+const CHAIN_DRAWN = 24; // a longer chain would be a tangle
+
 const Marks = {
   // Where communication is exposed: an outline around what is hatched.
   outlines(row) {
@@ -190,20 +192,20 @@ const Marks = {
     if (chosen) {
       const panel = panels[chosen.panel];
       const places = this.placesOf(chosen.panel);
-      const chain = panel.chain(chosen.span);
+      const chain = panel.chain(chosen.span, CHAIN_DRAWN);
       const boxes = chain.map((span) => this.box(panel, span, places));
       const c = this.context;
-      c.strokeStyle = SIGNS.chosen;
-      c.lineWidth = 1.5 * this.ratio;
-      c.beginPath();
-      for (let i = 0; i + 1 < boxes.length; i++) {
-        const [to, from] = [boxes[i], boxes[i + 1]];
+      for (let i = boxes.length - 1; i > 0; i--) {
+        const [to, from] = [boxes[i - 1], boxes[i]];
+        c.globalAlpha = Math.max(1 - i / CHAIN_DRAWN, 0.15); // what is far off fades
+        if (from) this.frame(from, 1.5);
         if (!to || !from) continue;
+        c.beginPath();
         c.moveTo(from.x + from.width, from.y + from.height / 2);
         c.lineTo(to.x, to.y + to.height / 2);
+        c.stroke();
       }
-      c.stroke();
-      boxes.slice(1).forEach((box) => box && this.frame(box, 1.5));
+      c.globalAlpha = 1;
       if (boxes[0]) this.frame(boxes[0], 3);
     }
     if (hover) {
