@@ -155,9 +155,9 @@ chains["shortest"] = max(chains.values())
 _ = check("1.1", my_number, chains)
 
 # %% [markdown]
-# The black line is the longest chain: the **critical path**. Gradients hide behind the
-# *rest of the backward pass* and behind nothing else: not behind the forward pass, which
-# is over, and not behind their own layer.
+# The black line is the longest chain: the **critical path**. In such a step gradients hide
+# behind the *rest of the backward pass* and behind nothing else: not behind the forward
+# pass, which is over, and not behind their own layer.
 
 # %% [markdown]
 # ## 2. Bounds (5 minutes)
@@ -301,7 +301,7 @@ _ = check("1.3", my_number, reading)
 #
 # Three numbers go by the name "overlap". This course calls them
 #
-# | | | asks |
+# | name | is | asks |
 # |---|---|---|
 # | **overlap fraction** | hidden / communication, both in the run | did something run beside the messages? |
 # | **saved fraction** | saved / Tm | how much of the messages is gone from the step? |
@@ -361,7 +361,7 @@ hides_less = True
 # %% name="contention" fold=true
 _, half, quarters = lab.mine_or_ours("1.4")(80, 120, 120, 60, 140)
 print(f"80, 120, 140: {100 * half:.0f} % saved, efficiency {100 * quarters:.0f} %\n")
-pair = {"no contention": lab.totals_of(hooks), "contention": lab.contended()}
+pair = {"no contention": lab.uncontended(), "contention": lab.contended()}
 fractions = {name: lab.mine_or_ours("1.4")(*totals) for name, totals in pair.items()}
 less = fractions["contention"][0] < fractions["no contention"][0]
 lab.side_by_side("contention hides less", hides_less, less)
@@ -372,12 +372,14 @@ for name, totals in pair.items():
 seen = pair["contention"].timeline.report()
 print(f"\nin the lower run: {seen.compute_ns / 1e6:.0f} ms of computing,", end=" ")
 print(f"{seen.communication_ns / 1e6:.0f} of sending; alone 100 and 50")
-upper, lower = (totals.timeline.of_rank(0) for totals in pair.values())
+upper, lower = (totals.timeline for totals in pair.values())
 view.show(upper, beside=lower, title=tuple(pair))
 
 # %% [markdown]
-# (With a kernel, the figure is live: click it, zoom with the wheel.) It hides *more*: messages that take longer have more computation beside them.
-# **Hidden is not saved.** A profiler's overlap fraction is highest where the two sides
+# (With a kernel, the figure is live: click it, zoom with the wheel.)
+#
+# It hides *more*: messages that take longer have more computation beside them.
+# **Hidden is not saved.** A profiler's overlap fraction can be highest where the two sides
 # hurt each other most.
 #
 # And why does the lower figure say *saved 90 ms*? It compares with the serial of *this

@@ -17,7 +17,7 @@ from overlaplab.grading.lab01.layers import step_and_hidden
 from overlaplab.grading.lab01.measured import machine, measure_it_here, measured
 from overlaplab.grading.lab01.messages import link_of
 from overlaplab.grading.lab01.numbers import said_timeline
-from overlaplab.grading.lab01.ratios import contended, totals_of
+from overlaplab.grading.lab01.ratios import contended, totals_of, uncontended
 from overlaplab.grading.lab01.repair import jobs
 from overlaplab.grading.lab01.share import GLOBAL_TOKENS, GPUS, LINKS, PARAMETERS
 from overlaplab.grading.lab01.share import true_share as given_share
@@ -64,6 +64,7 @@ __all__ = [
     "ten_layers",
     "totals_of",
     "turn",
+    "uncontended",
     "with_contention",
 ]
 
