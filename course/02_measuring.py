@@ -20,6 +20,7 @@
 # %% name="setup"
 import statistics
 from collections import Counter
+from itertools import pairwise
 
 import overlaplab as ol
 from overlaplab import streams, view
@@ -146,7 +147,7 @@ def time_step(step):
     events[-1].record()
     streams.synchronize()
     return statistics.median(
-        a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)
+        a.elapsed_time(b) for a, b in pairwise(events)
     )
     ### END SOLUTION
 
@@ -282,8 +283,8 @@ lab.keep("2.3", overlap)
 #
 # | | kernels are called, for example |
 # |---|---|
-# | NCCL before 2.18 | `ncclKernel_AllReduce_RING_LL_Sum_float(...)` |
-# | NCCL since | `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)` |
+# | NCCL, older | `ncclKernel_AllReduce_RING_LL_Sum_float(...)` |
+# | NCCL, newer | `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)` |
 # | NCCL, symmetric memory | `ncclSymkDevKernel_AllGather_LL(...)` |
 # | RCCL (AMD) | `void rcclGenericKernel<1>(...)` |
 # | PyTorch, symmetric memory | `multimem_all_reduce_kernel<...>`, `one_shot_all_reduce_kernel<...>`, `two_shot_all_reduce_kernel<...>` |
@@ -293,9 +294,9 @@ lab.keep("2.3", overlap)
 # The operation in a name may not be the one that ran (`..._Generic_4`). A name tells
 # *whether*; for *what*, look into `args`.
 #
-# **Exercise 2.4.** Write `is_communication(row)`. It is tried on 35 rows; most of their
-# names are not in the table, and all of those that communicate are of its families. A
-# kernel that nobody knows computes.
+# **Exercise 2.4.** Write `is_communication(row)`. It is tried on more rows. Most of their
+# names are not in the table; those that communicate are of its families. A kernel that
+# nobody knows computes.
 #
 # <details><summary>Hint: a list of what computes?</summary>
 #
@@ -350,7 +351,7 @@ head = ("ms", "compute", "sent", "hidden", "exposed", "fraction", "package agree
 print(lab.text_table(head, lines))
 
 # %% [markdown]
-# To the nanosecond. So 90 % is hidden; are we done? A percentage does not say what starts
+# To the nanosecond. So at batch 8 most is hidden; are we done? A percentage does not say what starts
 # when, what it waits for, or what it was worth. For that you must look.
 #
 # ## 4. Read a real step (14 minutes)
@@ -366,6 +367,8 @@ print(f"{len(step.spans)} spans, {len(messages)} of them messages")
 view.draw(step, title="your step: batch 8, buckets of 100 MiB", critical_path=False)
 
 # %% [markdown]
+# (With a kernel running, `view.show(step)` in a cell of your own zooms: wheel, drag, click.)
+#
 # Above are the kernels of the compute stream, below NCCL's. Forward pass, then backward
 # pass, from the last layer to the first; a message follows each layer.
 #
@@ -460,7 +463,7 @@ def find_gaps(timeline):
     launched = {span.start_ns: span.attributes["launch_ns"] for span in sent}
     busy = lab.merge((span.start_ns, span.end_ns) for span in sent)
     gaps = []
-    for (_, end_ns), (start_ns, _) in zip(busy, busy[1:], strict=False):
+    for (_, end_ns), (start_ns, _) in pairwise(busy):
         if start_ns - end_ns >= 1_000_000:
             at_once = start_ns - launched[start_ns] < 100_000
             gaps.append((end_ns, start_ns, "launch" if at_once else "gradient"))
@@ -485,7 +488,7 @@ for which in ("overlapped, batch 8", "overlapped, batch 2"):
     annotated[which] = lab.with_gaps(one, gaps)
     reasons = Counter(why for _, _, why in gaps)
     print(f"{which}: {len(gaps)} gaps, held by {dict(reasons)}")
-view.draw_many(annotated, critical_path=False)
+lab.draw_gaps(annotated)
 
 # %% [markdown]
 # At batch 8 nothing is late: each message starts when its gradients are there. To fill the
@@ -493,18 +496,17 @@ view.draw_many(annotated, critical_path=False)
 # goes off the moment that the CPU gets to it: the step is **launch-bound**. Smaller buckets
 # would make it worse. So the same program needs two different remedies.
 #
-# But who makes the CPU slow? Here are the same steps without a profiler, from the same run.
+# But who makes the CPU slow? Here are the same steps without a profiler, from the same run:
+# from the start of a step to the start of the next.
 
 # %% name="profiler-costs" fold=true
 lines = []
 for batch in (8, 2):
-    one = lab.trace_step(f"overlapped, batch {batch}", my_number)
+    traced_ms = lab.traced_ms(f"overlapped, batch {batch}")
     without_ms = lab.unprofiled_ms("overlapped", batch)
-    percent = f"{100 * (one.step_ns / 1e6 / without_ms - 1):+.0f} %"
-    lines.append(
-        (f"batch {batch}", f"{one.step_ns / 1e6:.1f}", f"{without_ms:.1f}", percent)
-    )
-print(lab.text_table(("ms a step", "profiled", "not profiled", "profiler"), lines))
+    percent = f"{100 * (traced_ms / without_ms - 1):+.0f} %"
+    lines.append((f"batch {batch}", f"{traced_ms:.1f}", f"{without_ms:.1f}", percent))
+print(lab.text_table(("ms a step", "profiled", "not profiled", ""), lines))
 print(lab.machine())
 
 # %% [markdown]
@@ -518,13 +520,12 @@ print(lab.machine())
 # At batch 8 nearly everything is hidden. What did that save, against sending everything at
 # the end?
 
-# %% name="hidden-drawn" fold=true
+# %% name="hidden"
 serial, overlapped = lab.both_steps(my_number)
-hidden_ms = overlapped.report().hidden_ns / 1e6
-print(f"hidden: {hidden_ms:.2f} ms")
-view.draw_many(
-    {"serial, batch 8": serial, "overlapped, batch 8": overlapped}, critical_path=False
-)
+for name, one in (("serial", serial), ("overlapped", overlapped)):
+    report = one.report()
+    print(f"{name:<11} sent {report.communication_ns / 1e6:.2f} ms,", end=" ")
+    print(f"hidden {report.hidden_ns / 1e6:.2f}")
 
 # %% [markdown]
 # **Predict.** How much shorter than the serial step is the overlapped one, in ms?
@@ -535,7 +536,17 @@ saved_ms = None
 # %% name="predicted-saved" kind="solution-only"
 saved_ms = 5
 
+# %% name="hidden-drawn" fold=true
+seen_ms = (serial.step_ns - overlapped.step_ns) / 1e6
+lab.side_by_side("saved (ms)", saved_ms, f"{seen_ms:.1f}")
+view.draw_many(
+    {"serial, batch 8": serial, "overlapped, batch 8": overlapped}, critical_path=False
+)
+
 # %% [markdown]
+# The two lines end nearly together. (*Saved*, over the figure, is compute + sent - step of
+# that one line; keep it in mind.) Where did the rest go?
+#
 # **Exercise 2.7.** Make out the bill. `timeline.report()` has `step_ns`, `compute_ns`,
 # `communication_ns`, `hidden_ns` as defined above.
 #
@@ -586,11 +597,10 @@ _ = check("2.7", my_number, bill)
 
 # %% name="bill-seen" fold=true
 right = lab.pay(serial, overlapped)
-lab.side_by_side("saved (ms)", saved_ms, f"{right['saved_ms']:.1f}")
 rest_ms = right["hidden_ms"] - sum(
     right[key] for key in ("saved_ms", "kernels_ms", "messages_ms")
 )
-print(f"\n  hidden                 {right['hidden_ms']:5.2f} ms")
+print(f"  hidden                 {right['hidden_ms']:5.2f} ms")
 print(f"- kernels are slower     {right['kernels_ms']:5.2f}")
 print(f"- messages take longer   {right['messages_ms']:5.2f}")
 print(f"- the rest (idle time)   {rest_ms:5.2f}")
@@ -605,7 +615,7 @@ print(f"saved without a profiler: {serial_ms - ours_ms:.1f} of {serial_ms:.1f} m
 # %% [markdown]
 # **Hidden is not saved.** A message's kernel takes processors, memory bandwidth and power
 # from the kernel beside it: **contention**. That kernel runs a third longer. And many
-# messages beside computation take longer than one alone. An overlap fraction of 90 % knows
+# messages beside computation take longer than one alone. An overlap fraction knows
 # nothing of this; nor does "compute + sent - step" of one trace, since both parts in it are
 # already the slowed-down ones. Only another run tells what you saved.
 #
@@ -620,8 +630,7 @@ print(f"1. Time with events, the CPU ahead: {lab.true_ms('small first'):.2f} ms.
 print(f"   around launches said {wrong_ms[0]:.2f}, waiting in each step {wrong_ms[1]:.2f}.")
 print(f"2. Hidden is not saved: {right['hidden_ms']:.1f} ms hidden,", end=" ")
 print(f"{right['saved_ms']:.1f} saved; the rest was paid.")
-traced_ms = lab.trace_step("overlapped, batch 2", my_number).step_ns / 1e6
-print(f"3. A profiler is a load: {traced_ms:.0f} ms with,", end=" ")
+print(f"3. A profiler is a load: {lab.traced_ms('overlapped, batch 2'):.0f} ms with,", end=" ")
 print(f"{lab.unprofiled_ms('overlapped', 2):.0f} without, where the CPU has no time.")
 
 # %% [markdown]
@@ -725,6 +734,8 @@ def summary(rows):
     ### BEGIN SOLUTION
     rows = [row for row in rows if row.category == "kernel"]
     ### END SOLUTION
+    ### BEGIN STUB
+    ### END STUB
     by_name = {}
     for row in rows:
         length_ns = row.end_ns - row.start_ns
@@ -747,3 +758,75 @@ _ = check("2.8b", summary)
 # %% [markdown]
 # A sum by name is a good table and no time: names run side by side, and between them the
 # GPU may stand still.
+
+# %% [markdown]
+# ## 7. Extra: the report (5 minutes)
+#
+# The package's own profiler goes on from here: `ol.diagnose(timeline)` (in a terminal,
+# `overlaplab report FOLDER`) says what a step loses, the most expensive first, and to what.
+#
+# **Predict.** Which kind of finding will stand first for each trace? One of
+# `"launched-late"`, `"contention"`, `"launch-bound"`, `"last-bucket"`, `"small-messages"`,
+# `"same-stream"`.
+
+# %% name="predict-findings" kind="lab-only"
+my_findings = dict.fromkeys(lab.TRACES)  # {"serial, batch 8": None, ...}
+
+# %% name="predicted-findings" kind="solution-only"
+guesses = ("launched-late", "last-bucket", "launch-bound")
+my_findings = dict(zip(lab.TRACES, guesses, strict=True))
+
+# %% name="findings" fold=true
+for which in lab.TRACES:
+    worst = ol.diagnose(lab.whole_trace(which)).findings[0]
+    lab.side_by_side(which, my_findings.get(which), worst.kind)
+    print(f"    up to {worst.cost_ns / 1e6:.2f} ms. {worst.says}\n")
+
+# %% [markdown]
+# Three traces, three bottlenecks, and one percentage would have told none of them. Here is
+# the whole report of the last. Which of its findings would you act on first, and which not
+# before you have timed the step without a profiler?
+
+# %% name="report"
+print(ol.diagnose(lab.whole_trace("overlapped, batch 2")))
+
+# %% [markdown]
+# ## 8. Extra: measure your own step (5 minutes)
+#
+# `ol.profile()` goes around any training loop, on whatever this machine has. Put your own
+# model in. On a CPU every operator is finished when its line returns: there is no lead, and
+# nothing to hide.
+
+# %% name="own-step"
+import torch
+
+model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+batch = torch.randn(256, 512)
+with ol.profile(warmup=2, steps=2) as own:
+    for _ in range(4):
+        model(batch).square().mean().backward()
+        own.step()
+one = own.timeline.of_step(own.timeline.steps[-1])
+view.draw(one, title="a step of this machine", critical_path=False)
+
+# %% [markdown]
+# On several GPUs, with torchrun: the same lines, then `own.save("traces/")` on every rank,
+# and `overlaplab report traces/`. Time the step with events too (exercise 2.1 runs on CUDA as
+# it stands), and hold the two against each other.
+#
+# ## 9. What a profiler cannot see
+#
+# A message's kernel that waits for a late rank spins: it looks like sending. One rank's trace
+# cannot tell the two apart; read all ranks. A kernel that computes and sends in one (a fused
+# matmul and all-reduce) has one name. Copies by copy engines are no kernels. And the clock of
+# section 1 is a model: there a launch always costs the same, and a profiler costs nothing.
+#
+# ## In production
+#
+# - `torch.profiler.profile` with `schedule(wait, warmup, active)`: this lab's traces were made
+#   by it. Its warm-up is the profiler's own; the program's is yours.
+# - HolisticTraceAnalysis (`TraceAnalysis.get_comm_comp_overlap`) computes exercise 2.3. It
+#   leaves out the last step and rounds to whole microseconds; the exact number is this lab's.
+# - Nsight Systems shows the same lanes, with your ranges: [nsight.md](../course/nsight.md).
+#
+# Further reading: the chapter on timing with events of the CUDA C++ Best Practices Guide.

@@ -87,6 +87,7 @@ CASES: dict[str, Timeline] = {
         [
             _compute(0, 2000),
             _message(2000, 2500, 9000),
+            _compute(2600, 3400),
             _message(3500, 4000, 9000),
             _message(4999, 6000, 9000),
             _compute(4100, 4900),
