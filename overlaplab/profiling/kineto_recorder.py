@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from overlaplab.errors import ProfileError
+from overlaplab.profiling.gloo_ranges import marking_collectives
 from overlaplab.profiling.kineto import spans_from_trace
 from overlaplab.profiling.measure import Session
 from overlaplab.timeline import Span
@@ -34,6 +36,7 @@ class KinetoRecorder:
         # Shapes give gloo's messages their bytes; on CUDA NCCL's own events have them.
         self._session = Session(cuda=cuda, shapes=not cuda)
         self._step: Any = None
+        self._stack = contextlib.ExitStack()
         self.trace: bytes = b""
         self._remarks: list[str] = []
 
@@ -43,6 +46,8 @@ class KinetoRecorder:
 
     def start(self) -> None:
         self._session.start()
+        if not self._cuda and torch.distributed.is_available():
+            self._stack.enter_context(marking_collectives())
 
     def begin_step(self, number: int) -> None:
         self._step = torch.profiler.record_function(f"ProfilerStep#{number}")
@@ -54,6 +59,7 @@ class KinetoRecorder:
             step.__exit__(None, None, None)
 
     def stop(self) -> None:
+        self._stack.close()
         self.trace = self._session.stop()
 
     def spans(self, rank: int) -> list[Span]:

@@ -137,6 +137,30 @@ def test_nothing_is_printed():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_in_a_script_of_one_s_own_launches_carry_labels_and_waits_are_seen():
+    # A process of its own: it has neither the pool nor its diary.
+    script = (
+        "import torch, torch.distributed as dist, overlaplab as ol\n"
+        "store = dist.HashStore()\n"
+        "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
+        "with ol.profile() as profile:\n"
+        "    with ol.annotate('norm'):\n"
+        "        dist.all_reduce(torch.ones(3), async_op=True).wait()\n"
+        "for s in profile.timeline.spans:\n"
+        "    if s.kind in ('communication', 'host', 'launch'):\n"
+        "        print(s.lane, s.name, s.bytes, s.attributes.get('label'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+
+    assert sorted(done.stdout.splitlines()) == [
+        "comm all_reduce 12 norm",
+        "cpu launch all_reduce 0 None",
+        "cpu wait all_reduce 0 None",
+    ], done.stderr
+
+
 # What it refuses.
 
 

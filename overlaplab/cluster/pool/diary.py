@@ -28,7 +28,7 @@ from overlaplab.profiling.collectives import (
     num_bytes,
     tensors_in,
 )
-from overlaplab.profiling.events import LAUNCH_RANGE, WAIT_RANGE
+from overlaplab.profiling.gloo_ranges import launch_range, wait_range
 
 POINT_TO_POINT = ("send", "recv")
 # Any of these means that the caller takes care of the work's end.
@@ -174,7 +174,7 @@ class Diary:
         with self._lock:
             self._write("wait", launch)
         if self.measuring:
-            with torch.profiler.record_function(f"{WAIT_RANGE}{launch.operation}"):
+            with torch.profiler.record_function(wait_range(launch.operation)):
                 yield
         else:
             yield
@@ -301,19 +301,9 @@ def _wrap_work(diary: Diary, method: str) -> None:
 
 
 def _launch_range(launch: Launch) -> str:
-    fields = (
-        launch.operation,
-        launch.group,
-        str(launch.sequence),
-        str(launch.bytes),
-        launch.label,
+    return launch_range(
+        launch.operation, launch.group, launch.sequence, launch.bytes, launch.label
     )
-    return LAUNCH_RANGE + "|".join(printable(field) for field in fields)
-
-
-def printable(name: str) -> str:
-    """A range's name without what the profiler would write unescaped."""
-    return name.replace('"', "'").replace("\\", "/").replace("\n", " ")
 
 
 def _describe_payload(arguments: tuple[Any, ...], peers: tuple[int, ...]) -> str:

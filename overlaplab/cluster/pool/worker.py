@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from overlaplab import streams
 from overlaplab.cluster.pool import diary as diary_module
-from overlaplab.cluster.pool.diary import Diary, printable
+from overlaplab.cluster.pool.diary import Diary
 from overlaplab.cluster.pool.frames import frames_of
 from overlaplab.cluster.pool.messages import (
     Answer,
@@ -44,6 +44,7 @@ from overlaplab.cluster.pool.pickling import dumps, loads
 from overlaplab.cluster.pool.seeding import seed
 from overlaplab.cluster.settings import kept_settings
 from overlaplab.errors import message_of
+from overlaplab.profiling.gloo_ranges import printable
 from overlaplab.profiling.measure import recording
 from overlaplab.timeline import Span
 
