@@ -594,15 +594,16 @@ _ = check("0.5", my_number, reading)
 # %% [markdown]
 # ## 8. Extra: launch-bound or GPU-bound? (8 minutes)
 #
-# A training step of six layers, with sliders. Without sliders, type:
-# `knobs.set(batch=64)`.
+# A training step of six layers, with knobs. A button keeps the setting of the moment
+# under its name. Without knobs, type: `knobs.set(batch=64)`, then `knobs.keep("border")`.
 
 # %% name="knobs"
-knobs = view.explorer(lab.turn, lab.KNOBS, what_if=lab.WHAT_IF)
+names = ("launch-bound", "GPU-bound", "border")
+knobs = view.explorer(lab.turn, lab.KNOBS, what_if=lab.WHAT_IF, keep=names)
 knobs
 
 # %% [markdown]
-# **Exercise 0.6.** Find, with `found["GPU-bound"] = knobs.settings` or typed:
+# **Exercise 0.6.** Find these, and keep each: then `found = dict(knobs.kept)`. Or type:
 #
 # - `"launch-bound"`: launches half as long save 40 % or more, a GPU twice as fast saves
 #   under 2 %;

@@ -830,13 +830,16 @@ knobs = view.explorer(
     lab.turn,
     lab.KNOBS,
     what_if={"GPUDirect RDMA": lambda s: {"staged": False}},
+    keep=("dear", "free", "copy"),
 )
 knobs
 
 # %% [markdown]
-# **Exercise 3.7.** Find three settings (without sliders, type `knobs.set(batch_mib=256)`).
-# A setting is a dict of `gbit_per_s` (25, 100, 200, 400), `batch_mib` (1, 16, 64, 256, 512)
-# and `ktokens` (2, 4, 8, 16, 32). Each is judged with staging and without.
+# **Exercise 3.7.** Find three settings and keep each with its button: then
+# `found = dict(knobs.kept)`. (Without knobs, type `knobs.set(batch_mib=256)`, then
+# `knobs.keep("dear")`.) Or type dicts of `gbit_per_s` (25, 100, 200, 400), `batch_mib`
+# (1, 16, 64, 256, 512) and `ktokens` (2, 4, 8, 16, 32). Each is judged with staging and
+# without.
 #
 # - `"dear"`: staging makes the step at least 20 % longer;
 # - `"free"`: the network is busy for half of the step or more, and staging costs under 1 %;
@@ -858,7 +861,7 @@ found = {
 }
 ### END SOLUTION
 ### BEGIN STUB
-# start = {"gbit_per_s": 200, "batch_mib": 64, "ktokens": 8}  # the sliders' start
+# start = {"gbit_per_s": 200, "batch_mib": 64, "ktokens": 8}  # the knobs' start
 # found = {"dear": start, "free": None, "copy": None}
 ### END STUB
 

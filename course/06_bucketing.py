@@ -968,17 +968,19 @@ _ = check("6.6", wishes)
 # %% [markdown]
 # ## 9. Knobs (10 minutes)
 #
-# The 24 layers again, now with sliders. Under the timeline are the shares of its
+# The 24 layers again, now with knobs. Under the timeline are the shares of its
 # critical path, and what half the latency or twice the bandwidth would save. Without
-# sliders, type: `knobs.set(latency_us=500)`.
+# knobs, type: `knobs.set(latency_us=500)`.
 
 # %% name="knobs"
-knobs = view.explorer(lab.turn, lab.KNOBS, what_if=lab.WHAT_IF)
+names = ("latency", "bandwidth", "neither", "25 MiB loses")
+knobs = view.explorer(lab.turn, lab.KNOBS, what_if=lab.WHAT_IF, keep=names)
 knobs
 
 # %% [markdown]
-# **Exercise 6.7.** Find four settings. Turn the knobs, then keep what you found with
-# `found["latency"] = knobs.settings`, or type the numbers.
+# **Exercise 6.7.** Find four settings. Turn the knobs and keep what you found with the
+# button of its name (typed: `knobs.keep("latency")`): then `found = dict(knobs.kept)`.
+# Or type the numbers.
 #
 # - `"latency"`: half the latency saves 15 % or more, twice the bandwidth under 8 %;
 # - `"bandwidth"`: the other way round;
