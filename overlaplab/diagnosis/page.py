@@ -16,6 +16,7 @@ from overlaplab.diagnosis.account import ENTRIES
 from overlaplab.diagnosis.findings import Finding
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.text import (
+    EXPOSED_TITLE,
     finding_title,
     headline,
     saved_lines,
@@ -87,7 +88,7 @@ def page(diagnosis: Diagnosis) -> str:
         _table(_account(diagnosis)),
     ]
     for title, table in (
-        ("Longest exposed collectives", tables.exposed(diagnosis, 20)),
+        (EXPOSED_TITLE, tables.exposed(diagnosis, 20)),
         ("Bandwidth, by size of message", tables.bandwidth(diagnosis, 20)),
         ("Kernels alone and beside communication", tables.twins(diagnosis, 20)),
     ):

@@ -16,7 +16,7 @@ from overlaplab.diagnosis.case import Case
 from overlaplab.diagnosis.collectives import Collective
 from overlaplab.diagnosis.findings import Finding
 from overlaplab.diagnosis.lookup import COPIES
-from overlaplab.diagnosis.rules_overlap import worth_telling
+from overlaplab.diagnosis.rules_messages import worth_telling
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import (
     count_of,

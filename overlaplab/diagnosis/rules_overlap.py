@@ -11,9 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from overlaplab.diagnosis.account import Entry
-from overlaplab.diagnosis.case import LEAST_SHARE, Case
+from overlaplab.diagnosis.case import Case
 from overlaplab.diagnosis.collectives import Collective, total_moving_ns
 from overlaplab.diagnosis.findings import Finding
+from overlaplab.diagnosis.rules_messages import (
+    merging_saves_ns,
+    small_messages,
+    worth_telling,
+)
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import (
     count_of,
@@ -27,8 +32,6 @@ from overlaplab.view.units import format_bytes, format_ns
 
 MOST_OF_IT = 0.9  # of the bytes: the rest is a loss's average, or a first small bucket
 HARDLY = 50  # computation of a fiftieth of the communication hides nothing
-BUCKET_BYTES = 25 * 2**20  # DDP's default, for the counterfactual of small messages
-FEWEST_SMALL = 8
 _LAST_REMEDY = (
     "Make the last bucket smaller: a smaller bucket_cap_mb (bucket_mib of "
     "BucketedReducer), down to its largest tensor, which no cap splits. Or put work "
@@ -47,11 +50,7 @@ def overlap_rules(case: Case, step: Step) -> Iterator[Finding]:
         return
     yield from _same_stream(case, step, collectives)
     yield from _end_of_step(case, step, collectives)
-    yield from _small_messages(case, step, collectives)
-
-
-def worth_telling(cost_ns: int, step: Step) -> bool:
-    return cost_ns > 0 and cost_ns >= LEAST_SHARE * step.step_ns
+    yield from small_messages(case, step, collectives)
 
 
 def _same_stream(
@@ -126,7 +125,7 @@ def _end_of_step(
     large = _large(collectives)
     in_tail = [c for c in large if c in tail]
     # What merging small messages would save is no want of bandwidth.
-    moving_ns = max(0, total_moving_ns(large) - _merging_saves_ns(collectives))
+    moving_ns = max(0, total_moving_ns(large) - merging_saves_ns(collectives))
     unhidden = [c for c in in_tail if HARDLY * c.remaining_ns <= moving_ns]
     sent, late = (sum(c.span.bytes for c in of) for of in (large, unhidden))
     all_late = late >= MOST_OF_IT * sent if sent else len(unhidden) == len(large)
@@ -148,7 +147,7 @@ def _end_of_step(
         if queued and moving_ns > hideable_ns:
             bound = moving_ns, hideable_ns
             yield _communication_bound(step, large, *bound, evidence)
-        elif not queued or not _merging_saves_ns(collectives):
+        elif not queued or not merging_saves_ns(collectives):
             yield _last_bucket(case, step, tail, cost_ns, evidence)
         return
     # At best all of it hides, or all computation has some beside it.
@@ -363,89 +362,3 @@ def _last_bucket(
         },
         spans=(worst.index, *(c.index for c in tail if c is not worst)),
     )
-
-
-def _small_messages(
-    case: Case, step: Step, collectives: Sequence[Collective]
-) -> Iterator[Finding]:
-    """More is paid for starting messages than for their bytes."""
-    sized, small, fixed_ns, spared = _small(collectives)
-    if not small:
-        return
-    sent = sum(c.span.bytes for c in sized)
-    # Hidden messages cost nothing, nor do launches that no device waited for.
-    cost_ns = min(spared * fixed_ns, step.exposed_ns)
-    cost_ns += min(spared * _launching_ns(case, small), step.parts["idle_cpu"])
-    if not worth_telling(cost_ns, step):
-        return
-    largest = max(c.span.bytes for c in small)
-    yield Finding(
-        kind="small-messages",
-        rank=step.rank,
-        step=step.step,
-        cost_ns=cost_ns,
-        says=(
-            f"{len(small)} of {len(sized)} collectives carry {format_bytes(largest)} "
-            f"or less, and each takes {format_ns(fixed_ns)} whatever its size. "
-            f"{format_bytes(sent)} in buckets of {format_bytes(BUCKET_BYTES)} would be "
-            f"{plural(max(1, -(-sent // BUCKET_BYTES)), 'message')}."
-        ),
-        remedy=(
-            "Send gradients in buckets instead of one by one: DistributedDataParallel "
-            "(bucket_cap_mb), overlaplab.BucketedReducer, or "
-            "torch.distributed's coalescing for your own."
-        ),
-        evidence={
-            "num_small": len(small),
-            "num_collectives": len(sized),
-            "largest_small_bytes": largest,
-            "fixed_ns": fixed_ns,
-            "bytes": sent,
-            "num_spared": spared,
-        },
-        spans=tuple(c.index for c in sorted(small, key=lambda c: -c.moving_ns)[:8]),
-    )
-
-
-def _small(
-    collectives: Sequence[Collective],
-) -> tuple[Sequence[Collective], Sequence[Collective], int, int]:
-    """Messages, the small ones, what each costs whatever its size, and how many less.
-
-    No small ones where they are few, or less than half of all.
-    """
-    sized = [c for c in collectives if c.span.bytes]
-    if len(sized) < FEWEST_SMALL:
-        return sized, (), 0, 0
-    fixed_ns = _fixed_ns(sized)
-    sent = sum(c.span.bytes for c in sized)
-    small = [c for c in sized if c.span.bytes <= _half_speed_bytes(sized, fixed_ns)]
-    spared = len(sized) - max(1, -(-sent // BUCKET_BYTES))
-    if len(small) < FEWEST_SMALL or 2 * len(small) < len(sized) or spared <= 0:
-        return sized, (), fixed_ns, 0
-    return sized, small, fixed_ns, spared
-
-
-def _merging_saves_ns(collectives: Sequence[Collective]) -> int:
-    _, _, fixed_ns, spared = _small(collectives)
-    return fixed_ns * spared
-
-
-def _fixed_ns(collectives: Sequence[Collective]) -> int:
-    """What a message costs whatever its size: the quickest tenth of them."""
-    ordered = sorted(c.moving_ns for c in collectives)
-    return ordered[len(ordered) // 10]
-
-
-def _half_speed_bytes(collectives: Sequence[Collective], fixed_ns: int) -> int:
-    """A message of so many bytes is on the wire as long as it takes to start."""
-    largest = max(collectives, key=lambda c: c.span.bytes)
-    wire_ns = max(1, largest.moving_ns - fixed_ns)
-    return largest.span.bytes * fixed_ns // wire_ns
-
-
-def _launching_ns(case: Case, collectives: Sequence[Collective]) -> int:
-    """Median CPU time of launching one, 0 where it is not known."""
-    known = [case.lookup.launch(c.index) for c in collectives]
-    times = sorted(launch[1] - launch[0] for launch in known if launch is not None)
-    return times[len(times) // 2] if times else 0

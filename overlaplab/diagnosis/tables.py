@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from overlaplab.diagnosis.collectives import Collective
+from overlaplab.diagnosis.collectives import Collective, WaitedFor
 from overlaplab.diagnosis.steps import Step
-from overlaplab.diagnosis.wording import gb_per_s, named, short
+from overlaplab.diagnosis.wording import gb_per_s, short
 from overlaplab.view.units import decimals, format_bytes, format_ns, time_unit
 
 if TYPE_CHECKING:
     from overlaplab.diagnosis.diagnosis import Diagnosis
 
+_AFTER: Mapping[WaitedFor, str] = {
+    "its launch": "its launch",
+    "its inputs": "its inputs",
+    "the previous collective": "the one before",
+    "nothing": "nothing known",
+}
 MOST_ROWS = 16  # of ranks; more are the slowest ones
 
 
@@ -78,22 +84,34 @@ def exposed(diagnosis: Diagnosis, most: int = 6) -> Rows:
     spans = diagnosis.timeline.spans
     rows = []
     for one in found[:most]:
-        after: str = one.waited_for
+        after = _AFTER[one.waited_for]
         if one.waited_span is not None and one.waited_for == "its inputs":
-            after = f"{after} ({short(spans[one.waited_span].name, 26)})"
-        waited = format_ns(one.waiting_ns) if one.knows_ready else "not known"
+            after = short(spans[one.waited_span].name, 18)
+        label = str(one.span.attributes.get("label", ""))
+        name = short(one.span.name, 22)
         rows.append(
             (
-                where(one.step),
-                named(one.span),
+                f"{one.span.rank}"
+                + ("" if one.step.step is None else f" / {one.step.step}"),
+                f'{name} "{short(label, 12)}"' if label else name,
+                format_bytes(one.span.bytes) if one.span.bytes else "?",
                 after,
                 format_ns(one.span.duration_ns),
                 format_ns(one.exposed_ns),
-                waited,
+                format_ns(one.waiting_ns) if one.knows_ready else "?",
             )
         )
-    header = ("", "collective", "started after", "took", "exposed", "for peers")
-    return Rows(header, tuple(rows), left=3)
+    steps = " / step" if diagnosis.timeline.steps else ""
+    header = (
+        f"rank{steps}",
+        "collective",
+        "bytes",
+        "started after",
+        "took",
+        "exposed",
+        "for peers",
+    )
+    return Rows(header, tuple(rows), left=2)
 
 
 def bandwidth(diagnosis: Diagnosis, most: int = 6) -> Rows:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from overlaplab.diagnosis.saved import Saved
 
 WIDTH = 96
+EXPOSED_TITLE = "Longest exposed collectives, and what each of them waited for"
 
 
 def text(diagnosis: Diagnosis, *, details: bool = False) -> str:
@@ -24,7 +25,7 @@ def text(diagnosis: Diagnosis, *, details: bool = False) -> str:
     parts = [_head(diagnosis), _numbers(diagnosis), _findings(diagnosis)]
     if details:
         parts += [
-            _table("Longest exposed collectives", tables.exposed(diagnosis)),
+            _table(EXPOSED_TITLE, tables.exposed(diagnosis)),
             _table("Bandwidth, by size of message", tables.bandwidth(diagnosis)),
             _table("Kernels alone and beside communication", tables.twins(diagnosis)),
         ]
