@@ -28,7 +28,7 @@ from overlaplab.grading import check
 from overlaplab.grading import lab02 as lab
 
 # %% [markdown]
-# ## 1. One step, two times (8 minutes)
+# ## 1. One step, two times (7 minutes)
 #
 # Here is a training step in miniature: 24 small products, 20 large ones, and a message
 # between two GPUs. How long does it take? Two people time four steps.
@@ -146,9 +146,7 @@ def time_step(step):
         step()
     events[-1].record()
     streams.synchronize()
-    return statistics.median(
-        a.elapsed_time(b) for a, b in pairwise(events)
-    )
+    return statistics.median(a.elapsed_time(b) for a, b in pairwise(events))
     ### END SOLUTION
 
 
@@ -175,7 +173,7 @@ print(lab.text_table(("ms a step", "around", "wait each", "events", "true"), lin
 # `wait_each` is nearly right where the GPU has no small kernels to begin with. That is
 # how people come to trust it.
 #
-# ## 3. From events to kernels (21 minutes)
+# ## 3. From events to kernels (20 minutes)
 #
 # An event sees what you put it around. A **profiler** sees every kernel: the driver takes
 # the times on the GPU and hands them out later. `torch.profiler` writes them into a
@@ -431,7 +429,7 @@ print(f"the table of 32768 tokens, 2048 wide, in bfloat16: {table_mib:.0f} MiB")
 
 # %% [markdown]
 # The CPU runs more than a whole step ahead: when it launches this message, the GPU is still
-# busy with the step before. And the tail is the table of tokens. Its gradient is the last
+# busy with an earlier step. And the tail is the table of tokens. Its gradient is the last
 # of the backward pass, and nothing is left to hide it behind.
 #
 # Between messages the wire is idle. Is something late? A message with a free wire starts
@@ -493,8 +491,8 @@ lab.draw_gaps(annotated)
 # %% [markdown]
 # At batch 8 nothing is late: each message starts when its gradients are there. To fill the
 # gaps there is nothing to send. At batch 2 the compute lane has holes, and every message
-# goes off the moment that the CPU gets to it: the step is **launch-bound**. Smaller buckets
-# would make it worse. So the same program needs two different remedies.
+# that ends a gap goes off the moment that the CPU gets to it: the step is **launch-bound**.
+# There, smaller buckets are worse: more launches. The same program needs two remedies.
 #
 # But who makes the CPU slow? Here are the same steps without a profiler, from the same run:
 # from the start of a step to the start of the next.
@@ -507,6 +505,8 @@ for batch in (8, 2):
     percent = f"{100 * (traced_ms / without_ms - 1):+.0f} %"
     lines.append((f"batch {batch}", f"{traced_ms:.1f}", f"{without_ms:.1f}", percent))
 print(lab.text_table(("ms a step", "profiled", "not profiled", ""), lines))
+small_ms = lab.unprofiled_ms("overlapped, 25 MiB", 2)
+print(f"batch 2 in buckets of 25 MiB, not profiled: {small_ms:.1f}")
 print(lab.machine())
 
 # %% [markdown]
@@ -568,7 +568,11 @@ before, after = serial.report(), overlapped.report()
 
 
 def ratio(beside):
-    chosen = [(a, b) for a, b, is_beside in lab.pairs(serial, overlapped) if is_beside is beside]
+    chosen = [
+        (a, b)
+        for a, b, is_beside in lab.pairs(serial, overlapped)
+        if is_beside is beside
+    ]
     return sum(b.duration_ns for _, b in chosen) / sum(a.duration_ns for a, _ in chosen)
 
 
@@ -626,11 +630,12 @@ print(f"saved without a profiler: {serial_ms - ours_ms:.1f} of {serial_ms:.1f} m
 
 # %% name="takeaways" fold=true
 wrong_ms = [lab.time_with(s, "small first").value[0] for s in (around, wait_each)]
-print(f"1. Time with events, the CPU ahead: {lab.true_ms('small first'):.2f} ms. A clock")
-print(f"   around launches said {wrong_ms[0]:.2f}, waiting in each step {wrong_ms[1]:.2f}.")
+true_ms, traced_ms = lab.true_ms("small first"), lab.traced_ms("overlapped, batch 2")
+print(f"1. Time with events, the CPU ahead: {true_ms:.2f} ms. A clock around launches")
+print(f"   said {wrong_ms[0]:.2f}, waiting in each step {wrong_ms[1]:.2f}.")
 print(f"2. Hidden is not saved: {right['hidden_ms']:.1f} ms hidden,", end=" ")
 print(f"{right['saved_ms']:.1f} saved; the rest was paid.")
-print(f"3. A profiler is a load: {lab.traced_ms('overlapped, batch 2'):.0f} ms with,", end=" ")
+print(f"3. A profiler is a load: {traced_ms:.0f} ms with,", end=" ")
 print(f"{lab.unprofiled_ms('overlapped', 2):.0f} without, where the CPU has no time.")
 
 # %% [markdown]

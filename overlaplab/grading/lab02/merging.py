@@ -71,7 +71,6 @@ def grade_merge(sheet: Sheet, merge: Merge) -> None:
             faults.setdefault(law, (case, said, right))
     for sentence, hint in _HINTS.items():
         if sentence not in faults:
-            # Judged on cases that only this law decides: they were right.
             sheet.expect(sentence, True)
             continue
         given_case, seen, expected = faults[sentence]

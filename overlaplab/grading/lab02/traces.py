@@ -106,7 +106,7 @@ def stored() -> dict[str, Any]:
 
 def unprofiled_ms(variant: str, batch: int) -> float:
     """The median step of a variant without a profiler: "compute", "serial",
-    "overlapped".
+    "overlapped" (buckets of 100 MiB), "overlapped, 25 MiB".
     """
     value: float = stored()["median_ms"][str(batch)][variant]
     return value
