@@ -58,9 +58,21 @@ def test_kernels_without_a_launch_count_in_the_whole_and_are_told(read):
 
     assert timeline.report().compute_ns == 13_000
     assert sum(timeline.of_step(s).report().compute_ns for s in (1, 2)) == 12_000
-    remarks = " ".join(timeline.source.remarks)
-    assert "GPU events without a launch record in the trace: 1" in remarks
-    assert "GPU events that no step launched (the warm-up's, perhaps): 1" in remarks
+    assert timeline.source.remarks == (
+        "trace.json: GPU events without a launch record in the trace: 1 (left over "
+        "from the warm-up, perhaps); they count in the whole and in no step",
+    )
+
+
+def test_kernels_that_were_launched_between_steps_are_told(read):
+    between = [launch(5, 61, 62), kernel("evaluation", 7, 62, 63, correlation=5)]
+
+    timeline = read([*steps(), *between])
+
+    assert timeline.source.remarks[1] == (
+        "trace.json: GPU events that no step launched: 2; they count in the whole and "
+        "in no step"
+    )
 
 
 def test_the_backward_is_what_autograd_s_thread_launched(read):

@@ -113,13 +113,15 @@ class TraceFile:
         return min(starts) + self.base_ns if starts else None
 
     def _remark_on(self, reader: DeviceReader) -> None:
-        if num := reader.num_without_launch:
-            self._remark(f"GPU events without a launch record in the trace: {num}")
-        if num := reader.num_without_step:
-            self._remark(
-                f"GPU events that no step launched (the warm-up's, perhaps): {num}; "
-                "they count in the whole and in no step"
-            )
+        in_no_step = "they count in the whole and in no step"
+        unlaunched, num = reader.num_without_launch, reader.num_without_step
+        if unlaunched:
+            remark = f"GPU events without a launch record in the trace: {unlaunched}"
+            if unlaunched == num:
+                remark += f" (left over from the warm-up, perhaps); {in_no_step}"
+            self._remark(remark)
+        if num != unlaunched and num:
+            self._remark(f"GPU events that no step launched: {num}; {in_no_step}")
 
     def _remark(self, sentence: str) -> None:
         self.remarks.append(f"{self.path.name}: {sentence}")
