@@ -2,12 +2,14 @@
 
 import functools
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 import overlaplab as ol
 from overlaplab.timeline.intervals import merge, total
+from tests.profiling.traces_by_hand import kernel
 
 FOLDER = Path(__file__).parents[1] / "traces" / "hta"
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())
@@ -109,3 +111,24 @@ def test_old_traces_name_their_kernels_by_the_operator_that_launched_them():
     names = {s.name for s in timeline("hta_df_index_resolver.json.gz").spans}
 
     assert {"fill_", "add", "mul", "all_reduce"} <= names
+
+
+def test_memory_is_that_of_what_is_kept_and_not_of_the_file(tmp_path):
+    arrow = json.dumps({"ph": "f", "cat": "ac2g", "name": "ac2g", "pid": 1, "ts": 1.5})
+    path = tmp_path / "trace.json"
+    with open(path, "w") as file:
+        file.write('{"traceEvents": [' + json.dumps(kernel("gemm", 7, 0, 1)))
+        for _ in range(100):
+            file.write((", " + arrow) * 2000)
+        file.write("]}")
+    assert path.stat().st_size > 12 << 20
+    ol.read_trace(path)  # what the first call keeps for good
+
+    tracemalloc.start()
+    timeline = ol.read_trace(path)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert timeline.source.num_events == 200_001
+    # A block, its text closed by a bracket, its events: about 3,700 of them.
+    assert peak_bytes < 4 << 20
