@@ -120,7 +120,8 @@ def compare_modes(step: Callable[[], object]) -> dict[str, Any]:
     Returns:
         For each mode the step (the slowest rank's, ms) and its ratio to the step
         without a profile; for the profiles each rank's exposed communication, mean of
-        the steps of the last block, in ms and as a share of the profiled step.
+        the steps of the last block, in ms and as a share of the profiled step; None
+        where collectives were launched that the mode does not see.
     """
     times: dict[str, list[int]] = {mode: [] for mode in MODES}
     last: dict[str, Profile] = {}
@@ -155,6 +156,10 @@ def _with_step(step: Callable[[], object], profiled: Profile) -> Callable[[], No
     return both
 
 
+def _warns(remark: str) -> bool:
+    return "not seen by events" in remark or "The CPU was late" in remark
+
+
 def _exposed(profiled: Profile) -> dict[str, Any]:
     timeline = profiled.timeline
     exposed_ns, step_ns = [], []
@@ -163,14 +168,17 @@ def _exposed(profiled: Profile) -> dict[str, Any]:
         device = of_step.where(lambda s: s.kind not in ("launch", "host"))
         exposed_ns.append(device.report().exposed_ns)
         step_ns.append(device.report().step_ns)
-    mine = (
-        round(sum(exposed_ns) / len(exposed_ns) / 1e6, 4),
-        round(sum(exposed_ns) / sum(step_ns), 4),
-    )
+    if any("not seen by events" in remark for remark in timeline.source.remarks):
+        mine: tuple[float | None, float | None] = (None, None)  # nothing is known
+    else:
+        mine = (
+            round(sum(exposed_ns) / len(exposed_ns) / 1e6, 4),
+            round(sum(exposed_ns) / sum(step_ns), 4),
+        )
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return {
         "exposed_ms": [ms for ms, _ in everyone],
         "exposed_share": [share for _, share in everyone],
-        "remarks": [r for r in timeline.source.remarks if "not seen by" in r],
+        "remarks": [r for r in timeline.source.remarks if _warns(r)],
     }

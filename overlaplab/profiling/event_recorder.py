@@ -96,6 +96,9 @@ class EventRecorder:
         self._seen: Counter[Any] = Counter()
         self._before: dict[Any, int] = {}
         self._unseen: list[tuple[str, int]] = []
+        self._lanes: dict[Any, str] = {}  # to describe a group costs microseconds
+        self._num_launches = 0
+        self._num_late = 0
         self._stack = contextlib.ExitStack()
         self._main_key: Hashable = None
 
@@ -148,6 +151,8 @@ class EventRecorder:
         self._seen[group] += 1
         if operation == "barrier" or self._clock.is_silent():
             return call()  # a barrier sends nothing, and its wait would block the CPU
+        self._num_launches += 1
+        self._num_late += self._clock.is_drained()
         ready = self._clock.mark()
         work = call()
         self._launched(group, operation, (arguments,), ready, work)
@@ -202,9 +207,13 @@ class EventRecorder:
     ) -> None:
         if work is None:
             return
-        name, _ = describe_group(group)
+        lane = self._lanes.get(group)
+        if lane is None:
+            name, _ = describe_group(group)
+            lane = "comm" if name == "default" else f"comm:{name}"
+            self._lanes[group] = lane
         message = _Message(
-            "comm" if name == "default" else f"comm:{name}",
+            lane,
             operation,
             sum(max(map(num_bytes, of_one), default=0) for of_one in arguments),
             labels[-1] if (labels := self._labels()) else "",
@@ -296,13 +305,33 @@ class EventRecorder:
                 holds.append(Hold(lane(m.key), at(m.ready), end_ns))
         return spans_of(rank, stretches, holds, messages)
 
+    @property
+    def num_unseen(self) -> int:
+        """Collectives that were launched where no hook is."""
+        return sum(number for _, number in self._unseen)
+
+    @property
+    def late_share(self) -> float:
+        """Of the launches, those that found their stream with nothing left to do."""
+        return self._num_late / self._num_launches if self._num_launches else 0.0
+
     def remarks(self) -> tuple[str, ...]:
-        return _REMARKS + tuple(
+        unseen = tuple(
             f"{number} collectives of group {name!r} were launched by C++, as "
             "DistributedDataParallel and functional collectives do, and are not seen "
-            "by events; ol.profile() without events sees them."
+            "by events, so no number here is about them; ol.profile() without events "
+            "sees them."
             for name, number in self._unseen
         )
+        late: tuple[str, ...] = ()
+        if self._num_late:
+            late = (
+                f"The CPU was late: {self._num_late} of {self._num_launches} "
+                "collectives were launched when their stream had nothing left to do. "
+                "That idle time counts as computing, so what is called hidden may be "
+                "exposed; ol.profile() without events sees the gaps.",
+            )
+        return (*unseen, *late, *_REMARKS)
 
 
 def recorder_of_this_device() -> EventRecorder:

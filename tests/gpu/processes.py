@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +15,8 @@ from torch.multiprocessing.spawn import spawn
 
 def run_on_gpus(fn: Callable[..., Any], *args: Any, world_size: int = 2) -> list[Any]:
     """`fn(*args)` on `world_size` GPUs; the values by rank. `fn` must be importable."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank, args=(world_size, port, folder, fn, args), nprocs=world_size)
+        spawn(_rank, args=(world_size, folder, fn, args), nprocs=world_size)
         return [
             pickle.loads(Path(folder, str(rank)).read_bytes())
             for rank in range(world_size)
@@ -31,15 +26,21 @@ def run_on_gpus(fn: Callable[..., Any], *args: Any, world_size: int = 2) -> list
 def _rank(
     rank: int,
     world_size: int,
-    port: int,
     folder: str,
     fn: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    # A file, and not a port: a port that was free may be taken by now.
+    meeting = f"file://{folder}/meeting"
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
-    dist.init_process_group("nccl", rank=rank, world_size=world_size, device_id=device)
+    dist.init_process_group(
+        "nccl",
+        init_method=meeting,
+        rank=rank,
+        world_size=world_size,
+        device_id=device,
+    )
     try:
         value = fn(*args)
         torch.cuda.synchronize()

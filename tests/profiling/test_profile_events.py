@@ -35,6 +35,9 @@ class VirtualClock:
         event.record(key)
         return event
 
+    def is_drained(self) -> bool:
+        return False
+
     def mark_end(self, work: Any, communicator: str) -> Any:
         with streams.stream(self._side):
             type(work).wait.__wrapped__(work)
@@ -160,6 +163,19 @@ def test_the_marks_of_a_launch_and_a_wait_and_one_finish(monkeypatch):
         ("default", "step", 5, 6),
         ("comm:tp", "all_reduce", 2, 3),
     ]
+
+
+def test_a_launch_that_finds_its_stream_empty_is_said(monkeypatch):
+    monkeypatch.setattr(FakeClock, "is_drained", lambda clock: len(clock.log) < 3)
+
+    def use(group: FakeGroup) -> None:
+        group.allreduce([torch.ones(3)])
+        group.allreduce([torch.ones(3)])
+
+    recorder, _ = recorded(monkeypatch, use)
+
+    assert recorder.late_share == 0.5
+    assert recorder.remarks()[0].startswith("The CPU was late: 1 of 2 collectives")
 
 
 def test_a_barrier_is_no_message(monkeypatch):
