@@ -138,6 +138,18 @@ def _furthest_apart(timeline: ol.Timeline) -> int:
     return max(abs(a - b) for a, b in zip(*ends, strict=True))
 
 
+def late_cpu() -> tuple[str, ...]:
+    """The CPU sleeps before each launch, and the device has long been idle."""
+    tensor = torch.ones(1024, device="cuda")
+    dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    with ol.profile(events=True) as profile:
+        for _ in range(3):
+            time.sleep(0.02)
+            dist.all_reduce(tensor, async_op=True).wait()
+    return profile.timeline.source.remarks
+
+
 def dropped_after_launch() -> bool:
     """Whether events let the allocator have a tensor that NCCL still reads."""
     elements = 4 * MIB

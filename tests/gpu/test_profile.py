@@ -62,6 +62,13 @@ def test_kernels_carry_buckets_and_steps_and_ranks_share_a_clock() -> None:
     assert first["apart_ns"] < 1_000_000  # a kernel ends on both GPUs at almost once
 
 
+def test_events_say_that_the_cpu_was_late_where_it_was() -> None:
+    for remarks in run_on_gpus(profile_programs.late_cpu):
+        assert remarks[0].startswith("The CPU was late: 3 of 3"), remarks
+    for found in run_on_gpus(profile_programs.known_overlap, True, True):
+        assert not any("The CPU was late" in r for r in found["remarks"])
+
+
 def test_events_keep_what_nccl_still_reads() -> None:
     assert run_on_gpus(profile_programs.dropped_after_launch) == [False, False]
 
