@@ -10,6 +10,7 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 LAB_FLAGS ?=
+IN_A_BROWSER := tests/browser tests/view/test_page_browser.py
 
 # Test workers share the cores: one thread for each keeps them from fighting.
 test test-%: export OMP_NUM_THREADS := 1
@@ -62,7 +63,8 @@ test-drift: setup
 	$(BIN)/python course/build.py --check
 
 test-unit: setup
-	$(PYTEST) -q -n $(WORKERS) --dist loadfile --durations 15 --ignore tests/browser
+	$(PYTEST) -q -n $(WORKERS) --dist loadfile --durations 15 \
+	  $(addprefix --ignore=,$(IN_A_BROWSER))
 
 test-notebooks: setup
 	$(PYTEST) -q -p tests.strict_notebooks -n $(WORKERS) \
@@ -71,10 +73,10 @@ test-notebooks: setup
 test-unsolved: setup
 	$(BIN)/python course/build.py --prove-unsolved
 
-# Alone, since it starts JupyterLab and Chromium; says so and passes where no Chromium
-# is. In CI (the variable CI is set) it fails there.
+# Alone, since it starts JupyterLab and Chromium, and looks at how fast a page draws.
+# Where no Chromium is, it says so and passes; in CI (the variable CI is set) it fails.
 test-browser: setup
-	$(PYTEST) -q -rs --durations 5 --timeout 300 tests/browser
+	$(PYTEST) -q -rs --durations 5 --timeout 300 $(IN_A_BROWSER)
 
 course: setup
 	$(BIN)/python course/build.py

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from tests.browser.processes import END_TIMEOUT_S, end_all, start
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 90.0
 # Extensions of the server that the tests have no use for; each costs its start time.
 UNUSED = (
-    "jupyter_lsp",
     "jupyter_server_terminals",
     "jupyterlab_jupytext",
     "notebook_shim",

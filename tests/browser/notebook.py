@@ -57,15 +57,26 @@ class Notebook:
     """
 
     def __init__(
-        self, browser: Browser, server: Jupyter, path: str, *, width: int = 1280
+        self,
+        browser: Browser,
+        server: Jupyter,
+        path: str,
+        *,
+        width: int = 1280,
+        scale: float = 1,
     ) -> None:
         self.faults: list[str] = []
-        self.page: Page = browser.new_page(viewport={"width": width, "height": 900})
+        self.page: Page = browser.new_page(
+            viewport={"width": width, "height": 900}, device_scale_factor=scale
+        )
         self.page.set_default_timeout(TIMEOUT_MS)
         self.page.on("pageerror", lambda e: self.faults.append(f"exception: {e}"))
         self.page.on("console", self._hear)
         self.page.route("**/*", lambda route: self._let_through(route, server.url))
         self.page.goto(server.page_of(path))
+        self._wait()
+
+    def _wait(self) -> None:
         self.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
         self.page.wait_for_function(
             "() => window.jupyterapp.shell.currentWidget.sessionContext?.session"
@@ -124,9 +135,19 @@ class Notebook:
         assert "Error" not in said, f"cell {cell_id} raised: {said[-2000:]}"
         return self.cell(cell_id)
 
-    def saved(self) -> None:
-        """Save the notebook, with its outputs."""
+    def save_and_restart(self) -> None:
+        """Save the notebook with its outputs, and begin a new kernel."""
         self.command("docmanager:save")
+        self.page.evaluate(
+            "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+            ".restart()"
+        )
+        self._wait()
+
+    def open_again(self) -> None:
+        """Load the page and the saved notebook again."""
+        self.page.reload()
+        self._wait()
 
     def ask(self, expression: str) -> Any:
         """What an expression is in the kernel, for values that Python can write.
@@ -158,6 +179,12 @@ class Notebook:
             state="attached"
         )
 
-    def screenshot(self, path: Path) -> None:
-        """What a person would see now."""
-        self.page.screenshot(path=path)
+    def picture(self, cell_id: str, path: Path) -> None:
+        """Save what a person sees of a cell once it has come to rest."""
+        cell = self.cell(cell_id)
+        self.page.mouse.move(0, 0)
+        self.page.evaluate(
+            "() => new Promise(done =>"
+            " requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
+        cell.screenshot(path=path, animations="disabled")
