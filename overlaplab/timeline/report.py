@@ -35,13 +35,16 @@ class Report:
     - `serial_ns` = compute + communication: the step if nothing overlapped and
       nothing else took time.
     - `bound_ns` = max(compute, communication): no schedule of these two is shorter.
-    - `saved_ns` = serial - step; negative where launches, copies or idle time cost
-      more than overlap gave.
+    - `saved_ns` = serial - step = hidden - the time in which neither runs; negative
+      where launches, copies or idle time cost more than overlap gave. It compares with
+      the serial of *this run*: where two kernels slow each other down both sums have
+      grown, so one timeline cannot show what contention costs. Put the times of each
+      alone beside it.
 
     Three ratios that people mix up; each is None where its denominator is 0:
 
-    - `overlap_fraction` = hidden / communication (HTA's). Hidden is not saved: two
-      kernels that slow each other down hide a lot and save little.
+    - `overlap_fraction` = hidden / communication (HTA's). Hidden is not saved: it is
+      highest where the two slow each other down most.
     - `saved_fraction` = saved / communication.
     - `efficiency` = saved / (serial - bound): of what overlap could save, the share
       that it did.
