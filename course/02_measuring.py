@@ -362,13 +362,14 @@ my_number = 6  # any whole number: your day of birth, your desk
 step = lab.trace_step("overlapped, batch 8", my_number)
 messages = [span for span in step.spans if span.kind == "communication"]
 print(f"{len(step.spans)} spans, {len(messages)} of them messages")
+print(view.text(step, width=88))
 view.draw(step, title="your step: batch 8, buckets of 100 MiB", critical_path=False)
 
 # %% [markdown]
 # (With a kernel running, `view.show(step)` in a cell of your own zooms: wheel, drag, click.)
 #
-# Above are the kernels of the compute stream, below NCCL's. Forward pass, then backward
-# pass, from the last layer to the first; a message follows each layer.
+# Above are the kernels of the compute stream, below NCCL's. Forward pass (light blue), then
+# backward pass, from the last layer to the first; a message follows each layer.
 #
 # **Predict.** How long *before* the first message starts on the GPU did the CPU launch it?
 # In ms.
