@@ -306,7 +306,8 @@ def test_stored_results_hold_both_sides_and_explain_every_difference(
 def test_our_stored_numbers_are_the_exact_ones(stored: dict[str, Any]) -> None:
     expected = json.loads((TRACES / "expected.json").read_text())
     for row in stored["files"]:
-        if row["file"] in expected:
+        # Without a GPU in the trace there is no exact number: ours is gloo's.
+        if row["file"] in expected and expected[row["file"]]["devices"]:
             exact = expected[row["file"]]["full_trace"]["overlap_fraction_of_comm"]
             ours = row["ours"]["overlap_percent"]
             assert ours == (
@@ -316,7 +317,8 @@ def test_our_stored_numbers_are_the_exact_ones(stored: dict[str, Any]) -> None:
 
 def test_the_page_shows_the_newest_results() -> None:
     newest = json.loads(STORED[-1].read_text())
-    assert page.tables(newest) in (RESULTS / "README.md").read_text()
+    shown = (RESULTS / "README.md").read_text()
+    assert all(table in shown for table in page.tables(newest))
 
 
 def test_a_file_that_hta_cannot_read_has_its_error_in_the_table() -> None:
@@ -326,6 +328,5 @@ def test_a_file_that_hta_cannot_read_has_its_error_in_the_table() -> None:
         "ours": SIDE,
         "hta": {"error": "IndexError"},
     }
-    assert "| x | 1.0 | 0.000 | IndexError | - | - | 0 | - | - | - |" in page.tables(
-        {"files": [row]}
-    )
+    costs, _ = page.tables({"files": [row]})
+    assert "| x | 1.0 | 0.000 | IndexError | - | - | 0 | - | - | - |" in costs

@@ -50,15 +50,20 @@ class Plan:
     Args:
         hta_python: the interpreter of an environment with HTA; None: ours only.
         rounds: processes a side and way; the medians count.
-        large_mib: also a file of this size, made of a known one, in one round; 0: none.
+        large_mib: also a file of this size, made of a known one, in one round and as
+            HTA comes; 0: none.
         limit_bytes: of address space a process; one that needs more fails, and that
             is its result.
+        ways: of HTA's.
+        all_steps: ask HTA for its answer with the last step, too.
     """
 
     hta_python: str | None = None
     rounds: int = 5
     large_mib: int = 0
     limit_bytes: int = 12 * 2**30
+    ways: Sequence[str] = child.HTA_WAYS
+    all_steps: bool = True
 
 
 def measure(files: Sequence[Path], plan: Plan, say: Say) -> dict[str, Any]:
@@ -82,12 +87,14 @@ def measure(files: Sequence[Path], plan: Plan, say: Say) -> dict[str, Any]:
             large = Path(folder) / f"{GROWN_FROM.partition('.')[0]}_grown.json"
             say(f"writing {large.name}")
             times = grow(KNOWN / GROWN_FROM, large, plan.large_mib * 2**20)
-            row = _measure_file(large, replace(plan, rounds=1), say)
+            once = replace(plan, rounds=1, ways=child.HTA_WAYS[:1], all_steps=False)
+            row = _measure_file(large, once, say)
             rows.append(row | {"made_of": GROWN_FROM, "times": times})
+    versions = [row.pop("versions") for row in rows]
     return {
         "machine": f"{os.cpu_count()} CPU cores",
         "rounds": plan.rounds,
-        "versions": [row.pop("versions") for row in rows][-1] if rows else {},
+        "versions": versions[0] if versions else {},
         "files": rows,
     }
 
@@ -106,7 +113,7 @@ def _refuse_without_hta(python: str) -> None:
 
 def _measure_file(file: Path, plan: Plan, say: Say) -> dict[str, Any]:
     say(f"{file.name}:")
-    ways = [child.OURS, *(child.HTA_WAYS if plan.hta_python else ())]
+    ways = [child.OURS, *(plan.ways if plan.hta_python else ())]
     samples: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     for _ in range(plan.rounds):
         for way in ways:
@@ -117,10 +124,9 @@ def _measure_file(file: Path, plan: Plan, say: Say) -> dict[str, Any]:
     }
     row |= summarise(samples)
     if plan.hta_python and "error" not in row["ours"]:
-        every = run_child(
-            row["hta"].get("fastest", ways[-1]), file, plan, "--all-steps"
-        )
-        row["hta_all_steps"] = answer(every)
+        if plan.all_steps:
+            every = run_child(ways[1], file, plan, "--all-steps")
+            row["hta_all_steps"] = answer(every)
         row["explained"] = explain_file(file, row)
     say(line(row))
     return row
@@ -212,12 +218,10 @@ def explain_file(file: Path, row: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error).replace(str(file), file.name)}
     found = {}
     marks = device_steps(file)
-    for name, printed, all_steps in (
-        ("default", row["hta"].get("overlap_percent"), False),
-        ("all_steps", row["hta_all_steps"], True),
-    ):
-        if not timeline.spans:
-            continue
+    asked = [("default", row["hta"].get("overlap_percent"), False)]
+    if "hta_all_steps" in row:
+        asked.append(("all_steps", row["hta_all_steps"], True))
+    for name, printed, all_steps in asked if timeline.spans else ():
         rank = timeline.spans[0].rank
         steps = explain(timeline, rank, all_steps=all_steps, device_steps=marks)
         found[name] = {

@@ -8,10 +8,10 @@ from typing import Any
 _MIB = 2**20
 
 
-def tables(results: Mapping[str, Any]) -> str:
-    """Both tables, as Markdown: time and memory, then the numbers explained."""
+def tables(results: Mapping[str, Any]) -> tuple[str, str]:
+    """Markdown: what each side costs, and how the numbers are explained."""
     rows = results["files"]
-    return _table(_COSTS, map(_costs, rows)) + "\n" + _table(_NUMBERS, _explained(rows))
+    return _table(_COSTS, map(_costs, rows)), _table(_NUMBERS, _explained(rows))
 
 
 _COSTS = (
