@@ -189,7 +189,9 @@ def _peers(lookup: Lookup, steps: Sequence[Step]) -> dict[int, tuple[int, ...]]:
         for index in step.communication:
             span = lookup.spans[index]
             members = span.attributes.get("group_ranks")
-            ready = span.attributes.get("ready_ns")
+            # A virtual run says who met; in a measured one the order on a lane does.
+            virtual = lookup.timeline.origin == "virtual"
+            ready = span.attributes.get("ready_ns") if virtual else None
             who = tuple(members) if isinstance(members, list | tuple) else None
             number = step.step if ready is None else None
             key = (number, span.lane, who, ready)
@@ -238,10 +240,11 @@ def _arrival(
         starts.append((other.start_ns - shift, other.rank))
     last_ns, last = max(starts)
     ready_ns = span.attributes.get("ready_ns")
-    if ready_ns is not None:
+    alone = len(together) < 2
+    if ready_ns is not None and (alone or lookup.timeline.origin == "virtual"):
         own = min(max(span.start_ns, ready_ns), span.end_ns)
         return (last if len(together) > 1 else None), own, True
-    if len(together) < 2:
+    if alone:
         return None, span.start_ns, False
     return last, min(max(span.start_ns, last_ns), span.end_ns), True
 

@@ -147,7 +147,7 @@ def _end_of_step(
         if queued and moving_ns > hideable_ns:
             bound = moving_ns, hideable_ns
             yield _communication_bound(step, large, *bound, evidence)
-        elif not queued or not merging_saves_ns(collectives):
+        elif 2 * len(in_tail) <= max(4, len(large)):  # else a queue, and no last one
             yield _last_bucket(case, step, tail, cost_ns, evidence)
         return
     # At best all of it hides, or all computation has some beside it.

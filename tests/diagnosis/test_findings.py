@@ -412,3 +412,16 @@ def test_launches_of_the_virtual_cluster_are_found_by_their_operator():
 def test_an_unknown_kind_of_lane_does_no_harm():
     made = timeline(span(0, "x", "memset", "memset", 0, 0), compute(0, 10))
     assert ol.diagnose(made).findings == ()
+
+
+def test_when_peers_arrived_is_taken_from_their_spans_and_not_from_a_wrong_remark():
+    spans = [
+        span_
+        for rank in (0, 1)
+        for span_ in (
+            compute(0, 80, rank=rank),
+            send(80, 100, rank=rank, ready_ns=99_000),
+        )
+    ]
+    found = ol.diagnose(timeline(*spans))
+    assert [c.moving_ns for c in found.case.collectives] == [20_000, 20_000]
