@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from overlaplab.grading import origins
 from overlaplab.grading.evidence import Evidence
 from overlaplab.grading.reading import collect_evidence, mark_step, watch
 from overlaplab.hardware import Hardware, Link, profile
@@ -213,7 +214,8 @@ def train(
         hardware=hardware,
         timeout_s=timeout_s,
     )
-    assert run.program is not None, "the virtual cluster records"
+    run = origins.release(run)
+    assert run.program is not None
     by_rank = [gradients for gradients, _ in run.values]
     return Trained(
         run=run,
@@ -225,10 +227,11 @@ def train(
 
 def _train_rank(
     fixture: Fixture, make_reducer: MakeReducer, steps: int
-) -> tuple[list[Gradients], Mapping[str, torch.Tensor]]:
+) -> origins.Held:
     rank = dist.get_rank()
     model = fixture.build(rank)
     watch(model)
+    notes = [*origins.given(model)]
     reducer = make_reducer(model)
     optimizer = torch.optim.SGD(
         [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE
@@ -237,12 +240,15 @@ def _train_rank(
     for step in range(1, steps + 1):
         mark_step(step)
         optimizer.zero_grad(set_to_none=fixture.set_to_none)
-        fixture.loss(model, *fixture.make_batch(rank, step)).backward()  # type: ignore[no-untyped-call]
+        batch = fixture.make_batch(rank, step)
+        notes += origins.given(batch)
+        fixture.loss(model, *batch).backward()  # type: ignore[no-untyped-call]
         reducer.wait()
         _let_ranks_meet()
+        notes += origins.returned([p.grad for p in model.parameters()])
         gradients.append(_copy_gradients(model))
         optimizer.step()
-    return gradients, _copy_parameters(model)
+    return origins.Held((gradients, _copy_parameters(model)), tuple(notes))
 
 
 def _let_ranks_meet() -> None:

@@ -4,6 +4,7 @@ Laws read evidence and numbers; they run nothing and know no exercise.
 """
 
 from overlaplab.grading.law_answers import diagnosis_law, regret, regret_law
+from overlaplab.grading.law_origin import origin_law
 from overlaplab.grading.law_overlap import (
     overlap_law,
     prompt_law,
@@ -27,6 +28,7 @@ __all__ = [
     "leak_law",
     "no_findings_law",
     "once_law",
+    "origin_law",
     "overlap_law",
     "prompt_law",
     "regret",

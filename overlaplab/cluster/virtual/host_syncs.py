@@ -49,6 +49,9 @@ def _sync(find: Callable[[], Recorder | None], name: str, original: Any) -> Any:
             return original(self, *args, **kwargs)
         if type(self) in PLAIN:
             recorder.read_on_host(name, self)
+        if name == "numpy" and not recorder.storages.is_host(self):
+            # The array is the host's memory: what is written there stays there.
+            return original(self, *args, **kwargs).copy()
         if name != "print":
             return original(self, *args, **kwargs)
         recorder.printing = True  # how it is made is not the program's

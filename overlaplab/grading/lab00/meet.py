@@ -15,6 +15,7 @@ from overlaplab.grading import laws
 from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.lab00 import sources
 from overlaplab.grading.lab00.runs import GPU
+from overlaplab.grading.origins import Held, hold, release
 
 VALUES = "every rank returns a @ a plus the sum of all x"
 ONE_SUM = "every rank sends as many bytes as x has"
@@ -53,15 +54,17 @@ def inputs(rank: int) -> tuple[Tensor, Tensor]:
 
 def run_step(step: Step, world_size: int = 2) -> Run:
     """`step(x, a)` on every rank of the virtual cluster."""
-    return run(_on_rank, step, world_size=world_size, hardware=GPU)
+    return release(run(_on_rank, step, world_size=world_size, hardware=GPU))
 
 
-def _on_rank(step: Step) -> Tensor:
+def _on_rank(step: Step) -> Held:
     with _disable_current_modes():  # given: no work of the step
         x, a = inputs(dist.get_rank())
-    answer = step(x, a)
-    if not isinstance(answer, Tensor):
-        raise TypeError(f"step returned {type(answer).__name__}; expected a tensor")
+    answer = hold(step, x, a)
+    if not isinstance(answer.value, Tensor):
+        raise TypeError(
+            f"step returned {type(answer.value).__name__}; expected a tensor"
+        )
     return answer
 
 
@@ -106,6 +109,7 @@ def _check_waited(sheet: Sheet, seen: Run) -> None:
 
 
 def _check_values(sheet: Sheet, seen: Run, world_size: int) -> None:
+    assert seen.program is not None
     held = [inputs(rank) for rank in range(world_size)]
     total = torch.stack([x for x, _ in held]).sum(0)
     wrong = []
@@ -121,6 +125,7 @@ def _check_values(sheet: Sheet, seen: Run, world_size: int) -> None:
         expected="a @ a + x, with the sum of all ranks' x for x",
         hint=_values_hint(seen.values[0], held, total) if wrong else "",
     )
+    sheet.verify(VALUES, laws.origin_law(seen.program))
 
 
 def _values_hint(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from overlaplab.cluster.run import Run, run
-from overlaplab.grading import laws
+from overlaplab.grading import laws, origins
 from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.lab00 import sources
 from overlaplab.grading.lab00.runs import GPU, device_idle_ns, host_waits
@@ -143,6 +143,7 @@ def train(loop: Train, *shape: int) -> TrainingRun:
     """
     model, batches = net_and_batches(*shape)
     recorded = run(_on_rank, loop, model, batches, world_size=1, hardware=GPU)
+    recorded = origins.release(recorded)
     answer, weights = recorded.values[0]
     try:
         losses, worst = answer
@@ -153,12 +154,13 @@ def train(loop: Train, *shape: int) -> TrainingRun:
     return TrainingRun(losses, worst, weights, recorded)
 
 
-def _on_rank(
-    loop: Train, model: nn.Module, batches: Sequence[Tensor]
-) -> tuple[Any, dict[str, Tensor]]:
+def _on_rank(loop: Train, model: nn.Module, batches: Sequence[Tensor]) -> origins.Held:
+    before = origins.given((model, batches))
     answer = loop(model, batches)
+    notes = (*before, *origins.returned(model))
     with _disable_current_modes():  # the harness's copies are not the learner's
-        return answer, {n: p.detach().clone() for n, p in model.named_parameters()}
+        weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+    return origins.Held((answer, weights), notes)
 
 
 # What the lesson shows, and another net with more batches.
@@ -240,6 +242,8 @@ def _check_values(sheet: Sheet, mine: TrainingRun, given: TrainingRun) -> None:
         expected=f"{given.worst!r}",
     )
     sheet.verify(WEIGHTS, laws.values_law([mine.weights], given.weights, what="weight"))
+    assert mine.run.program is not None
+    sheet.verify(WEIGHTS, laws.origin_law(mine.run.program, what="a weight"))
 
 
 def _told(waits: Sequence[Op]) -> str:

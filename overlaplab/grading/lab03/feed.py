@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from overlaplab import streams
 from overlaplab.cluster.run import Run, run
-from overlaplab.grading import laws
+from overlaplab.grading import laws, origins
 from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.lab03 import reference
 from overlaplab.grading.lab03.play import NUM_RANKS, SLOW, WIDTH, by_label, compute
@@ -93,10 +93,11 @@ class Fed:
 def feed_loop(feed: Feed, loop: Loop = LOOPS[0]) -> Fed:
     """Run `feed(samples, step)` on two ranks."""
     recorded = run(_on_rank, feed, loop, world_size=NUM_RANKS, hardware=SLOW)
+    recorded = origins.release(recorded)
     return Fed(recorded, recorded.values)
 
 
-def _on_rank(feed: Feed, loop: Loop) -> list[torch.Tensor]:
+def _on_rank(feed: Feed, loop: Loop) -> origins.Held:
     rank = dist.get_rank()
     shape = (WIDTH * loop.copy_ms, WIDTH)
     samples = [
@@ -117,8 +118,9 @@ def _on_rank(feed: Feed, loop: Loop) -> list[torch.Tensor]:
             losses.append(loss)
             return loss.item() if loop.reads_loss else None
 
+    before = origins.given(samples)
     feed(samples, step)
-    return losses
+    return origins.Held(losses, (*before, *origins.returned(losses)))
 
 
 @lru_cache(maxsize=8)
@@ -146,6 +148,8 @@ def grade_feed(sheet: Sheet, feed: Feed) -> None:
         _show(sheet, fed, right, loop)
         sheet.verify(SAFE, laws.no_findings_law(fed.run.warnings))
         sheet.verify(VALUES, wrong_losses(fed, right))
+        assert fed.run.program is not None
+        sheet.verify(VALUES, laws.origin_law(fed.run.program, what="a loss"))
         sheet.verify(LEAN, crowded(fed.run, 3))
         sheet.stop_if_wrong()
         sheet.verify(SHORT, _slow(fed, right, loop))

@@ -16,7 +16,7 @@ import torch
 
 from overlaplab import streams
 from overlaplab.cluster.run import Run, run
-from overlaplab.grading import laws
+from overlaplab.grading import laws, origins
 from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.lab03 import broken, patients, reference
 from overlaplab.grading.lab03.play import (
@@ -90,6 +90,7 @@ class Case:
             world_size=NUM_RANKS,
             hardware=SLOW,
         )
+        recorded = origins.release(recorded)
         return Seen(recorded, recorded.values)
 
     def as_handed_out(self) -> Seen:
@@ -107,14 +108,16 @@ class _Kind:
     reference: Program
 
 
-def _on_rank(case: Case, program: Program) -> dict[str, torch.Tensor]:
+def _on_rank(case: Case, program: Program) -> origins.Held:
     with streams.annotate(SET_UP):
         arguments, results = _CASES[case.exercise].make(case.number)
         streams.synchronize()
+    before = origins.given(arguments)
     program(*arguments)
     tensors = results()
     with streams.annotate("collect"):
-        return {name: t.clone() for name, t in tensors.items()}
+        copies = {name: t.clone() for name, t in tensors.items()}
+    return origins.Held(copies, (*before, *origins.returned(copies)))
 
 
 def _reuse_truth(number: int) -> Mapping[str, object]:
@@ -226,6 +229,8 @@ def _grade(
     )
     sheet.verify(SAFE, laws.no_findings_law(seen.findings))
     sheet.verify(VALUES, wrong_results(seen, right))
+    assert seen.run.program is not None
+    sheet.verify(VALUES, laws.origin_law(seen.run.program))
     sheet.verify(FREE_CPU, cpu_waits(seen.run))
     sheet.verify(
         SHORT,

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from overlaplab.cluster.run import Run, run
+from overlaplab.grading.origins import Held, hold, release
 from overlaplab.hardware import Hardware, Link, collective_ns, profile
 from overlaplab.program import Program
 from overlaplab.timeline import Timeline
@@ -52,9 +53,10 @@ def play(
 ) -> Run:
     """Call `step(*inputs[rank], *args)` on each of `len(inputs)` ranks.
 
-    The inputs are there before the step begins: making them is not recorded.
+    The inputs are there before the step begins: making them is not recorded. Both ends
+    are noted for `origin_law`.
     """
-    return run(
+    recorded = run(
         _on_rank,
         step,
         list(inputs),
@@ -63,10 +65,11 @@ def play(
         hardware=hardware,
         timeout_s=timeout_s,
     )
+    return release(recorded)
 
 
-def _on_rank(step: Callable[..., Any], inputs: Inputs, args: tuple[Any, ...]) -> Any:
-    return step(*inputs[dist.get_rank()], *args)
+def _on_rank(step: Callable[..., Any], inputs: Inputs, args: tuple[Any, ...]) -> Held:
+    return hold(step, *inputs[dist.get_rank()], *args)
 
 
 def matrices(

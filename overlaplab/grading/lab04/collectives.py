@@ -138,6 +138,7 @@ def grade_in_two(sheet: Sheet, all_reduce_in_two: SumInPlace) -> None:
     )
     assert seen.program is not None
     sheet.verify(VALUES, _wrong_sums(seen.values, inputs))
+    sheet.verify(VALUES, laws.origin_law(seen.program, what="the tensor"))
     sheet.verify(PARTS, _wrong_parts(seen.program))
     sheet.verify(BYTES, _wrong_bytes(seen.program, inputs))
     sheet.stop_if_wrong()

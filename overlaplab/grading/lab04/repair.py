@@ -230,7 +230,9 @@ def grade_early(
     seen = own.play_blocks(blocks)
     sheet.show(seen.timeline.of_rank(0), step_ns=seen.timeline.step_ns, target_ns=best)
     sheet.verify(SAFE, laws.no_findings_law(seen.warnings))
+    assert seen.program is not None
     sheet.verify(VALUES, wrong_results(seen.values, _blocks_oracle(own.blocks())))
+    sheet.verify(VALUES, laws.origin_law(seen.program))
     sheet.stop_if_wrong()
     sheet.verify(KEPT, laws.step_law(seen.timeline.step_ns, best))
 
@@ -266,6 +268,7 @@ def grade_again(
     assert seen.program is not None
     sheet.verify(SAFE, laws.no_findings_law(seen.warnings))
     sheet.verify(VALUES, wrong_results(seen.values, _micros_oracle(own.micros())))
+    sheet.verify(VALUES, laws.origin_law(seen.program))
     sheet.verify(BYTES, _more_than_once(seen.program))
     sheet.stop_if_wrong()
     sheet.verify(SHORT, laws.step_law(seen.timeline.step_ns, best))

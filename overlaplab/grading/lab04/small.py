@@ -103,6 +103,7 @@ def grade_small(sheet: Sheet, sum_all: SumAll) -> None:
     sheet.show(seen.timeline.of_rank(0), step_ns=seen.timeline.step_ns, target_ns=flat)
     sheet.verify(SAFE, laws.no_findings_law(seen.warnings))
     sheet.verify(VALUES, _wrong_sums(seen.values))
+    sheet.verify(VALUES, laws.origin_law(seen.program, what="a sum"))
     sheet.stop_if_wrong()
     sheet.verify(DTYPES, _mixed(seen.program))
     count = latencies(seen.timeline)

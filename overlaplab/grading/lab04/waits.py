@@ -147,8 +147,9 @@ def _grade(sheet: Sheet, task: Task, step: Step) -> None:
     sheet.verify(WAITED, laws.no_findings_law(seen.warnings, kinds=("unwaited",)))
     sheet.verify(SAFE, _hazards(seen.warnings))
     sheet.verify(VALUES, wrong_results(seen.values, task.oracle(inputs)))
-    sheet.stop_if_wrong()
     assert seen.program is not None
+    sheet.verify(VALUES, laws.origin_law(seen.program))
+    sheet.stop_if_wrong()
     late = task.dear_first and _dear_message_is_late(seen.program)
     wrong = laws.step_law(step_ns, reference_ns)
     sheet.verify(STEP, [_with_hint(v, seen.timeline, late) for v in wrong])

@@ -169,6 +169,7 @@ def grade_window(sheet: Sheet, average_gradients: Average) -> None:
             )
         sheet.verify(SAFE, laws.no_findings_law(seen.warnings))
         sheet.verify(VALUES, _wrong_means(seen.values))
+        sheet.verify(VALUES, laws.origin_law(seen.program, what="a gradient"))
         sheet.verify(MEMORY, _too_many(seen.program, k))
         sheet.stop_if_wrong()
         if k == 2:
