@@ -33,7 +33,7 @@ def finding(name: str, kind: str):
     [
         ("serial-b8-rank0", ["launched-late"]),
         ("one-bucket-b8-rank0", ["one-bucket"]),
-        ("ddp-default-b8", ["memcpy-in-the-way", "last-bucket"]),
+        ("ddp-default-b8", ["memcpy-in-the-way", "last-bucket", "contention"]),
         ("ours-100-b8", ["contention", "last-bucket"]),
         ("per-parameter-b2-rank0", ["launch-bound", "small-messages", "last-bucket"]),
         ("ours-100-b2-slow-link-rank0", ["communication-bound"]),
@@ -48,9 +48,9 @@ def test_ddp_and_our_reducer_are_told_apart():
         "DistributedDataParallel"
     ]
     (ours,) = diagnosis("ours-100-b8").makers
-    assert ours.name == "overlaplab's reducer"
+    assert ours.name == "BucketedReducer"
     # 14 buckets, 3 steps, 2 ranks.
-    assert ours.evidence == {"coalesced collectives labelled 'bucket N'": 84}
+    assert ours.evidence["range BucketedReducer"] == 84
 
 
 @pytest.mark.parametrize("name", ["ddp-default-b8", "ours-100-b8"])
@@ -85,10 +85,11 @@ def test_the_serial_steps_message_was_launched_by_another_thread_than_the_bucket
 
 def test_most_is_hidden_and_less_is_saved():
     found = diagnosis("ours-100-b8")
-    for step in found.case.steps:
-        saved = found.saved[step.rank, step.step]
-        assert step.hidden_ns > 0.85 * step.communication_ns
-        assert saved.saved_ns < 0.5 * saved.possible_ns
+    assert all(s.hidden_ns > 0.85 * s.communication_ns for s in found.case.steps)
+    # Where enough kernels also ran alone to know what the computation takes.
+    known = [s for s in found.saved.values() if "by the same kernels" in s.basis]
+    assert known
+    assert all(s.saved_ns < 0.5 * s.possible_ns for s in known)
 
 
 def test_contention_agrees_with_the_same_kernels_of_the_serial_step():
