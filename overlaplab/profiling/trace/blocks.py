@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from overlaplab.errors import TraceError
 
-BLOCK_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 16
 _GZIP = b"\x1f\x8b"
 _AUTOMATIC_HEADER = 32 + zlib.MAX_WBITS
 
