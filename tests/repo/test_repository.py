@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner
 
 import overlaplab
+import overlaplab as ol
 from overlaplab import cli
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,24 @@ def test_the_examples_of_the_readme_print_what_it_says() -> None:
 
     assert printed == [lines(block) for block in blocks("text")]
     assert printed
+
+
+def test_the_readmes_profile_of_ones_own_training_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = blocks("py")
+    model = torch.nn.Linear(8, 8)
+
+    def train_step(batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+
+    monkeypatch.chdir(tmp_path)
+    names = {"ol": ol, "train_step": train_step, "batches": torch.ones(5, 4, 8)}
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(example, "README.md", "exec"), names)
+
+    assert "no communication" in out.getvalue()
+    assert (tmp_path / "step.html").stat().st_size > 10_000
 
 
 @pytest.mark.skipif(
