@@ -1,0 +1,171 @@
+"""What lab 02 shows of real GPUs: what a stopwatch says of a step, and what it costs.
+
+The step is section 1's: small products, large ones, an all-reduce. Times are in ms, of
+the slowest rank, medians of many that were taken in turn; only a process's first steps
+happen once. On CPU processes the numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlaplab import streams
+from overlaplab.bench.timing import Step, run_block, slowest, time_in_turn
+from overlaplab.bench.traces import compare_modes
+
+# kind of step -> how many small and large products
+KINDS = {"steady": (0, 20), "small first": (24, 20), "only small": (24, 0)}
+ROUNDS, STEPS = 20, 8
+GROUPS, CALLS = 5, 10
+
+
+def measure() -> dict[str, Any]:
+    """Everything the lesson prints of GPUs. Collective."""
+    on_gpu = streams.device().type == "cuda"
+    rounds = ROUNDS if on_gpu else 2
+    small, large, mib = (256, 2048, 16) if on_gpu else (8, 32, 1)
+    sizes: dict[str, Any] = {"small": small, "large": large, "mib": mib}
+    first = make_step("small first", **sizes)
+    first_ms = _in_ms(slowest(wait_each(first, CALLS)).step_ns)  # before all else
+    steps = {kind: make_step(kind, **sizes) for kind in KINDS}
+    waits = {
+        "as it is": steps["small first"],
+        "a wait after each operator": make_step("small first", **sizes, wait=True),
+    }
+    answer: dict[str, Any] = {
+        "kinds": KINDS,
+        "sizes": sizes,
+        "first steps": first_ms,
+        "stopwatches": {k: stopwatches(step, rounds) for k, step in steps.items()},
+        "waits": _medians(time_in_turn(waits, num_rounds=rounds, steps_a_round=STEPS)),
+        "profiles": {k: compare_modes(steps[k]) for k in KINDS if k != "steady"},
+        "new groups": {},
+    }
+    for name in ("bound to its GPU", "made by the first call"):  # last: see new_groups
+        try:
+            found = new_groups(mib, bound=name == "bound to its GPU")
+        except RuntimeError as error:  # the other tables are worth their answers
+            found = {"error": str(error)[:500]}
+        answer["new groups"][name] = found
+    return answer
+
+
+def make_step(
+    kind: str, *, small: int, large: int, mib: int, wait: bool = False
+) -> Step:
+    """Section 1's step, launched; `wait`: for the GPU, after every operator."""
+    dtype = torch.bfloat16 if streams.device().type == "cuda" else torch.float32
+    inputs = [
+        torch.full((size, size), 0.01, dtype=dtype, device=streams.device())
+        for size in (small, large)
+    ]
+    outs = [torch.empty_like(x) for x in inputs]
+    gradient = torch.zeros(mib * 2**18, device=streams.device())
+
+    def step() -> None:
+        for x, out, number in zip(inputs, outs, KINDS[kind], strict=True):
+            for _ in range(number):
+                torch.mm(x, x, out=out)
+                if wait:
+                    streams.synchronize()
+        dist.all_reduce(gradient)
+        if wait:
+            streams.synchronize()
+
+    return step
+
+
+def around(step: Step) -> list[int]:
+    """A clock around launches: ns a step."""
+    start = time.perf_counter_ns()
+    for _ in range(STEPS):
+        step()
+    return [(time.perf_counter_ns() - start) // STEPS]
+
+
+def wait_each(step: Step, number: int = STEPS) -> list[int]:
+    """A clock around each step, with a wait before and after it."""
+    times = []
+    for _ in range(number):
+        streams.synchronize()
+        start = time.perf_counter_ns()
+        step()
+        streams.synchronize()
+        times.append(time.perf_counter_ns() - start)
+    return times
+
+
+def wait_at_ends(step: Step) -> list[int]:
+    """A clock around many steps, one wait before and one after all: ns a step."""
+    streams.synchronize()
+    start = time.perf_counter_ns()
+    for _ in range(STEPS):
+        step()
+    streams.synchronize()
+    return [(time.perf_counter_ns() - start) // STEPS]
+
+
+def stopwatches(step: Step, rounds: int) -> dict[str, float]:
+    """What each says of the same step."""
+    watches: dict[str, Callable[[Step], list[int]]] = {
+        "around": around,
+        "wait each": wait_each,
+        "wait at the ends": wait_at_ends,
+        "events": partial(run_block, num_steps=STEPS),
+    }
+    found: dict[str, list[int]] = {name: [] for name in watches}
+    for turn in range(rounds + 1):
+        for name, watch in watches.items():
+            streams.synchronize()
+            dist.barrier()
+            streams.synchronize()
+            times = watch(step)
+            found[name] += times if turn else []  # the first turn warms up
+    return _medians({name: slowest(times) for name, times in found.items()})
+
+
+def new_groups(mib: int, *, bound: bool) -> dict[str, Any]:
+    """Fresh groups: ms of `new_group`, and of its first collectives, call by call.
+
+    Args:
+        bound: to the rank's GPU, so that `new_group` itself sets NCCL up (torch splits
+            the world's communicator); otherwise the first collective does.
+    """
+    world: Any = dist.distributed_c10d._get_default_group()
+    gradient = torch.zeros(mib * 2**18, device=streams.device())
+    made: list[int] = []
+    calls: list[tuple[int, ...]] = []
+    before = world.bound_device_id
+    world.bound_device_id = before if bound else None
+    try:
+        for _ in range(GROUPS):
+            dist.barrier()
+            streams.synchronize()
+            start = time.perf_counter_ns()
+            group = dist.new_group()
+            made.append(time.perf_counter_ns() - start)
+            call = partial(dist.all_reduce, gradient, group=group)
+            calls.append(slowest(wait_each(call, CALLS)).step_ns)
+    finally:
+        world.bound_device_id = before
+    medians = [statistics.median(each) for each in zip(*calls, strict=True)]
+    return {
+        "groups": GROUPS,
+        "new_group": round(slowest(made).median_ns / 1e6, 4),
+        "calls": _in_ms(medians),
+    }
+
+
+def _medians(found: Mapping[str, Any]) -> dict[str, float]:
+    return {name: round(t.median_ns / 1e6, 4) for name, t in found.items()}
+
+
+def _in_ms(times_ns: Any) -> list[float]:
+    return [round(ns / 1e6, 4) for ns in times_ns]
