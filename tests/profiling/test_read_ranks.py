@@ -1,12 +1,17 @@
 """Steps by launch, phases, and several ranks in one file or in many, by hand."""
 
 import json
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import overlaplab as ol
 from overlaplab.errors import TraceError
 from tests.profiling.traces_by_hand import COMM, annotation, kernel, launch, write
+
+H200 = Path(__file__).parents[1] / "traces" / "h200"
 
 
 @pytest.fixture
@@ -202,6 +207,100 @@ def test_ranks_of_one_clock_know_when_the_last_had_arrived(tmp_path):
         (1, 25_000),
     ]
     assert [r.waiting_ns for r in timeline.report().ranks] == [11_000, 0]
+
+
+def meetings(timeline):
+    """The spans of each collective of which it is known when all had arrived."""
+    met = {}
+    for span in timeline.spans:
+        if "ready_ns" in span.attributes:
+            met.setdefault(span.attributes["ready_ns"], []).append(span)
+    return list(met.values())
+
+
+def assert_the_last_start_is_ready(spans):
+    (ready_ns,) = {span.attributes["ready_ns"] for span in spans}
+    assert ready_ns == max(span.start_ns for span in spans)
+    assert all(span.start_ns <= ready_ns <= span.end_ns for span in spans)
+
+
+# The clocks are 20 us apart at times: one kernel ends before its peer starts.
+@pytest.mark.parametrize(
+    ("name", "num_unknown"), [("ours-100-b8", 0), ("ddp-default-b8", 2)]
+)
+def test_real_ranks_are_ready_when_the_last_one_starts(name, num_unknown):
+    timeline = ol.read_trace(H200 / name)
+
+    met = meetings(timeline)
+    sent = [s for s in timeline.spans if s.kind == "communication"]
+    assert len(sent) - sum(map(len, met)) == num_unknown
+    for spans in met:
+        assert sorted(span.rank for span in spans) == [0, 1]
+        assert_the_last_start_is_ready(spans)
+    assert "clock" not in " ".join(timeline.source.remarks)
+
+
+def test_a_real_collective_is_ready_when_the_file_says_so():
+    timeline = ol.read_trace(H200 / "ours-100-b8")
+    (spans,) = [of for of in meetings(timeline) if of[0].start_ns == 10_961_955]
+
+    assert [(s.rank, s.start_ns, s.end_ns) for s in spans] == [
+        (1, 10_961_955, 11_893_024),
+        (0, 11_374_455, 11_908_216),
+    ]
+    assert spans[0].attributes["ready_ns"] == 11_374_455
+
+
+@given(
+    starts=st.lists(st.tuples(*[st.integers(0, 900)] * 3), min_size=1, max_size=5),
+    clocks=st.tuples(*[st.integers(-3_000, 3_000)] * 3),
+)
+def test_ready_is_the_last_start_whatever_the_clocks(tmp_path_factory, starts, clocks):
+    folder = tmp_path_factory.mktemp("ranks")
+    for rank, clock in enumerate(clocks):
+        # Something that is no collective comes first, on each rank at another time.
+        events = [kernel("gemm", 7, 5_000 + clock - rank, 5_001 + clock)]
+        for number, of_ranks in enumerate(starts, 6):
+            start, end = 1000 * number + of_ranks[rank] + clock, 1000 * number + 950
+            events.append(kernel(COMM, 20, start, end + clock, Seq=number))
+        write(folder / f"{rank}.json", events, distributedInfo={"rank": rank})
+
+    timeline = ol.read_trace(folder)
+
+    for spans in meetings(timeline):
+        assert_the_last_start_is_ready(spans)
+
+
+def test_where_the_clocks_cannot_be_right_nobody_knows_who_was_last(tmp_path):
+    """One ends before the other starts: the middle of the differences is 0."""
+    for rank, late in enumerate(((0, 0, 0), (0, 90, 0))):
+        events = [
+            kernel(COMM, 20, start + by, start + by + 10, Seq=number)
+            for number, (start, by) in enumerate(zip((0, 200, 400), late, strict=True))
+        ]
+        write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
+
+    timeline = ol.read_trace(tmp_path)
+
+    assert [s.start_ns for of in meetings(timeline) for s in of] == [
+        0, 0, 400_000, 400_000,
+    ]  # fmt: skip
+
+
+def test_a_clock_that_drifts_is_not_trusted_where_it_is_off(tmp_path):
+    for rank, late in enumerate(((0, 0, 0), (-300, 0, 300))):
+        events = [
+            kernel(COMM, 20, start + by, start + by + 900, Seq=number)
+            for number, (start, by) in enumerate(
+                zip((1000, 2000, 3000), late, strict=True)
+            )
+        ]
+        write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
+
+    timeline = ol.read_trace(tmp_path)
+
+    ((first, second),) = meetings(timeline)
+    assert first.start_ns == second.start_ns == first.attributes["ready_ns"]
 
 
 def test_a_clock_that_is_off_is_seen_by_the_ends_of_collectives(tmp_path):

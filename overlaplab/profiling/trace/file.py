@@ -128,10 +128,11 @@ class TraceFile:
 
 
 def shifted(span: Span, by_ns: int) -> Span:
-    """The same, `by_ns` later."""
+    """The same, `by_ns` later, with the times among its attributes."""
     attributes = span.attributes
-    if "launch_ns" in attributes:
-        attributes = {**attributes, "launch_ns": attributes["launch_ns"] + by_ns}
+    for name in ("launch_ns", "ready_ns"):
+        if name in attributes:
+            attributes = {**attributes, name: attributes[name] + by_ns}
     return replace(
         span,
         start_ns=span.start_ns + by_ns,

@@ -97,7 +97,8 @@ def on_one_clock(
     Collectives are matched by communicator, step and number; where a trace has no steps
     and no numbers, only if they ran at one time. A collective's kernels end together,
     whenever they began: ranks whose clock is off by more than `CLOCKS_AGREE_NS` are
-    shifted, and a remark says so.
+    shifted, and a remark says so. Where the ends still disagree by more, or one comes
+    before the last start, the clocks do not tell who was last: no "ready_ns".
     """
     spans = {rank: list(of_rank[rank]) for rank in sorted(of_rank)}
     meetings = list(_meetings(spans))
@@ -111,10 +112,13 @@ def on_one_clock(
             )
             spans[rank] = [shifted(span, -offset) for span in spans[rank]]
     for meeting in meetings:
-        ready_ns = max(spans[rank][i].start_ns for rank, i in meeting)
-        for rank, i in meeting:
-            span = spans[rank][i]
-            attributes = {**span.attributes, "ready_ns": min(ready_ns, span.end_ns)}
+        met = [spans[rank][i] for rank, i in meeting]
+        ready_ns = max(span.start_ns for span in met)
+        ends_ns = [span.end_ns for span in met]
+        if max(ends_ns) - min(ends_ns) > CLOCKS_AGREE_NS or ready_ns > min(ends_ns):
+            continue
+        for (rank, i), span in zip(meeting, met, strict=True):
+            attributes = {**span.attributes, "ready_ns": ready_ns}
             spans[rank][i] = replace(span, attributes=attributes)
     return spans
 
