@@ -122,6 +122,48 @@ def test_a_broken_rule_is_refused_by_its_sentence(name, faults):
     assert verdict.timeline is not None
 
 
+def pairs_of_start_and_length(*case):
+    return [(start, end - start) for start, end in schedule(*case)]
+
+
+def the_wire_holds_up_the_layers(num_layers, layer_ms, message_ms, per_bucket):
+    pairs, free = [], 0
+    for first in range(0, num_layers, per_bucket):
+        size = min(per_bucket, num_layers - first)
+        start = free + size * layer_ms
+        free = start + size * message_ms
+        pairs.append((start, free))
+    return pairs
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence", "words"),
+    [
+        (pairs_of_start_and_length, lab.LENGTH, "the end of the message, not its len"),
+        (the_wire_holds_up_the_layers, lab.READY, "does not wait for the wire"),
+        (lambda *a: solve(*a, late=True), lab.READY, "through with per_bucket layers"),
+        (lambda *a: solve(*a, full=True), lab.LENGTH, "is left for message 3"),
+        (lambda *a: solve(*a, by_layer=False), lab.LENGTH, "is for one layer"),
+        (lambda *a: solve(*a, busy=False), lab.BUSY, "max() of two times"),
+        (lambda *a: solve(*a, rest=False), lab.COUNT, "left at the end"),
+    ],
+)
+def test_the_hint_is_about_the_rule_that_was_broken(wrong, sentence, words, faults):
+    verdict = judge(find_exercise("1.5"), lambda *a: wrong(*a))
+    assert sentence in faults(verdict)
+    assert words in verdict.hint
+
+
+def test_a_length_is_expected_with_its_unit(faults):
+    verdict = judge(find_exercise("1.5"), lambda *a: solve(*a, full=True))
+    assert "3 ms: 1 layer of 3 ms" in faults(verdict)[lab.LENGTH]
+
+
+def test_messages_that_end_before_they_start_are_not_drawn():
+    verdict = judge(find_exercise("1.5"), pairs_of_start_and_length)
+    assert verdict.timeline is None
+
+
 def test_the_own_schedule_is_drawn_even_if_wrong():
     verdict = judge(find_exercise("1.5"), lambda *a: solve(*a, late=True))
     sent = [s for s in verdict.timeline.spans if s.kind == "communication"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.lab01.numbers import said_timeline
@@ -23,6 +23,16 @@ LENGTH = "a message takes as long as its layers' messages together"
 Case = tuple[int, int, int, int]
 Schedule = Callable[[int, int, int, int], Any]
 LESSON: Case = (10, 5, 3, 2)
+
+
+class Fault(NamedTuple):
+    """The first message of a case that breaks a rule."""
+
+    case: Case
+    sentence: str
+    seen: str
+    expected: str
+    hint: str
 
 
 @lru_cache(maxsize=512)
@@ -79,7 +89,7 @@ def step_and_hidden(
 def grade_layers(sheet: Sheet, schedule: Schedule) -> None:
     """The lesson's case is drawn; the first wrong message of each kind is told."""
     sheet.ran(f"the ten layers, then {len(cases()) - 1} other backward passes")
-    faults: dict[str, tuple[str, str]] = {}
+    faults: dict[str, Fault] = {}
     for number, case in enumerate(cases()):
         pairs = _pairs(schedule, case)
         truth = resolved(*case)
@@ -88,16 +98,19 @@ def grade_layers(sheet: Sheet, schedule: Schedule) -> None:
         fault = _fault(case, pairs, truth)
         if fault is None:
             continue
-        sentence, seen, expected = fault
-        if sentence not in faults:
+        if fault.sentence not in faults:
             if not faults and number:
                 _show(sheet, case, pairs, f"by you: {_told(case)}")
-            faults[sentence] = (f"{_told(case)}: {seen}", expected)
+            faults[fault.sentence] = fault
     for sentence in (COUNT, LENGTH, READY, BUSY):
         if sentence in faults:
-            seen, expected = faults[sentence]
+            fault = faults[sentence]
             sheet.expect(
-                sentence, False, seen=seen, expected=expected, hint=_HINTS[sentence]
+                sentence,
+                False,
+                seen=f"{_told(fault.case)}: {fault.seen}",
+                expected=fault.expected,
+                hint=fault.hint,
             )
         elif not faults:
             sheet.expect(sentence, True)
@@ -106,6 +119,8 @@ def grade_layers(sheet: Sheet, schedule: Schedule) -> None:
 def _show(
     sheet: Sheet, case: Case, pairs: list[tuple[float, float]], title: str
 ) -> None:
+    if any(end < start for start, end in pairs):
+        return  # nothing that a wire could do
     num_layers, layer_ms, _, _ = case
     right_ns = round(
         max(num_layers * layer_ms, *(end for _, end in resolved(*case))) * NS_PER_MS
@@ -140,43 +155,67 @@ def _pairs(schedule: Schedule, case: Case) -> list[tuple[float, float]]:
 
 def _fault(
     case: Case, pairs: list[tuple[float, float]], truth: tuple[tuple[float, float], ...]
-) -> tuple[str, str, str] | None:
-    """(sentence, seen, expected) of the first wrong message, None if all are right."""
+) -> Fault | None:
+    """The first wrong message, None if all are right."""
     num_layers, layer_ms, message_ms, per_bucket = case
     if len(pairs) != len(truth):
         rest = num_layers % per_bucket
-        return (
-            COUNT,
-            f"{len(pairs)} messages",
-            f"{len(truth)}"
-            + (
-                f", the last one with {rest} of the {num_layers} layers" if rest else ""
-            ),
-        )
+        last = f", the last one with {rest} of the {num_layers} layers" if rest else ""
+        hint = "if the layers do not divide, a smaller bucket is left at the end"
+        seen = _count(len(pairs), "message")
+        return Fault(case, COUNT, seen, f"{len(truth)}{last}", hint)
     before = 0.0
     for place, (said, right) in enumerate(zip(pairs, truth, strict=True)):
         seen = f"message {place} from {said[0]:g} to {said[1]:g} ms"
-        layers = min(num_layers, (place + 1) * per_bucket) - place * per_bucket
-        start_wrong = abs(said[0] - right[0]) > 1e-6
+        through = min(num_layers, (place + 1) * per_bucket)
+        layers = through - place * per_bucket
         length = said[1] - said[0]
         if abs(length - layers * message_ms) > 1e-6:
-            told = (
-                f"{layers} of {message_ms} ms each"
-                if layers > 1
-                else f"{message_ms} ms"
-            )
-            return (
+            return Fault(
+                case,
                 LENGTH,
                 f"{seen}: {length:g} ms long",
-                f"{layers * message_ms}: {told}",
+                f"{layers * message_ms} ms: {_count(layers, 'layer')} of "
+                f"{message_ms} ms{' each' if layers > 1 else ''}",
+                _length_hint(case, place, layers, said),
             )
-        if start_wrong and right[0] == before and place:
-            return BUSY, seen, f"the message before it ends at {before:g} ms"
-        if start_wrong:
-            through = min(num_layers, (place + 1) * per_bucket)
-            return READY, seen, f"its last layer is through at {through * layer_ms} ms"
+        if abs(said[0] - right[0]) > 1e-6:
+            if right[0] == before and place:
+                expected = f"the message before it ends at {before:g} ms"
+                hint = "the wire sends one message at a time: max() of two times"
+                return Fault(case, BUSY, seen, expected, hint)
+            expected = f"its last layer is through at {through * layer_ms} ms"
+            hint = _start_hint(place, late=said[0] > right[0])
+            return Fault(case, READY, seen, expected, hint)
         before = right[1]
     return None
+
+
+def _length_hint(case: Case, place: int, layers: int, said: tuple[float, float]) -> str:
+    num_layers, _, message_ms, per_bucket = case
+    if abs(said[1] - layers * message_ms) < 1e-6:
+        return "the second number of a pair is the end of the message, not its length"
+    full = abs(said[1] - said[0] - per_bucket * message_ms) < 1e-6
+    if full and layers < per_bucket:
+        verb = "is" if layers == 1 else "are"
+        return f"{layers} of {num_layers} layers {verb} left for message {place}"
+    return "message_ms is for one layer; how many layers are in this bucket?"
+
+
+def _start_hint(place: int, *, late: bool) -> str:
+    if place and late:
+        return (
+            "the backward pass does not wait for the wire: while a message travels, "
+            "the next layers are computed"
+        )
+    return (
+        f"bucket {place} leaves when the backward pass is through with "
+        f"{'per_bucket' if not place else f'{place + 1} * per_bucket'} layers"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _told(case: Case) -> str:
@@ -185,12 +224,3 @@ def _told(case: Case) -> str:
         f"{num_layers} layers of {layer_ms} ms, {message_ms} ms of message each, "
         f"{per_bucket} a bucket"
     )
-
-
-_HINTS = {
-    COUNT: "if the layers do not divide, a smaller bucket is left at the end",
-    LENGTH: "message_ms is for one layer; how many layers are in this bucket?",
-    READY: "bucket 0 has the layers that come first in the backward pass: it "
-    "is through after per_bucket of them",
-    BUSY: "the wire sends one message at a time: max() of two times",
-}
