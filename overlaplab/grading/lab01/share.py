@@ -115,7 +115,7 @@ def _judge_computing(sheet: Sheet, share: Share) -> bool:
             seen=f"{where}; with Tm = {tm / NS_PER_MS:.1f} ms that is "
             f"Tc = {told_tc / NS_PER_MS:.3g} ms",
             expected=f"Tc = {tc / NS_PER_MS:.3g} ms",
-            hint="the tokens are those of one GPU, and each GPU has all parameters",
+            hint=_computing_hint(told_tc / tc, num_gpus),
         )
         return False
     return True
@@ -157,7 +157,23 @@ def _whole_slip(said: float, tc: int, tm: int) -> str:
         return "that is the share of computing"
     if close(said, 100 * tm / (tc + tm)):
         return "a fraction, not percent"
+    if said < 1 and any(
+        close(said / (1 - said), factor * tm / tc) for factor in _UNIT_FACTORS
+    ):
+        return "collective_ns is in ns, FLOP over FLOP/s are seconds: bring both to one"
     return ""
+
+
+_UNIT_FACTORS = (1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9)
+
+
+def _computing_hint(times: float, num_gpus: int) -> str:
+    """The slip by which Tc is so many times what it is, "" if it is none known."""
+    if close(times, 1 / num_gpus) or close(times, num_gpus):
+        return "the tokens are those of one GPU, and each GPU has all parameters"
+    if close(times, 1 / 3) or close(times, 2 / 3):
+        return "6 FLOP for each parameter and token: 2 forward, 4 backward"
+    return "6 * parameters * tokens, over the rate of bfloat16"
 
 
 def _judge_found(sheet: Sheet, found: Mapping[str, Any]) -> None:
@@ -169,10 +185,10 @@ def _judge_found(sheet: Sheet, found: Mapping[str, Any]) -> None:
         seen="\n".join(problems.values()),
         expected='such as {"num_gpus": 256, "tokens": 4096, "link": "h100-ib400"}',
     )
-    for name, sentence, low, high in (
-        ("claim holds", HOLDS, 0.30, 0.50),
-        ("far less", LESS, 0.0, 0.05),
-        ("far more", MORE, 0.80, 1.0),
+    for name, sentence, low, high, wanted in (
+        ("claim holds", HOLDS, 0.30, 0.50, "from 30 to 50 %"),
+        ("far less", LESS, 0.0, 0.05, "under 5 %"),
+        ("far more", MORE, 0.80, 1.0, "over 80 %"),
     ):
         if name in problems:
             continue
@@ -187,8 +203,10 @@ def _judge_found(sheet: Sheet, found: Mapping[str, Any]) -> None:
             sentence,
             low <= share <= high,
             seen=f"{dict(setting)}: {100 * share:.1f} %",
-            expected=sentence,
-            hint="more tokens a GPU: more to compute, and as much to send",
+            expected=wanted,
+            hint="too high: more tokens a GPU are more to compute, and as much to send"
+            if share > high
+            else "too low: fewer tokens a GPU are less to compute, and as much to send",
         )
 
 
