@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 
 import pytest
@@ -28,6 +29,7 @@ def solve(
     each_whole=False,
     unit=1000,
     alone=True,
+    hops="none",
 ):
     """The formula, each part of which can be wrong."""
     if num_ranks == 1 and alone:
@@ -42,6 +44,7 @@ def solve(
     sent = num_bytes * (num_messages if each_whole else 1)
     wire_s = times[crossings] * sent * bits / (gbit_per_s * giga)
     number = {"each": num_messages, "once": 1, "none": 0}[latencies]
+    number *= {"none": 1, "ring": 2 * (n - 1), "tree": math.log2(n)}[hops]
     return unit * wire_s + unit * number * latency_us / (1000 * latency)
 
 
@@ -97,6 +100,17 @@ WRONG = {
     "no ring": ({"crossings": "once"}, lab.RING, "crosses more than once"),
     "one latency for all": ({"latencies": "once"}, lab.MANY, "each message pays"),
     "each message has all": ({"each_whole": True}, lab.MANY, "all of them together"),
+    "a latency each hop": ({"hops": "ring"}, lab.ONE, "alpha is paid once a message"),
+    "a latency each level": (
+        {"hops": "tree"},
+        lab.RING,
+        "alpha is paid once a message",
+    ),
+    "all in each, one latency": (
+        {"each_whole": True, "latencies": "once"},
+        lab.MANY,
+        "the latency is what each message pays",
+    ),
     "alone it still pays": ({"alone": False}, lab.NOBODY, ""),
 }
 

@@ -118,7 +118,9 @@ def test_clamped_ratios_are_refused():
     def clamped(*a):
         return [None if x is None else max(0, x) for x in in_six_lines(*a)]
 
-    assert not judge(find_exercise("1.4"), clamped).passed
+    verdict = judge(find_exercise("1.4"), clamped)
+    assert not verdict.passed
+    assert "saved is less than 0" in verdict.hint
 
 
 def test_without_contention_the_ratios_are_the_report_s():

@@ -107,6 +107,11 @@ def test_what_still_promises_too_much_is_refused(wrong, faults):
     assert all("Tc = " in seen for seen in found.values())
 
 
+def test_who_always_says_the_bound_is_told_that_it_is_the_least():
+    verdict = judge(find_exercise("1.9"), 6, diagnosis(6), always_the_bound)
+    assert "lift only a step that is under it" in verdict.hint
+
+
 @pytest.mark.parametrize("number", range(40))
 def test_every_number_has_one_job_with_an_impossible_promise(number):
     own = jobs(number)

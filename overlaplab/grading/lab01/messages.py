@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -152,6 +153,17 @@ def _hint(said: float | None, message: Message, took_ms: float) -> str:
         latency_ms
         + wire_ms / message.num_messages: "num_bytes is all of them together",
         wire_ms: "each message pays the latency",
+        message.latency_us / 1000 + wire_ms * message.num_messages: "num_bytes is all "
+        "of them together; the latency is what each message pays",
+        **dict.fromkeys(
+            (
+                wire_ms + latency_ms * 2 * (message.num_ranks - 1),
+                wire_ms + latency_ms * (message.num_ranks - 1),
+                wire_ms + latency_ms * crossings,
+                wire_ms + latency_ms * math.log2(message.num_ranks),
+            ),
+            "here alpha is paid once a message, whatever the number of ranks",
+        ),
     }
     wrong = {value: why for value, why in slips.items() if not close(value, took_ms)}
     return next((why for value, why in wrong.items() if close(said, value)), "")

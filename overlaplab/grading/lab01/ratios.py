@@ -212,6 +212,9 @@ def _hint(place: int, said: float | None, totals: Totals) -> str:
     if said is None:
         return ""
     right = totals.right()
+    this = right[place]
+    if this is not None and this < 0 and said == 0:
+        return "a run can be slower than serial: then saved is less than 0"
     if right[0] is not None and close(said, right[0]):
         return "hidden is not saved: beside each other both may take longer"
     if place and right[place - 1] is not None and close(said, float(right[place - 1])):  # type: ignore[arg-type]

@@ -128,7 +128,7 @@ def grade_repair(
             fine,
             seen=f"{told}: step {_told(step)}, speed-up {_told(speed_up)}",
             expected=f"step {right:g}, speed-up {serial / NS_PER_MS / right:.4g}",
-            hint="" if reachable else "the messages alone take Tm",
+            hint=_hint(step, reachable, bound / NS_PER_MS),
         )
         sheet.expect(
             BEST,
@@ -137,6 +137,14 @@ def grade_repair(
             expected=f"{serial / bound:.4g}: at once they take {bound / 1e6:g} ms",
             hint="behind Tc there is no room for more than Tc of messages",
         )
+
+
+def _hint(step: float | None, reachable: bool, bound_ms: float) -> str:
+    if not reachable:
+        return "the messages alone take Tm"
+    if step is not None and close(step, bound_ms):
+        return "the bound is the least, not the rule: lift only a step that is under it"
+    return ""
 
 
 def _judge_diagnosis(
