@@ -76,6 +76,27 @@ def test_a_chain_with_a_link_missing_is_told_which(name, faults):
     assert verdict.step_ns is None  # the figure of the right step would be the answer
 
 
+def test_a_text_for_a_number_is_told(faults):
+    said = {**chains(job(6)), "shortest": "85"}
+    found = faults(judge(find_exercise("1.1"), 6, said))
+    assert "a string; expected a number" in found[lab_shortest.SHORTEST]
+
+
+def test_a_message_of_many_layers_bears_their_names():
+    names = [
+        [
+            s.attributes["label"]
+            for s in job(6).timeline(k).spans
+            if s.kind == "communication"
+        ]
+        for k in (8, 3)
+    ]
+    assert names == [
+        ["all layers"],
+        ["layers 8 to 6", "layers 5 to 3", "layers 2 to 1"],
+    ]
+
+
 def test_the_chains_of_another_number_are_refused():
     assert not judge(find_exercise("1.1"), 7, chains(job(6))).passed
 
@@ -194,6 +215,29 @@ def test_a_right_bound_is_called_right_beside_a_wrong_speed_up(faults):
         find_exercise("1.2"), lambda c, m: (c + m, max(c, m), 1 + m / c if c else 1)
     )
     assert list(faults(verdict)) == [lab_bounds.SPEEDUP]
+
+
+def stub(tc, tm):
+    raise NotImplementedError
+
+
+def no_side_is_0(tc, tm):
+    return tc + tm, max(tc, tm), 1 + min(tc, tm) / max(tc, tm) + 0 / tm
+
+
+@pytest.mark.parametrize("broken", [stub, no_side_is_0, lambda c, m: None])
+def test_who_breaks_off_is_credited_with_nothing(broken):
+    verdict = judge(find_exercise("1.2"), lambda *a: broken(*a))
+    assert verdict.error
+    assert "  + " not in str(verdict)
+    if broken is no_side_is_0:
+        assert "division by zero in bounds(70, 0)" in verdict.error
+
+
+def test_what_was_wrong_before_it_broke_off_is_told(faults):
+    verdict = judge(find_exercise("1.2"), lambda c, m: (c + m, max(c, m), 1 + m / c))
+    assert list(faults(verdict)) == [lab_bounds.SPEEDUP]
+    assert "division by zero in bounds(0, 20)" in verdict.error
 
 
 @pytest.mark.parametrize("answer", [None, 3, (1, 2), "abc", (1, 2, float("nan"))])

@@ -121,6 +121,8 @@ def grade_shortest(sheet: Sheet, my_number: int, chains: Mapping[str, Any]) -> N
         said = as_number(chains.get(key))
         seen = f"{key!r} is {chains[key]!r}" if key in chains else f"no {key!r}"
         slip = "" if said is None else slips[key].get(said, "")
+        if isinstance(chains.get(key), str):
+            slip = "that is a string; expected a number"
         all_right &= sheet.expect(
             sentence,
             said is not None and abs(said - right) < 0.01,

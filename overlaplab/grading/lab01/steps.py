@@ -133,6 +133,11 @@ def write_step(
         name = f"layer {number - place}"
         builder.compute(0, name, ns=layer_ns, phase="backward")
         bucket_ns += message_ns
+        in_bucket = place % per_bucket + 1
+        if in_bucket > 1:
+            name = f"layers {number - place + in_bucket - 1} to {number - place}"
+        if in_bucket == number:
+            name = "all layers"
         if (place + 1) % per_bucket == 0 or place + 1 == number:
             works.append(
                 builder.collective(
