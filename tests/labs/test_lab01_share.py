@@ -90,6 +90,35 @@ def test_a_wrong_share_is_refused_by_the_side_that_is_wrong(name, faults):
     assert "GPUs" in found[sentence]
 
 
+def in_mixed_units(num_gpus, tokens, hardware):
+    """Tc in seconds, Tm in ns."""
+    tc = 6 * PARAMETERS * tokens / hardware.flops_per_s["bfloat16"]
+    tm = sum(collective_ns(hardware, "all_reduce", num_gpus, 2 * PARAMETERS))
+    return tm / (tc + tm)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda *a: solve(*a, flop=2), "2 forward, 4 backward"),
+        (lambda *a: solve(*a, split=True), "tokens are those of one GPU"),
+        (in_mixed_units, "collective_ns is in ns"),
+        (lambda *a: solve(*a, of_tc=True), "of the whole"),
+    ],
+)
+def test_a_slip_in_the_share_has_its_own_hint(wrong, words):
+    assert words in judge(find_exercise("1.7"), wrong, FOUND).hint
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"), [(8192, "too low: fewer"), (256, "too high: more")]
+)
+def test_a_share_off_the_mark_is_sent_the_right_way(tokens, words):
+    found = {**FOUND, "claim holds": {**FOUND["claim holds"], "tokens": tokens}}
+    verdict = judge(find_exercise("1.7"), solve, found)
+    assert words in verdict.hint
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_one_setting_for_all_three_is_refused_where_it_is_wrong(name, faults):
     verdict = judge(find_exercise("1.7"), solve, dict.fromkeys(FOUND, FOUND[name]))
@@ -174,6 +203,12 @@ def test_a_setting_without_the_effect_is_refused_with_its_numbers(
 def test_an_unusable_setting_is_told(setting, words, faults):
     verdict = judge(find_exercise("1.8"), {**SETTINGS, "saves much": setting})
     assert words in faults(verdict)[lab_knobs.USABLE]
+
+
+def test_who_kept_by_a_button_is_told_to_paste():
+    """In a fresh kernel `dict(knobs.kept)` is empty."""
+    verdict = judge(find_exercise("1.8"), {})
+    assert "print(dict(knobs.kept))" in verdict.hint
 
 
 def test_no_bandwidth_lets_overlap_save_more_than_the_backward_pass_hides():

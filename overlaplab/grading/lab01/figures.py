@@ -77,12 +77,20 @@ def draw_counted(counted: Sequence[Counted]) -> Figure:
     figure = Picture(figsize=(9, 3.2))
     ax = figure.add_axes((0.08, 0.17, 0.6, 0.75))
     numbers = [c.num_messages for c in counted]
-    for name, values, ink, style in (
-        ("one message", [c.one_ms for c in counted], "#d55e00", "s--"),
-        ("all messages in a row", [c.all_ms for c in counted], "#009e73", "^-."),
-        ("backward pass with messages", [c.step_ms for c in counted], "#0072b2", "o-"),
+    for name, values, ink, style, width in (  # the wide one is seen under the thin
+        ("one message", [c.one_ms for c in counted], "#d55e00", "s--", 1.5),
+        ("all messages in a row", [c.all_ms for c in counted], "#7fceb9", "^-", 6),
+        (
+            "backward pass with messages",
+            [c.step_ms for c in counted],
+            "#0072b2",
+            "o-",
+            1.5,
+        ),
     ):
-        ax.plot(numbers, values, style, color=ink, label=name, markersize=5)
+        ax.plot(
+            numbers, values, style, color=ink, label=name, markersize=5, linewidth=width
+        )
     best = min(counted, key=lambda c: c.step_ms)
     ax.plot(
         [best.num_messages], [best.step_ms], "*", color="black", markersize=13, zorder=5

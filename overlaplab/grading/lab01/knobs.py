@@ -31,6 +31,10 @@ WHAT_IF: Mapping[str, Callable[[Settings], Settings]] = {
     WIDER: lambda s: {"gbyte_per_s": 2 * s["gbyte_per_s"]},
     FASTER: lambda s: {"teraflops": 2 * s["teraflops"]},
 }
+KEPT = (
+    "what a button keeps is gone with its kernel: paste into this cell what "
+    "print(dict(knobs.kept)) shows"
+)
 MUCH, LITTLE, TOO_MUCH = "saves much", "little to send", "much to send"
 USABLE = "each entry has values that the sliders have, overlap at 'no'"
 IS_MUCH = "saves much: overlap saves 30 % or more"
@@ -45,7 +49,7 @@ def written(ktokens: int, gpus: int, overlap: bool) -> Program:
     flops = 2 * LAYER_PARAMETERS * 1024 * ktokens
     size = 2 * LAYER_PARAMETERS
     for _ in range(NUM_LAYERS):
-        builder.compute(0, "forward", flops=flops)
+        builder.compute(0, "forward", flops=flops, phase="forward")
     for layer in reversed(range(NUM_LAYERS)):
         builder.compute(0, "backward", flops=2 * flops, phase="backward")
         if overlap:
@@ -95,6 +99,7 @@ def grade_knobs(sheet: Sheet, settings: Mapping[str, Any]) -> None:
         USABLE,
         not problems,
         seen="\n".join(problems.values()),
+        hint="" if settings else KEPT,
         expected=f"some of {list(KNOBS)}; the others stand where the sliders start",
     )
     for name, sentence in (
