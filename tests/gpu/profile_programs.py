@@ -58,7 +58,9 @@ def known_overlap(events: bool, hidden: bool) -> dict[str, Any]:
             if s.kind == "communication"
         ],
         "num_delays": sum(
-            "spin" in str(s.attributes.get("kernel", s.name)) for s in timeline.spans
+            "spin" in str(s.attributes.get("kernel", s.name))
+            for s in timeline.spans
+            if s.kind == "compute"  # their launches have the name, too
         ),
         "remarks": timeline.source.remarks,
     }
