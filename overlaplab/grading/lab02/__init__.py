@@ -14,6 +14,7 @@ from overlaplab.grading.lab02 import gaps as _gaps
 from overlaplab.grading.lab02.bill import both_steps, pairs, pay
 from overlaplab.grading.lab02.broken import profile_with, truth
 from overlaplab.grading.lab02.gaps import draw_gaps, with_gaps
+from overlaplab.grading.lab02.measured import on_gpus
 from overlaplab.grading.lab02.reading import read
 from overlaplab.grading.lab02.rows import Row, as_table, kernel, other
 from overlaplab.grading.lab02.stopwatch import Timed, clock
@@ -45,6 +46,7 @@ __all__ = [
     "machine",
     "merge",
     "mine_or_ours",
+    "on_gpus",
     "other",
     "pairs",
     "path_of",
