@@ -1,7 +1,7 @@
 # %% [markdown]
 # # How much can overlap save?
 #
-# **Lab 01: the arithmetic of overlap.** Core: 50 minutes. Extras: 31 more. You need no
+# **Lab 01: the arithmetic of overlap.** Core: 55 minutes. Extras: 36 more. You need no
 # GPU; now and then a pencil.
 #
 # After the core you can
@@ -16,7 +16,7 @@
 # **message**. Nothing else is needed, though lab 00 helps.
 #
 # **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
-# numbers. No exercise needs the one before it.
+# numbers. No exercise needs the one before it. The first two cells may take a minute.
 
 # %% name="setup"
 import torch.distributed as dist
@@ -26,10 +26,10 @@ import overlaplab as ol
 from overlaplab import view
 from overlaplab.grading import check
 from overlaplab.grading import lab01 as lab
-from overlaplab.hardware import collective_ns
+from overlaplab.hardware import collective_ns, profile
 
 # %% [markdown]
-# ## 1. 100 + 50 (9 minutes)
+# ## 1. 100 + 50 (10 minutes)
 #
 # A training step of ten layers, in slow motion: 100 ms of computing (forward 30,
 # backward 60, update 10) and 50 ms of messages.
@@ -50,6 +50,8 @@ view.draw(serial, ranks=[0], title="first compute, then send")
 # %% [markdown]
 # `default` is the GPU's stream, `comm` the wire. Look at the light grey: the wire has
 # nothing to do for 90 ms, then the GPU for 50. (Both ranks do the same; one is drawn.)
+# The black line under the bars is the **critical path**: the longest chain of things that
+# had to follow one another. It is as long as the step.
 #
 # While the messages travel, something could be computed. While the GPU computes,
 # something could be sent. That is **overlap**.
@@ -91,7 +93,13 @@ so_far = {"first compute, then send": serial, "send with hooks": hooks}
 view.draw_many(so_far, ranks=[0])
 
 # %% name="hooks-numbers"
-view.table(so_far)
+print(
+    f"{'ms':<26}" + "".join(f"{n:>9}" for n in ("step", "exposed", "hidden", "saved"))
+)
+for name, timeline in so_far.items():
+    r = timeline.report()
+    times_ns = (r.step_ns, r.exposed_ns, r.hidden_ns, r.saved_ns)
+    print(f"{name:<26}" + "".join(f"{ns / 1e6:>9.0f}" for ns in times_ns))
 
 # %% [markdown]
 # Every figure of the course has a twin in characters:
@@ -101,7 +109,8 @@ print(view.text(hooks.of_rank(0), width=88))
 
 # %% [markdown]
 # **Hidden** is communication with computation beside it, **exposed** is the rest.
-# **Saved** is what the step is shorter than computing + sending.
+# **Saved** is by how much the step is shorter than computing + sending, one after the
+# other.
 #
 # Nine of ten messages are hidden. The tenth is not. Look at it: the first layer's
 # gradient comes when nothing is left to compute but the update, and the update needs
@@ -110,8 +119,7 @@ print(view.text(hooks.of_rank(0), width=88))
 # So 150 ms is the step without overlap, and 100 is what you read everywhere ("the messages
 # disappear"). This step cannot have it. Which number can it have?
 #
-# A step is as long as its longest chain of things that must follow one another. Here
-# are two such chains:
+# Any schedule of this step has these two chains in it:
 #
 # - forward, *all* of backward, the *last* message, update;
 # - forward, the *first* layer of backward, *all* messages, update.
@@ -155,9 +163,8 @@ chains["shortest"] = max(chains.values())
 _ = check("1.1", my_number, chains)
 
 # %% [markdown]
-# The black line is the longest chain: the **critical path**. In such a step gradients hide
-# behind the *rest of the backward pass* and behind nothing else: not behind the forward
-# pass, which is over, and not behind their own layer.
+# In such a step gradients hide behind the *rest of the backward pass* and behind nothing
+# else: not behind the forward pass, which is over, and not behind their own layer.
 
 # %% [markdown]
 # ## 2. Bounds (5 minutes)
@@ -224,7 +231,7 @@ for share, claimed in ((0.1, 1.2), (0.3, 1.4), (0.5, None), (0.6, None), (0.9, N
 # **Overlap alone never more than doubles the speed**, and that only at Tc = Tm.
 
 # %% [markdown]
-# ## 3. T = Tc + (1 - a) Tm (8 minutes)
+# ## 3. T = Tc + (1 - a) Tm (9 minutes)
 #
 # The formula of this trade. A fraction $a$ of the communication disappears from the
 # step, the rest is added:
@@ -242,11 +249,17 @@ for share, claimed in ((0.1, 1.2), (0.3, 1.4), (0.5, None), (0.6, None), (0.9, N
 cards = lab.cards(my_number)
 for letter, card in cards.items():
     print(f"{letter}: {card}")
-view.draw_many({k: card.timeline for k, card in cards.items() if card.timeline})
+view.draw_many(
+    {
+        f"{k}, alone {card.tc_ms:g} + {card.tm_ms:g} ms": card.timeline
+        for k, card in cards.items()
+        if card.timeline
+    }
+)
 
 # %% [markdown]
-# **Exercise 1.3.** For each card: what does the formula say, in ms, and what became of
-# it? Fill in `"why"` with
+# **Exercise 1.3.** For each card: what does the formula say, in ms to one decimal, and
+# what is your `"verdict"`?
 #
 # - `"holds"`: the run took what the formula says;
 # - `"contention"`: the two sides slow each other down, so that each takes longer than
@@ -254,13 +267,13 @@ view.draw_many({k: card.timeline for k, card in cards.items() if card.timeline})
 # - `"idle"`: there is time in which neither side has anything to do;
 # - `"impossible"`: no schedule can be as short as the formula says.
 #
-# `card.tc_ms`, `card.tm_ms` and `card.a` are numbers; `card.timeline.report()` has
-# `compute_ns`, `communication_ns`, `step_ns`.
+# `card.tc_ms`, `card.tm_ms` and `card.a` are numbers; the rest stands above the figure.
+# A promise has no run.
 #
 # <details><summary>Hint: contention or idle?</summary>
 #
-# Compare `compute_ns` of the run with Tc. Is it longer? Or are there gaps in the figure,
-# in both lanes at once?
+# Is there more computing in the run than Tc? Or are there gaps in the figure, in
+# `default` and `comm` at once?
 #
 # </details>
 
@@ -270,17 +283,17 @@ reading = {
     letter: {"formula_ms": card.tc_ms + (1 - card.a) * card.tm_ms}
     for letter, card in cards.items()
 }
-reading["A"]["why"] = "holds"
-reading["B"]["why"] = "contention"
-reading["C"]["why"] = "impossible"
-reading["D"]["why"] = "idle"
+reading["A"]["verdict"] = "holds"
+reading["B"]["verdict"] = "contention"
+reading["C"]["verdict"] = "impossible"
+reading["D"]["verdict"] = "idle"
 ### END SOLUTION
 ### BEGIN STUB
 # reading = {
-#     "A": {"formula_ms": None, "why": None},
-#     "B": {"formula_ms": None, "why": None},
-#     "C": {"formula_ms": None, "why": None},
-#     "D": {"formula_ms": None, "why": None},
+#     "A": {"formula_ms": None, "verdict": None},
+#     "B": {"formula_ms": None, "verdict": None},
+#     "C": {"formula_ms": None, "verdict": None},
+#     "D": {"formula_ms": None, "verdict": None},
 # }
 ### END STUB
 
@@ -292,12 +305,12 @@ _ = check("1.3", my_number, reading)
 #
 # $$a = \frac{T_c + T_m - T}{T_m}$$
 #
-# That is what is *saved*, over Tm. Whatever is put in its place must be shown to be the
-# same. It cannot be larger than Tc/Tm, if that is less than 1: behind Tc there is no room
-# for more than Tc.
+# That is what is *saved*, over Tm. A profiler's fraction may stand for $a$ only where it
+# equals this. And $a$ cannot be larger than Tc/Tm: behind Tc there is no room for more
+# than Tc.
 
 # %% [markdown]
-# ## 4. Three ratios (7 minutes)
+# ## 4. Three ratios (9 minutes)
 #
 # Three numbers go by the name "overlap". This course calls them
 #
@@ -316,7 +329,7 @@ _ = check("1.3", my_number, reading)
 # - `sent`, `hidden`: communication in the run, and the part of it with computation
 #   beside it; `step`: the run.
 # - Return `(overlap_fraction, saved_fraction, efficiency)`; each is `None` where its
-#   denominator is 0.
+#   denominator is 0. A run can be slower than serial: then saved is less than 0.
 #
 # About 6 lines.
 #
@@ -346,9 +359,8 @@ _ = check("1.4", ratios)
 lab.keep("1.4", ratios)
 
 # %% [markdown]
-# Here is the step of section 1 twice: on the GPU that you know, and on one on which a
-# product runs at 60 % of its speed beside a message, and a message at 50 % beside a
-# product.
+# Here is the step of section 1 twice: on the GPU that you know, and on one that computes
+# at 60 % of its speed beside a message, and sends at 50 % beside computing.
 #
 # **Predict.** Contention saves less. Does it also *hide* less?
 
@@ -388,7 +400,7 @@ view.show(upper, beside=lower, title=tuple(pair))
 # costs**: put the times alone beside it.
 
 # %% [markdown]
-# ## 5. Ten layers by hand (12 minutes)
+# ## 5. Ten layers by hand (13 minutes)
 #
 # Another backward pass: ten layers of 5 ms. Each layer's gradients take 3 ms on the wire.
 # Two layers share a message: a **bucket** of 6 ms.
@@ -422,17 +434,19 @@ lab.side_by_side("hidden, in ms", hidden_ms, f"{hidden_ns / 1e6:.0f}")
 view.draw(two_a_bucket, title="ten layers, two a bucket")
 
 # %% [markdown]
+# (A layer's backward pass is two matrix products, `mm`, of 2.5 ms.)
+#
 # **Exercise 1.5.** Write `schedule(num_layers, layer_ms, message_ms, per_bucket)`: when
 # does each message start and end?
 #
 # - `layer_ms`: one layer's backward pass; `message_ms`: the message of *one* layer.
-# - A bucket leaves when its last layer is through, if the wire is free; the wire sends
-#   one message at a time, in order.
+# - A bucket leaves when the backward pass is through with all its layers, if the wire is
+#   free; the wire sends one message at a time, in order.
 # - If the layers do not divide, the last bucket is smaller.
 # - Return a list of pairs `(start, end)` in ms from the start of the backward pass, one
 #   for each message.
 #
-# About 8 lines. Your ten layers are drawn. It is tried on 150 more.
+# About 8 lines. Your ten layers are drawn. It is tried on 153 more.
 #
 # <details><summary>Hint: what to keep</summary>
 #
@@ -471,26 +485,29 @@ rows = {
     "ten a bucket": (3, 10, slow),
     "two": (3, 2, slow),
     "one": (3, 1, slow),
-    "two, 8 ms a message": (8, 2, lab.slow_gpu(5, 8)),
+    "two, 8 ms a layer": (8, 2, lab.slow_gpu(5, 8)),
     "one, and each costs 4 ms": (3, 1, lab.slow_gpu(5, 3, latency_us=4000)),
     "one, with contention": (3, 1, lab.with_contention(slow)),
 }
-print(f"{'':<27}you say   the run   hidden, you say")
+print(f"{'':<27}you say   the run   hidden, you say   the run")
 for name, (message_ms, per_bucket, hardware) in rows.items():
     step, hidden = lab.step_and_hidden(mine(10, 5, message_ms, per_bucket), 50)
-    seen_ms = ten_layers(per_bucket, hardware).step_ns / 1e6
-    print(f"{name:<26}{step:>5.0f} ms{seen_ms:>7.0f} ms", end="")
-    print(f"{hidden:>9.0f} of {10 * message_ms} ms")
+    seen = ten_layers(per_bucket, hardware).report()
+    print(f"{name:<26}{step:>5.0f} ms{seen.step_ns / 1e6:>7.0f} ms", end="")
+    print(f"{hidden:>9.0f} of {10 * message_ms} ms", end="")
+    print(f"{seen.hidden_ns / 1e6:>5.0f} of {seen.communication_ns / 1e6:.0f} ms")
 gap = {f"{number} a bucket": ten_layers(number) for number in (10, 5, 2, 1)}
-view.draw_many(gap)
+costly = ten_layers(1, lab.slow_gpu(5, 3, latency_us=4000))
+view.draw_many({**gap, "1 a bucket, each costs 4 ms": costly})
 
 # %% [markdown]
-# (A layer's backward pass is two products, `mm`.) Watch the gap close. What stays exposed
-# is the last bucket, always. So the smaller the better? Here a message costs nothing but
-# its bytes. The fifth line of the table says what happens when it does.
+# Watch the gap close. What stays exposed here is the last bucket: nothing is left to
+# compute but an update that waits for it. So the smaller the better? In the first
+# four figures a message costs nothing but its bytes. In the last one it does: ten messages
+# of 7 ms keep the wire busy from 5 ms to 75.
 
 # %% [markdown]
-# ## 6. What a message costs (8 minutes)
+# ## 6. What a message costs (9 minutes)
 #
 # It has two parts. **alpha** ($\alpha$), the **latency**: what it costs to send nothing.
 # **beta** ($\beta$): the time a byte takes; $1/\beta$ is the **bandwidth**. A message of
@@ -499,8 +516,10 @@ view.draw_many(gap)
 # $$T(m) = \alpha + \beta\, m$$
 #
 # Data sheets are written in *bits*: 100 Gbit/s are 12.5 GB/s. A GB is $10^9$ bytes (a GiB
-# is $2^{30}$, 7 % more). And an all-reduce among $N$ ranks in a ring sends each byte
-# $2(N-1)/N$ times over each link: once with two ranks, nearly twice with many.
+# is $2^{30}$, 7 % more). In a **ring**, each rank passes pieces on to its neighbour: an
+# all-reduce among $N$ ranks sends $2(N-1)/N$ times its bytes over each link, once with two
+# ranks, nearly twice with many. Here $\alpha$ is the same for any $N$; section 11 says
+# more.
 #
 # **Predict.** A gigabyte, 100 Gbit/s, alpha = 100 us, two ranks. How many ms?
 
@@ -521,6 +540,7 @@ print(f"{wire_ns / 1e6:.0f} ms of wire, {latency_ns / 1e6:.1f} ms for each messa
 # `num_messages` equal messages, one after the other?
 #
 # - `gbit_per_s`: of one link, in $10^9$ bits a second. Return ms.
+# - Each message pays the latency once, whatever the number of ranks.
 # - One rank alone sends nothing, and pays nothing.
 #
 # About 5 lines.
@@ -571,10 +591,11 @@ for c in counted:
 lab.draw_counted(counted)
 
 # %% [markdown]
-# *"Find the size that minimises the time of one message."* That is the smallest: the red
-# line (squares) falls for ever. *"That minimises the sum."* That is one message for all:
-# the green one (triangles) only rises. The question has an answer only with the overlap in
-# it: the blue one (dots) has a valley, the star. Lab 06 finds where it lies.
+# *"Find the size that minimises the time of one message."* That is the smallest: the
+# orange line (squares) falls for ever. *"That minimises the sum."* That is one message for
+# all: the wide green one only rises. The question has an answer only with the
+# overlap in it: the blue one (dots) has a valley, the star, with a flat floor. Lab 06 finds
+# where it lies.
 
 # %% [markdown]
 # ## Takeaways
@@ -584,18 +605,17 @@ report = serial.report()
 both, bound_ms = report.serial_ns / 1e6, report.bound_ns / 1e6
 overlap, saved, _ = fractions["contention"]
 one_bucket = gap["10 a bucket"].step_ns / 1e6
+print("1. No step is under max(Tc, Tm). One whose update waits for all gradients does")
 print(
-    f"1. No step is under max(Tc, Tm), and few reach it: {both:.0f} ms could not become"
+    f"   not even reach it: {both:.0f} ms became {hooks.step_ns / 1e6:.0f}, not {bound_ms:.0f}."
 )
+print("   Overlap alone never more than doubles the speed.")
+print("2. As long as the update waits for all gradients, the last bucket is exposed:")
 print(
-    f"   {bound_ms:.0f}, only {hooks.step_ns / 1e6:.0f}. Overlap never more than doubles the speed."
+    f"   of {one_bucket:.0f} ms, two layers a bucket make {two_a_bucket.step_ns / 1e6:.0f}, ",
+    end="",
 )
-print(
-    f"2. The last bucket is always exposed: of {one_bucket:.0f} ms, two layers a bucket make"
-)
-print(
-    f"   {two_a_bucket.step_ns / 1e6:.0f}, and {hidden_ns / 1e6:.0f} of 30 ms are hidden."
-)
+print(f"and {hidden_ns / 1e6:.0f} of 30 ms are hidden.")
 print(
     f"3. Hidden is not saved: with contention {100 * overlap:.0f} % was hidden, {100 * saved:.0f} % saved."
 )
@@ -605,14 +625,23 @@ print(
 # part stands alone.
 
 # %% [markdown]
-# ## 7. Extra: from 8 to 4,096 GPUs (10 minutes)
+# ## 7. Extra: from 8 to 4,096 GPUs (12 minutes)
 #
 # *"With hundreds of GPUs, communication is 30 to 50 % of the time."* Is it? A GPT with
 # 1.3 billion parameters, each GPU with all of them, gradients in bfloat16.
 #
 # **The API of this screen.** `collective_ns(hardware, "all_reduce", num_gpus, num_bytes)`
 # returns `(latency_ns, wire_ns)`. `hardware.flops_per_s["bfloat16"]` is the GPU's rate.
-#
+# `profile("h100-ib400")` is the hardware of a name in `lab.LINKS`; `lab.PARAMETERS` is the
+# number of parameters. Try a setting so: `share(256, 4096, profile("h100-ib400"))`.
+
+# %% name="links"
+for name in lab.LINKS:
+    gpu = profile(name)
+    print(f"{name:<14} {gpu.link.bytes_per_s / 1e9:>6.1f} GB/s", end="")
+    print(f"{gpu.flops_per_s['bfloat16'] / 1e12:>6.0f} TFLOP/s")
+
+# %% [markdown]
 # **Exercise 1.7.** Write `share(num_gpus, tokens, hardware)`: Tm / (Tc + Tm) of a step
 # *without* overlap. `tokens` are those of one GPU. A step computes 6 FLOP for each
 # parameter and token, and all-reduces 2 bytes for each parameter, in one message.
@@ -662,17 +691,25 @@ for title, tokens_of in (
         cells = (lab.given_share(num, tokens_of(num), name) for name in lab.LINKS)
         print(f"{num:>8} GPUs{'':<24}" + "".join(f"{100 * c:>13.1f} %" for c in cells))
     print()
+latency_ns, wire_ns = collective_ns(
+    profile("h100-ib400"), "all_reduce", 4096, 2 * lab.PARAMETERS
+)
+print(f"h100-ib400, 4096 GPUs: latency {latency_ns / 1e6:.2f} ms, ", end="")
+print(f"wire {wire_ns / 1e6:.1f} ms")
+print(f"a plain ring, 5 us a hop: 2 x 4095 hops, {2 * 4095 * 5e-3:.0f} ms of latency")
 
 # %% [markdown]
-# With the same work for each GPU (above), the share hardly moves from 16 GPUs to 4,096:
-# in a ring each link carries nearly two times the bytes, however many ranks there are.
+# With the same work for each GPU (above), the share hardly moves from 16 GPUs to 4,096.
+# There are two reasons: each link of a ring carries nearly twice the bytes, however many
+# ranks there are; and the model's latency hardly grows (last lines).
+#
 # With the same work for *all* (below), each GPU has less to compute and as much to send:
 # the share goes from next to nothing to nearly all.
 #
 # So the claim is true somewhere, and says nothing without tokens a GPU and the link.
 
 # %% [markdown]
-# ## 8. Extra: when does overlap matter? (8 minutes)
+# ## 8. Extra: when does overlap matter? (9 minutes)
 #
 # A GPT of 24 layers, forward and backward pass, with sliders. Under the timeline stands
 # what *overlap* would save of the step, what twice the bandwidth would, and a GPU twice
@@ -685,7 +722,8 @@ knobs
 
 # %% [markdown]
 # **Exercise 1.8.** Find three settings, all with `overlap` at `"no"`. Turn the knobs and
-# keep each by its button, or type the numbers.
+# keep each by its button, or type the numbers. What a button keeps is gone when the kernel
+# stops: to hand it in, paste what `print(dict(knobs.kept))` shows.
 #
 # - `"saves much"`: overlap saves 30 % or more;
 # - `"little to send"`: overlap saves under 2 %, and a GPU twice as fast 45 % or more;
@@ -706,7 +744,7 @@ settings = {
 }
 ### END SOLUTION
 ### BEGIN STUB
-# settings = dict(knobs.kept)  # or type: {"saves much": {"ktokens": 16}, ...}
+# settings = dict(knobs.kept)  # then paste it here: {"saves much": {"ktokens": 16}, ...}
 ### END STUB
 
 # %% name="check-settings" kind="check" exercise="1.8" points=1
@@ -715,7 +753,7 @@ _ = check("1.8", settings)
 # %% name="settings-seen" fold=true
 for name, typed in settings.items():
     saves = {what: lab.saved_percent(typed, what) for what in lab.WHAT_IF}
-    print(f"{name}: " + ", ".join(f"{k} {v:.1f} %" for k, v in saves.items()))
+    print(f"{name}: " + ", ".join(f"{k} {v:.2f} %" for k, v in saves.items()))
 fine = max(
     (lab.saved_percent({"gbyte_per_s": g, "ktokens": k}, "overlap"), g, k)
     for g in lab.KNOBS["gbyte_per_s"].values
@@ -791,20 +829,26 @@ diagnosis = {
 _ = check("1.9", my_number, diagnosis, forecast)
 
 # %% [markdown]
-# ## 10. On real GPUs (6 minutes, with 11)
+# ## 10. Extra: on real GPUs (8 minutes, with 11)
 #
-# Stored, nothing is measured now: a GPT of 738 million parameters on two GPUs, with
-# NVLink, and with a link made slow on purpose (transfers through the host). Tc is
-# compute alone, Tm what one message for all adds behind it. `ours-100` is this package's
-# reducer with buckets of 100 MiB, `ddp-100` PyTorch's with as many.
+# Stored, nothing is measured now: a GPT of 738 million parameters on two GPUs. With NVLink
+# each GPU has a batch of 8 sequences; with a link made slow on purpose (P2P off: transfers
+# go through the host) a batch of 2. So Tc differs too: compare rows of one link.
+#
+# Tc is compute alone, Tm what one message for all adds behind it. `ours-100` is this
+# package's reducer with buckets of 100 MiB, `ddp-100` PyTorch's DDP with buckets of that
+# size, `ddp-default` with those that it has by itself (25 MiB). `per-parameter` sends a
+# message for each parameter.
 
 # %% name="gpu" fold=true
 three = lab.mine_or_ours("1.4")
-print(f"{'':<23}  Tc    Tm  bound  step (8 of 10)       overlap  saved  efficiency")
+print("in brackets: eight of ten steps lie between\n")
+print("\n".join(lab.measured_alone()))
+print(f"\n{'':<32}  Tc    Tm  bound  step                 overlap  saved  efficiency")
 for row in lab.measured():
     percents = [100 * f for f in three(*row)]
     print(
-        f"{row.link + ', ' + row.name:<23}{row.tc:>5.1f}{row.tm:>6.1f}"
+        f"{f'{row.link}, batch {row.batch}, {row.name}':<32}{row.tc:>5.1f}{row.tm:>6.1f}"
         f"{max(row.tc, row.tm):>7.1f}{row.step:>6.1f} ({row.low:.1f} to {row.high:.1f})"
         f"{percents[0]:>8.0f} %{percents[1]:>5.0f} %{percents[2]:>8.0f} %"
     )
@@ -812,14 +856,16 @@ print(lab.machine())
 print("Times in ms, without a profiler; the overlap fraction is of a profiled step.")
 
 # %% [markdown]
-# On NVLink most of the messages are hidden, and little is saved. Beside a message the
-# kernels take longer: lab 06 shows which. Mind the spread in brackets: steps vary by a
-# millisecond either way, so of these four rows only the first and the third differ, and
-# none surely differs from no overlap by more than a few percent of the step.
+# On NVLink most of the messages are hidden, and little is saved: beside a message the
+# kernels (what the GPU runs) take longer; lab 06 shows which. How little, these numbers do
+# not say: the brackets of all four reducers overlap or touch, also those of the step
+# without overlap. Not one of the four is surely faster than it, or than another.
 #
-# On the slow link there is more to send than to compute. The bound is Tm, and the
-# overlap fraction cannot come near 1: read the last column. There the reducers differ by
-# far more than the spread, and overlap is worth having.
+# With P2P off there is more to send than to compute. The bound is Tm, and the overlap
+# fraction cannot come near 1: read the last column. `ours-100` and `ddp-100` cannot be
+# told apart, and both are clearly shorter than the step without overlap. `per-parameter`
+# is 5 to 7 ms behind them, no better than that step. The small batch is one reason for all
+# this: beside the Tc of a batch of 8 there would be less to send than to compute here too.
 
 # %% name="gpu-here"
 print(lab.measure_it_here())
@@ -828,8 +874,12 @@ print(lab.measure_it_here())
 # ## 11. Where the model lies
 #
 # Launching costs nothing here, except on one card of section 3. Ranks arrive together,
-# so nobody waits for a late one. And "unreachable" hangs on one line of code. Without
-# clipping, no update needs *all* gradients:
+# so nobody waits for a late one. Latency is taken the same for any number of ranks, or (on
+# `h100-ib400`) growing as slowly as a tree's depth; round a plain ring it would grow with
+# each rank (end of the table in section 7).
+#
+# And "unreachable" hangs on one line of code. Without clipping, no update needs *all*
+# gradients:
 
 
 # %% name="no-clipping"

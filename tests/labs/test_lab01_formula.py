@@ -26,7 +26,7 @@ def by_numbers(number):
                 why = "contention"
             else:
                 why = "idle"
-        reading[letter] = {"formula_ms": says, "why": why}
+        reading[letter] = {"formula_ms": says, "verdict": why}
     return reading
 
 
@@ -36,15 +36,15 @@ def by_the_critical_path(number):
     for letter, card in cards(number).items():
         said = {"formula_ms": round(card.tc_ms + card.tm_ms - card.a * card.tm_ms, 1)}
         if card.timeline is None:
-            said["why"] = " Impossible"
+            said["verdict"] = " Impossible"
         elif card.timeline.critical_path().shares["launch"] > 0.2:
-            said["why"] = "IDLE"
+            said["verdict"] = "IDLE"
         else:
             slowed = any(
                 s.attributes.get("alone_ns", s.duration_ns) < s.duration_ns
                 for s in card.timeline.spans
             )
-            said["why"] = "contention" if slowed else "holds"
+            said["verdict"] = "contention" if slowed else "holds"
         reading[letter] = said
     return reading
 
@@ -76,7 +76,7 @@ def test_diagnoses_by_another_way_pass(number):
 def test_a_wrong_diagnosis_is_refused_by_its_card_s_sentence(mine, yours, faults):
     reading = by_numbers(6)
     letter = next(k for k, card in cards(6).items() if card.why == mine)
-    reading[letter]["why"] = yours
+    reading[letter]["verdict"] = yours
     verdict = judge(find_exercise("1.3"), 6, reading)
     found = faults(verdict)
     assert list(found) == [lab._SENTENCES[mine]]
@@ -96,12 +96,17 @@ def the_bound(card):
     return max(card.tc_ms, card.tm_ms)
 
 
+def rounded(card):
+    return card.formula_ms // 1 + (0.5 if card.why == "contention" else 0)
+
+
 @pytest.mark.parametrize(
     ("slip", "words"),
     [
         (a_for_1_minus_a, "takes a in the place of 1 - a"),
         (what_the_run_took, "what the run took"),
         (the_bound, "that is the bound"),
+        (rounded, "to one decimal"),
     ],
 )
 def test_a_slip_in_the_formula_is_named(slip, words, faults):

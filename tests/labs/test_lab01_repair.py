@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import overlaplab
 from overlaplab.grading import find_exercise, judge
 from overlaplab.grading.lab01 import repair as lab
-from overlaplab.grading.lab01.measured import measured
+from overlaplab.grading.lab01.measured import _read, measured, measured_alone
 from overlaplab.grading.lab01.repair import bad_letter, broken_forecast, jobs
 
 COURSE = Path(overlaplab.__file__).parents[1] / "course" / "01_overlap_arithmetic.py"
@@ -164,3 +165,36 @@ def test_stored_steps_hide_more_than_they_save():
         assert row.hidden / row.sent > 0.7
         assert (row.tc + row.tm - row.step) / row.tm < 0.3
         assert row.low <= row.step <= row.high
+
+
+def apart(one, other):
+    """Neither's eight of ten steps reach into the other's, to a tenth of a ms."""
+    (low, high), (other_low, other_high) = (
+        [round(ms, 1) for ms in pair] for pair in (one, other)
+    )
+    return high < other_low or other_high < low
+
+
+def test_what_the_lesson_says_of_the_spread_is_what_is_stored():
+    ranges = {(r.link, r.name): (r.low, r.high) for r in measured()}
+    serial = {row["link"]: tuple(row["serial_p10_p90_ms"]) for row in _read()["rows"]}
+    names = ("ours-100", "ddp-100", "ddp-default", "per-parameter")
+    for one, other in itertools.combinations(names, 2):
+        assert not apart(ranges["NVLink", one], ranges["NVLink", other])
+    for name in names:
+        assert not apart(ranges["NVLink", name], serial["NVLink"])
+    slow = {name: ranges["P2P off", name] for name in names}
+    assert not apart(slow["ours-100"], slow["ddp-100"])
+    assert apart(slow["ours-100"], serial["P2P off"])
+    assert apart(slow["ddp-100"], serial["P2P off"])
+    assert not apart(slow["per-parameter"], serial["P2P off"])
+
+
+def test_the_two_links_ran_with_the_batches_that_are_printed():
+    assert {(r.link, r.batch) for r in measured()} == {("NVLink", 8), ("P2P off", 2)}
+    assert [line.split(":")[0] for line in measured_alone()] == [
+        "NVLink, batch 8",
+        "P2P off, batch 2",
+    ]
+    nvlink, slow = measured()[0], measured()[-1]
+    assert nvlink.tc > slow.tm > slow.tc

@@ -14,7 +14,12 @@ from overlaplab.grading.lab01.figures import a_gigabyte, count, draw_counted
 from overlaplab.grading.lab01.formula import cards, with_contention
 from overlaplab.grading.lab01.knobs import KNOBS, WHAT_IF, saved_percent, turn
 from overlaplab.grading.lab01.layers import step_and_hidden
-from overlaplab.grading.lab01.measured import machine, measure_it_here, measured
+from overlaplab.grading.lab01.measured import (
+    machine,
+    measure_it_here,
+    measured,
+    measured_alone,
+)
 from overlaplab.grading.lab01.messages import link_of
 from overlaplab.grading.lab01.numbers import said_timeline
 from overlaplab.grading.lab01.ratios import contended, totals_of, uncontended
@@ -54,6 +59,7 @@ __all__ = [
     "machine",
     "measure_it_here",
     "measured",
+    "measured_alone",
     "mine_or_ours",
     "recorded",
     "said_timeline",

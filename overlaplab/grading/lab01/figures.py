@@ -79,7 +79,7 @@ def draw_counted(counted: Sequence[Counted]) -> Figure:
     numbers = [c.num_messages for c in counted]
     for name, values, ink, style, width in (  # the wide one is seen under the thin
         ("one message", [c.one_ms for c in counted], "#d55e00", "s--", 1.5),
-        ("all messages in a row", [c.all_ms for c in counted], "#7fceb9", "^-", 6),
+        ("all messages in a row", [c.all_ms for c in counted], "#7fceb9", "-", 6),
         (
             "backward pass with messages",
             [c.step_ms for c in counted],

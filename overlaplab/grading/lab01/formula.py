@@ -73,8 +73,13 @@ class Card:
             f"Tc = {self.tc_ms:g} ms and Tm = {self.tm_ms:g} ms alone, a = {self.a:.3f}"
         )
         if self.timeline is None:
-            return f"{told} (a promise: nobody has run it)"
-        return f"{told}; the run took {self.timeline.step_ns / NS_PER_MS:.1f} ms"
+            return f"{told};\n   a promise: nobody has run it"
+        report = self.timeline.report()
+        return (
+            f"{told};\n   the run took {report.step_ns / NS_PER_MS:.1f} ms; in it "
+            f"{report.compute_ns / NS_PER_MS:.1f} ms of computing, "
+            f"{report.communication_ns / NS_PER_MS:.1f} of messages"
+        )
 
 
 @lru_cache(maxsize=32)
@@ -159,7 +164,7 @@ def grade_formula(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
     shown = False
     for letter, card in given.items():
         entry = reading.get(letter)
-        why = entry.get("why") if isinstance(entry, Mapping) else None
+        why = entry.get("verdict") if isinstance(entry, Mapping) else None
         right = isinstance(why, str) and why.strip().casefold() == card.why
         known = isinstance(why, str) and why.strip().casefold() in WHYS
         if not right and not shown and card.timeline is not None:
@@ -183,6 +188,8 @@ def _slip(card: Card, said: float) -> str:
         return ": that is what the run took, not what the formula says"
     if close(said, max(card.tc_ms, card.tm_ms)):
         return ": that is the bound, not the formula"
+    if abs(said - card.formula_ms) <= 0.51:
+        return ": give it to one decimal"
     return ""
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,9 @@ class Measured:
     """One variant on one link; ms.
 
     Args:
-        name: of the variant; "NVLink" or "P2P off" is the link.
+        link: "NVLink" or "P2P off".
+        batch: sequences a GPU; compare rows of one link and batch only.
+        name: of the variant.
         tc: compute alone.
         tm: what one message for all adds behind it.
         step: with overlap; these three without a profiler.
@@ -68,6 +70,24 @@ def measured() -> tuple[Measured, ...]:
         for row in _read()["rows"]
         for name, variant in row["variants"].items()
     )
+
+
+def measured_alone() -> tuple[str, ...]:
+    """What Tc and Tm are made of, with its spread, a line each link."""
+    lines = []
+    for row in _read()["rows"]:
+        alone = _spread(row["compute_ms"], row["compute_p10_p90_ms"])
+        serial = _spread(row["serial_ms"], row["serial_p10_p90_ms"])
+        lines.append(
+            f"{row['link']}, batch {row['batch']}: compute alone {alone},\n"
+            f"    with one message for all behind it {serial}"
+        )
+    return tuple(lines)
+
+
+def _spread(median_ms: float, low_high_ms: Sequence[float]) -> str:
+    low, high = low_high_ms
+    return f"{median_ms:.1f} ms ({low:.1f} to {high:.1f})"
 
 
 def machine() -> str:
