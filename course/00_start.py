@@ -603,7 +603,8 @@ knobs = view.explorer(lab.turn, lab.KNOBS, what_if=lab.WHAT_IF, keep=names)
 knobs
 
 # %% [markdown]
-# **Exercise 0.6.** Find these, and keep each: then `found = dict(knobs.kept)`. Or type:
+# **Exercise 0.6.** Find these, and keep each: then `found = dict(knobs.kept)`. That is gone
+# when the kernel stops: to hand it in, paste what `print(dict(knobs.kept))` shows. Or type:
 #
 # - `"launch-bound"`: launches half as long save 40 % or more, a GPU twice as fast saves
 #   under 2 %;

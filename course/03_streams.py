@@ -836,7 +836,8 @@ knobs
 
 # %% [markdown]
 # **Exercise 3.7.** Find three settings and keep each with its button: then
-# `found = dict(knobs.kept)`. (Without knobs, type `knobs.set(batch_mib=256)`, then
+# `found = dict(knobs.kept)`. That is gone when the kernel stops: to hand it in, paste what
+# `print(dict(knobs.kept))` shows. (Without knobs, type `knobs.set(batch_mib=256)`, then
 # `knobs.keep("dear")`.) Or type dicts of `gbit_per_s` (25, 100, 200, 400), `batch_mib`
 # (1, 16, 64, 256, 512) and `ktokens` (2, 4, 8, 16, 32). Each is judged with staging and
 # without.

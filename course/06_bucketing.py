@@ -980,7 +980,8 @@ knobs
 # %% [markdown]
 # **Exercise 6.7.** Find four settings. Turn the knobs and keep what you found with the
 # button of its name (typed: `knobs.keep("latency")`): then `found = dict(knobs.kept)`.
-# Or type the numbers.
+# That is gone when the kernel stops: to hand it in, paste what `print(dict(knobs.kept))`
+# shows. Or type the numbers.
 #
 # - `"latency"`: half the latency saves 15 % or more, twice the bandwidth under 8 %;
 # - `"bandwidth"`: the other way round;
