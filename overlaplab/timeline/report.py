@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlaplab.timeline.intervals import Interval, intersect, merge, total
-from overlaplab.timeline.span import Span
+from overlaplab.timeline.span import KINDS, Span
 
 if TYPE_CHECKING:
     from overlaplab.timeline.timeline import Timeline
@@ -133,11 +133,15 @@ def union(spans: Sequence[Span], kind: str) -> list[Interval]:
 
 
 def _report_rank(rank: int, spans: Sequence[Span]) -> Report:
-    compute, communication = union(spans, "compute"), union(spans, "communication")
+    of_kind: dict[str, list[Span]] = {kind: [] for kind in KINDS}
+    for span in spans:
+        of_kind[span.kind].append(span)
+    compute = union(of_kind["compute"], "compute")
+    communication = union(of_kind["communication"], "communication")
     waiting = merge(
         (s.start_ns, min(s.attributes["ready_ns"], s.end_ns))
-        for s in spans
-        if s.kind == "communication" and "ready_ns" in s.attributes
+        for s in of_kind["communication"]
+        if "ready_ns" in s.attributes
     )
     return Report(
         rank=rank,
@@ -147,8 +151,8 @@ def _report_rank(rank: int, spans: Sequence[Span]) -> Report:
         communication_ns=total(communication),
         hidden_ns=total(intersect(compute, communication)),
         waiting_ns=total(waiting),
-        memcpy_ns=total(union(spans, "memcpy")),
-        memset_ns=total(union(spans, "memset")),
+        memcpy_ns=total(union(of_kind["memcpy"], "memcpy")),
+        memset_ns=total(union(of_kind["memset"], "memset")),
     )
 
 
