@@ -71,4 +71,5 @@ def _read(trace: Trace) -> TraceFile:
 
 
 def _spans(file: TraceFile, rank: int) -> list[Span]:
-    return file.spans(dict.fromkeys(file.places or [("", 0)], rank), Communication())
+    rank_of = dict.fromkeys(file.places or [("", 0)], rank)
+    return file.spans(rank_of, Communication(), is_own=True)

@@ -32,7 +32,8 @@ def read_trace(
     gzip, whole or damaged, and what `Timeline.to_chrome` writes. A rank is one device
     of one process; kernels whose names match a pattern are communication, all other
     kernels computation; copies, fills, synchronisation and annotations are neither.
-    A span belongs to the step in which the CPU launched it.
+    A span belongs to the step in which the CPU launched it. In a file without any GPU
+    event all is the host's, unless `ol.run` or `ol.profile` recorded a run on CPUs.
 
     Args:
         paths: a file (.json or .json.gz, by its content), several, or a folder, of
@@ -80,7 +81,7 @@ def _read(paths: Paths, known: Communication, block_bytes: int) -> Timeline:
     first_ns += min((s.start_ns for of in of_rank.values() for s in of), default=0)
     timeline = timeline_of_ranks(of_rank, origin="trace")
     kinds = {span.kind for span in timeline.spans}
-    if any(file.places for file in read) and "communication" not in kinds:
+    if "communication" not in kinds and any(f.places or not f.is_own for f in read):
         decisions.append("no communication kernels found")
     source = Source(
         files=tuple(str(file.path) for file, _ in ready),

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import overlaplab as ol
+from overlaplab import cli
 from overlaplab.diagnosis.text import text
 
 FOLDER = Path(__file__).parents[1] / "traces" / "hta"
@@ -51,4 +53,13 @@ def test_the_reports_numbers_are_the_exact_ones(name: str):
 def test_a_trace_without_gpu_events_says_so_and_finds_nothing_about_a_gpu():
     found = ol.diagnose(ol.read_trace(FOLDER / "hta_cpu_only.json.gz"))
     assert found.findings == ()
+    assert not found.has_communication
     assert any("no GPU events" in remark for remark in found.remarks)
+
+
+def test_the_command_says_that_a_trace_without_gpu_events_has_no_communication():
+    path = str(FOLDER / "hta_cpu_only.json.gz")
+    result = CliRunner().invoke(cli.main, ["report", path])
+    assert result.exit_code == 3
+    assert "no communication kernels found" in result.output
+    assert "no number here is about a GPU" in result.output

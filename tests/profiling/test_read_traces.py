@@ -9,12 +9,11 @@ import pytest
 
 import overlaplab as ol
 from overlaplab.timeline.intervals import merge, total
-from tests.profiling.traces_by_hand import kernel
+from tests.profiling.traces_by_hand import annotation, kernel, write
 
 FOLDER = Path(__file__).parents[1] / "traces" / "hta"
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 TRACES = sorted(name for name in EXPECTED if name.endswith(".gz"))
-WITH_GPU = [name for name in TRACES if EXPECTED[name]["n_gpu_events"]]
 # expected.json was computed in floats of microseconds: of 1.7e15, a quarter is lost.
 TOLERANCE = 1e-4
 
@@ -24,8 +23,11 @@ def timeline(name):
     return ol.read_trace(FOLDER / name)
 
 
+ON_DEVICE = ("compute", "communication", "memcpy", "memset")
+
+
 def on_gpu(timeline):
-    return timeline.where(lambda span: "stream" in span.attributes)
+    return timeline.where(lambda span: span.kind in ON_DEVICE)
 
 
 def assert_close(measured, expected):
@@ -47,10 +49,10 @@ def test_a_real_trace_has_the_known_numbers_of_events(name):
     assert kinds.count("compute") == expected["n_comp"]
 
 
-@pytest.mark.parametrize("name", WITH_GPU)
+@pytest.mark.parametrize("name", TRACES)
 def test_a_real_trace_has_the_known_overlap(name):
-    gpu, expected = on_gpu(timeline(name)), EXPECTED[name]["full_trace"]
-    report = gpu.report()
+    read, expected = timeline(name), EXPECTED[name]["full_trace"]
+    report, gpu = read.report(), on_gpu(read)
     busy_ns = total(merge((s.start_ns, s.end_ns) for s in gpu.spans))
 
     measured = {
@@ -59,7 +61,7 @@ def test_a_real_trace_has_the_known_overlap(name):
         "overlap_us": report.hidden_ns / 1000,
         "exposed_comm_us": report.exposed_ns / 1000,
         "overlap_fraction_of_comm": report.overlap_fraction,
-        "span_us": report.step_ns / 1000,
+        "span_us": gpu.report().step_ns / 1000 if gpu.spans else None,
         "busy_union_us": busy_ns / 1000,
     }
     assert_close(measured, expected)
@@ -67,11 +69,10 @@ def test_a_real_trace_has_the_known_overlap(name):
 
 @pytest.mark.parametrize("name", TRACES)
 def test_a_real_trace_has_the_known_overlap_in_each_step(name):
-    gpu, expected = on_gpu(timeline(name)), EXPECTED[name]["per_step_by_launch"]
+    expected = EXPECTED[name]["per_step_by_launch"]
     measured = {}
     for step in timeline(name).steps:
-        of_step = gpu.where(lambda s, step=step: s.attributes.get("step") == step)
-        report = of_step.report()
+        report = timeline(name).of_step(step).report()
         measured[f"ProfilerStep#{step}"] = {
             "comm_us": report.communication_ns / 1000,
             "comp_us": report.compute_ns / 1000,
@@ -92,12 +93,46 @@ def test_a_real_trace_loses_nothing_and_has_the_rank_that_it_names(name):
     assert {s.rank for s in read.spans} == {EXPECTED[name]["distributed_rank"]}
 
 
-def test_a_trace_of_the_cpu_keeps_gloo_and_says_that_no_number_is_about_a_gpu():
+def test_a_foreign_trace_without_gpus_computes_and_sends_nothing():
     read = timeline("hta_cpu_only.json.gz")
-    sent = [s.name for s in read.spans if s.kind == "communication"]
 
-    assert sent == ["all_reduce"] * 10
-    assert "no GPU events" in " ".join(read.source.remarks)
+    assert {span.kind for span in read.spans} == {"host"}
+    assert [s.name for s in read.spans if s.lane == "gloo"] == ["all_reduce"] * 10
+    assert read.report().overlap_fraction is None
+    assert "no communication kernels found" in read.source.remarks
+    assert "no number here is about a GPU" in " ".join(read.source.remarks)
+
+
+def cpu_trace(*marks):
+    operator = {**annotation("aten::mm", 1, 5), "cat": "cpu_op"}
+    transfer = annotation("gloo:all_reduce", 2, 9, thread=7)
+    return [*marks, operator, {**operator, "tid": 8, "ts": 6, "dur": 1}, transfer]
+
+
+def test_operators_and_gloo_are_the_host_s_where_no_run_of_ours_was_recorded(tmp_path):
+    read = ol.read_trace(write(tmp_path / "trace.json", cpu_trace()))
+
+    assert {span.kind for span in read.spans} == {"host"}
+    assert read.order() == (
+        "0 cpu mm 0-4000\n0 gloo all_reduce 1000-8000\n0 thread 8 mm 5000-6000"
+    )
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        annotation("overlaplab::run", 0, 10),
+        annotation("overlaplab::launch all_reduce|default|0|64|", 1, 2),
+        annotation("overlaplab::wait all_reduce", 6, 9),
+    ],
+)
+def test_a_run_of_ours_on_cpus_computes_and_sends(tmp_path, mark):
+    read = ol.read_trace(write(tmp_path / "trace.json", cpu_trace(mark)))
+
+    report = read.report()
+    assert (report.compute_ns, report.communication_ns) == (5_000, 7_000)
+    assert report.hidden_ns == 4_000
+    assert "no communication kernels found" not in read.source.remarks
 
 
 def test_a_trace_without_collectives_says_so_and_has_no_overlap():

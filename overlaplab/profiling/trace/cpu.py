@@ -24,16 +24,37 @@ _TRANSPARENT = VIEWS | frozenset(
 )
 
 
+def host_spans(
+    tables: Tables, labels: Labels, rank: int, shift_ns: int
+) -> Iterator[Span]:
+    """The outermost operators and "gloo:..." ranges as what they are beside GPUs of
+    which the file knows nothing: the host's, neither computation nor communication."""
+    lanes: dict[Hashable, str] = {}
+    for start, end, name, thread in _outermost_operators(tables.operators):
+        attributes = labels.attributes(thread, start)
+        lane = lanes.get(thread)
+        if lane is None:  # the first is the one that trains
+            lane = f"thread {attributes['thread']}" if lanes else CPU_LANE
+            lanes[thread] = lane
+        start, end = start + shift_ns, end + shift_ns
+        yield Span(rank, lane, "host", name, start, end, 0, 0, attributes)
+    for operation, of_operation in _transfers(tables).items():
+        for start, end, thread, size in of_operation:
+            attributes = labels.attributes(thread, start)
+            start, end = start + shift_ns, end + shift_ns
+            yield Span(rank, "gloo", "host", operation, start, end, size, 0, attributes)
+
+
 def cpu_spans(
     tables: Tables, labels: Labels, rank: int, shift_ns: int
 ) -> Iterator[Span]:
-    """The outermost operators as computation, "gloo:..." ranges as communication, and
-    the launches and waits that a run of the process pool marked."""
+    """Of a run on CPUs: the outermost operators as computation, "gloo:..." ranges as
+    communication, and the launches and waits that the run marked."""
     for start, end, name, thread in _outermost_operators(tables.operators):
         attributes = labels.attributes(thread, start)
         start, end = start + shift_ns, end + shift_ns
         yield Span(rank, "default", "compute", name, start, end, 0, 0, attributes)
-    annotations, operators = tables.annotations, tables.operators
+    annotations = tables.annotations
     launches = defaultdict(list)
     for _, start, end, name, _ in annotations.rows(annotations.in_order()):
         start, end = start + shift_ns, end + shift_ns
@@ -46,19 +67,10 @@ def cpu_spans(
             yield Span(rank, CPU_LANE, "launch", f"launch {operation}", start, end)
             launches[operation].append((group, int(sequence), int(num_bytes), label))
     # Gloo's threads take the works in the order of their launch.
-    transfers = defaultdict(list)
-    for table in (annotations, operators):
-        for i, start, end, name, thread in table.rows(table.in_order()):
-            if name.startswith("gloo:"):
-                args = table.args.get(i)
-                size = bytes_of_shapes(args) if args else 0
-                operation = operation_of(name.removeprefix("gloo:"))
-                transfers[operation].append((start, end, thread, size))
-    for operation, of_operation in transfers.items():
+    for operation, of_operation in _transfers(tables).items():
         known = launches[operation]
-        of_operation.sort(key=lambda transfer: transfer[0])
         for i, (start, end, thread, size) in enumerate(of_operation):
-            attributes, lane = labels.attributes(thread, start), "comm"
+            attributes, lane = {**labels.attributes(thread, start)}, "comm"
             if len(known) == len(of_operation):
                 group, attributes["sequence"], size, label = known[i]
                 if label:
@@ -69,6 +81,24 @@ def cpu_spans(
             yield Span(
                 rank, lane, "communication", operation, start, end, size, 0, attributes
             )
+
+
+_Transfer = tuple[int, int, Hashable, int]  # start, end, thread, bytes
+
+
+def _transfers(tables: Tables) -> dict[str, list[_Transfer]]:
+    """Operation -> its "gloo:..." ranges, by start."""
+    transfers: dict[str, list[_Transfer]] = defaultdict(list)
+    for table in (tables.annotations, tables.operators):
+        for i, start, end, name, thread in table.rows(table.in_order()):
+            if name.startswith("gloo:"):
+                args = table.args.get(i)
+                size = bytes_of_shapes(args) if args else 0
+                operation = operation_of(name.removeprefix("gloo:"))
+                transfers[operation].append((start, end, thread, size))
+    for of_operation in transfers.values():
+        of_operation.sort(key=lambda transfer: transfer[0])
+    return transfers
 
 
 def _outermost_operators(

@@ -50,7 +50,6 @@ class DeviceReader:
         self._operators = {
             id: i for i, id in enumerate(tables.operators.id) if id in wanted
         }
-        self._context: dict[int, dict[str, Any]] = {}  # of a call, by index
         self._launched: dict[int, tuple[int, str]] = {}  # call -> rank, what
         self._kernel_names: dict[str, str] = {}
 
@@ -62,20 +61,23 @@ class DeviceReader:
         yield from self._cpu_lane()
 
     def _span(self, row: DeviceRow, call: int, lanes: _Lanes) -> Span:
-        attributes: dict[str, Any] = {}
         if call >= 0:
-            attributes.update(self._context_of(call))
+            attributes = {**self._context_of(call)}
             attributes["launch_ns"] = self._tables.calls.start[call] + self._shift_ns
         else:
+            attributes = {}
             self.num_without_launch += 1
-        if "step" not in attributes and self._labels.has_steps:
+        if self._labels.has_steps and "step" not in attributes:
             self.num_without_step += 1
         attributes["stream"] = row.stream
-        rank = self._rank_of[row.place]
-        start, end = row.start + self._shift_ns, row.end + self._shift_ns
-        size = 0
+        rank, size = self._rank_of[row.place], 0
         kind: Kind
-        if row.kind == names.KERNEL and row.name in self._communication:
+        if row.kind != names.KERNEL:
+            kind = "memcpy" if row.kind == names.MEMCPY else "memset"
+            lane, name = lanes.of(row), row.kind
+            size = row.num_bytes
+            attributes["what"] = row.name
+        elif row.name in self._communication:
             message = self._message(row, call)
             kind, name, size = "communication", message.operation, message.num_bytes
             lane = lanes.of_communication(row, message)
@@ -83,7 +85,7 @@ class DeviceReader:
             if call >= 0 and (ranges := self._ranges_of(call)):
                 attributes["ranges"] = ranges
             attributes["kernel"] = self._short(row.name)
-        elif row.kind == names.KERNEL:
+        else:
             kind, lane = "compute", lanes.of(row)
             operator = self._operator_name(row, call)
             name = operator.rpartition("::")[2] or names.short_name(row.name)
@@ -92,23 +94,14 @@ class DeviceReader:
                 attributes["operator"] = operator
             if row.grid:
                 attributes["grid"] = row.grid
-        else:
-            kind = "memcpy" if row.kind == names.MEMCPY else "memset"
-            lane, name = lanes.of(row), row.kind
-            size = row.num_bytes
-            attributes["what"] = row.name
-        self._launched.setdefault(call, (rank, name))
+        if call >= 0:
+            self._launched.setdefault(call, (rank, name))
+        start, end = row.start + self._shift_ns, row.end + self._shift_ns
         return Span(rank, lane, kind, name, start, end, size, 0, attributes)
 
-    def _context_of(self, call: int) -> dict[str, Any]:
-        context = self._context.get(call)
-        if context is None:
-            calls = self._tables.calls
-            thread = calls.thread[call]
-            context = self._labels.attributes(thread, calls.start[call])
-            context["thread"] = thread[1] if isinstance(thread, tuple) else thread
-            self._context[call] = context
-        return context
+    def _context_of(self, call: int) -> Mapping[str, Any]:
+        calls = self._tables.calls
+        return self._labels.attributes(calls.thread[call], calls.start[call])
 
     def _ranges_of(self, call: int) -> list[str]:
         calls = self._tables.calls
@@ -154,21 +147,21 @@ class DeviceReader:
 
     def _cpu_lane(self) -> Iterator[Span]:
         calls, shift = self._tables.calls, self._shift_ns
-        first_rank = min(self._rank_of.values())
-        for i, start, end, name, thread in calls.rows(range(len(calls))):
-            rank, launched = self._launched.get(i, (first_rank, ""))
-            kind = names.call_kind_of(name)
+        unlaunched = min(self._rank_of.values()), ""
+        for i, start, end, name, _ in calls.rows(range(len(calls))):
+            rank, launched = self._launched.get(i, unlaunched)
+            call = names.call_kind_of(name)
+            kind: Kind
+            about = self._context_of(i)
+            if call == "wait":
+                kind, what = "host", f"wait {name}"
+                about = {key: of for key, of in about.items() if key != "phase"}
+            elif call == "launch" or launched:
+                kind, what = "launch", f"launch {launched or name}"
+            else:
+                continue
             start, end = start + shift, end + shift
-            if kind == "wait":
-                context = self._labels.attributes(thread, start - shift)
-                context.pop("phase", None)
-                yield Span(
-                    rank, CPU_LANE, "host", f"wait {name}", start, end, 0, 0, context
-                )
-            elif kind == "launch" or launched:
-                what = f"launch {launched or name}"
-                context = self._context_of(i)
-                yield Span(rank, CPU_LANE, "launch", what, start, end, 0, 0, context)
+            yield Span(rank, CPU_LANE, kind, what, start, end, 0, 0, about)
 
 
 class _Launches:
@@ -186,7 +179,7 @@ class _Launches:
     def of(self, row: DeviceRow) -> int:
         """Index of the call, -1 if the file has none."""
         call = self._call_of.get(row.correlation, -1)
-        if row.correlation in self._more:
+        if self._more and row.correlation in self._more:
             starts = self._calls.start
             before = [i for i in self._more[row.correlation] if starts[i] <= row.start]
             call = max(before, key=lambda i: starts[i], default=call)
@@ -207,10 +200,15 @@ class _Lanes:
                 of_place[row.stream] = of_place.get(row.stream, 0) + length
         self._computes = {place: _busiest(of) for place, of in computing.items()}
         self._sends = {place: _busiest(of) for place, of in sending.items()}
+        self._known: dict[tuple[Place, Hashable], str] = {}
 
     def of(self, row: DeviceRow) -> str:
-        is_main = self._computes.get(row.place) == row.stream
-        return "default" if is_main else f"stream {row.stream}"
+        lane = self._known.get((row.place, row.stream))
+        if lane is None:
+            is_main = self._computes.get(row.place) == row.stream
+            lane = "default" if is_main else f"stream {row.stream}"
+            self._known[row.place, row.stream] = lane
+        return lane
 
     def of_communication(self, row: DeviceRow, message: Message) -> str:
         if message.communicator is not None:

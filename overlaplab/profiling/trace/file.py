@@ -11,7 +11,7 @@ from typing import Any
 
 from overlaplab.profiling.trace.batches import Batches
 from overlaplab.profiling.trace.blocks import Blocks
-from overlaplab.profiling.trace.cpu import cpu_spans
+from overlaplab.profiling.trace.cpu import cpu_spans, host_spans
 from overlaplab.profiling.trace.device import DeviceReader, places
 from overlaplab.profiling.trace.labels import Labels
 from overlaplab.profiling.trace.names import Communication
@@ -55,6 +55,11 @@ class TraceFile:
         self.base_ns = base if type(base) is int else 0
         self.first_ns = self._first_ns()
 
+    @property
+    def is_own(self) -> bool:
+        """Whether `ol.run` or `ol.profile` recorded it: they mark what they do."""
+        return self._labels.is_own
+
     def busy_ns(self, place: Place) -> int:
         """How long kernels ran there, one after another."""
         return sum(
@@ -75,12 +80,16 @@ class TraceFile:
         communication: Communication,
         *,
         shift_ns: int = 0,
+        is_own: bool = False,
     ) -> list[Span]:
         """Everything that a timeline shows, on the clock of the machine + `shift_ns`.
 
         Args:
             rank_of: the rank of each place; of a file without devices, of one place.
             communication: what is communication.
+            is_own: a run of ours was profiled; else only if its marks say so. If that
+                used no device, its operators on the CPU are computation and gloo's
+                transfers communication. Of others they are the host's.
         """
         shift_ns += self.base_ns
         with no_collection():
@@ -92,11 +101,14 @@ class TraceFile:
                 self._remark_on(reader)
             else:
                 (rank,) = rank_of.values()
-                spans = list(cpu_spans(self._tables, self._labels, rank, shift_ns))
+                if is_own or self.is_own:
+                    read, what = cpu_spans, "computation and gloo's as communication"
+                else:
+                    read, what = host_spans, "the host's, gloo's too"
+                spans = list(read(self._tables, self._labels, rank, shift_ns))
                 self._remark(
-                    "no GPU events; operators of the CPU count as computation and "
-                    "gloo's transfers as communication, so no number here is about a "
-                    "GPU"
+                    f"no GPU events; operators of the CPU count as {what}, so no "
+                    "number here is about a GPU"
                 )
         if self._labels.window is not None:
             start, end = (time + shift_ns for time in self._labels.window)

@@ -4,41 +4,54 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from overlaplab.profiling.events import NOT_OPERATORS, RUN_RANGE
+from overlaplab.profiling.events import (
+    LAUNCH_RANGE,
+    NOT_OPERATORS,
+    RUN_RANGE,
+    WAIT_RANGE,
+)
 from overlaplab.profiling.trace.tables import Ranges, Tables
 
 _STEP = "ProfilerStep#"
 _ENGINE = "autograd::engine::"
 _OPTIMIZER = "Optimizer."
+# Where something changes on a thread, and what holds before, between and after.
+_Periods = tuple[list[int], list[Mapping[str, Any] | None]]
 
 
 class Innermost:
-    """Nested ranges of one thread, flattened: which is innermost from when on."""
+    """Nested ranges of one thread, flattened: which is innermost from when on.
+
+    Attributes:
+        borders: the times from which on another one is.
+    """
 
     def __init__(self, ranges: Ranges, order: Iterable[int]) -> None:
         """Of the rows `order`, by start and the outer before the inner."""
-        self._from_ns: list[int] = []
+        self.borders: list[int] = []
         self._index: list[int] = []
         self._outer: dict[int, int] = {}
+        starts, ends = ranges.start, ranges.end
         open_rows: list[int] = []
         for i in order:
-            start = ranges.start[i]
-            while open_rows and ranges.end[open_rows[-1]] <= start:
-                self._close(ranges, open_rows)
+            start = starts[i]
+            while open_rows and ends[open_rows[-1]] <= start:
+                self._close(ends[open_rows.pop()], open_rows)
             if open_rows:
                 self._outer[i] = open_rows[-1]
             open_rows.append(i)
-            self._from_ns.append(start)
+            self.borders.append(start)
             self._index.append(i)
         while open_rows:
-            self._close(ranges, open_rows)
+            self._close(ends[open_rows.pop()], open_rows)
 
     def at(self, at_ns: int) -> int:
         """The row around `at_ns`, -1 if there is none."""
-        position = bisect_right(self._from_ns, at_ns) - 1
+        position = bisect_right(self.borders, at_ns) - 1
         return self._index[position] if position >= 0 else -1
 
     def chain(self, at_ns: int) -> list[int]:
@@ -49,12 +62,11 @@ class Innermost:
             row = self._outer.get(row, -1)
         return chain[::-1]
 
-    def _close(self, ranges: Ranges, open_rows: list[int]) -> None:
-        end = ranges.end[open_rows.pop()]
+    def _close(self, end: int, open_rows: Sequence[int]) -> None:
         # A range that overlaps its outer one without lying in it ends late.
-        if self._from_ns and end < self._from_ns[-1]:
+        if self.borders and end < self.borders[-1]:
             return
-        self._from_ns.append(end)
+        self.borders.append(end)
         self._index.append(open_rows[-1] if open_rows else -1)
 
 
@@ -64,10 +76,12 @@ class Labels:
     Attributes:
         window: (start, end) of the run that marked itself, else None.
         has_steps: whether the profiler marked steps.
+        is_own: whether the run that was profiled marked itself.
     """
 
     def __init__(self, tables: Tables) -> None:
         self.window: tuple[int, int] | None = None
+        self.is_own = False
         self._operators = tables.operators
         self._annotations = annotations = tables.annotations
         steps, labels, calls = [], defaultdict(list), defaultdict(list)
@@ -77,6 +91,9 @@ class Labels:
             name, thread = annotations.name[i], annotations.thread[i]
             if name == RUN_RANGE:
                 self.window = annotations.start[i], annotations.end[i]
+                self.is_own = True
+            elif name.startswith((LAUNCH_RANGE, WAIT_RANGE)):
+                self.is_own = True
             elif name.startswith(_STEP):
                 number = name.removeprefix(_STEP)
                 if number.isdecimal():
@@ -92,6 +109,7 @@ class Labels:
         self._labels = {t: Innermost(annotations, of) for t, of in labels.items()}
         self._collectives = {t: Innermost(annotations, of) for t, of in calls.items()}
         self._operators_of: dict[Hashable, Innermost] | None = None
+        self._periods: dict[Hashable, _Periods] = {}
         self._find_backward(main_threads)
 
     def _find_backward(self, main_threads: set[Hashable]) -> None:
@@ -135,8 +153,32 @@ class Labels:
             return self._labels.get(self._main_thread)
         return of_thread
 
-    def attributes(self, thread: Hashable, at_ns: int) -> dict[str, Any]:
-        """ "label", "step", "phase" of what the CPU did then, those that are known."""
+    def attributes(self, thread: Hashable, at_ns: int) -> Mapping[str, Any]:
+        """ "label", "step", "phase" of what the CPU did then, those that are known, and
+        "thread". Times between two borders share one mapping."""
+        periods = self._periods.get(thread)
+        if periods is None:
+            periods = self._periods[thread] = self._periods_of(thread)
+        borders, known = periods
+        i = bisect_right(borders, at_ns)
+        found = known[i]
+        if found is None:
+            found = known[i] = MappingProxyType(self._attributes(thread, at_ns))
+        return found
+
+    def _periods_of(self, thread: Hashable) -> _Periods:
+        borders = {start + 1 for start in self._backward_starts}
+        for ranges in (
+            self._steps,
+            self._labels.get(thread),
+            self._labels.get(self._main_thread),
+            self._engine.get(thread),
+        ):
+            if ranges:
+                borders.update(ranges.borders)
+        return sorted(borders), [None] * (len(borders) + 1)
+
+    def _attributes(self, thread: Hashable, at_ns: int) -> dict[str, Any]:
         attributes: dict[str, Any] = {}
         label = self.label(thread, at_ns)
         if label:
@@ -146,6 +188,7 @@ class Labels:
             attributes["step"] = step
         if phase := self._phase(thread, at_ns, label, step):
             attributes["phase"] = phase
+        attributes["thread"] = thread[1] if isinstance(thread, tuple) else thread
         return attributes
 
     def _phase(self, thread: Hashable, at_ns: int, label: str, step: int | None) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from overlaplab.profiling.trace.rows import Row, RowWithoutArgs
+from overlaplab.profiling.trace.rows import Row, RowWithoutArgs, decoder
 
 CUT_OFF = "cut off at the end of the file"
 DAMAGED = "damaged"
@@ -34,10 +34,10 @@ _CONTROL = bytes(32 if i < 32 else i for i in range(256))
 _BAD_ESCAPE = re.compile(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
 _NO_NUMBER = re.compile(rb"(?<=[:\[,])\s*-?(?:nan|inf|infinity)\b", re.IGNORECASE)
 
-_rows = msgspec.json.Decoder(list[Row]).decode
-_row = msgspec.json.Decoder(Row).decode
-_row_without_args = msgspec.json.Decoder(RowWithoutArgs).decode
-_texts = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_rows = decoder(list[Row]).decode
+_row = decoder(Row).decode
+_row_without_args = decoder(RowWithoutArgs).decode
+_texts = decoder(list[msgspec.Raw]).decode
 
 
 @dataclass(slots=True)

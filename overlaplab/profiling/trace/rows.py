@@ -6,13 +6,15 @@ since 1970 has lost them.
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Decimal
+from typing import Any, TypeVar
 
 import msgspec
 
+_What = TypeVar("_What")
 _LARGEST_NS = 1 << 62
-_EXACT_FLOAT = float(1 << 41)
+_LONGEST_TEXT = 32
+_NS_OF_LAST_DIGIT = (1000, 100, 10, 1)  # by the number of digits after the point
 
 
 class Args(msgspec.Struct, gc=False):
@@ -41,8 +43,11 @@ class Args(msgspec.Struct, gc=False):
     @property
     def is_message(self) -> bool:
         """Whether they say anything of a collective."""
-        of_message = (self.collective, self.group, self.sequence)
-        return any(value is not None for value in of_message)
+        return (
+            self.collective is not None
+            or self.group is not None
+            or self.sequence is not None
+        )
 
     def whole(self) -> Args:
         """With texts of its own: those of the decoder keep the whole batch alive."""
@@ -68,7 +73,7 @@ class Row(msgspec.Struct, gc=False):
     name: Any = None
     pid: Any = None
     tid: Any = None
-    ts: msgspec.Raw = msgspec.Raw()
+    ts: Any = None  # fractions are texts, see `decoder`
     dur: Any = None
     args: Args | None = None
 
@@ -81,7 +86,7 @@ class RowWithoutArgs(msgspec.Struct, gc=False):
     name: Any = None
     pid: Any = None
     tid: Any = None
-    ts: msgspec.Raw = msgspec.Raw()
+    ts: Any = None  # fractions are texts, see `decoder`
     dur: Any = None
 
     def as_row(self) -> Row:
@@ -90,39 +95,31 @@ class RowWithoutArgs(msgspec.Struct, gc=False):
         )
 
 
+def decoder(what: type[_What]) -> msgspec.json.Decoder[_What]:
+    """Of `what`; fractions stay the texts that they are in the file."""
+    return msgspec.json.Decoder(what, float_hook=str)
+
+
 def nanoseconds(microseconds: Any) -> int | None:
     """The exact number, to the nearest nanosecond; None if it is none.
 
     Args:
-        microseconds: digits, or what a decoder made of them; a float is exact enough
-            below 2**41.
+        microseconds: what the decoder made of them: an integer, or a text of digits.
 
-    >>> nanoseconds(msgspec.Raw(b"1712195495519689.123")), nanoseconds("0.5")
-    (1712195495519689123, 500)
+    >>> nanoseconds("1712195495519689.123"), nanoseconds("0.5"), nanoseconds(7)
+    (1712195495519689123, 500, 7000)
     """
-    kind = type(microseconds)
-    if kind is float and abs(microseconds) < _EXACT_FLOAT:
-        nearest: int = round(microseconds * 1000)
-        return nearest
-    if kind is int and abs(microseconds) < _EXACT_FLOAT:
-        return int(microseconds) * 1000
-    if kind is msgspec.Raw:
-        digits = bytes(microseconds)
-        try:
-            # Of what JSON allows, only exponents and strings are refused here.
-            if digits[-4:-3] == b".":
-                return int(digits[:-4] + digits[-3:])
-            if digits.isdigit() and len(digits) < 17:
-                return int(digits) * 1000
-        except ValueError:
-            pass
-        microseconds = digits.strip(b'" ').decode(errors="replace")
-    elif kind is bool:
+    if type(microseconds) is str and len(microseconds) < _LONGEST_TEXT:
+        whole, _, part = microseconds.partition(".")
+        if len(part) <= 3 and (digits := whole + part).isdecimal():
+            exact_ns: int = int(digits) * _NS_OF_LAST_DIGIT[len(part)]
+            return exact_ns if exact_ns < _LARGEST_NS else None
+    elif type(microseconds) is bool:
         return None
     try:
         exact = Decimal(microseconds) * 1000
         if abs(exact) < _LARGEST_NS:
             return int(exact.to_integral_value())
-    except (InvalidOperation, TypeError, ValueError):
+    except (ArithmeticError, TypeError, ValueError):
         pass
     return None

@@ -25,7 +25,7 @@ NO_BEGIN = "ends and never began"
 
 NO_ID = -1
 _TOO_LARGE = 1 << 62
-_Meaning = tuple[str, str]  # what kind of row, and its name
+_EXACT_US = 1 << 52
 
 
 @dataclass(slots=True)
@@ -44,8 +44,9 @@ class Ranges:
 
     def in_order(self) -> list[int]:
         """Indices by start; the outer of two that start together comes first."""
-        start, end = self.start, self.end
-        return sorted(range(len(start)), key=lambda i: (start[i], -end[i]))
+        order = sorted(range(len(self)), key=self.end.__getitem__, reverse=True)
+        order.sort(key=self.start.__getitem__)
+        return order
 
     def rows(
         self, order: Iterable[int]
@@ -54,6 +55,9 @@ class Ranges:
         for i in order:
             yield i, self.start[i], self.end[i], self.name[i], self.thread[i]
 
+
+# What kind of row, its name, and where it is kept; None: among those of devices.
+_Meaning = tuple[str, str, Ranges | None]
 
 # (process of the rows, device): where in a file a rank is
 Place = tuple[Hashable, int]
@@ -103,7 +107,7 @@ class Tables:
         self._meanings: dict[tuple[object, object], _Meaning | None] = {}
         self._threads: dict[tuple[Any, Any], tuple[Any, Any]] = {}
         self._last_thread: tuple[Any, Any] = (None, None)
-        self._places: dict[Place, Place] = {}
+        self._places: dict[tuple[Any, Any], Place] = {}
         self._grids: dict[bytes, list[Any]] = {}
         self._begun: dict[Hashable, list[Row]] = {}
 
@@ -120,7 +124,16 @@ class Tables:
                     meaning = self._meaning_of(row)
                 if meaning is None:
                     continue
-                start, length = nanoseconds(row.ts), nanoseconds(row.dur)
+                start, length = row.ts, row.dur
+                # Whole microseconds, as many versions write them, without a call.
+                if type(start) is int and 0 <= start < _EXACT_US:
+                    start *= 1000
+                else:
+                    start = nanoseconds(start)
+                if type(length) is int and 0 <= length < _EXACT_US:
+                    length *= 1000
+                else:
+                    length = nanoseconds(length)
                 if start is None:
                     self.dropped[NO_TIME] += 1
                 elif length is None:
@@ -146,7 +159,7 @@ class Tables:
         name = row.name if isinstance(row.name, str) else str(row.name)
         category = names.category_of(row.cat, row.pid)
         kind = names.kind_of(category, name) if category else None
-        meaning = (kind, name) if kind else None
+        meaning = (kind, name, self._tables.get(kind)) if kind else None
         if isinstance(row.cat, str) and isinstance(row.name, str):
             self._meanings[row.cat, row.name] = meaning
         return meaning
@@ -177,9 +190,8 @@ class Tables:
                 self._keep(begin, meaning, start, end)
 
     def _keep(self, row: Row, meaning: _Meaning, start: int, end: int) -> None:
-        kind, name = meaning
+        kind, name, table = meaning
         args = row.args or NO_ARGS
-        table = self._tables.get(kind)
         if table is None:
             self._keep_on_device(row, name, start, end, args, kind)
             return
@@ -188,10 +200,14 @@ class Tables:
             args.shapes and name.startswith(("gloo:", "nccl:"))
         ):
             table.args[len(table.start)] = args.whole()
+        # Rows of a thread come together.
+        thread = self._last_thread
+        if row.tid != thread[1] or row.pid != thread[0]:
+            thread = self._thread(row)
         table.start.append(start)
         table.end.append(end)
         table.name.append(name)
-        table.thread.append(self._thread(row))
+        table.thread.append(thread)
         table.id.append(id if type(id) is int and 0 <= id < _TOO_LARGE else _id(id))
 
     def _keep_on_device(
@@ -200,19 +216,35 @@ class Tables:
         if start == 0 and end == 0:
             self.dropped[ZERO] += 1
             return
-        process = row.pid if isinstance(row.pid, Hashable) else str(row.pid)
-        device = args.device if args.device is not None else row.pid
-        place = process, max(0, _id(device))
         stream = args.stream if args.stream is not None else row.tid
+        correlation, operator, size = args.correlation, args.external, args.bytes
         self.on_device.append(
             DeviceRow(
-                kind, name, start, end, self._places.setdefault(place, place),
+                kind,
+                name,
+                start,
+                end,
+                self._place(row, args),
                 stream if isinstance(stream, int | str) else str(stream),
-                _id(args.correlation), _id(args.external),
-                args.bytes if type(args.bytes) is int and args.bytes > 0 else 0,
-                self._grid(args), args.whole() if args.is_message else None,
+                correlation if type(correlation) is int else _id(correlation),
+                operator if type(operator) is int else _id(operator),
+                size if type(size) is int and size > 0 else 0,
+                self._grid(args),
+                args.whole() if args.is_message else None,
             )
-        )  # fmt: skip
+        )
+
+    def _place(self, row: Row, args: Args) -> Place:
+        device = args.device if args.device is not None else row.pid
+        try:
+            return self._places[row.pid, device]
+        except (KeyError, TypeError):
+            pass
+        process = row.pid if isinstance(row.pid, Hashable) else str(row.pid)
+        place = process, max(0, _id(device))
+        if isinstance(device, Hashable) and isinstance(row.pid, Hashable):
+            self._places[row.pid, device] = place
+        return place
 
     def _grid(self, args: Args) -> list[Any]:
         text = bytes(args.grid)
@@ -221,17 +253,13 @@ class Tables:
             grid = self._grids[text] = list_of(args.grid)
         return grid
 
-    def _thread(self, row: Row) -> Hashable:
+    def _thread(self, row: Row) -> tuple[Any, Any]:
         # A thread id is unique in its process only where files were put together.
-        # Rows of a thread come together.
-        thread = self._last_thread
-        if row.tid == thread[1] and row.pid == thread[0]:
-            return thread
         key = (row.pid, row.tid)
         try:
             self._last_thread = self._threads.setdefault(key, key)
         except TypeError:
-            return str(key)
+            return str(row.pid), str(row.tid)
         return self._last_thread
 
 
