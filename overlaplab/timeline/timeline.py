@@ -45,6 +45,16 @@ class Timeline:
     memory: tuple[Memory, ...] = ()
     source: Source = NO_SOURCE
 
+    def __repr__(self) -> str:
+        """One line: a timeline has thousands of spans."""
+        num_steps = len(self.steps)
+        steps = f", {num_steps} step{'s' * (num_steps > 1)}" if num_steps else ""
+        ranks = "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
+        return (
+            f"<Timeline of {ranks}{steps}: {len(self.spans)} spans in "
+            f"{self.end_ns - self.start_ns} ns, {self.origin}>"
+        )
+
     @staticmethod
     def of(spans: Iterable[Span], *, origin: str = "trace") -> Timeline:
         """Order measured spans; causes are unknown."""

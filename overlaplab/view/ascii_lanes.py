@@ -69,7 +69,7 @@ def text(timeline: Timeline, *, width: int = 100, memory: bool = False) -> str:
     memories = {f"rank {m.rank} memory": m for m in timeline.memory if memory}
     left = max(len(name) for name in [*names.values(), *memories, "critical path"])
     grid = _Grid(timeline.start_ns, timeline.end_ns, width - left - 3)
-    lines = [numbers(timeline.report()), grid.axis(left)]
+    lines = [numbers(timeline.report(), len(timeline.steps)), grid.axis(left)]
     used: dict[str, None] = {}
     for (rank, lane), name in names.items():
         layers = _layers([s for s in timeline.spans if s.rank == rank], lane)

@@ -180,7 +180,13 @@ class Panel:
         write_above(
             ax, "\n".join(self.title_lines), above_pt, size=9 if long else 10, bold=True
         )
-        write_above(ax, numbers(self.timeline.report()), 7, size=9, right=True)
+        write_above(
+            ax,
+            numbers(self.timeline.report(), len(self.timeline.steps)),
+            7,
+            size=9,
+            right=True,
+        )
 
     def _heading(self) -> str:
         heading = self.title
@@ -348,12 +354,17 @@ class Panel:
         )
 
 
-def numbers(report: Report) -> str:
-    """The three numbers of a step, in one line; one, where nothing is sent."""
+def numbers(report: Report, num_steps: int = 1) -> str:
+    """The three numbers of a step, in one line; one, where nothing is sent.
+
+    Of a recording of several steps (`num_steps`) they are those of all together.
+    """
+    what = "step" if num_steps <= 1 else f"{num_steps} steps"
+    length = f"{what} {format_ns(report.step_ns)}"
     if not report.communication_ns:
-        return f"step {format_ns(report.step_ns)}"
+        return length
     return (
-        f"step {format_ns(report.step_ns)}     exposed {format_ns(report.exposed_ns)}"
+        f"{length}     exposed {format_ns(report.exposed_ns)}"
         f"     saved {format_ns(report.saved_ns)}"
     )
 

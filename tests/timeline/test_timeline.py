@@ -88,3 +88,11 @@ def test_no_torch_and_no_numpy_is_needed():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout.strip() == "[]", run.stderr
+
+
+def test_a_timeline_prints_as_one_line():
+    span = Span(1, "default", "compute", "mm", 5, 105, attributes={"step": 3})
+
+    shown = repr(Timeline.of([span] * 1000))
+
+    assert shown == "<Timeline of 2 ranks, 1 step: 1000 spans in 100 ns, trace>"
