@@ -32,8 +32,8 @@ WHAT_IF: Mapping[str, Callable[[Settings], Settings]] = {
     FASTER: lambda s: {"teraflops": 2 * s["teraflops"]},
 }
 KEPT = (
-    "what a button keeps is gone with its kernel: paste into this cell what "
-    "print(dict(knobs.kept)) shows"
+    "settings is empty. What a button keeps is gone with its kernel: paste into the "
+    "cell what print(dict(knobs.kept)) shows"
 )
 MUCH, LITTLE, TOO_MUCH = "saves much", "little to send", "much to send"
 USABLE = "each entry has values that the sliders have, overlap at 'no'"
@@ -98,8 +98,7 @@ def grade_knobs(sheet: Sheet, settings: Mapping[str, Any]) -> None:
     sheet.expect(
         USABLE,
         not problems,
-        seen="\n".join(problems.values()),
-        hint="" if settings else KEPT,
+        seen="\n".join(problems.values()) if settings else KEPT,
         expected=f"some of {list(KNOBS)}; the others stand where the sliders start",
     )
     for name, sentence in (
