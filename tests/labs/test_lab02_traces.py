@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab02 import bill, gaps, reading, traces
+from overlaplab.grading.lab02 import bill, exposed, gaps, reading, traces
+from overlaplab.grading.lab02.rows import is_communication
 from overlaplab.timeline.intervals import merge, subtract
 
 NUMBERS = (6, 1, 17)
@@ -186,6 +187,18 @@ def test_wrong_gaps_are_refused_by_their_sentence(name, faults):
     assert verdict.timeline is not None
 
 
+def test_a_wrong_place_and_a_wrong_reason_read_differently(faults):
+    exercise = find_exercise("2.6")
+    found = faults(judge(exercise, lambda t: find_gaps(t, why="gradient")))
+    assert "you say 'gradient', it is 'launch'" in found[gaps.WHY]
+    found = faults(judge(exercise, lambda t: find_gaps(t, least=1)))
+    assert "yours, but shorter than 1 ms" in found[gaps.WHERE]
+    found = faults(judge(exercise, lambda t: find_gaps(t, union=False)))
+    assert "yours, but a message runs in it" in found[gaps.BESIDE]
+    found = faults(judge(exercise, lambda t: find_gaps(t, least=1_000_001)))
+    assert "missing from yours" in found[gaps.WHERE]
+
+
 @pytest.mark.parametrize("wrong", [from_zero, in_ms])
 def test_other_wrong_gaps_are_refused(wrong, faults):
     assert gaps.WHERE in faults(judge(find_exercise("2.6"), wrong))
@@ -247,10 +260,11 @@ def test_a_bill_from_other_sums_passes():
     said = {
         "hidden_ms": round((b.communication_ns - b.exposed_ns) / 1e6, 2),
         "saved_ms": (a.end_ns - a.start_ns - b.end_ns + b.start_ns) / 1e6,
-        "kernels_ms": (b.serial_ns - b.communication_ns - a.compute_ns) / 1e6,
+        "beside_ms": (b.compute_ns - a.compute_ns) / 1e6
+        - bill.longer_ms(serial, overlapped, beside=False),
+        "alone_ms": round(bill.longer_ms(serial, overlapped, beside=False), 2),
         "messages_ms": (b.exposed_ns + b.hidden_ns - a.exposed_ns) / 1e6,
         "beside_ratio": round(bill.ratio(serial, overlapped, beside=True), 2),
-        "alone_ratio": round(bill.ratio(serial, overlapped, beside=False), 3),
     }
     verdict = judge(find_exercise("2.7"), 6, said)
     assert verdict.passed, str(verdict)
@@ -273,14 +287,14 @@ WRONG_BILLS = {
         "its own slowed-down parts",
     ),
     "the other way round": (
-        lambda r, a, b: {"kernels_ms": -r["kernels_ms"]},
-        bill.KERNELS,
+        lambda r, a, b: {"beside_ms": -r["beside_ms"]},
+        bill.BESIDE,
         "the other way round",
     ),
     "all messages": (
         lambda r, a, b: {"messages_ms": b.communication_ns / 1e6},
         bill.MESSAGES,
-        "the same with communication_ns",
+        "minus that of the serial",
     ),
     "over all kernels": (
         lambda r, a, b: {"beside_ratio": b.compute_ns / a.compute_ns},
@@ -298,8 +312,13 @@ WRONG_BILLS = {
         "longer by",
     ),
     "those beside, for the others": (
-        lambda r, a, b: {"alone_ratio": b.compute_ns / a.compute_ns},
-        bill.OTHERS,
+        lambda r, a, b: {"alone_ms": r["beside_ms"]},
+        bill.ALONE,
+        "with a message beside",
+    ),
+    "contention is all that kernels take longer": (
+        lambda r, a, b: {"beside_ms": (b.compute_ns - a.compute_ns) / 1e6},
+        bill.BESIDE,
         "over all kernels",
     ),
 }
@@ -322,6 +341,8 @@ def test_hidden_is_not_saved_whatever_the_number(number):
     assert 0 < right["saved_ms"] < 0.3 * right["hidden_ms"]
     assert 1.29 < right["beside_ratio"] < 1.35  # "a third"
     assert right["alone_ratio"] < 1.04
+    # Kernels that no message touched differ by as much as the step is shorter, or so.
+    assert right["alone_ms"] > 0.5 * right["saved_ms"]
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -333,7 +354,9 @@ def test_the_bill_adds_up_to_what_is_idle(number):
         (r.step_ns - r.compute_ns - r.communication_ns + r.hidden_ns) / 1e6
         for r in (a, b)
     ]
-    paid = right["saved_ms"] + right["kernels_ms"] + right["messages_ms"]
+    paid = sum(
+        right[key] for key in ("saved_ms", "beside_ms", "alone_ms", "messages_ms")
+    )
     assert paid == pytest.approx(right["hidden_ms"] + idle_ms[0] - idle_ms[1])
 
 
@@ -341,6 +364,31 @@ def test_a_twin_of_another_name_is_refused():
     serial, overlapped = bill.both_steps(6)
     with pytest.raises(ValueError, match="same kernels"):
         bill.pairs(serial, overlapped.where(lambda s: s.name != "mm"))
+
+
+# --- did it pay? -----------------------------------------------------------------
+
+
+def test_what_was_saved_is_a_part_of_what_could_be_saved():
+    paid = traces.did_it_pay(8)
+    assert paid.possible_ms == pytest.approx(5.35, abs=0.01)
+    assert paid.saved_ms == pytest.approx(1.32, abs=0.01)
+    assert paid.percent == pytest.approx(24.8, abs=0.1)
+
+
+def test_overlap_may_cost_more_than_it_hides():
+    paid = traces.did_it_pay(2)
+    assert paid.possible_ms > 0 > paid.saved_ms
+    assert paid.saved_ms == pytest.approx(-3.59, abs=0.01)
+
+
+def test_the_spread_of_steps_is_around_their_median():
+    for batch in (8, 2):
+        for variant in ("compute", "serial", "overlapped"):
+            low, high = traces.spread_ms(variant, batch)
+            assert low < traces.unprofiled_ms(variant, batch) < high
+    (low, _), (_, high) = (traces.spread_ms(v, 8) for v in ("serial", "overlapped"))
+    assert high > low  # the lesson says that they overlap
 
 
 # --- the traces ------------------------------------------------------------------
@@ -354,6 +402,20 @@ def test_a_profiler_costs_where_the_step_is_launch_bound():
     }
     assert 0.95 < cost[8] < 1.05
     assert cost[2] > 1.3
+
+
+@pytest.mark.parametrize("which", traces.TRACES)
+def test_rows_of_whole_steps_are_what_their_spans_are(which):
+    """The serial trace holds two messages of steps before the first whole one."""
+    rows = traces.step_rows(which)
+    assert 0 < len(rows) <= len(traces.raw_rows(which))
+    mine = exposed.reference(rows)
+    theirs = traces.whole_steps(which).report()
+    assert mine["compute_ns"] == theirs.compute_ns
+    assert mine["communication_ns"] == theirs.communication_ns
+    assert mine["hidden_ns"] == theirs.hidden_ns
+    sent = [r for r in rows if r.category == "kernel" and is_communication(r)]
+    assert len(sent) == (3 if which.startswith("serial") else 3 * 14)
 
 
 def test_an_unknown_trace_is_refused_with_those_there_are():

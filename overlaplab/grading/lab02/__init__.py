@@ -21,12 +21,16 @@ from overlaplab.grading.lab02.stopwatch import Timed, clock
 from overlaplab.grading.lab02.timing import time_with, true_ms
 from overlaplab.grading.lab02.traces import (
     TRACES,
+    did_it_pay,
     machine,
     path_of,
     raw_rows,
+    spread_ms,
+    step_rows,
     trace_step,
     traced_ms,
     unprofiled_ms,
+    whole_steps,
     whole_trace,
 )
 from overlaplab.timeline.intervals import intersect, merge, total
@@ -38,6 +42,7 @@ __all__ = [
     "as_table",
     "both_steps",
     "clock",
+    "did_it_pay",
     "draw_gaps",
     "intersect",
     "is_communication",
@@ -55,6 +60,8 @@ __all__ = [
     "raw_rows",
     "read",
     "side_by_side",
+    "spread_ms",
+    "step_rows",
     "time_with",
     "text_table",
     "total",
@@ -63,6 +70,7 @@ __all__ = [
     "true_ms",
     "truth",
     "unprofiled_ms",
+    "whole_steps",
     "whole_trace",
     "with_gaps",
 ]

@@ -34,7 +34,9 @@ ProfileStep = Callable[[Part, Part], Mapping[str, float]]
 
 _HINTS = {
     COMPUTE: "its two events stand on the stream that computes, around compute()",
-    MESSAGE: "its two events need a stream of their own, on which work.wait() waits",
+    MESSAGE: "its two events need a stream of their own, on which work.wait() waits; "
+    "and that stream must first wait for the current one, or its first event is taken "
+    "long before the message can start",
     HIDDEN: "from the later of the two starts to the earlier of the two ends",
     ONCE: "call send() once, and time that one",
     UNDISTURBED: "nothing may wait between send() and compute(); read the times last",

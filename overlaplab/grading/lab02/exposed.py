@@ -34,7 +34,8 @@ _HINTS = {
     KERNELS: 'only rows whose category is "kernel"',
     ONCE: "merge() the intervals of each kind before you add up",
     ANY_STREAM: "is_communication(row) decides, not row.stream",
-    PARTS: "the fraction divides by communication, not by compute",
+    PARTS: "draw the two rows: 70 to 100 is hidden, 100 to 120 exposed; the fraction "
+    "divides by communication",
     NONE: "nothing sent is neither 0 % nor 100 % hidden",
     UNSEEN: "compare your numbers with a timeline that you draw by hand",
 }
@@ -42,16 +43,16 @@ _HINTS = {
 # One small timeline for each trap, with nothing else in it.
 CASES: Mapping[str, tuple[Row, ...]] = {
     PARTS: (kernel(_GEMM, 7, 0, 100), kernel(_NCCL, 20, 70, 120)),
+    ANY_STREAM: (
+        kernel(_GEMM, 7, 0, 20),
+        kernel(_NCCL, 7, 20, 50),
+        kernel("my_fused_op", 20, 40, 60),
+    ),
     ONCE: (
         kernel(_GEMM, 7, 0, 60),
         kernel("my_fused_op", 24, 20, 80),
         kernel(_NCCL, 20, 50, 90),
         kernel("ncclDevKernel_AllGather_RING_LL(...)", 28, 70, 110),
-    ),
-    ANY_STREAM: (
-        kernel(_GEMM, 7, 0, 20),
-        kernel(_NCCL, 7, 20, 50),
-        kernel("my_fused_op", 20, 40, 60),
     ),
     KERNELS: (
         kernel(_GEMM, 7, 15, 40),
@@ -86,7 +87,7 @@ def reference(rows: Sequence[Row]) -> dict[str, Any]:
     "2.3",
     title="hidden or exposed?",
     solution="overlap",
-    verifies=(PARTS, ONCE, ANY_STREAM, KERNELS, NONE, UNSEEN),
+    verifies=(PARTS, ANY_STREAM, ONCE, KERNELS, NONE, UNSEEN),
     points=2,
     timeout_s=20.0,
 )
@@ -95,14 +96,14 @@ def grade_overlap(sheet: Sheet, overlap: Overlap) -> None:
     sheet.ran(f"{len(CASES)} small timelines, then {NUM_UNSEEN} large ones")
     for sentence, rows in CASES.items():
         seen, expected = _compare(overlap, rows)
-        sheet.expect(
+        if not sheet.expect(
             sentence,
             not seen,
             seen=f"on\n{as_table(rows)}\n{seen}",
             expected=expected,
             hint=_HINTS[sentence],
-        )
-    sheet.stop_if_wrong()
+        ):
+            return  # one trap at a time: the others most often have the same cause
     for seed in range(NUM_UNSEEN):
         rows = tuple(unseen_rows(seed))
         seen, expected = _compare(overlap, rows)

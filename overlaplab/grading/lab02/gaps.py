@@ -118,7 +118,7 @@ CASES: dict[str, Timeline] = {
 
 @exercise(
     "2.6",
-    title="the gaps of a lane",
+    title="the gaps between messages",
     solution="find_gaps",
     verifies=(WHERE, BESIDE, WHY, TRACES),
     points=3,
@@ -130,9 +130,12 @@ def grade_gaps(sheet: Sheet, find_gaps: FindGaps) -> None:
     for sentence, timeline in CASES.items():
         said = _gaps(find_gaps(timeline))
         right = reference(timeline)
+        drawn = with_gaps(timeline, said)
         if sentence != WHY:  # here only the places count
             said = [(a, b, "") for a, b, _ in said]
             right = [(a, b, "") for a, b, _ in right]
+        if said != right:
+            sheet.show(drawn, title="your gaps, on a small timeline")
         _expect(sheet, sentence, timeline, said, right)
     sheet.stop_if_wrong()
     for which in ("overlapped, batch 8", "overlapped, batch 2"):
@@ -148,21 +151,47 @@ def grade_gaps(sheet: Sheet, find_gaps: FindGaps) -> None:
 def _expect(
     sheet: Sheet, sentence: str, timeline: Timeline, said: list[Gap], right: list[Gap]
 ) -> None:
-    if said != right and sentence != TRACES:
-        sheet.show(with_gaps(timeline, said), title="your gaps, on a small timeline")
-    missing = [gap for gap in right if gap not in said]
-    extra = [gap for gap in said if gap not in right]
+    why_of = {(a, b): why for a, b, why in said}
+    places = [(a, b) for a, b, _ in right]
+    missing = [gap for gap in right if gap[:2] not in why_of]
+    extra = [gap for gap in said if gap[:2] not in places]
+    other = [g for g in right if g[:2] in why_of and why_of[g[:2]] != g[2]]
     sheet.expect(
         sentence,
         said == right,
         seen="\n".join(
-            [f"{len(said)} gaps"]
-            + [f"not there: {_text(gap)}" for gap in missing[:2]]
-            + [f"is none: {_text(gap)}" for gap in extra[:2]]
-            + (["in another order"] if not missing and not extra else [])
+            [f"{len(said)} gap{'s' * (len(said) != 1)}"]
+            + [f"missing from yours: {_text(gap)}" for gap in missing[:2]]
+            + [f"yours, but {_fault(timeline, gap)}: {_text(gap)}" for gap in extra[:2]]
+            + [_reason(timeline, gap, why_of[gap[:2]]) for gap in other[:2]]
+            + (["twice, or in another order"] if not missing + extra + other else [])
         ),
-        expected=f"{len(right)} gaps, by their start",
-        hint=_HINTS[sentence],
+        expected="; ".join(_text(gap) for gap in right[:3])
+        + (f"; ... {len(right)} in all" if len(right) > 3 else ""),
+        hint=_HINTS[WHY if other and not missing and not extra else sentence],
+    )
+
+
+def _fault(timeline: Timeline, gap: Gap) -> str:
+    """Why what a learner reports is no gap."""
+    start_ns, end_ns, _ = gap
+    sent = [s for s in timeline.spans if s.kind == "communication"]
+    if any(s.start_ns < end_ns and start_ns < s.end_ns for s in sent):
+        return "a message runs in it"
+    if end_ns - start_ns < LEAST_NS:
+        return "shorter than 1 ms"
+    return "not from the end of a message to the next start"
+
+
+def _reason(timeline: Timeline, gap: Gap, said: str) -> str:
+    """A gap at the right place with the wrong reason."""
+    following = next(
+        s for s in timeline.spans if s.kind == "communication" and s.start_ns == gap[1]
+    )
+    before_ms = (gap[1] - following.attributes["launch_ns"]) / 1e6
+    return (
+        f"{gap[0] / 1e6:g} to {gap[1] / 1e6:g} ms: you say {said!r}, it is {gap[2]!r}: "
+        f"the next message was launched {before_ms:.3g} ms before its start"
     )
 
 

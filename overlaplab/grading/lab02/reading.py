@@ -49,6 +49,7 @@ def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
     step = trace_step("overlapped, batch 8", int(my_number))
     right = read(step)
     messages = [s for s in step.spans if s.kind == "communication"]
+    last = max(messages, key=lambda s: s.end_ns)
     report = step.report()
     answers = {
         "backward_ms": Answer(
@@ -91,9 +92,12 @@ def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
             TAIL,
             right["tail_ms"],
             0.02,
-            "from the end of the last compute span (or the message's start, if that is "
-            "later) to the end of the last message, in ms",
-            ((report.exposed_ns / 1e6, "that is all exposed time, not the last's"),),
+            "the end of the last message minus the end of the last compute span (or "
+            "minus the message's own start, where that is later), in ms",
+            (
+                (report.exposed_ns / 1e6, "that is all exposed time, not the last's"),
+                (last.duration_ns / 1e6, "that is the whole message"),
+            ),
         ),
         "tail_mib": Answer(
             BYTES,

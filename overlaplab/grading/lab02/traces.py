@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlaplab.grading.lab02.rows import Row
 from overlaplab.profiling.read import read_trace
@@ -64,6 +64,27 @@ def raw_rows(which: str) -> tuple[Row, ...]:
     )
 
 
+@lru_cache(maxsize=8)
+def whole_steps(which: str) -> Timeline:
+    """What the whole steps of one of `TRACES` launched: nothing that leaked in."""
+    whole = whole_trace(which)
+    return Timeline.of(s for n in whole.steps for s in whole.of_step(n).spans)
+
+
+@lru_cache(maxsize=8)
+def step_rows(which: str) -> tuple[Row, ...]:
+    """The rows of one of `TRACES` from the first GPU event of its first whole step on.
+
+    What a step before launched may still run when the profiler starts: it leaks in.
+    """
+    rows = raw_rows(which)
+    kernels = ("compute", "communication")
+    whole = min(s.start_ns for s in whole_trace(which).spans if s.kind in kernels)
+    steps = min(s.start_ns for s in whole_steps(which).spans if s.kind in ON_GPU)
+    first_ns = min(r.start_ns for r in rows if r.category == "kernel") + steps - whole
+    return tuple(row for row in rows if row.start_ns >= first_ns)
+
+
 @lru_cache(maxsize=32)
 def trace_step(which: str, number: int = 0, *, cpu: bool = False) -> Timeline:
     """One step of one of `TRACES`: what it launched, from its first GPU event at 0.
@@ -110,6 +131,38 @@ def unprofiled_ms(variant: str, batch: int) -> float:
     """
     value: float = stored()["median_ms"][str(batch)][variant]
     return value
+
+
+def spread_ms(variant: str, batch: int) -> tuple[float, float]:
+    """(p10, p90) of the steps of which `unprofiled_ms` is the median."""
+    low, high = stored()["p10_to_p90_ms"][str(batch)][variant]
+    return low, high
+
+
+class Paid(NamedTuple):
+    """What overlap was worth: of what sending costs at the end, how much is gone.
+
+    Args:
+        possible_ms: the serial step less computing alone: what there is to save.
+        saved_ms: the serial step less the overlapped one.
+    """
+
+    possible_ms: float
+    saved_ms: float
+
+    @property
+    def percent(self) -> float:
+        """Saved of possible."""
+        return 100 * self.saved_ms / self.possible_ms
+
+
+def did_it_pay(batch: int) -> Paid:
+    """From medians of three programs that took turns, without a profiler."""
+    serial_ms = unprofiled_ms("serial", batch)
+    return Paid(
+        serial_ms - unprofiled_ms("compute", batch),
+        serial_ms - unprofiled_ms("overlapped", batch),
+    )
 
 
 def machine() -> str:
