@@ -49,8 +49,11 @@ def read_trace(
     Raises:
         TraceError: no trace, damaged beyond use, or two of one rank; the message has
             the file, the offset and what to do.
-        ValueError: a pattern is no regular expression.
+        ValueError: a pattern is no regular expression, or matches every name.
+        TypeError: an argument is of another type.
     """
+    if block_bytes < 1:
+        raise ValueError(f"block_bytes={block_bytes}; expected at least 1")
     known = Communication(communication)
     with no_collection():
         return _read(paths, known, block_bytes)
@@ -98,27 +101,41 @@ def _read(paths: Paths, known: Communication, block_bytes: int) -> Timeline:
 def _read_files(
     paths: Paths, block_bytes: int, remarks: list[str]
 ) -> list[TraceFile] | Timeline:
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(given, Sequence) or not all(
+        isinstance(path, str | os.PathLike) for path in given
+    ):
+        raise TypeError(f"{paths!r} is no path; expected a file, a folder or several")
     if not given:
         raise ValueError("read_trace([]): no path given")
     files: list[TraceFile] = []
     for path in map(Path, given):
+        own: Path | None = None
         if path.is_dir():
-            files += _read_folder(path, block_bytes, remarks)
-            continue
-        try:
-            files.append(TraceFile(Blocks(path, block_bytes=block_bytes)))
-        except OwnTimelineError:
+            inside = _read_folder(path, block_bytes, remarks)
+            if isinstance(inside, Path):
+                own = inside
+            else:
+                files += inside
+        else:
+            try:
+                files.append(TraceFile(Blocks(path, block_bytes=block_bytes)))
+            except OwnTimelineError:
+                own = path
+        if own is not None:
             if len(given) > 1:
                 raise TraceError(
-                    f"{path}: a timeline that Timeline.to_chrome wrote; read it alone"
-                ) from None
-            return Timeline.from_chrome(path)
+                    f"{own}: a timeline that Timeline.to_chrome wrote; read it alone"
+                )
+            return Timeline.from_chrome(own)
     return files
 
 
-def _read_folder(folder: Path, block_bytes: int, remarks: list[str]) -> list[TraceFile]:
-    files, ignored = [], []
+def _read_folder(
+    folder: Path, block_bytes: int, remarks: list[str]
+) -> list[TraceFile] | Path:
+    """Its traces; if it has none, the one timeline of ours in it."""
+    files, ignored, own = [], [], []
     try:
         inside = sorted(path for path in folder.iterdir() if path.is_file())
     except OSError as error:
@@ -126,8 +143,19 @@ def _read_folder(folder: Path, block_bytes: int, remarks: list[str]) -> list[Tra
     for path in inside:
         try:
             files.append(TraceFile(Blocks(path, block_bytes=block_bytes)))
-        except (NotATraceError, OwnTimelineError):
+        except OwnTimelineError:
+            own.append(path)
+        except NotATraceError:
             ignored.append(path.name)
+    if not files and len(own) == 1:
+        return own[0]
+    if not files and own:
+        raise TraceError(
+            f"{folder}: {len(own)} timelines that Timeline.to_chrome wrote, each a run "
+            f"of its own, and no trace: {', '.join(path.name for path in own)}. "
+            "Give one of them."
+        )
+    ignored = sorted([*ignored, *(path.name for path in own)])
     if not files:
         folders = sorted(path.name for path in folder.iterdir() if path.is_dir())
         raise TraceError(

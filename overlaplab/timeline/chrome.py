@@ -236,6 +236,7 @@ def _read_source(stored: Mapping[str, Any]) -> Source:
         dropped=tuple((str(why), int(n)) for why, n in pairs("dropped")),
         communication_names=tuple(map(str, pairs("communication_names"))),
         remarks=tuple(map(str, pairs("remarks"))),
+        zero_ns=int(stored.get("zero_ns", 0)),
     )
 
 

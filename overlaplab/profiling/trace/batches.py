@@ -71,34 +71,39 @@ class Batches:
 
     def _read_start(self, blocks: Iterator[bytes]) -> tuple[bytes, int, bool]:
         """The array's first bytes, where they stand, and if it is the whole file."""
-        text, searched = b"", 0
+        # Grown in place: a copy a block would take the square of the time.
+        text, blank, searched = bytearray(), 0, 0
         for block in blocks:
+            if not text:
+                whole, block = block, block.lstrip(_SPACE)
+                blank += len(whole) - len(block)
             text += block
-            head = text.lstrip(_SPACE)
-            start = len(text) - len(head)
-            if head.startswith(b"["):
-                return head[1:], start + 1, True
-            if head and not head.startswith(b"{"):
-                raise NotATraceError(f"{self.path}: {_what_is(head)}")
+            if text.startswith(b"["):
+                return bytes(text[1:]), blank + 1, True
+            if text and not text.startswith(b"{"):
+                raise NotATraceError(f"{self.path}: {_what_is(bytes(text[:12]))}")
             if found := _EVENTS.search(text, searched):
-                self._keep_fields(text[start : found.start()] + b'"": 0}')
-                return text[found.end() :], found.end(), False
+                self._keep_fields(bytes(text[: found.start()]) + b'"": 0}')
+                return bytes(text[found.end() :]), blank + found.end(), False
             searched = max(0, len(text) - 64)
-            if len(text) > _MOST_FIELDS_BYTES:
+            if max(len(text), blank) > _MOST_FIELDS_BYTES:
                 break
-        raise NotATraceError(f"{self.path}: {self._why_no_events(text)}.")
+        raise NotATraceError(f"{self.path}: {self._why_no_events(bytes(text))}.")
 
     def _read_trailer(
         self, text: bytes, blocks: Iterator[bytes], is_list: bool
     ) -> None:
+        trailer = bytearray(text)
         for block in blocks:
-            text += block
-            if len(text) > _MOST_FIELDS_BYTES:
+            trailer += block
+            if len(trailer) > _MOST_FIELDS_BYTES:
                 self._remark("the fields after the events are too long, not read")
                 return
-        if not is_list:
-            self._keep_fields(b"{" + text.lstrip(b" \t\r\n,"))
-        elif text.strip():
+        if _EVENTS.search(trailer):
+            self._remark("more events follow, in a second 'traceEvents': not read")
+        elif not is_list:
+            self._keep_fields(b"{" + trailer.lstrip(b" \t\r\n,"))
+        elif trailer.strip():
             self._remark("something follows the list of events, not read")
 
     def _keep_fields(self, text: bytes) -> None:

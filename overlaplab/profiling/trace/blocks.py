@@ -51,14 +51,14 @@ class Blocks:
             return
         try:
             with open(self.path, "rb") as file:
-                if os.fstat(file.fileno()).st_size == 0:
+                start = file.peek(len(_GZIP))  # a pipe cannot go back
+                if not start:
                     raise TraceError(
                         f"{self.path}: empty file (0 bytes); expected a trace as "
                         "torch.profiler's export_chrome_trace writes. Was the run "
                         "stopped before the profiler had written?"
                     )
-                compressed = file.read(2) == _GZIP
-                file.seek(0)
+                compressed = start.startswith(_GZIP)
                 yield from self._inflated(file) if compressed else self._plain(file)
         except OSError as error:
             what = error.strerror or str(error)

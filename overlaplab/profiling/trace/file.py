@@ -54,6 +54,7 @@ class TraceFile:
         base = batches.fields.get("baseTimeNanoseconds")
         self.base_ns = base if type(base) is int else 0
         self.first_ns = self._first_ns()
+        self._remark_on_rows()
 
     @property
     def is_own(self) -> bool:
@@ -101,6 +102,9 @@ class TraceFile:
                 self._remark_on(reader)
             else:
                 (rank,) = rank_of.values()
+                if not self.num_events:
+                    self._remark("has no events")
+                    return []
                 if is_own or self.is_own:
                     read, what = cpu_spans, "computation and gloo's as communication"
                 else:
@@ -123,6 +127,29 @@ class TraceFile:
         else:
             starts = [*tables.operators.start, *tables.annotations.start]
         return min(starts) + self.base_ns if starts else None
+
+    def _remark_on_rows(self) -> None:
+        if self.dropped:
+            why = ", ".join(f"{reason} ({n})" for reason, n in self.dropped.items())
+            self._remark(f"{sum(self.dropped.values())} events dropped: {why}")
+        for step, num in self._labels.repeated.items():
+            self._remark(f"ProfilerStep#{step} stands {num} times: taken for one step")
+        rows = self._tables.on_device
+        longest = max(rows, key=lambda row: row.end - row.start, default=None)
+        if longest is None:
+            return
+        inside = sum(
+            1
+            for row in rows
+            if longest.start <= row.start < row.end < longest.end
+            and (row.place, row.stream) == (longest.place, longest.stream)
+        )
+        if inside:
+            self._remark(
+                f"{longest.name[:60]!r} lasts {(longest.end - longest.start) // 1000} "
+                f"us, over {inside} others of its stream, which works in order: its "
+                "times are wrong, and so is all that counts them"
+            )
 
     def _remark_on(self, reader: DeviceReader) -> None:
         in_no_step = "they count in the whole and in no step"

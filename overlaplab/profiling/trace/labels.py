@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -14,9 +14,11 @@ from overlaplab.profiling.events import (
     RUN_RANGE,
     WAIT_RANGE,
 )
+from overlaplab.profiling.trace.rows import integer
 from overlaplab.profiling.trace.tables import Ranges, Tables
 
 _STEP = "ProfilerStep#"
+_MOST_DIGITS = 19
 _ENGINE = "autograd::engine::"
 _OPTIMIZER = "Optimizer."
 # Where something changes on a thread, and what holds before, between and after.
@@ -76,6 +78,7 @@ class Labels:
     Attributes:
         window: (start, end) of the run that marked itself, else None.
         has_steps: whether the profiler marked steps.
+        repeated: numbers of steps that one thread began twice -> how often.
         is_own: whether the run that was profiled marked itself.
     """
 
@@ -86,6 +89,7 @@ class Labels:
         self._annotations = annotations = tables.annotations
         steps, labels, calls = [], defaultdict(list), defaultdict(list)
         self._number_of: dict[int, int] = {}
+        begun: Counter[tuple[Hashable, int]] = Counter()
         main_threads: set[Hashable] = set()
         for i in annotations.in_order():
             name, thread = annotations.name[i], annotations.thread[i]
@@ -96,7 +100,8 @@ class Labels:
                 self.is_own = True
             elif name.startswith(_STEP):
                 number = name.removeprefix(_STEP)
-                if number.isdecimal():
+                if number.isdecimal() and len(number) < _MOST_DIGITS:
+                    begun[thread, int(number)] += 1
                     self._number_of[i] = int(number)
                     steps.append(i)
                     main_threads.add(thread)
@@ -105,6 +110,7 @@ class Labels:
             elif not name.startswith(NOT_OPERATORS):
                 labels[thread].append(i)
         self.has_steps = bool(steps)
+        self.repeated = {step: num for (_, step), num in begun.items() if num > 1}
         self._steps = Innermost(annotations, steps)
         self._labels = {t: Innermost(annotations, of) for t, of in labels.items()}
         self._collectives = {t: Innermost(annotations, of) for t, of in calls.items()}
@@ -188,7 +194,8 @@ class Labels:
             attributes["step"] = step
         if phase := self._phase(thread, at_ns, label, step):
             attributes["phase"] = phase
-        attributes["thread"] = thread[1] if isinstance(thread, tuple) else thread
+        number = thread[1] if isinstance(thread, tuple) else thread
+        attributes["thread"] = number if integer(number) is not None else str(number)
         return attributes
 
     def _phase(self, thread: Hashable, at_ns: int, label: str, step: int | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from overlaplab.profiling.trace.names import operation_of
-from overlaplab.profiling.trace.rows import Args, list_of
+from overlaplab.profiling.trace.rows import Args, integer, list_of
 
 _ITEM_BYTES = {
     "double": 8, "long int": 8, "long": 8, "float": 4, "int": 4, "c10::bfloat16": 2,
@@ -50,18 +50,18 @@ class Message:
         description, name = args.group_description, args.group
         elements = max(_number(args.in_elements), _number(args.out_elements))
         num_bytes = elements * _ITEM_BYTES.get(str(args.dtype).lower(), 0)
+        num_bytes = _number(num_bytes or bytes_of_shapes(args))
         unknown = name in (None, "") and description in (None, "")
-        sequence = args.sequence
         return Message(
             operation=operation_of(said or kernel),
-            num_bytes=num_bytes or bytes_of_shapes(args),
+            num_bytes=num_bytes,
             said=said,
             dtype=str(args.dtype or ""),
             communicator=None if unknown else str(name or description),
             lane=_lane(description, name),
             group=_ranks(args.group_ranks),
             group_size=_number(args.group_size),
-            sequence=sequence if type(sequence) is int else None,
+            sequence=integer(args.sequence),
         )
 
     def attributes(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def bytes_of_shapes(args: Args) -> int:
     shapes, types = list_of(args.shapes), list_of(args.types)
     for shape, kind in zip(shapes, types, strict=False):
         size = _ITEM_BYTES.get(str(kind).lower(), 0)
-        if shape and isinstance(shape, list) and all(type(n) is int for n in shape):
+        if shape and isinstance(shape, list) and all(map(_is_size, shape)):
             for n in shape:
                 size *= n
             total += size
@@ -102,8 +102,13 @@ def _lane(description: Any, name: Any) -> str:
     return "comm" if description == "default_pg" else f"comm:{description}"
 
 
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
 def _number(value: Any) -> int:
-    return value if type(value) is int and value > 0 else 0
+    number = integer(value)
+    return number if number is not None and number > 0 else 0
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
@@ -111,7 +116,7 @@ def _ranks(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return ()
     ranks = tuple(value) if isinstance(value, list) else ()
-    return ranks if all(type(rank) is int for rank in ranks) else ()
+    return ranks if all(integer(rank) is not None for rank in ranks) else ()

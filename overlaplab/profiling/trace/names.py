@@ -7,7 +7,7 @@ broadcast may run a kernel that is called all-gather): that stands in the argume
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 # A kernel is communication if one of these is found in its name. Case is ignored.
@@ -100,27 +100,44 @@ class Communication:
         """Add `more` regular expressions.
 
         Raises:
-            ValueError: one is none; the message names it.
+            ValueError: one is none, or matches every name; the message has it.
+            TypeError: one is no text.
         """
         if isinstance(more, str):
             more = (more,)
+        if not isinstance(more, Sequence):
+            raise TypeError(f"communication={more!r}: expected regular expressions")
         self.patterns = (*COMMUNICATION, *more)
-        for pattern in more:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(
-                    f"communication={pattern!r} is no regular expression: {error}"
-                ) from error
-        every = "|".join(f"(?:{pattern})" for pattern in self.patterns)
-        self._search = re.compile(every, re.IGNORECASE).search
+        # Each alone: put into one, their groups and flags would mix.
+        self._searches = [_searcher(pattern) for pattern in self.patterns]
         self._known: dict[str, bool] = {}
 
     def __contains__(self, kernel: str) -> bool:
         known = self._known.get(kernel)
         if known is None:
-            known = self._known[kernel] = self._search(kernel) is not None
+            known = any(search(kernel) for search in self._searches)
+            self._known[kernel] = known
         return known
+
+
+def _searcher(pattern: object) -> Callable[[str], object]:
+    if not isinstance(pattern, str):
+        raise TypeError(
+            f"communication={pattern!r} is {type(pattern).__name__}; expected the text "
+            "of a regular expression"
+        )
+    try:
+        search = re.compile(pattern, re.IGNORECASE).search
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"communication={pattern!r} is no regular expression: {error}"
+        ) from error
+    if search(""):
+        raise ValueError(
+            f"communication={pattern!r} matches the empty text, so every kernel; "
+            "expected a part of some kernels' names"
+        )
+    return search
 
 
 def category_of(category: object, process: object) -> str | None:

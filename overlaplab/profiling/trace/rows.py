@@ -61,8 +61,16 @@ NO_ARGS = Args()
 
 def list_of(text: msgspec.Raw) -> list[Any]:
     """A list that stands in a file, [] if something else does."""
-    value = msgspec.json.decode(text) if text else None
+    try:
+        value = msgspec.json.decode(text) if text else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
     return value if isinstance(value, list) else []
+
+
+def integer(value: Any) -> int | None:
+    """`value`, None if it is no integer, or one that no number of 64 bits holds."""
+    return value if type(value) is int and abs(value) < _LARGEST_NS else None
 
 
 class Row(msgspec.Struct, gc=False):

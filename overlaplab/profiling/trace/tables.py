@@ -14,18 +14,27 @@ from typing import Any
 
 from overlaplab.profiling.trace import names
 from overlaplab.profiling.trace.pieces import NO_EVENT
-from overlaplab.profiling.trace.rows import NO_ARGS, Args, Row, list_of, nanoseconds
+from overlaplab.profiling.trace.rows import (
+    NO_ARGS,
+    Args,
+    Row,
+    integer,
+    list_of,
+    nanoseconds,
+)
 
 NEGATIVE = "negative duration"
 NO_DURATION = "no duration"
 NO_TIME = "no time stamp"
 ZERO = "time 0 and duration 0"
+ZERO_START = "time 0, long before all else"
 NO_END = "begins and never ends"
 NO_BEGIN = "ends and never began"
 
 NO_ID = -1
 _TOO_LARGE = 1 << 62
 _EXACT_US = 1 << 52
+_DAY_NS = 86_400 * 10**9
 
 
 @dataclass(slots=True)
@@ -149,10 +158,15 @@ class Tables:
                 self.dropped[NO_EVENT] += 1
 
     def finish(self) -> None:
-        """Count what began and never ended."""
+        """Count what began and never ended; drop what has no time but 0."""
         open_rows = [row for rows in self._begun.values() for row in rows]
         if num := sum(1 for row in open_rows if self._meaning_of(row)):
             self.dropped[NO_END] += num
+        zeros = sum(1 for row in self.on_device if row.start == 0)
+        others = [row.start for row in self.on_device if row.start] if zeros else []
+        if others and min(others) > _DAY_NS:
+            self.on_device = [row for row in self.on_device if row.start]
+            self.dropped[ZERO_START] += zeros
 
     def _meaning_of(self, row: Row) -> _Meaning | None:
         """None for what a timeline does not use."""
@@ -225,10 +239,10 @@ class Tables:
                 start,
                 end,
                 self._place(row, args),
-                stream if isinstance(stream, int | str) else str(stream),
+                stream if integer(stream) is not None else str(stream),
                 correlation if type(correlation) is int else _id(correlation),
                 operator if type(operator) is int else _id(operator),
-                size if type(size) is int and size > 0 else 0,
+                size if type(size) is int and 0 < size < _TOO_LARGE else 0,
                 self._grid(args),
                 args.whole() if args.is_message else None,
             )
@@ -240,7 +254,8 @@ class Tables:
             return self._places[row.pid, device]
         except (KeyError, TypeError):
             pass
-        process = row.pid if isinstance(row.pid, Hashable) else str(row.pid)
+        # Some that put files together spell a process "0", others 0.
+        process = str(row.pid)
         place = process, max(0, _id(device))
         if isinstance(device, Hashable) and isinstance(row.pid, Hashable):
             self._places[row.pid, device] = place
@@ -250,7 +265,8 @@ class Tables:
         text = bytes(args.grid)
         grid = self._grids.get(text)
         if grid is None:
-            grid = self._grids[text] = list_of(args.grid)
+            grid = [n for n in list_of(args.grid) if integer(n) is not None]
+            self._grids[text] = grid
         return grid
 
     def _thread(self, row: Row) -> tuple[Any, Any]:

@@ -1,0 +1,237 @@
+"""Files that mean harm, or only look as if: a remark or one clear error, no traceback.
+
+Each was found by trying; times are microseconds.
+"""
+
+import contextlib
+import gzip
+import json
+import os
+import threading
+import time
+
+import pytest
+
+import overlaplab as ol
+from overlaplab.errors import TraceError
+from tests.profiling.traces_by_hand import COMM, annotation, kernel, launch, write
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(events, *, communication=(), **fields):
+        path = write(tmp_path / "trace.json", events, **fields)
+        return ol.read_trace(path, communication=communication)
+
+    return read
+
+
+def remarks(timeline):
+    return "; ".join(timeline.source.remarks)
+
+
+def fraction(timeline):
+    return timeline.report().overlap_fraction
+
+
+EVENTS = [kernel(COMM, 20, 0, 10), kernel("gemm", 7, 0, 5)]
+
+
+# --- patterns ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "patterns", [[r"^(g)emm\1?$"], ["(?i)GEMM"], ["(?P<a>ge)", "(?P<a>mm)"], "gemm"]
+)
+def test_a_pattern_means_what_it_means_alone(read, patterns):
+    timeline = read(EVENTS, communication=patterns)
+
+    assert {span.kind for span in timeline.spans} == {"communication"}
+
+
+@pytest.mark.parametrize("pattern", ["", "gemm|", "a{99999999999}", "("])
+def test_a_pattern_that_says_nothing_is_refused_by_name(read, pattern):
+    with pytest.raises(ValueError, match="communication=") as caught:
+        read(EVENTS, communication=[pattern])
+
+    assert repr(pattern) in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", [b"gemm", 5, None])
+def test_a_pattern_that_is_no_text_is_a_type_error(read, pattern):
+    with pytest.raises(TypeError, match=r"communication=.*regular expression"):
+        read(EVENTS, communication=[pattern])
+    with pytest.raises(TypeError, match=r"communication=.*regular expression"):
+        read(EVENTS, communication=5)
+
+
+# --- numbers ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["1e999999", '"1e999999"', '"1' + "0" * 5000 + '"'])
+def test_numbers_beyond_all_clocks_are_no_times(read, number):
+    text = json.dumps({"traceEvents": [*EVENTS, kernel("odd", 7, 7, 12345)]})
+
+    timeline = read(text.replace("12338", number))
+
+    assert len(timeline.spans) == 2
+    assert timeline.source.num_dropped == 1
+    assert "1 events dropped" in remarks(timeline)
+
+
+def test_sizes_that_no_memory_has_are_unknown(read):
+    long = "[" * 100_000
+    timeline = read(
+        [
+            kernel(COMM, 20, 0, 1, **{"Process Group Ranks": long}),
+            kernel(COMM, 20, 2, 3, **{"Input Dims": [[-5, 10]]}),
+            kernel(COMM, 20, 4, 5, **{"In msg nelems": 2**62, "dtype": "Double"}),
+            kernel(COMM, 20, 6, 7, **{"Input Dims": [[-5, 10]], "Input type": ["int"]}),
+            kernel("copy", 7, 8, 9, cat="gpu_memcpy", bytes=2**63),
+        ]
+    )
+
+    assert [span.bytes for span in timeline.spans] == [0] * 5
+
+
+def test_what_is_read_can_be_written_and_read_again(read, tmp_path):
+    timeline = read(
+        [
+            annotation("ProfilerStep#" + "9" * 5000, 0, 9),
+            launch(1, 0, 1, thread=2**70),
+            kernel("gemm", 2**70, 100, 105, correlation=1, grid=[2**70, 1, 1]),
+            kernel(COMM, 20, 200, 210, Seq=2**70),
+        ],
+        baseTimeNanoseconds=1_719_853_884_000_000_000,
+    )
+
+    again = ol.Timeline.from_chrome(timeline.to_chrome(tmp_path / "own.json"))
+
+    assert again == timeline
+    assert again.source.zero_ns == 1_719_853_884_000_000_000
+
+
+def test_a_kernel_over_others_of_its_own_stream_is_told(read):
+    timeline = read([*EVENTS, kernel("gemm", 7, 5, 6), kernel("long", 7, 1, 10**10)])
+
+    assert "'long' lasts 9999999999 us, over 1 others of its stream" in remarks(
+        timeline
+    )
+    assert "over" not in remarks(read(EVENTS))
+
+
+def test_a_row_at_time_zero_in_a_trace_of_today_is_dropped(read):
+    now = 1_712_195_495_000_000
+    late = [kernel("gemm", 7, now, now + 5), kernel("gemm", 7, now + 6, now + 9)]
+
+    timeline = read([kernel("odd", 7, 0, 5), *late])
+
+    assert timeline.report().step_ns == 9_000
+    assert timeline.source.dropped == (("time 0, long before all else", 1),)
+
+
+# --- steps and processes -----------------------------------------------------------
+
+
+def test_a_step_that_stands_twice_is_told(read):
+    twice = [annotation("ProfilerStep#1", 0, 9), annotation("ProfilerStep#1", 50, 60)]
+    merged = [twice[0], {**twice[0], "pid": 200}]
+
+    assert "ProfilerStep#1 stands 2 times" in remarks(read([*twice, *EVENTS]))
+    assert "ProfilerStep#1" not in remarks(read([*merged, *EVENTS]))
+
+
+def test_a_process_is_one_however_its_number_is_spelled(read):
+    timeline = read([EVENTS[0], {**EVENTS[1], "pid": "0"}])
+
+    assert fraction(timeline) == 0.5
+
+
+# --- files --------------------------------------------------------------------------
+
+
+def test_a_second_list_of_events_is_told(read):
+    first, second = json.dumps([EVENTS[1]]), json.dumps([EVENTS[0]])
+    one = f'{{"traceEvents": {first}, "traceEvents": {second}}}'
+    two = f'{{"traceEvents": {first}}}\n{{"traceEvents": {second}}}'
+
+    for text in (one, two):
+        timeline = read(text)
+        assert len(timeline.spans) == 1
+        assert "more events follow, in a second 'traceEvents': not read" in remarks(
+            timeline
+        )
+
+
+def test_a_file_without_events_says_so(read):
+    for text in ("[]", '{"traceEvents": []}'):
+        timeline = read(text)
+        assert timeline.spans == ()
+        assert "has no events" in remarks(timeline)
+
+
+@pytest.mark.parametrize("before", ["", '{"note": "', '{"traceEvents": [], "note": "'])
+def test_blanks_without_end_take_time_in_proportion(tmp_path, before):
+    def cpu_s(num_mib):
+        path = tmp_path / f"{num_mib}.json.gz"
+        path.write_bytes(gzip.compress(before.encode() + b" " * (num_mib << 20)))
+        start = time.process_time()
+        with contextlib.suppress(TraceError):
+            ol.read_trace(path)
+        return time.process_time() - start
+
+    cpu_s(1)
+    # 16 times as much; 256 times would be the square of it.
+    assert cpu_s(32) < 80 * max(cpu_s(2), 0.005)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_pipe_is_read_as_a_file_is(tmp_path, compress):
+    data = write(tmp_path / "trace.json", EVENTS, compress=compress).read_bytes()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(data,))
+    writer.start()
+
+    timeline = ol.read_trace(pipe)
+
+    writer.join()
+    assert fraction(timeline) == 0.5
+
+
+def test_arguments_of_another_type_are_refused_in_words(tmp_path):
+    path = write(tmp_path / "trace.json", EVENTS)
+
+    for paths in (None, 5, [None]):
+        with pytest.raises(TypeError, match="path"):
+            ol.read_trace(paths)
+    for block_bytes in (0, -5):
+        with pytest.raises(ValueError, match=f"block_bytes={block_bytes}"):
+            ol.read_trace(path, block_bytes=block_bytes)
+
+
+# --- our own files in a folder ------------------------------------------------------
+
+
+def test_a_folder_of_one_timeline_of_ours_is_that_timeline(read, tmp_path):
+    timeline = read(EVENTS)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    timeline.to_chrome(folder / "a.json")
+    (folder / "notes.txt").write_text("slow today")
+
+    assert ol.read_trace(folder) == timeline
+    assert ol.read_trace([folder]) == timeline
+
+
+def test_a_folder_of_several_timelines_of_ours_asks_for_one(read, tmp_path):
+    timeline, folder = read(EVENTS), tmp_path / "own"
+    folder.mkdir()
+    for name in ("a.json", "b.json"):
+        timeline.to_chrome(folder / name)
+
+    with pytest.raises(TraceError, match=r"own: 2 timelines .*a\.json, b\.json"):
+        ol.read_trace(folder)
+    with pytest.raises(TraceError, match=r"a\.json: a timeline .* read it alone"):
+        ol.read_trace([folder / "a.json", tmp_path / "trace.json"])
