@@ -118,7 +118,7 @@ view.draw_many(
 # - `step()` launches one step and returns. Call it as often as you like: 3 times to warm
 #   up, then 10 times or more.
 # - The first three calls do what later ones do not: communicators are set up, kernels are
-#   tried out. A median of many steps hides three cold ones; of seven it does not. A checkpoint is written now and then, a step is skipped now and then.
+#   tried out. A median of many steps hides three cold ones; of six it does not. A checkpoint is written now and then, a step is skipped now and then.
 # - While the timed steps are launched, the CPU must run ahead.
 #
 # About 10 lines. The check has four steps with one trap each.
@@ -386,7 +386,8 @@ view.draw(step, title="your step: batch 8, buckets of 100 MiB", critical_path=Fa
 # (With a kernel running, `view.show(step)` in a cell of your own zooms: wheel, drag, click.)
 #
 # Above are the kernels of the compute stream, below NCCL's. Forward pass (light blue), then
-# backward pass, from the last layer to the first; a message follows each layer.
+# backward pass, from the last layer to the first; a message follows each layer. An orange
+# frame marks what is exposed. It has a least width: short stubs look longer than they are.
 #
 # **Predict.** How long *before* the first message starts on the GPU did the CPU launch it?
 # In ms.
@@ -692,7 +693,7 @@ for batch, share in ((8, share_8), (2, share_2)):
 print(lab.machine())
 
 # %% [markdown]
-# At batch 8 overlap saves 1.3 of 5.4 ms, a quarter, where the fraction says nearly 90 %. Single
+# At batch 8 overlap saves 1.3 of 5.3 ms, a quarter, where the fraction says nearly 90 %. Single
 # steps of the two programs still mix: look at the last column. Medians of 30 in turn tell them
 # apart; that it is 1.3 and not 1.0, only a second run would tell.
 #
@@ -868,7 +869,8 @@ for which in lab.TRACES:
 # %% [markdown]
 # Three traces, three bottlenecks; one percentage would have told the first at most. Here is
 # the whole report of the last. Which of its findings would you act on first, and which not
-# before you have timed the step without a profiler?
+# before you have timed the step without a profiler? And which advice cannot help here, since
+# the last bucket is a single tensor?
 
 # %% name="report"
 print(ol.diagnose(lab.whole_trace("overlapped, batch 2")))

@@ -137,7 +137,7 @@ def grade_gaps(sheet: Sheet, find_gaps: FindGaps) -> None:
         if said != right:
             sheet.show(drawn, title="your gaps, on a small timeline")
         _expect(sheet, sentence, timeline, said, right)
-    sheet.stop_if_wrong()
+        sheet.stop_if_wrong()  # one trap at a time
     for which in ("overlapped, batch 8", "overlapped, batch 2"):
         for number in range(num_steps(which)):
             timeline = trace_step(which, number)
