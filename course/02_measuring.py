@@ -185,9 +185,10 @@ print(lab.text_table(("ms a step", "around", "wait each", "events", "true"), lin
 print(lab.on_gpus())
 
 # %% [markdown]
-# Again `around` says too little and `wait_each` too much. They are near where launches are
-# the bottleneck (`only small`): there the GPU waits for the CPU anyway. And the traps of
-# exercise 2.1 are real: a first call is hundreds of times a later one.
+# Again `around` says too little and `wait_each` too much, yet both are near. The 24 small
+# products add as much to the step as to its launches (second row less first): launches are
+# the bottleneck, and the GPU waits for the CPU anyway. And the traps of exercise 2.1 are
+# real: a first call is hundreds of times a later one.
 #
 # ## 3. From events to kernels (23 minutes)
 #

@@ -30,7 +30,7 @@ def measure() -> dict[str, Any]:
     """Everything the lesson prints of GPUs. Collective."""
     on_gpu = streams.device().type == "cuda"
     rounds = ROUNDS if on_gpu else 2
-    small, large, mib = (256, 4096, 16) if on_gpu else (8, 32, 1)
+    small, large, mib = (256, 2048, 16) if on_gpu else (8, 32, 1)
     sizes: dict[str, Any] = {"small": small, "large": large, "mib": mib}
     first = make_step("small first", **sizes)
     first_ms = _in_ms(slowest(wait_each(first, CALLS)).step_ns)  # before all else
