@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from overlaplab.diagnosis.collectives import Collective, collectives_of
 from overlaplab.diagnosis.contention import Contention, Twins, contention_of
 from overlaplab.diagnosis.lookup import Lookup
+from overlaplab.diagnosis.makers import Maker, makers_of
 from overlaplab.diagnosis.steps import Step, steps_of
 from overlaplab.hardware import PROFILES, Hardware, profile
 from overlaplab.timeline import Timeline
@@ -29,6 +30,7 @@ class Case:
         contention, by_step: by (rank, step); the collectives of a step by start.
         hardware: the profile that bandwidths are compared with, None without one.
         is_guess: whether the profile was guessed by the card's name.
+        makers: who launched the collectives.
     """
 
     lookup: Lookup
@@ -39,6 +41,7 @@ class Case:
     by_step: Mapping[tuple[int, int | None], Sequence[Collective]]
     hardware: Hardware | None
     is_guess: bool
+    makers: tuple[Maker, ...] = ()
 
     @property
     def timeline(self) -> Timeline:
@@ -56,14 +59,36 @@ class Case:
         return self.contention.get((step.rank, step.step), Contention())
 
     @property
-    def representative(self) -> tuple[Step, ...]:
-        """For each rank its step of median length, the shorter of two in the middle."""
-        ranks = sorted({step.rank for step in self.steps})
-        own = [[s for s in self.steps if s.rank == rank] for rank in ranks]
-        return tuple(
+    def told(self) -> Step | None:
+        """The step that is told of: of each rank's median steps the longest.
+
+        Table, sentence, findings and drawing are all of its number.
+        """
+        own: dict[int, list[Step]] = defaultdict(list)
+        for step in self.steps:
+            own[step.rank].append(step)
+        medians = [
             sorted(steps, key=lambda s: s.step_ns)[(len(steps) - 1) // 2]
-            for steps in own
-        )
+            for steps in own.values()
+        ]
+        return max(medians, key=lambda s: (s.step_ns, -s.rank), default=None)
+
+    @property
+    def representative(self) -> tuple[Step, ...]:
+        """The step that is told of, on every rank that has it, by rank."""
+        told = self.told
+        return () if told is None else tuple(self.peers_of(told))
+
+    def made_by(self, maker: str) -> bool:
+        """Whether the trace says that `maker` launched some of the collectives."""
+        return any(one.name == maker for one in self.makers)
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether advice on cards and NCCL can apply: not to a trace of CPUs."""
+        devices = self.timeline.source.devices
+        kernels = any("stream" in c.span.attributes for c in self.collectives[:1])
+        return self.timeline.origin == "virtual" or bool(devices) or kernels
 
 
 def case_of(
@@ -96,6 +121,7 @@ def case_of(
         by_step=by_step,
         hardware=hw,
         is_guess=is_guess,
+        makers=makers_of(timeline, collectives),
     )
 
 

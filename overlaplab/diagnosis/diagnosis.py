@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
@@ -13,10 +13,10 @@ from typing import Any
 from overlaplab.diagnosis.case import LEAST_SHARE, Case, case_of
 from overlaplab.diagnosis.collectives import Collective
 from overlaplab.diagnosis.findings import Finding
-from overlaplab.diagnosis.makers import Maker, makers_of
+from overlaplab.diagnosis.makers import Maker
 from overlaplab.diagnosis.rules_device import device_rules
 from overlaplab.diagnosis.rules_overlap import overlap_rules
-from overlaplab.diagnosis.saved import Saved, saved_of
+from overlaplab.diagnosis.saved import Saved, check_serial, saved_of
 from overlaplab.hardware import Hardware
 from overlaplab.timeline import Timeline
 
@@ -94,14 +94,15 @@ def diagnose(
         hardware: what bandwidths are compared with: a profile's name, the path of one
             (.json), or a `Hardware`. By default that of a virtual run, or a guess by
             the name of the card, which is said.
-        serial: the same step without overlap, or computation and communication of it
-            alone: what the two take with nothing beside them. Without it the kernels'
+        serial: the same step (model, batch, ranks, link) without overlap: what overlap
+            saved is then the difference of the two. Without it the kernels'
             own twins and the hardware profile say what they can.
         step: only this one is told of; the others still say what a kernel takes alone
             and when the device was free.
 
     Raises:
-        ValueError: nobody knows the hardware, or there is no such step.
+        ValueError: nobody knows the hardware, there is no such step, or `serial` is of
+            other work.
         TypeError: `timeline` is no Timeline.
     """
     for name, value in (("timeline", timeline), ("serial", serial)):
@@ -118,10 +119,12 @@ def diagnose(
         for finding in rules(case, step)
     ]
     baseline = None if serial is None else case_of(serial, hardware)
+    if baseline is not None:
+        check_serial(case, baseline)
     return Diagnosis(
         case=case,
         findings=_most_expensive(case, found),
-        makers=makers_of(timeline, case.collectives),
+        makers=case.makers,
         saved=saved_of(case, baseline),
         remarks=tuple(_remarks(case)),
     )
@@ -138,14 +141,30 @@ def _most_expensive(case: Case, found: Sequence[Finding]) -> tuple[Finding, ...]
         if one is not None:
             seen = [{"rank": f.rank, "step": f.step, "ns": f.cost_ns} for f in findings]
             chosen.append(replace(one, evidence={**one.evidence, "seen": seen}))
-    return tuple(sorted(chosen, key=lambda f: (-f.cost_ns, f.kind)))
+    return tuple(sorted(chosen, key=_order(chosen)))
+
+
+def _order(chosen: Sequence[Finding]) -> Callable[[Finding], tuple[int, bool, str]]:
+    """By cost; but a slow link comes before the sending that it makes long."""
+    costs = {f.kind: f.cost_ns for f in chosen}
+    slow_ns = costs.get("low-bandwidth")
+    if slow_ns is None:
+        return lambda f: (-f.cost_ns, False, f.kind)
+    link_ns = max(slow_ns, costs.get("communication-bound", 0))
+
+    def key(finding: Finding) -> tuple[int, bool, str]:
+        is_link = finding.kind == "low-bandwidth"
+        return (-(link_ns if is_link else finding.cost_ns), not is_link, finding.kind)
+
+    return key
 
 
 def _typical(case: Case, findings: Sequence[Finding]) -> Finding | None:
-    """Of one kind: that of the median step of the rank where it costs most.
+    """Of one kind: on the rank where it costs most, that of the step that is told of.
 
-    What most steps do not have is told of the step that has it, if it is still worth
-    telling on the mean of the rank's steps.
+    Where that step has none, the one of median cost. What most steps do not have is
+    told of the step that has it, if it is still worth telling on the mean of the rank's
+    steps.
     """
     costs: dict[int, list[Finding]] = defaultdict(list)
     for finding in findings:
@@ -157,6 +176,10 @@ def _typical(case: Case, findings: Sequence[Finding]) -> Finding | None:
         return median_low([*absent, *(f.cost_ns for f in costs[rank])])
 
     rank = max(costs, key=lambda r: (typical_ns(r), -r))
+    told = case.told
+    for one in costs[rank]:
+        if told is not None and one.step == told.step:
+            return one
     if typical_ns(rank):
         return min(costs[rank], key=lambda f: abs(f.cost_ns - typical_ns(rank)))
     one = max(findings, key=lambda f: f.cost_ns)

@@ -6,7 +6,8 @@ Names come from traces and are shown as text, whatever they contain.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +25,8 @@ from overlaplab.diagnosis.text import (
 )
 from overlaplab.diagnosis.wording import plural
 from overlaplab.files import write_whole
-from overlaplab.timeline import Timeline
+from overlaplab.timeline import Span, Timeline
+from overlaplab.timeline.intervals import Interval
 from overlaplab.view import page as view_page
 from overlaplab.view.units import format_ns
 
@@ -110,22 +112,19 @@ def page(diagnosis: Diagnosis) -> str:
 def shown(diagnosis: Diagnosis) -> tuple[Timeline, str]:
     """What the page draws, and a sentence that says what it is.
 
-    One step, the longest; of a step with too many spans, as many ranks as fit, the
-    slowest first.
+    One step, that of the table and the findings, each rank's cut to its window (the CPU
+    runs ahead, and is drawn from there on). Of a step with too many spans, as many
+    ranks as fit, the slowest first.
     """
     timeline, steps = diagnosis.timeline, diagnosis.case.steps
     if not steps:
         return timeline, "Everything."
-    worst = max(steps, key=lambda s: s.step_ns)
-    same = [s for s in steps if s.step == worst.step]
-    start_ns = min(s.start_ns for s in same)
-    end_ns = max(s.end_ns for s in same)
-    drawn = timeline.where(lambda s: s.start_ns < end_ns and s.end_ns > start_ns)
-    told = "Everything."
-    if worst.step is not None:
-        told = (
-            f"The longest step, {worst.step}, of {plural(len(timeline.steps), 'step')}."
-        )
+    same = diagnosis.case.representative
+    number = same[0].step
+    told, drawn = "Everything.", timeline
+    if number is not None:
+        told = f"Step {number}, of {plural(len(timeline.steps), 'step')}."
+        drawn = _cut(timeline, {s.rank: (s.start_ns, s.end_ns) for s in same})
     if len(drawn.spans) <= MOST_SPANS:
         return drawn, told
     kept: list[int] = []
@@ -148,6 +147,37 @@ def shown(diagnosis: Diagnosis) -> tuple[Timeline, str]:
             f"{format_ns(least_ns)}."
         )
     return drawn, told
+
+
+def _cut(timeline: Timeline, windows: Mapping[int, Interval]) -> Timeline:
+    """Each rank's spans in its window, those at its edges shortened to it."""
+
+    def inside(span: Span) -> bool:
+        start_ns, end_ns = windows.get(span.rank, (0, 0))
+        return span.start_ns < end_ns and span.end_ns > start_ns
+
+    drawn = timeline.where(inside)
+    spans = [
+        replace(
+            span,
+            start_ns=max(span.start_ns, windows[span.rank][0]),
+            end_ns=min(span.end_ns, windows[span.rank][1]),
+        )
+        for span in drawn.spans
+    ]
+    # Spans that began before are now the first, in the order of their ranks' windows.
+    order = sorted(range(len(spans)), key=lambda i: spans[i].start_ns)
+    place = {old: new for new, old in enumerate(order)}
+    causes = drawn.causes
+    return replace(
+        drawn,
+        spans=tuple(spans[i] for i in order),
+        causes=tuple(
+            None if (cause := causes[i]) is None else place[cause]
+            for i in order
+            if causes
+        ),
+    )
 
 
 def _numbers(diagnosis: Diagnosis) -> tables.Rows:
@@ -190,7 +220,7 @@ def _timeline(diagnosis: Diagnosis) -> Iterable[str]:
 
 def _findings(findings: Sequence[Finding]) -> str:
     if not findings:
-        return "<p>None that costs half a hundredth of a step.</p>"
+        return "<p>None that costs 1/200 of a step.</p>"
     items = [
         f'<li class="finding" data-kind="{escape(one.kind)}">'
         f"<b>{number}. {escape(finding_title(one))}</b>"

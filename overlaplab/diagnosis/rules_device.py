@@ -16,12 +16,11 @@ from overlaplab.diagnosis.case import Case
 from overlaplab.diagnosis.collectives import Collective
 from overlaplab.diagnosis.findings import Finding
 from overlaplab.diagnosis.lookup import COPIES
+from overlaplab.diagnosis.rules_link import low_bandwidth
 from overlaplab.diagnosis.rules_messages import worth_telling
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import (
-    count_of,
-    gb_per_s,
-    named,
+    is_16_bit,
     of_whole,
     plural,
     short,
@@ -29,8 +28,6 @@ from overlaplab.diagnosis.wording import (
 from overlaplab.timeline import Span
 from overlaplab.view.units import format_ns
 
-LOW_BANDWIDTH = 0.5  # of the profile's: contention alone takes no more
-LATENCY_NS = 80_000  # messages under this are latency's, not the wire's
 LEAST_WAITING = 0.01  # of a step: two cards are never equal
 MOSTLY = 0.6  # of the waiting: who is last in less of it is last by chance
 
@@ -42,7 +39,7 @@ def device_rules(case: Case, step: Step) -> Iterator[Finding]:
     yield from _straggler(case, step)
     yield from _memcpy(case, step)
     yield from _contention(case, step)
-    yield from _low_bandwidth(case, step)
+    yield from low_bandwidth(case, step)
 
 
 def _launch_bound(case: Case, step: Step) -> Iterator[Finding]:
@@ -168,6 +165,11 @@ def _straggler(case: Case, step: Step) -> Iterator[Finding]:
             "(nvidia-smi -q -d CLOCK,PERFORMANCE,POWER), other work on them. If not, "
             "give every rank the same work."
         )
+        if not case.on_gpus:
+            remedy = (
+                "If the batches are equal, compare the machines: threads and cores of "
+                "each rank, other work on them. If not, give every rank the same work."
+            )
     elif more_ns >= cost_ns // 2:
         why = f"It computes {format_ns(more_ns)} more than rank {rank}."
         remedy = (
@@ -187,9 +189,10 @@ def _straggler(case: Case, step: Step) -> Iterator[Finding]:
     else:
         why = f"It computes {format_ns(step.compute_ns)}, rank {rank} "
         why += f"{format_ns(waiter.compute_ns)}."
+        clocks = "clocks (nvidia-smi -q -d CLOCK), " if case.on_gpus else ""
         remedy = (
             "Compare the two ranks' timelines from the first collective on: data "
-            "loading, clocks (nvidia-smi -q -d CLOCK), other work on that machine."
+            f"loading, {clocks}other work on that machine."
         )
     mine = [c for c in case.of(waiter) if c.last == step.rank and _exposed_wait(c) > 0]
     yield Finding(
@@ -257,9 +260,14 @@ def _memcpy(case: Case, step: Step) -> Iterator[Finding]:
             "non_blocking=True) on a stream of its own, one batch ahead."
         )
     if "dtod" in words or not remedies:
+        told_by_ddp = (
+            "gradient_as_bucket_view=True keeps DDP from copying gradients in and out "
+            "of its buckets; "
+        )
+        by_ddp = case.made_by("DistributedDataParallel")
         remedies.append(
-            "Copies inside the device: gradient_as_bucket_view=True keeps DDP from "
-            "copying gradients in and out of its buckets; avoid .contiguous() and cat."
+            f"Copies inside the device: {told_by_ddp if by_ddp else ''}avoid "
+            ".contiguous(), cat and clone."
         )
     yield Finding(
         kind="memcpy-in-the-way",
@@ -309,11 +317,7 @@ def _contention(case: Case, step: Step) -> Iterator[Finding]:
             f"{format_ns(found.compared_ns)} instead of the {format_ns(alone_ns)} that "
             f"the same kernels take alone ({compared} could be compared). {told}."
         ),
-        remedy=(
-            "Nothing removes it: send fewer bytes (bf16 gradients), copy less "
-            "(gradient_as_bucket_view=True), or try fewer SMs for NCCL "
-            "(NCCL_MAX_CTAS) and measure the step, which may get longer."
-        ),
+        remedy=_contention_remedy(case, step),
         evidence={
             "beside_ns": found.beside_ns,
             "compared_ns": found.compared_ns,
@@ -332,55 +336,18 @@ def _contention(case: Case, step: Step) -> Iterator[Finding]:
     )
 
 
-def _low_bandwidth(case: Case, step: Step) -> Iterator[Finding]:
-    """Exposed messages that take more than twice what the profile says."""
-    hw = case.hardware
-    if hw is None or case.timeline.origin == "virtual":
-        return
-    slow = [c for c in case.of(step) if c.knows_ready and _is_slow(c)]
-    cost_ns = sum(
-        min(c.exposed_ns, c.moving_ns - c.alone_ns)
-        for c in slow
-        if c.alone_ns is not None
+def _contention_remedy(case: Case, step: Step) -> str:
+    """What applies to this trace only."""
+    fewer = "" if is_16_bit(case.of(step)) else " (bf16 gradients)"
+    told = f"Nothing removes it: send fewer bytes{fewer}"
+    if case.made_by("DistributedDataParallel"):
+        told += ", copy less (gradient_as_bucket_view=True)"
+    if not case.on_gpus:
+        return f"{told}, or give the communication cores of its own."
+    return (
+        f"{told}, or try fewer SMs for NCCL (NCCL_MAX_CTAS) and measure the step, "
+        "which may get longer."
     )
-    if not worth_telling(cost_ns, step):
-        return
-    slow.sort(key=lambda c: -c.span.bytes)
-    rates = [r for c in slow if (r := c.bus_bytes_per_s) is not None]
-    rate = round(median(rates))
-    says = "guessed from the card's name" if case.is_guess else "as given"
-    yield Finding(
-        kind="low-bandwidth",
-        rank=step.rank,
-        step=step.step,
-        cost_ns=cost_ns,
-        says=(
-            f"{count_of(slow)} reach {gb_per_s(rate)} of bus bandwidth in the median "
-            f"({named(slow[0].span)} took {format_ns(slow[0].moving_ns)}); the link of "
-            f"{hw.name} ({says}) reaches {gb_per_s(hw.link.bytes_per_s)}."
-        ),
-        remedy=(
-            "See what the bytes travel over: NCCL_DEBUG=INFO, nvidia-smi topo -m, "
-            "overlaplab doctor; NCCL_P2P_DISABLE, NCCL_IB_DISABLE and "
-            "NCCL_SOCKET_IFNAME choose slow ways. overlaplab calibrate measures yours."
-        ),
-        evidence={
-            "bus_bytes_per_s": rate,
-            "link_bytes_per_s": hw.link.bytes_per_s,
-            "hardware": hw.name,
-            "is_guess": case.is_guess,
-            "num_collectives": len(slow),
-            "bytes": sum(c.span.bytes for c in slow),
-        },
-        spans=_worst(c.index for c in slow),
-    )
-
-
-def _is_slow(collective: Collective) -> bool:
-    alone_ns, moving_ns = collective.alone_ns, collective.moving_ns
-    if alone_ns is None or collective.bus_bytes_per_s is None:
-        return False
-    return moving_ns > LATENCY_NS and alone_ns < LOW_BANDWIDTH * moving_ns
 
 
 def _worst(indices: Iterator[int | None] | Sequence[int]) -> tuple[int, ...]:

@@ -8,12 +8,14 @@ what each collective waited for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from overlaplab.diagnosis.account import Entry
 from overlaplab.diagnosis.case import Case
 from overlaplab.diagnosis.collectives import Collective, total_moving_ns
 from overlaplab.diagnosis.findings import Finding
+from overlaplab.diagnosis.rules_link import slow_on_link
 from overlaplab.diagnosis.rules_messages import (
     merging_saves_ns,
     small_messages,
@@ -23,6 +25,7 @@ from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import (
     count_of,
     gb_per_s,
+    is_16_bit,
     named,
     of_whole,
     plural,
@@ -37,6 +40,13 @@ _LAST_REMEDY = (
     "BucketedReducer), down to its largest tensor, which no cap splits. Or put work "
     "there that needs no averaged gradient."
 )
+_ONE_TENSOR_REMEDY = (
+    "No bucket cap splits a tensor: shard it (FSDP, ZeRO, a split embedding), give it "
+    "a gradient that is ready earlier, or put work there that needs no averaged "
+    "gradient."
+)
+FEWEST_OTHERS = 3  # to know what is usual
+LARGER = 2  # times the other buckets: a cap closes a bucket before that
 _LAST_RESULT_REMEDY = (
     "Start it earlier, or wait for it later: work.wait() where the next step first "
     "reads the result."
@@ -146,7 +156,7 @@ def _end_of_step(
             return  # each is waited for at once, the last one too
         if queued and moving_ns > hideable_ns:
             bound = moving_ns, hideable_ns
-            yield _communication_bound(step, large, *bound, evidence)
+            yield _communication_bound(case, step, large, *bound, evidence)
         elif 2 * len(in_tail) <= max(4, len(large)):  # else a queue, and no last one
             yield _last_bucket(case, step, tail, cost_ns, evidence)
         return
@@ -160,7 +170,7 @@ def _end_of_step(
         yield _launched_late(case, step, unhidden, cost_ns, evidence)
     if moving_ns > step.compute_ns:
         bound = moving_ns, step.compute_ns
-        yield _communication_bound(step, large, *bound, evidence)
+        yield _communication_bound(case, step, large, *bound, evidence)
 
 
 def _in_time(
@@ -273,6 +283,7 @@ def _one_bucket(
 
 
 def _communication_bound(
+    case: Case,
     step: Step,
     large: Sequence[Collective],
     moving_ns: int,
@@ -281,6 +292,12 @@ def _communication_bound(
 ) -> Finding:
     cost_ns = moving_ns - hideable_ns
     sent = sum(c.span.bytes for c in large)
+    compress = "compress (ddp_comm_hooks.default_hooks.bf16_compress_hook), "
+    if is_16_bit(large) or not case.made_by("DistributedDataParallel"):
+        compress = "" if is_16_bit(large) else "send bf16 gradients, "
+    more = "or a faster link. Buckets and streams cannot help further."
+    if slow_on_link(case, step):
+        more = "but first see low-bandwidth: the link is far slower than it could be."
     return Finding(
         kind="communication-bound",
         rank=step.rank,
@@ -293,9 +310,8 @@ def _communication_bound(
             f"{format_ns(cost_ns)} stay exposed in any order."
         ),
         remedy=(
-            "Send less or less often: accumulate gradients under no_sync(), compress "
-            "(ddp_comm_hooks.default_hooks.bf16_compress_hook), a larger batch a step; "
-            "or a faster link. Buckets and streams cannot help further."
+            f"Send less or less often: accumulate gradients under no_sync(), {compress}"
+            f"a larger batch a step; {more}"
         ),
         evidence={**evidence, "moving_ns": moving_ns, "hideable_ns": hideable_ns},
         spans=tuple(c.index for c in sorted(large, key=lambda c: -c.exposed_ns)[:8]),
@@ -328,7 +344,10 @@ def _last_bucket(
     rate = worst.algorithm_bytes_per_s
     half_ns = min(worst.moving_ns // 2, _moved(worst, "sending_last"))
     saves = ""
-    if rate is not None:
+    uncut = _uncut(case, step, worst)
+    if uncut:
+        saves = f" {uncut}"
+    elif rate is not None:
         saves = (
             f" At its {gb_per_s(rate)} a bucket of half the size would save about "
             f"{format_ns(half_ns)}."
@@ -349,7 +368,7 @@ def _last_bucket(
             f"{of_whole(worst.exposed.get('sending_last', 0), span.duration_ns)} are "
             f"exposed{others}.{saves}"
         ),
-        remedy=_LAST_REMEDY if "reduce" in span.name else _LAST_RESULT_REMEDY,
+        remedy=_last_remedy(span.name, bool(uncut)),
         evidence={
             **evidence,
             "last_bytes": span.bytes,
@@ -358,7 +377,34 @@ def _last_bucket(
             "remaining_computation_ns": worst.remaining_ns,
             "waited_for": worst.waited_for,
             "bytes_per_s": rate,
-            "half_would_save_ns": half_ns if rate is not None else None,
+            "half_would_save_ns": half_ns if rate is not None and not uncut else None,
+            "is_one_tensor": bool(uncut),
         },
         spans=(worst.index, *(c.index for c in tail if c is not worst)),
     )
+
+
+def _last_remedy(name: str, is_one_tensor: bool) -> str:
+    if is_one_tensor:
+        return _ONE_TENSOR_REMEDY
+    return _LAST_REMEDY if "reduce" in name else _LAST_RESULT_REMEDY
+
+
+def _uncut(case: Case, step: Step, last: Collective) -> str:
+    """Why the last message is one tensor that no cap splits; "" where it is not."""
+    if "reduce" not in last.span.name or not last.span.bytes:
+        return ""
+    if case.made_by("HookReducer"):
+        return "Each message is one tensor."
+    others = [c.span.bytes for c in _large(case.of(step)) if c is not last]
+    usual = round(median(others)) if len(others) >= FEWEST_OTHERS else 0
+    if usual and last.span.bytes >= LARGER * usual:
+        return (
+            f"The others have {format_bytes(usual)} in the median: a bucket so much "
+            "larger is one tensor, such as an embedding."
+        )
+    writer = case.lookup.writer(last.index)
+    name = "" if writer is None else case.lookup.spans[writer].name
+    if usual and last.span.bytes > 1.2 * max(others[1:]) and "embedding" in name:
+        return "It ends with the gradient of an embedding, which no cap splits."
+    return ""

@@ -13,8 +13,14 @@ from statistics import median_low
 from overlaplab.diagnosis.case import Case
 from overlaplab.diagnosis.collectives import total_moving_ns
 from overlaplab.diagnosis.contention import Contention
+from overlaplab.diagnosis.rules_link import slow_on_link
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import of_whole
+from overlaplab.view.units import format_bytes, format_ns
+
+SAME_BYTES = 1.05  # a loss's average more or less is the same work
+SAME_TIME = 2.0  # contention makes no kernel twice as long in the whole of a step
+SAME_LINK = 4.0  # small messages, and what computes beside them, cost more than bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +31,23 @@ class Saved:
         step_ns: how long it took.
         compute_alone_ns, communication_alone_ns: what the two take alone.
         basis: how these two are known, in words.
+        serial_step_ns: the step without overlap, None without a serial run.
     """
 
     step_ns: int
     compute_alone_ns: int
     communication_alone_ns: int
     basis: str
+    serial_step_ns: int | None = None
 
     @property
     def saved_ns(self) -> int:
-        """One after the other, less the step: negative where other things cost more."""
+        """The serial step, less this one; without a serial run one after the other.
+
+        Negative where other things cost more than overlap gains.
+        """
+        if self.serial_step_ns is not None:
+            return self.serial_step_ns - self.step_ns
         return self.compute_alone_ns + self.communication_alone_ns - self.step_ns
 
     @property
@@ -54,13 +67,51 @@ def saved_of(case: Case, serial: Case | None) -> dict[tuple[int, int | None], Sa
 
 
 def _by_serial(serial: Case, step: Step) -> Saved:
-    own = [s for s in serial.steps if s.rank == step.rank] or list(serial.steps)
+    own = _of_rank(serial, step)
     return Saved(
         step.step_ns,
         _median(s.compute_ns for s in own),
         _median(_moving_ns(serial, s) for s in own),
         "measured in the serial run",
+        _median(s.step_ns for s in own),
     )
+
+
+def check_serial(case: Case, serial: Case) -> None:
+    """Refuse a serial run of other work: what overlap saved is the difference of two.
+
+    Raises:
+        ValueError: it sends other bytes, or computes or sends for quite another time.
+    """
+    told = case.told
+    if told is None:
+        return
+    own = _of_rank(serial, told)
+    sent = [sum(c.span.bytes for c in case.of(told))]
+    sent.append(_median(sum(c.span.bytes for c in serial.of(s)) for s in own))
+    computed = told.compute_ns, _median(s.compute_ns for s in own)
+    moved = _moving_ns(case, told), _median(_moving_ns(serial, s) for s in own)
+    differs = ""
+    if not all(moved) or not all(computed):
+        if any(moved) and not all(moved):
+            differs = "one of the two does not communicate"
+    elif all(sent) and max(sent) > SAME_BYTES * min(sent):
+        differs = (
+            f"it sends {format_bytes(sent[1])} a step, this {format_bytes(sent[0])}"
+        )
+    elif max(computed) > SAME_TIME * min(computed):
+        differs = f"it computes {format_ns(computed[1])}, this {format_ns(computed[0])}"
+    elif max(moved) > SAME_LINK * min(moved):
+        differs = f"it sends for {format_ns(moved[1])}, this for {format_ns(moved[0])}"
+    if differs:
+        raise ValueError(
+            f"the serial run is not of the same work: {differs}; give the trace of the "
+            "same model, batch, ranks and link, without overlap"
+        )
+
+
+def _of_rank(serial: Case, step: Step) -> list[Step]:
+    return [s for s in serial.steps if s.rank == step.rank] or list(serial.steps)
 
 
 def _by_twins(case: Case, step: Step) -> Saved:
@@ -69,6 +120,9 @@ def _by_twins(case: Case, step: Step) -> Saved:
     known = [ns for ns in alone if ns is not None]
     # A guessed profile may be another link's: what was measured is nearer.
     by_model = bool(known) and len(known) == len(alone) and not case.is_guess
+    # Nor does a link far slower than the profile's become fast by computing first.
+    if by_model and slow_on_link(case, step):
+        by_model = False
     return Saved(
         step.step_ns,
         step.compute_ns - contention.cost_ns,

@@ -56,7 +56,7 @@ class Rows:
 
 
 def numbers(diagnosis: Diagnosis) -> Rows:
-    """One row a rank: its step of median length."""
+    """One row a rank, of the step that is told of."""
     steps = list(diagnosis.case.representative)
     note = ""
     if len(steps) > MOST_ROWS:
@@ -66,8 +66,8 @@ def numbers(diagnosis: Diagnosis) -> Rows:
     if diagnosis.timeline.steps and steps:
         every = [s.step_ns for s in diagnosis.case.steps]
         note += (
-            f"The step of median length of each rank; all steps: "
-            f"{format_ns(min(every))} to {format_ns(max(every))}."
+            f"Step {steps[0].step}, the slowest rank's step of median length; "
+            f"all steps: {format_ns(min(every))} to {format_ns(max(every))}."
         )
     return _numbers_of(steps, note)
 
@@ -115,16 +115,19 @@ def exposed(diagnosis: Diagnosis, most: int = 6) -> Rows:
 
 
 def bandwidth(diagnosis: Diagnosis, most: int = 6) -> Rows:
-    """Medians of messages of like size, those that move longest first."""
+    """Medians of messages of like size: those that move longest, smallest first."""
     groups: dict[tuple[str, int | None, int], list[Collective]] = defaultdict(list)
     for one in diagnosis.case.collectives:
         if one.span.bytes and one.moving_ns > 0:
             size = one.span.bytes.bit_length()
             groups[one.span.name, one.group_size, size].append(one)
-    ordered = sorted(groups.values(), key=lambda of: -sum(c.moving_ns for c in of))
+    longest = sorted(groups.values(), key=lambda of: -sum(c.moving_ns for c in of))
+    ordered = sorted(longest[:most], key=lambda of: (of[0].span.name, _median_of(of)))
+    cut = len(longest) - len(ordered)
+    cut_note = f"{cut} more sizes move less and are left out. " if cut > 0 else ""
     hw = diagnosis.case.hardware
     rows = []
-    for of in ordered[:most]:
+    for of in ordered:
         alone = [c.alone_ns for c in of if c.alone_ns is not None]
         rows.append(
             (
@@ -138,11 +141,11 @@ def bandwidth(diagnosis: Diagnosis, most: int = 6) -> Rows:
                 _rate([c.bus_bytes_per_s for c in of]),
             )
         )
-    header = ("", "number", "bytes", "ranks", "moving", "alone", "algbw", "busbw")
+    header = ("", "number", "bytes", "ranks", "moving", "predicted", "algbw", "busbw")
     if hw is None:
-        return Rows(header, tuple(rows))
+        return Rows(header, tuple(rows), note=cut_note)
     guess = ", a guess" if diagnosis.case.is_guess else ""
-    note = f"alone: by {hw.name}{guess}; its link reaches "
+    note = f"{cut_note}predicted: by {hw.name}{guess}; its link reaches "
     return Rows(header, tuple(rows), note=note + gb_per_s(hw.link.bytes_per_s))
 
 
@@ -184,7 +187,6 @@ def _numbers_of(steps: Sequence[Step], note: str) -> Rows:
             told(step.parts["copying"]),
             told(step.idle_ns),
             told(step.cpu_bound_ns),
-            told(step.saved_ns) if step.communication else "none",
         )
         for step in steps
     ]
@@ -198,7 +200,6 @@ def _numbers_of(steps: Sequence[Step], note: str) -> Rows:
         "copying",
         "idle",
         "CPU-bound",
-        "saved",
     )
     return Rows(header, tuple(rows), note=note)
 
@@ -213,7 +214,11 @@ def where(step: Step) -> str:
 
 
 def _median_bytes(collectives: Sequence[Collective]) -> str:
-    return format_bytes(round(median(c.span.bytes for c in collectives)))
+    return format_bytes(_median_of(collectives))
+
+
+def _median_of(collectives: Sequence[Collective]) -> int:
+    return round(median(c.span.bytes for c in collectives))
 
 
 def _rate(rates: Sequence[int | None]) -> str:

@@ -83,6 +83,10 @@ def saved_lines(diagnosis: Diagnosis) -> list[str]:
 def _saved(saved: Saved) -> str:
     """What overlap gained of what it could, against one after the other."""
     possible = f"{format_ns(saved.possible_ns)} that overlap could save at most"
+    if saved.serial_step_ns is not None:
+        return _saved_of_serial(saved)
+    if saved.saved_ns > saved.possible_ns:  # rounding of a model; never told as more
+        return f"Saved all of the {possible}."
     if saved.saved_ns < 0:
         return (
             f"Saved nothing of the {possible}: launches, copies, waiting and idle time "
@@ -92,8 +96,26 @@ def _saved(saved: Saved) -> str:
     return f"Saved {of_whole(saved.saved_ns, saved.possible_ns)} possible."
 
 
+def _saved_of_serial(saved: Saved) -> str:
+    assert saved.serial_step_ns is not None
+    steps = (
+        f"the serial step takes {format_ns(saved.serial_step_ns)}, this one "
+        f"{format_ns(saved.step_ns)}"
+    )
+    if saved.saved_ns < 0:
+        return f"Saved nothing: {steps}."
+    told = of_whole(min(saved.saved_ns, saved.possible_ns), saved.possible_ns)
+    more_ns = saved.saved_ns - saved.possible_ns
+    rest = ""
+    if more_ns > 0:
+        rest = (
+            f", {format_ns(more_ns)} of it by less other or idle time, not by overlap"
+        )
+    return f"Saved {told} possible: {steps}{rest}."
+
+
 def finding_title(finding: Finding) -> str:
-    """'last-bucket: 590 us of step 3 on rank 0 (3 steps, 2 ranks)'."""
+    """'last-bucket: 590 us of step 3 on rank 0 (up to 612 us; seen in 3 steps)'."""
     seen = finding.evidence.get("seen", ())
     where = f"on rank {finding.rank}"
     if finding.step is not None:
@@ -105,8 +127,12 @@ def finding_title(finding: Finding) -> str:
         more.append(plural(len(steps), "step"))
     if len(ranks) > 1:
         more.append(plural(len(ranks), "rank"))
-    told = f" (seen in {' and '.join(more)})" if more else ""
-    return f"{finding.kind}: up to {format_ns(finding.cost_ns)} {where}{told}"
+    told = f"seen in {' and '.join(more)}" if more else ""
+    most_ns = max((item["ns"] for item in seen), default=finding.cost_ns)
+    if most_ns > finding.cost_ns:
+        told = f"up to {format_ns(most_ns)}; {told}"
+    told = f" ({told})" if told else ""
+    return f"{finding.kind}: {format_ns(finding.cost_ns)} {where}{told}"
 
 
 def source_lines(diagnosis: Diagnosis) -> list[str]:
@@ -139,7 +165,7 @@ def _numbers(diagnosis: Diagnosis) -> str:
 
 def _findings(diagnosis: Diagnosis) -> str:
     if not diagnosis.findings:
-        return "Findings: none that costs half a hundredth of a step."
+        return "Findings: none that costs 1/200 of a step."
     lines = [
         "Findings, the most expensive first (two may be the same time, seen twice)"
     ]

@@ -43,6 +43,20 @@ def count_of(collectives: Sequence[Collective]) -> str:
     return " and ".join(parts)
 
 
+def is_16_bit(collectives: Sequence[Collective]) -> bool:
+    """Whether most bytes travel as bfloat16 or float16 already."""
+    words = ("bfloat16", "float16", "half", "bf16", "f16")
+
+    def is_half(span: Span) -> bool:
+        dtype = str(span.attributes.get("dtype", "")).lower().removeprefix("torch.")
+        kernel = str(span.attributes.get("kernel", ""))
+        return dtype in words if dtype else "_bf16" in kernel or "_f16" in kernel
+
+    whole = sum(c.span.bytes for c in collectives)
+    half = sum(c.span.bytes for c in collectives if is_half(c.span))
+    return whole > 0 and 2 * half > whole
+
+
 def short(text: str, most: int = 40) -> str:
     """At most so many characters, on one line and printable.
 

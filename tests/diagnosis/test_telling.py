@@ -11,9 +11,10 @@ import pytest
 
 import overlaplab as ol
 from overlaplab.diagnosis import page as page_module
-from overlaplab.diagnosis.text import text
+from overlaplab.diagnosis import tables
+from overlaplab.diagnosis.text import finding_title, text
 from overlaplab.timeline import Source, Timeline
-from tests.diagnosis.hand import compute, copy, send, timeline
+from tests.diagnosis.hand import MIB, compute, copy, launch, send, timeline, wait
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\x1b[31m'
 
@@ -121,14 +122,65 @@ def test_the_page_replaces_the_old_one_whole_or_not_at_all(tmp_path: Path, monke
         ol.diagnose(usual()).save_html(tmp_path / "none" / "report.html")
 
 
-def test_of_many_steps_the_page_draws_the_longest_and_says_so():
+def test_of_many_steps_the_page_draws_the_one_that_is_told_of_and_says_so():
     spans = [
         compute(1000 * n, 1000 * n + 500 + 100 * (n == 2), step=n) for n in (1, 2, 3)
     ]
-    drawn, told = page_module.shown(ol.diagnose(timeline(*spans)))
-    # The window of step 3 begins where step 2 ended: its 900 us are the longest.
-    assert [s.attributes["step"] for s in drawn.spans] == [2]
-    assert told == "The longest step, 2, of 3 steps."
+    found = ol.diagnose(timeline(*spans))
+    drawn, told = page_module.shown(found)
+    # Windows of 500, 1100 and 900 us: each begins where the step before ended.
+    assert [s.attributes["step"] for s in drawn.spans] == [3]
+    assert told == "Step 3, of 3 steps."
+    assert "step 3" in str(found) and "step 2" not in str(found)
+
+
+def test_the_drawn_step_is_as_long_as_the_table_says_though_the_cpu_runs_ahead():
+    spans = [
+        launch(0, 1, step=1, launch=0),
+        wait(100, 1990),
+        compute(5, 1000, step=1, launch=0),
+        compute(1100, 1700, step=2, launch=0),
+        send(1500, 2000, step=2, launch=0),
+        compute(2100, 2700, step=3, launch=0),
+        send(2500, 3100, step=3, launch=0),
+    ]
+    found = ol.diagnose(timeline(*spans))
+    told = found.case.told
+    assert told is not None
+    drawn, _ = page_module.shown(found)
+    report = drawn.report()
+    assert (drawn.start_ns, drawn.end_ns) == (told.start_ns, told.end_ns)
+    assert (report.step_ns, report.exposed_ns) == (told.step_ns, told.exposed_ns)
+
+
+def test_up_to_is_the_most_of_all_steps_and_the_step_told_of_stands_first():
+    spans = []
+    for number, sent in ((1, 100), (2, 160), (3, 120)):
+        at = 1000 * number
+        spans += [
+            compute(at, at + 500, step=number),
+            send(at + 400, at + 500, step=number),
+            send(at + 500, at + 500 + sent, step=number),
+        ]
+    found = ol.diagnose(timeline(*spans))
+    (one,) = found.findings
+    assert found.case.told is not None and one.step == found.case.told.step
+    costs = {item["step"]: item["ns"] for item in one.evidence["seen"]}
+    assert costs == {1: 100_000, 2: 160_000, 3: 120_000}
+    title = finding_title(one)
+    assert title.endswith("(up to 160 us; seen in 3 steps)")
+
+
+def test_messages_are_sorted_by_size_and_the_table_says_that_it_is_cut():
+    spans = [compute(0, 10)]
+    for index, size in enumerate((25, 1, 100, 4)):
+        spans.append(send(10 + index, 11 + index, bytes=size * MIB))
+    found = ol.diagnose(timeline(*spans))
+    sizes = [row[2] for row in tables.bandwidth(found).rows]
+    assert sizes == ["1 MiB", "4 MiB", "25 MiB", "100 MiB"]
+    cut = tables.bandwidth(found, 3)
+    assert len(cut.rows) == 3 and "1 more sizes" in cut.note
+    assert "predicted" in cut.header and "saved" not in tables.numbers(found).header
 
 
 def test_of_too_many_spans_the_page_draws_the_slowest_ranks_and_longest_spans(
