@@ -10,7 +10,6 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 LAB_FLAGS ?=
-IN_A_BROWSER := tests/browser tests/view/test_page_browser.py
 
 # Test workers share the cores: one thread for each keeps them from fighting.
 test test-%: export OMP_NUM_THREADS := 1
@@ -63,8 +62,7 @@ test-drift: setup
 	$(BIN)/python course/build.py --check
 
 test-unit: setup
-	$(PYTEST) -q -n $(WORKERS) --dist loadfile --durations 15 \
-	  $(addprefix --ignore=,$(IN_A_BROWSER))
+	$(PYTEST) -q -n $(WORKERS) --dist loadfile --durations 15 --ignore=tests/browser
 
 test-notebooks: setup
 	$(PYTEST) -q -p tests.strict_notebooks -n $(WORKERS) \
@@ -76,7 +74,7 @@ test-unsolved: setup
 # Alone, since it starts JupyterLab and Chromium, and looks at how fast a page draws.
 # Where no Chromium is, it says so and passes; in CI (the variable CI is set) it fails.
 test-browser: setup
-	$(PYTEST) -q -rs --durations 5 --timeout 300 $(IN_A_BROWSER)
+	$(PYTEST) -q -rs --durations 5 --timeout 300 tests/browser
 
 course: setup
 	$(BIN)/python course/build.py

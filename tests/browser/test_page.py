@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import uuid
-
 import pytest
 
 from overlaplab.timeline import Memory, Span, Timeline
 from overlaplab.view.inks import INKS
 from overlaplab.view.pieces import pieces
 from overlaplab.view.units import format_bytes, format_ns
-from tests.browser.processes import find_chromium
 from tests.view.many import many
 from tests.view.steps import step
 
 FRAME_MS = 16.0
-
-
-@pytest.fixture(scope="module")
-def browser():
-    executable = find_chromium()
-    if executable is None:
-        if os.environ.get("CI"):
-            pytest.fail("no Chromium on PATH; CI must have one", pytrace=False)
-        pytest.skip("no Chromium on PATH")
-    pytest.importorskip("playwright")
-    from tests.browser.notebook import chromium
-
-    with chromium(executable, uuid.uuid4().hex) as started:
-        yield started
 
 
 class Page:

@@ -11,9 +11,6 @@ from overlaplab.view import Explorer, Knob
 from overlaplab.view.page import assets, fragment
 from overlaplab.view.payload import to_json
 from tests.view.steps import step
-from tests.view.test_page_browser import browser
-
-__all__ = ["browser"]  # the fixture
 
 KNOBS = {
     "per_bucket": Knob((1, 2, 4), 2, "bucket (layers)"),
