@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -132,6 +132,17 @@ def doctor_command(as_json: bool) -> None:
     sys.exit(checkup.exit_code)
 
 
+def _check_output(path: Path, inputs: Sequence[str]) -> None:
+    """Refuse a page that would replace a trace."""
+    if path in (Path(), Path("..")) or not path.name:
+        raise ValueError("--html needs the name of a file, such as report.html")
+    for name in inputs:
+        if path.exists() and Path(name).exists() and path.samefile(name):
+            raise ValueError(f"--html {path} is a trace to read; give another name")
+    if path.name.endswith((".json", ".json.gz")):
+        raise ValueError(f"--html {path} is named like a trace; give it .html")
+
+
 @main.command("report")
 @click.argument(
     "traces", nargs=-1, required=True, metavar="TRACE...", type=click.Path()
@@ -184,6 +195,11 @@ def report_command(
     """
     from overlaplab.diagnosis import diagnose
     from overlaplab.diagnosis.text import text
+
+    inputs = [*traces, *([] if serial_path is None else [serial_path])]
+    if html_path is not None:
+        _check_output(html_path, inputs)
+
     from overlaplab.profiling.read import read_trace
 
     def read(paths: tuple[str, ...]) -> Timeline:

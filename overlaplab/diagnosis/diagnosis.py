@@ -17,6 +17,7 @@ from overlaplab.diagnosis.makers import Maker
 from overlaplab.diagnosis.rules_device import device_rules
 from overlaplab.diagnosis.rules_overlap import overlap_rules
 from overlaplab.diagnosis.saved import Saved, check_serial, saved_of
+from overlaplab.diagnosis.unexplained import Unexplained, unexplained
 from overlaplab.hardware import Hardware
 from overlaplab.timeline import Timeline
 
@@ -35,6 +36,8 @@ class Diagnosis:
         makers: who launched the collectives.
         saved: for each (rank, step) what overlap saved, and against what.
         remarks: what a reader of the numbers must know, one sentence each.
+        unexplained: idle and exposed time of the step that is told of which no finding
+            names; None where it is little.
     """
 
     case: Case
@@ -42,6 +45,7 @@ class Diagnosis:
     makers: tuple[Maker, ...]
     saved: Mapping[tuple[int, int | None], Saved]
     remarks: tuple[str, ...]
+    unexplained: Unexplained | None = None
 
     @property
     def timeline(self) -> Timeline:
@@ -127,6 +131,7 @@ def diagnose(
         makers=case.makers,
         saved=saved_of(case, baseline),
         remarks=tuple(_remarks(case)),
+        unexplained=unexplained(case, found),
     )
 
 
@@ -191,6 +196,9 @@ def _remarks(case: Case) -> Iterator[str]:
     """What a reader of the numbers must know before believing them."""
     timeline = case.timeline
     yield from timeline.source.remarks
+    if timeline.source.dropped:
+        told = ", ".join(f"{number} {why}" for why, number in timeline.source.dropped)
+        yield f"Events of the trace were dropped, and count nowhere: {told}."
     if not any(step.communication for step in case.steps):
         if NO_COMMUNICATION not in timeline.source.remarks:
             yield NO_COMMUNICATION

@@ -22,6 +22,7 @@ from overlaplab.diagnosis.text import (
     headline,
     saved_lines,
     source_lines,
+    unexplained_lines,
 )
 from overlaplab.diagnosis.wording import plural
 from overlaplab.files import write_whole
@@ -84,6 +85,7 @@ def page(diagnosis: Diagnosis) -> str:
         *_paragraphs(saved_lines(diagnosis)),
         "<h2>Findings, the most expensive first</h2>",
         _findings(diagnosis.findings),
+        *_paragraphs(unexplained_lines(diagnosis)),
         "<h2>Timeline</h2>",
         *_timeline(diagnosis),
         "<h2>Where each step goes</h2>",

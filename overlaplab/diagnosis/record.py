@@ -10,6 +10,7 @@ steps           one object a rank and step: every number in nanoseconds; `parts`
 collectives     the longest exposed ones, and what each waited for
 twins           kernels alone and beside communication
 findings        the most expensive first; see `Finding`
+unexplained     idle and exposed time that no finding names; null where it is little
 remarks         sentences
 """
 
@@ -81,6 +82,14 @@ def record(diagnosis: Diagnosis) -> dict[str, Any]:
             }
             for one in diagnosis.findings
         ],
+        "unexplained": None
+        if (left := diagnosis.unexplained) is None
+        else {
+            "rank": left.rank,
+            "step": left.step,
+            "idle_ns": left.idle_ns,
+            "exposed_ns": left.exposed_ns,
+        },
         "remarks": list(diagnosis.remarks),
     }
 

@@ -84,6 +84,11 @@ def _same_stream(
         "Launch with async_op=True and call work.wait() where the result is first "
         "read, with computation that does not need it in between."
     )
+    if case.made_by("DistributedDataParallel"):
+        remedy = (
+            "DistributedDataParallel launches its own buckets so, and waits for them "
+            f"at the end of the backward pass. For other collectives: {remedy}"
+        )
     if any("gather" in c.span.name for c in held):
         remedy += (
             " For FSDP2: set_modules_to_forward_prefetch and "
@@ -295,6 +300,7 @@ def _communication_bound(
     compress = "compress (ddp_comm_hooks.default_hooks.bf16_compress_hook), "
     if is_16_bit(large) or not case.made_by("DistributedDataParallel"):
         compress = "" if is_16_bit(large) else "send bf16 gradients, "
+    no_sync = " under no_sync()" if case.made_by("DistributedDataParallel") else ""
     more = "or a faster link. Buckets and streams cannot help further."
     if slow_on_link(case, step):
         more = "but first see low-bandwidth: the link is far slower than it could be."
@@ -310,7 +316,7 @@ def _communication_bound(
             f"{format_ns(cost_ns)} stay exposed in any order."
         ),
         remedy=(
-            f"Send less or less often: accumulate gradients under no_sync(), {compress}"
+            f"Send less or less often: accumulate gradients{no_sync}, {compress}"
             f"a larger batch a step; {more}"
         ),
         evidence={**evidence, "moving_ns": moving_ns, "hideable_ns": hideable_ns},

@@ -135,6 +135,11 @@ def finding_title(finding: Finding) -> str:
     return f"{finding.kind}: {format_ns(finding.cost_ns)} {where}{told}"
 
 
+def unexplained_lines(diagnosis: Diagnosis) -> list[str]:
+    """What no finding names, if that is worth telling."""
+    return [] if diagnosis.unexplained is None else [str(diagnosis.unexplained)]
+
+
 def source_lines(diagnosis: Diagnosis) -> list[str]:
     """What was read, dropped, and by which names a kernel counts as communication."""
     source = diagnosis.timeline.source
@@ -165,7 +170,8 @@ def _numbers(diagnosis: Diagnosis) -> str:
 
 def _findings(diagnosis: Diagnosis) -> str:
     if not diagnosis.findings:
-        return "Findings: none that costs 1/200 of a step."
+        none = "Findings: none that costs 1/200 of a step."
+        return "\n".join([none, *unexplained_lines(diagnosis)])
     lines = [
         "Findings, the most expensive first (two may be the same time, seen twice)"
     ]
@@ -174,6 +180,7 @@ def _findings(diagnosis: Diagnosis) -> str:
         lines += _wrap(finding_title(finding), f"{number:2}. ", "    ")
         lines += _wrap(finding.says, "    ", "    ")
         lines += _wrap(finding.remedy, "    -> ", "       ")
+    lines += ["", *unexplained_lines(diagnosis)] if diagnosis.unexplained else []
     return "\n".join(lines)
 
 

@@ -48,7 +48,12 @@ def is_16_bit(collectives: Sequence[Collective]) -> bool:
     words = ("bfloat16", "float16", "half", "bf16", "f16")
 
     def is_half(span: Span) -> bool:
-        dtype = str(span.attributes.get("dtype", "")).lower().removeprefix("torch.")
+        dtype = (
+            str(span.attributes.get("dtype", ""))
+            .lower()
+            .removeprefix("torch.")
+            .removeprefix("c10::")
+        )
         kernel = str(span.attributes.get("kernel", ""))
         return dtype in words if dtype else "_bf16" in kernel or "_f16" in kernel
 

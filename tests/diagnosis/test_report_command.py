@@ -140,6 +140,18 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path):
         assert result.output.count("\n") == 1, result.output
 
 
+def test_a_page_never_replaces_a_trace(tmp_path: Path):
+    path = write(tmp_path / "a.json")
+    before = path.read_bytes()
+    link = tmp_path / "link.html"
+    link.symlink_to(path)
+    for out in (path, link, tmp_path / "new.json", ""):
+        result = report(path, "--html", out)
+        assert result.exit_code == 2 and "--html" in result.output, out
+    assert path.read_bytes() == before and link.is_symlink()
+    assert not (tmp_path / "new.json").exists()
+
+
 def test_without_a_trace_the_usage_is_told():
     result = report()
     assert result.exit_code == 2 and "TRACE" in result.output

@@ -65,6 +65,8 @@ def test_what_was_dropped_and_by_which_names_is_told():
     )
     told = text(ol.diagnose(dataclasses.replace(usual(), source=source)), details=True)
     assert "Read 10 events of 1 file; dropped: 3 cut off." in told
+    short = str(ol.diagnose(dataclasses.replace(usual(), source=source)))
+    assert "were dropped, and count nowhere: 3 cut off" in short
     assert "by these names: nccl" in told
     assert "3 kernels have no launch record" in told
 
@@ -169,6 +171,17 @@ def test_up_to_is_the_most_of_all_steps_and_the_step_told_of_stands_first():
     assert costs == {1: 100_000, 2: 160_000, 3: 120_000}
     title = finding_title(one)
     assert title.endswith("(up to 160 us; seen in 3 steps)")
+
+
+def test_time_that_no_finding_names_is_said():
+    # Idle for 40 us; no launches are known, so no finding can say why.
+    made = timeline(compute(0, 100), send(50, 90), compute(140, 200))
+    found = ol.diagnose(made)
+    assert not found.findings
+    assert "Not explained by findings: 40 us idle, 0 ms exposed" in str(found)
+    assert found.to_dict()["unexplained"]["idle_ns"] == 40_000
+    assert "Not explained" in page_module.page(found)
+    assert ol.diagnose(usual()).unexplained is None
 
 
 def test_messages_are_sorted_by_size_and_the_table_says_that_it_is_cut():
