@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overlaplab.diagnosis import tables
 from overlaplab.diagnosis.account import ENTRIES
@@ -126,7 +126,7 @@ def shown(diagnosis: Diagnosis) -> tuple[Timeline, str]:
     told, drawn = "Everything.", timeline
     if number is not None:
         told = f"Step {number}, of {plural(len(timeline.steps), 'step')}."
-        drawn = _cut(timeline, {s.rank: (s.start_ns, s.end_ns) for s in same})
+        drawn = _cut(timeline, number, {s.rank: (s.start_ns, s.end_ns) for s in same})
     if len(drawn.spans) <= MOST_SPANS:
         return drawn, told
     kept: list[int] = []
@@ -151,8 +151,11 @@ def shown(diagnosis: Diagnosis) -> tuple[Timeline, str]:
     return drawn, told
 
 
-def _cut(timeline: Timeline, windows: Mapping[int, Interval]) -> Timeline:
-    """Each rank's spans in its window, those at its edges shortened to it."""
+def _cut(timeline: Timeline, number: int, windows: Mapping[int, Interval]) -> Timeline:
+    """Each rank's spans in its window, those at its edges shortened to it.
+
+    What the CPU launches there for another step is drawn, but is none of this one.
+    """
 
     def inside(span: Span) -> bool:
         start_ns, end_ns = windows.get(span.rank, (0, 0))
@@ -164,6 +167,7 @@ def _cut(timeline: Timeline, windows: Mapping[int, Interval]) -> Timeline:
             span,
             start_ns=max(span.start_ns, windows[span.rank][0]),
             end_ns=min(span.end_ns, windows[span.rank][1]),
+            attributes=_without_other_step(span, number),
         )
         for span in drawn.spans
     ]
@@ -180,6 +184,13 @@ def _cut(timeline: Timeline, windows: Mapping[int, Interval]) -> Timeline:
             if causes
         ),
     )
+
+
+def _without_other_step(span: Span, number: int) -> Mapping[str, Any]:
+    if span.attributes.get("step", number) == number:
+        return span.attributes
+    renamed = {"step": "for step"}
+    return {renamed.get(key, key): value for key, value in span.attributes.items()}
 
 
 def _numbers(diagnosis: Diagnosis) -> tables.Rows:

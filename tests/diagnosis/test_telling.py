@@ -143,6 +143,7 @@ def test_the_drawn_step_is_as_long_as_the_table_says_though_the_cpu_runs_ahead()
         compute(5, 1000, step=1, launch=0),
         compute(1100, 1700, step=2, launch=0),
         send(1500, 2000, step=2, launch=0),
+        launch(1600, 1601, step=3),
         compute(2100, 2700, step=3, launch=0),
         send(2500, 3100, step=3, launch=0),
     ]
@@ -153,6 +154,7 @@ def test_the_drawn_step_is_as_long_as_the_table_says_though_the_cpu_runs_ahead()
     report = drawn.report()
     assert (drawn.start_ns, drawn.end_ns) == (told.start_ns, told.end_ns)
     assert (report.step_ns, report.exposed_ns) == (told.step_ns, told.exposed_ns)
+    assert drawn.steps == (told.step,)
 
 
 def test_up_to_is_the_most_of_all_steps_and_the_step_told_of_stands_first():
