@@ -531,7 +531,9 @@ for batch in (8, 2):
         (f"batch {batch}", f"{traced_ms:.1f}", f"{without_ms:.1f}", percent, spread)
     )
 print(
-    lab.text_table(("ms a step", "profiled", "not profiled", "", "8 of 10 lie in"), lines)
+    lab.text_table(
+        ("ms a step", "profiled", "not profiled", "", "8 of 10 lie in"), lines
+    )
 )
 small_ms = lab.unprofiled_ms("overlapped, 25 MiB", 2)
 print(f"batch 2 in buckets of 25 MiB, not profiled: {small_ms:.1f}")
@@ -684,7 +686,9 @@ for batch in (8, 2):
     for variant in ("compute", "serial", "overlapped"):
         low_ms, high_ms = lab.spread_ms(variant, batch)
         median = f"{lab.unprofiled_ms(variant, batch):.1f}"
-        lines.append((f"batch {batch}, {variant}", median, f"{low_ms:.1f} to {high_ms:.1f}"))
+        lines.append(
+            (f"batch {batch}, {variant}", median, f"{low_ms:.1f} to {high_ms:.1f}")
+        )
 print(lab.text_table(("ms a step, not profiled", "median", "8 of 10 lie in"), lines))
 print()
 for batch, share in ((8, share_8), (2, share_2)):
@@ -709,7 +713,10 @@ true_ms, traced_ms = lab.true_ms("small first"), lab.traced_ms("overlapped, batc
 print(f"1. Time with events, the CPU ahead: {true_ms:.2f} ms. A clock around launches")
 print(f"   said {wrong_ms[0]:.2f}, waiting in each step {wrong_ms[1]:.2f}.")
 eight, two = lab.did_it_pay(8), lab.did_it_pay(2)
-print(f"2. Hidden is not saved: {right['hidden_ms']:.1f} ms hidden at batch 8, and", end=" ")
+print(
+    f"2. Hidden is not saved: {right['hidden_ms']:.1f} ms hidden at batch 8, and",
+    end=" ",
+)
 print(f"{eight.saved_ms:.1f} of {eight.possible_ms:.1f} saved;")
 print(f"   at batch 2 overlap costs {-two.saved_ms:.1f}. Medians of turns prove it.")
 print(f"3. A profiler is a load: {traced_ms:.0f} ms with,", end=" ")
@@ -864,7 +871,7 @@ my_findings = dict(zip(lab.TRACES, guesses, strict=True))
 for which in lab.TRACES:
     worst = ol.diagnose(lab.whole_trace(which)).findings[0]
     lab.side_by_side(which, my_findings.get(which), worst.kind)
-    says = f"up to {worst.cost_ns / 1e6:.2f} ms. {worst.says}"
+    says = f"{worst.cost_ns / 1e6:.2f} ms at most. {worst.says}"
     print(textwrap.indent(textwrap.fill(says, 84), "    ") + "\n")
 
 # %% [markdown]
