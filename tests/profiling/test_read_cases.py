@@ -8,6 +8,7 @@ import json
 import pytest
 
 import overlaplab as ol
+from overlaplab.profiling.trace.names import COMMUNICATION
 from tests.profiling.traces_by_hand import COMM, annotation, kernel, launch, write
 
 
@@ -109,6 +110,15 @@ def test_the_list_of_names_can_be_extended_and_is_reported(tmp_path):
     assert (
         without.source.communication_names == extended.source.communication_names[:-1]
     )
+
+
+def test_names_count_whatever_their_letters(read):
+    timeline = read(
+        [kernel("NCCLDEVKERNEL_AllReduce", 20, 0, 10), kernel("G", 7, 5, 9)]
+    )
+
+    assert fraction(timeline) == 0.4
+    assert all(pattern == pattern.lower() for pattern in COMMUNICATION)
 
 
 def test_a_pattern_that_is_no_regular_expression_is_named(tmp_path):

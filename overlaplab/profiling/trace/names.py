@@ -109,15 +109,21 @@ class Communication:
             raise TypeError(f"communication={more!r}: expected regular expressions")
         self.patterns = (*COMMUNICATION, *more)
         # Each alone: put into one, their groups and flags would mix.
-        self._searches = [_searcher(pattern) for pattern in self.patterns]
+        self._searches = [_searcher(pattern) for pattern in more]
         self._known: dict[str, bool] = {}
 
     def __contains__(self, kernel: str) -> bool:
         known = self._known.get(kernel)
         if known is None:
-            known = any(search(kernel) for search in self._searches)
+            small = kernel.lower()  # ours are: to search without regard to case is slow
+            known = any(search(small) for search in _OURS) or any(
+                search(kernel) for search in self._searches
+            )
             self._known[kernel] = known
         return known
+
+
+_OURS = [re.compile(pattern).search for pattern in COMMUNICATION]
 
 
 def _searcher(pattern: object) -> Callable[[str], object]:
