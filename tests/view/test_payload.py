@@ -84,6 +84,21 @@ def test_what_is_exposed_on_lanes_that_do_not_overlap_adds_up_to_the_report(time
         assert exposed == rank.exposed_ns
 
 
+def test_of_a_message_half_beside_a_product_the_other_half_is_exposed():
+    timeline = Timeline.of(
+        [
+            Span(0, "default", "compute", "mm", 100, 160),
+            Span(0, "comm", "communication", "all_reduce", 140, 200),
+        ]
+    )
+
+    sent = payload(timeline)
+
+    (exposed,) = rows(sent["exposed"])
+    assert (exposed["start"], exposed["length"]) == (60, 40)
+    assert [row["hidden"] for row in rows(sent["spans"])] == [0, 20]
+
+
 @given(timelines)
 def test_a_span_is_hidden_for_at_most_as_long_as_it_takes(timeline):
     for row, span in zip(rows(payload(timeline)["spans"]), timeline.spans, strict=True):
