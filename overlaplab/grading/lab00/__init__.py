@@ -6,9 +6,7 @@ Its exercises are graded in `schedule`, `returned`, `syncs`, `meet`, `reading` a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from overlaplab.grading.kept import Kept, side_by_side
 from overlaplab.grading.lab00 import measured, schedule  # noqa: F401 (it registers its exercise)
 from overlaplab.grading.lab00.knobs import (
     BORDER_AT,
@@ -62,25 +60,8 @@ __all__ = [
 ]
 
 
-_kept: dict[str, Any] = {}
-_OURS: Mapping[str, Any] = {"0.4": reference}
-
-
-def keep(exercise_id: str, solution: object) -> None:
-    """Keep what passed its check: later cells run it. Stands below the check."""
-    _kept[exercise_id] = solution
-
-
-def mine_or_ours(exercise_id: str) -> Any:
-    """The learner's solution if it passed its check, else the course's own."""
-    if exercise_id not in _kept:
-        print(f"({exercise_id} is not solved yet: the course's own runs in its place)")
-    return _kept.get(exercise_id, _OURS[exercise_id])
-
-
-def side_by_side(what: str, yours: object, seen: object) -> None:
-    """A prediction beside the outcome. Not marked."""
-    print(f"{what}:  you said {'nothing' if yours is None else yours}, it is {seen}")
+_kept = Kept({"0.4": reference})
+keep, mine_or_ours = _kept.keep, _kept.mine_or_ours
 
 
 def launch_table(timeline: Timeline, *, rank: int = 0) -> str:

@@ -6,9 +6,9 @@ Its exercises are graded in `timing`, `merging`, `exposed`, `names`, `reading`, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from overlaplab.grading.kept import Kept, side_by_side
 from overlaplab.grading.lab02 import exposed, merging, names, rows, timing, totals  # noqa: F401
 from overlaplab.grading.lab02 import gaps as _gaps
 from overlaplab.grading.lab02.bill import both_steps, pairs, pay
@@ -77,31 +77,16 @@ __all__ = [
 
 is_communication = rows.is_communication
 
-_kept: dict[str, Any] = {}
-_OURS: Mapping[str, Any] = {
-    "2.1": timing.reference,
-    "2.2": merge,
-    "2.3": exposed.reference,
-    "2.4": rows.is_communication,
-    "2.6": _gaps.reference,
-}
-
-
-def keep(exercise_id: str, solution: object) -> None:
-    """Keep what passed its check: later cells run it. Stands below the check."""
-    _kept[exercise_id] = solution
-
-
-def mine_or_ours(exercise_id: str) -> Any:
-    """The learner's solution if it passed its check, else the course's own."""
-    if exercise_id not in _kept:
-        print(f"({exercise_id} is not solved yet: the course's own runs in its place)")
-    return _kept.get(exercise_id, _OURS[exercise_id])
-
-
-def side_by_side(what: str, yours: object, seen: object) -> None:
-    """A prediction beside the outcome. Not marked."""
-    print(f"{what}:  you said {'nothing' if yours is None else yours}, it is {seen}")
+_kept = Kept(
+    {
+        "2.1": timing.reference,
+        "2.2": merge,
+        "2.3": exposed.reference,
+        "2.4": rows.is_communication,
+        "2.6": _gaps.reference,
+    }
+)
+keep, mine_or_ours = _kept.keep, _kept.mine_or_ours
 
 
 def text_table(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:

@@ -5,8 +5,7 @@ Its exercises are graded in `schedule`, `waits`, `repair`, `feed`, `enough` and 
 
 from __future__ import annotations
 
-from typing import Any
-
+from overlaplab.grading.kept import Kept, side_by_side
 from overlaplab.grading.lab03 import reference, schedule  # noqa: F401 (registers 3.1)
 from overlaplab.grading.lab03.enough import finish_with, on_streams, steps_ms
 from overlaplab.grading.lab03.feed import feed_loop
@@ -58,30 +57,13 @@ __all__ = [
     "whose",
 ]
 
-_kept: dict[str, Any] = {}
-_OURS: dict[str, Any] = {"3.1": reference.issue, "3.4": reference.feed}
-
-
-def keep(exercise_id: str, solution: object) -> None:
-    """Keep what passed its check: later cells run it. Stands below the check."""
-    _kept[exercise_id] = solution
-
-
-def mine_or_ours(exercise_id: str) -> Any:
-    """The learner's solution if it passed its check, else the course's own."""
-    if exercise_id not in _kept:
-        print(f"({exercise_id} is not solved yet: the course's own runs in its place)")
-    return _kept.get(exercise_id, _OURS[exercise_id])
+_kept = Kept({"3.1": reference.issue, "3.4": reference.feed})
+keep, mine_or_ours = _kept.keep, _kept.mine_or_ours
 
 
 def whose(exercise_id: str) -> str:
     """ "yours", or "the course's" where the learner's has not passed."""
     return "yours" if exercise_id in _kept else "the course's"
-
-
-def side_by_side(what: str, yours: object, seen: object) -> None:
-    """A prediction beside the outcome. Not marked."""
-    print(f"{what}:  you said {'nothing' if yours is None else yours}, it is {seen}")
 
 
 def case(exercise_id: str, number: int) -> Case:

@@ -7,18 +7,17 @@ and `choose`.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from overlaplab.grading.kept import Kept, side_by_side
 from overlaplab.grading.lab04 import reference
 from overlaplab.grading.lab04.board import (
     BOARD,
     message_ns,
     play,
     shares_text,
-    side_by_side,
 )
 from overlaplab.grading.lab04.choose import CASES
 from overlaplab.grading.lab04.collectives import (
@@ -112,20 +111,8 @@ __all__ = [
     "windows_table",
 ]
 
-_kept: dict[str, Any] = {}
-_OURS = {"4.3": reference.experts, "4.4": reference.average_gradients}
-
-
-def keep(exercise_id: str, solution: object) -> None:
-    """Keep what passed its check: later cells run it. Stands below the check."""
-    _kept[exercise_id] = solution
-
-
-def mine_or_ours(exercise_id: str) -> Any:
-    """The learner's solution if it passed its check, else the course's own."""
-    if exercise_id not in _kept:
-        print(f"({exercise_id} is not solved yet: the course's own runs in its place)")
-    return _kept.get(exercise_id, _OURS[exercise_id])
+_kept = Kept({"4.3": reference.experts, "4.4": reference.average_gradients})
+keep, mine_or_ours = _kept.keep, _kept.mine_or_ours
 
 
 def whose(exercise_id: str) -> str:

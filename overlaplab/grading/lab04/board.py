@@ -120,11 +120,6 @@ def cpu_waits_ns(timeline: Timeline, rank: int = 0) -> int:
     )
 
 
-def side_by_side(what: str, yours: object, seen: object) -> None:
-    """A prediction beside the outcome. Not marked."""
-    print(f"{what}:  you said {'nothing' if yours is None else yours}, it is {seen}")
-
-
 def shares_text(timeline: Timeline) -> str:
     """The shares of the critical path, in the percents of `view.table`."""
     shares_ns = timeline.critical_path().shares_ns

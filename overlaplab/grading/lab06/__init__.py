@@ -17,6 +17,7 @@ from torch import nn
 
 from overlaplab.cluster.run import run
 from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.kept import Kept, side_by_side
 from overlaplab.grading.lab06 import choose, plan, reduce, reference  # noqa: F401 (they register exercises)
 from overlaplab.grading.lab06.measured import (
     machine,
@@ -92,24 +93,14 @@ __all__ = [
     "whose",
 ]
 
-_kept: dict[str, Any] = {}
-_OURS: Mapping[str, Any] = {
-    "6.1": reference.plan_buckets,
-    "6.2": reference.install_hooks,
-    "6.3": reference.finish,
-}
-
-
-def keep(exercise_id: str, solution: object) -> None:
-    """Keep what passed its check: later cells run it. Stands below the check."""
-    _kept[exercise_id] = solution
-
-
-def mine_or_ours(exercise_id: str) -> Any:
-    """The learner's solution if it passed its check, else the course's own."""
-    if exercise_id not in _kept:
-        print(f"({exercise_id} is not solved yet: the course's own runs in its place)")
-    return _kept.get(exercise_id, _OURS[exercise_id])
+_kept = Kept(
+    {
+        "6.1": reference.plan_buckets,
+        "6.2": reference.install_hooks,
+        "6.3": reference.finish,
+    }
+)
+keep, mine_or_ours = _kept.keep, _kept.mine_or_ours
 
 
 def whose(*exercise_ids: str) -> str:
@@ -123,11 +114,6 @@ def shares_text(timeline: Timeline) -> str:
     shares_ns = timeline.critical_path().shares_ns
     named = zip(shares_ns, percentages(shares_ns.values()), strict=True)
     return ", ".join(f"{share} {percent} %" for share, percent in named if percent)
-
-
-def side_by_side(what: str, yours: object, seen: object) -> None:
-    """A prediction beside the outcome. Not marked."""
-    print(f"{what}:  you said {'nothing' if yours is None else yours}, it is {seen}")
 
 
 def record_reducer(

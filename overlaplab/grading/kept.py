@@ -1,0 +1,38 @@
+"""What a lab keeps of its learner: solutions that passed; predictions are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Kept:
+    """The learner's solutions of one lab, and the course's own in their place.
+
+    Args:
+        ours: by exercise, what later cells run until it is solved.
+    """
+
+    def __init__(self, ours: Mapping[str, Any]) -> None:
+        self._ours = ours
+        self._mine: dict[str, Any] = {}
+
+    def __contains__(self, exercise_id: str) -> bool:
+        return exercise_id in self._mine
+
+    def keep(self, exercise_id: str, solution: object) -> None:
+        """Keep what passed its check: later cells run it. Stands below the check."""
+        self._mine[exercise_id] = solution
+
+    def mine_or_ours(self, exercise_id: str) -> Any:
+        """The learner's solution if it passed its check, else the course's own."""
+        if exercise_id not in self:
+            print(
+                f"({exercise_id} is not solved yet: the course's own runs in its place)"
+            )
+        return self._mine.get(exercise_id, self._ours[exercise_id])
+
+
+def side_by_side(what: str, yours: object, seen: object) -> None:
+    """A prediction beside the outcome. Not marked."""
+    print(f"{what}:  you said {'nothing' if yours is None else yours}, it is {seen}")

@@ -1,0 +1,24 @@
+"""What a lab keeps of its learner, and what stands in for it."""
+
+from overlaplab.grading.kept import Kept, side_by_side
+
+
+def test_the_courses_own_runs_until_the_learner_has_solved_it_and_says_so(capsys):
+    kept = Kept({"1.4": min, "1.5": abs})
+
+    assert kept.mine_or_ours("1.4") is min and "1.4" not in kept
+    assert capsys.readouterr().out.startswith("(1.4 is not solved yet")
+
+    kept.keep("1.4", max)
+    assert kept.mine_or_ours("1.4") is max and "1.4" in kept
+    assert capsys.readouterr().out == ""
+    assert "1.4" not in Kept({"1.4": min})
+
+
+def test_a_prediction_stands_beside_the_outcome_even_if_none_was_made(capsys):
+    side_by_side("step in ms", None, 105)
+    side_by_side("step in ms", 100, 105)
+
+    assert capsys.readouterr().out == (
+        "step in ms:  you said nothing, it is 105\nstep in ms:  you said 100, it is 105\n"
+    )
