@@ -26,7 +26,7 @@ import torch.distributed as dist
 import overlaplab as ol
 from overlaplab import view
 from overlaplab.grading import check
-from overlaplab.grading import lab00 as lab
+from overlaplab_course import lab00 as lab
 
 # %% [markdown]
 # ## 1. This machine (2 minutes)

@@ -25,8 +25,8 @@ from torch import nn
 import overlaplab as ol
 from overlaplab import view
 from overlaplab.grading import check
-from overlaplab.grading import lab01 as lab
-from overlaplab.hardware import collective_ns, profile
+from overlaplab.hardware import collective_ns, find_hardware
+from overlaplab_course import lab01 as lab
 
 # %% [markdown]
 # ## 1. 100 + 50 (10 minutes)
@@ -632,12 +632,12 @@ print(
 #
 # **The API of this screen.** `collective_ns(hardware, "all_reduce", num_gpus, num_bytes)`
 # returns `(latency_ns, wire_ns)`. `hardware.flops_per_s["bfloat16"]` is the GPU's rate.
-# `profile("h100-ib400")` is the hardware of a name in `lab.LINKS`; `lab.PARAMETERS` is the
-# number of parameters. Try a setting so: `share(256, 4096, profile("h100-ib400"))`.
+# `find_hardware("h100-ib400")` is the hardware of a name in `lab.LINKS`; `lab.PARAMETERS` is the
+# number of parameters. Try a setting so: `share(256, 4096, find_hardware("h100-ib400"))`.
 
 # %% name="links"
 for name in lab.LINKS:
-    gpu = profile(name)
+    gpu = find_hardware(name)
     print(f"{name:<14} {gpu.link.bytes_per_s / 1e9:>6.1f} GB/s", end="")
     print(f"{gpu.flops_per_s['bfloat16'] / 1e12:>6.0f} TFLOP/s")
 
@@ -692,7 +692,7 @@ for title, tokens_of in (
         print(f"{num:>8} GPUs{'':<24}" + "".join(f"{100 * c:>13.1f} %" for c in cells))
     print()
 latency_ns, wire_ns = collective_ns(
-    profile("h100-ib400"), "all_reduce", 4096, 2 * lab.PARAMETERS
+    find_hardware("h100-ib400"), "all_reduce", 4096, 2 * lab.PARAMETERS
 )
 print(f"h100-ib400, 4096 GPUs: latency {latency_ns / 1e6:.2f} ms, ", end="")
 print(f"wire {wire_ns / 1e6:.1f} ms")

@@ -26,7 +26,7 @@ from itertools import pairwise
 import overlaplab as ol
 from overlaplab import streams, view
 from overlaplab.grading import check
-from overlaplab.grading import lab02 as lab
+from overlaplab_course import lab02 as lab
 
 # %% [markdown]
 # ## 1. One step, two stopwatches (8 minutes)

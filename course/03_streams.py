@@ -26,7 +26,7 @@ import torch.distributed as dist
 import overlaplab as ol
 from overlaplab import streams, view
 from overlaplab.grading import check
-from overlaplab.grading import lab03 as lab
+from overlaplab_course import lab03 as lab
 
 # %% [markdown]
 # ## 1. The waste (9 minutes)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 import overlaplab as ol
 from overlaplab import streams, view
 from overlaplab.grading import check
-from overlaplab.grading import lab04 as lab
+from overlaplab_course import lab04 as lab
 
 # %% [markdown]
 # ## 1. The waste (7 minutes)

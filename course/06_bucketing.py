@@ -27,9 +27,9 @@ import torch.distributed as dist
 import overlaplab as ol
 from overlaplab import streams, view
 from overlaplab.grading import check
-from overlaplab.grading import lab06 as lab
-from overlaplab.grading.lab06.state import ReducerState
 from overlaplab.models import Transformer, TransformerConfig
+from overlaplab_course import lab06 as lab
+from overlaplab_course.lab06.state import ReducerState
 
 MIB = 2**20
 
@@ -1167,7 +1167,7 @@ for mib in (1, 25, 600):
 # - Megatron-LM: `_ParamAndGradBuffer` in
 #   `megatron/core/distributed/param_and_grad_buffer.py`. All gradients live in one
 #   contiguous buffer from the start; a bucket is a slice of it, so nothing is copied.
-# - This package: `overlaplab/data_parallel/bucketed.py` sends the gradients themselves.
+# - This package: `overlaplab/techniques/data_parallel/bucketed.py` sends the gradients themselves.
 #
 # Further reading: Li et al., *PyTorch Distributed: Experiences on Accelerating Data
 # Parallel Training*, VLDB 2020.

@@ -9,13 +9,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from overlaplab.timeline.timeline import set_page_writer
+
 if TYPE_CHECKING:
+    from overlaplab.capture.step import capture_step as capture_step
+    from overlaplab.checkup.doctor import doctor as doctor
     from overlaplab.cluster.run import Run as Run
     from overlaplab.cluster.run import run as run
-    from overlaplab.data_parallel import BucketedReducer as BucketedReducer
-    from overlaplab.data_parallel import HookReducer as HookReducer
-    from overlaplab.data_parallel import SerialReducer as SerialReducer
-    from overlaplab.data_parallel import plan_buckets as plan_buckets
     from overlaplab.diagnosis import diagnose as diagnose
     from overlaplab.errors import CaptureError as CaptureError
     from overlaplab.errors import DeadlockError as DeadlockError
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from overlaplab.hardware import PROFILES as PROFILES
     from overlaplab.hardware import Hardware as Hardware
     from overlaplab.hardware import Link as Link
-    from overlaplab.profiling.capture import capture_step as capture_step
-    from overlaplab.profiling.doctor import doctor as doctor
     from overlaplab.profiling.nvtx import nvtx as nvtx
     from overlaplab.profiling.profile import profile as profile
     from overlaplab.profiling.read import read_trace as read_trace
@@ -40,12 +38,16 @@ if TYPE_CHECKING:
     from overlaplab.streams import annotate as annotate
     from overlaplab.streams import device as device
     from overlaplab.streams import name_tensor as name_tensor
+    from overlaplab.techniques.data_parallel import BucketedReducer as BucketedReducer
+    from overlaplab.techniques.data_parallel import HookReducer as HookReducer
+    from overlaplab.techniques.data_parallel import SerialReducer as SerialReducer
+    from overlaplab.techniques.data_parallel import plan_buckets as plan_buckets
     from overlaplab.timeline import Span as Span
     from overlaplab.timeline import Timeline as Timeline
 
 _HOMES = {
     "cluster.run": ("Run", "run"),
-    "data_parallel": (
+    "techniques.data_parallel": (
         "BucketedReducer",
         "HookReducer",
         "SerialReducer",
@@ -64,8 +66,8 @@ _HOMES = {
     ),
     "grading": ("check",),
     "hardware": ("PROFILES", "Hardware", "Link"),
-    "profiling.capture": ("capture_step",),
-    "profiling.doctor": ("doctor",),
+    "capture.step": ("capture_step",),
+    "checkup.doctor": ("doctor",),
     "profiling.nvtx": ("nvtx",),
     "profiling.profile": ("profile",),
     "profiling.read": ("read_trace",),
@@ -75,8 +77,10 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 _ROOMS = (
+    "calibrate",
+    "capture",
+    "checkup",
     "cluster",
-    "data_parallel",
     "diagnosis",
     "grading",
     "hardware",
@@ -84,11 +88,21 @@ _ROOMS = (
     "profiling",
     "program",
     "streams",
+    "techniques",
     "timeline",
     "view",
 )
 
 __all__ = sorted(_HOME)
+
+
+def _write_page(timeline: Timeline, path: Any, beside: Any, title: Any) -> Any:
+    from overlaplab.view.page import write_page
+
+    return write_page(timeline, path, beside, title=title)
+
+
+set_page_writer(_write_page)
 
 
 def __getattr__(name: str) -> Any:

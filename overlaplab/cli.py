@@ -125,7 +125,7 @@ def doctor_command(as_json: bool) -> None:
 
     The exit code is 0, or 1 if something is broken. A machine without GPUs is not.
     """
-    from overlaplab.profiling.doctor import doctor
+    from overlaplab.checkup.doctor import doctor
 
     checkup = doctor()
     click.echo(json.dumps(checkup.to_dict(), indent=2) if as_json else str(checkup))
@@ -243,8 +243,8 @@ def calibrate_command(out: Path, quick: bool, backend: str | None) -> None:
     Matrix products, operators of small transformers, copies, launches, collectives, and
     what computing and sending cost one another. Then: ol.run(..., hardware=OUT).
     """
-    from overlaplab.profiling.calibrate.run import calibrate
-    from overlaplab.profiling.calibrate.telling import table
+    from overlaplab.calibrate.run import calibrate
+    from overlaplab.calibrate.summary import table
 
     click.echo(table(calibrate(out, backend=backend, is_quick=quick)))
     click.echo(f"Profile: {out}. Use it as ol.run(..., hardware={str(out)!r}).")

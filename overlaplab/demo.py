@@ -19,14 +19,14 @@ from torch import Tensor
 
 from overlaplab import streams
 from overlaplab.cluster.run import run
-from overlaplab.data_parallel import (
+from overlaplab.hardware import Hardware, find_hardware, with_link
+from overlaplab.models import Transformer, TransformerConfig
+from overlaplab.techniques.data_parallel import (
     BucketedReducer,
     HookReducer,
     Reducer,
     SerialReducer,
 )
-from overlaplab.hardware import Hardware, profile, with_link
-from overlaplab.models import Transformer, TransformerConfig
 from overlaplab.timeline import Timeline
 
 
@@ -64,7 +64,7 @@ TOLERANCE = 1e-5
 # Round numbers, slow enough that a model of a laptop's size has something to hide, and
 # with a latency that messages feel. Launching is free on it; see --hardware for cards.
 DEMO_HARDWARE = replace(
-    with_link(profile("chalk"), latency_ns=20_000), name="chalk, 20 us a message"
+    with_link(find_hardware("chalk"), latency_ns=20_000), name="chalk, 20 us a message"
 )
 
 FIGURE_FORMATS = (".png", ".svg", ".pdf", ".jpg")
@@ -128,7 +128,7 @@ def demo(
         )
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out}: there is no directory {out.parent}")
-    hardware = profile(hardware)
+    hardware = find_hardware(hardware)
     where = f"hardware: {hardware.name}" if cluster == "virtual" else "measured"
     sizes = LARGE if cluster == "nccl" else SMALL
     console.print(

@@ -14,33 +14,33 @@ from typing import Any
 import click
 import torch.distributed as dist
 
-from overlaplab.bench import data_parallel, lessons, traces
+from overlaplab.bench import data_parallel, traces
 from overlaplab.bench.device import device_description
 from overlaplab.bench.predict.compare import compare
 from overlaplab.bench.predict.grid import GPU, LINKS, REHEARSAL
 from overlaplab.bench.predict.measure import describe, measure_on_link
 from overlaplab.bench.predict.page import claim, errors_table, fill
 from overlaplab.bench.read_traces.measure import Plan, known_files, measure
+from overlaplab.calibrate.plan import CPU as CPU_PLAN
+from overlaplab.calibrate.plan import GPU as GPU_PLAN
 from overlaplab.files import write_whole
-from overlaplab.profiling.calibrate.plan import CPU as CPU_PLAN
-from overlaplab.profiling.calibrate.plan import GPU as GPU_PLAN
 from overlaplab.profiling.processes import find_world_size, run_ranks
 
 # Of the minutes of `predict measure`, for the first of two links: it measures the
 # device as well.
 _FIRST_SHARE = 0.53
 
-_backend = click.option(
+backend_option = click.option(
     "--backend",
     type=click.Choice(["nccl", "gloo"]),
     default="nccl",
     show_default=True,
     help="gloo rehearses on the CPU.",
 )
-_world_size = click.option(
+world_size_option = click.option(
     "--world-size", type=int, help="Processes.  [default: all GPUs]"
 )
-_out = click.option(
+out_option = click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the results as JSON.",
@@ -63,9 +63,9 @@ def benchmarks() -> None:
 @click.option("--tokens", type=int, help="Sequence length.")
 @click.option("--quick", is_flag=True, help="Fewer sweeps and rounds.")
 @click.option("--traces", type=click.Path(path_type=Path), help="For Chrome traces.")
-@_backend
-@_world_size
-@_out
+@backend_option
+@world_size_option
+@out_option
 def data_parallel_command(
     models: Sequence[str],
     batches: Sequence[int],
@@ -108,37 +108,6 @@ def _measure_data_parallel(
             write_from_rank_0(results, out)
 
 
-@benchmarks.command("lessons")
-@click.argument("lesson", required=False)
-@click.option("--lesson", "named", help="The same, by name.")
-@_backend
-@_world_size
-@_out
-def lessons_command(
-    lesson: str | None,
-    named: str | None,
-    backend: str,
-    world_size: int | None,
-    out: Path | None,
-) -> None:
-    """What LESSON (such as 03) measures for its text."""
-    which = lesson or named
-    if not which:
-        raise click.UsageError("name a lesson, such as 03")
-    run_ranks(
-        _measure_lesson,
-        heading("lessons", backend) | {"lesson": which},
-        out,
-        backend=backend,
-        world_size=find_world_size(backend, world_size),
-    )
-
-
-def _measure_lesson(results: dict[str, Any], out: Path | None) -> None:
-    results |= {"world_size": dist.get_world_size(), **device_description()}
-    write_from_rank_0(results | lessons.measure(results["lesson"]), out)
-
-
 @benchmarks.command("traces")
 @click.option(
     "--model",
@@ -154,8 +123,8 @@ def _measure_lesson(results: dict[str, Any], out: Path | None) -> None:
     required=True,
     help="For the traces: BATCH/VARIANT/rank_R.json.gz.",
 )
-@_backend
-@_world_size
+@backend_option
+@world_size_option
 def traces_command(
     model: str,
     batches: Sequence[int],
@@ -196,7 +165,7 @@ def _measure_traces(
 @click.option("--rounds", default=5, show_default=True, help="Processes a side.")
 @click.option("--large", type=int, default=0, help="Also a file of so many MiB.")
 @click.option("--limit-gib", default=12, show_default=True, help="Memory a process.")
-@_out
+@out_option
 def read_traces_command(
     files: Sequence[Path],
     hta_python: str | None,
@@ -225,8 +194,8 @@ def predict() -> None:
 
 @predict.command("measure")
 @click.option("--minutes", default=8.0, show_default=True, help="No case begins later.")
-@_backend
-@_world_size
+@backend_option
+@world_size_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -274,7 +243,7 @@ def measure_command(
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Make the tables of this page anew.",
 )
-@_out
+@out_option
 def compare_command(
     measured: Sequence[Path], programs: Path | None, page: Path | None, out: Path | None
 ) -> None:
@@ -295,11 +264,13 @@ def compare_command(
     click.echo(claim(answer))
 
 
-def heading(benchmark: str, backend: str) -> dict[str, Any]:
+def heading(
+    benchmark: str, backend: str, program: str = "overlaplab.bench"
+) -> dict[str, Any]:
     """What every file of results begins with, as far as the parent knows it."""
     return {
         "benchmark": benchmark,
-        "command": "python -m overlaplab.bench " + " ".join(sys.argv[1:]),
+        "command": " ".join(["python -m", program, *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "backend": backend,
     }
@@ -316,9 +287,10 @@ def write_from_rank_0(results: dict[str, Any], out: Path | None) -> None:
         out.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def main() -> int:
+def run_command(command: click.Command, program: str) -> int:
+    """Run a command line; the exit code. Errors are one line."""
     try:
-        benchmarks.main(prog_name="python -m overlaplab.bench", standalone_mode=False)
+        command.main(prog_name=f"python -m {program}", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -328,3 +300,7 @@ def main() -> int:
     except click.Abort:
         return 130
     return 0
+
+
+def main() -> int:
+    return run_command(benchmarks, "overlaplab.bench")

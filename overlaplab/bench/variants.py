@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab import streams
-from overlaplab.data_parallel import (
+from overlaplab.capture.step import capture_step
+from overlaplab.errors import CaptureError
+from overlaplab.techniques.data_parallel import (
     BucketedReducer,
     HookReducer,
     Reducer,
     SerialReducer,
 )
-from overlaplab.errors import CaptureError
-from overlaplab.profiling.capture import capture_step
 
 DDP_GRAPH_WARMUP = 11  # "at least 11 DDP-enabled eager iterations" (PyTorch's notes)
 

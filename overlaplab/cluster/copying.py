@@ -25,7 +25,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-import overlaplab
+from overlaplab import ours
 
 Memo = dict[Any, Any]
 Job = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -212,7 +212,7 @@ def _of_library(fn: types.FunctionType) -> bool:
 _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))),
-    os.path.dirname(os.path.abspath(overlaplab.__file__)),
+    *ours.folders(),
 )
 _Filled = object()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from overlaplab.hardware import Hardware
-from overlaplab.hardware import profile as hardware_profile
+from overlaplab.hardware import find_hardware as hardware_profile
 from overlaplab.program import Finding, Program
 from overlaplab.timeline import Timeline
 

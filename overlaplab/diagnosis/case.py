@@ -11,7 +11,7 @@ from overlaplab.diagnosis.contention import Contention, Twins, contention_of
 from overlaplab.diagnosis.lookup import Lookup
 from overlaplab.diagnosis.makers import Maker, makers_of
 from overlaplab.diagnosis.steps import Step, steps_of
-from overlaplab.hardware import PROFILES, Hardware, profile
+from overlaplab.hardware import PROFILES, Hardware, find_hardware
 from overlaplab.timeline import Timeline
 
 # A card by a word of its name, and the profile of machines that are built of it.
@@ -129,7 +129,7 @@ def _hardware(
     timeline: Timeline, hardware: str | Hardware | None
 ) -> tuple[Hardware | None, bool]:
     if hardware is not None:
-        return profile(hardware), False
+        return find_hardware(hardware), False
     if timeline.hardware:
         # A virtual run's own; an edited profile has no entry.
         return PROFILES.get(timeline.hardware), False

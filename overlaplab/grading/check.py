@@ -19,7 +19,7 @@ from types import FrameType
 
 import torch
 
-import overlaplab
+from overlaplab import ours
 from overlaplab.errors import OverlaplabError, RankError
 from overlaplab.grading.exercise import (
     Exercise,
@@ -29,9 +29,8 @@ from overlaplab.grading.exercise import (
 )
 from overlaplab.grading.verdict import Verdict
 
-_OURS = str(Path(overlaplab.__file__).parent)
 _NOT_THE_LEARNERS = (
-    _OURS,
+    *ours.folders(),
     str(Path(torch.__file__).parent),
     sysconfig.get_path("stdlib"),
     sysconfig.get_path("purelib"),
@@ -153,7 +152,7 @@ def _is_packages_own(solution: object) -> bool:
     inner = getattr(solution, "func", None) or getattr(solution, "__wrapped__", None)
     candidates += [inner, type(getattr(solution, "__self__", None))]
     modules = (str(getattr(c, "__module__", "")) for c in candidates)
-    return any(m.split(".")[0] == "overlaplab" for m in modules)
+    return any(ours.is_our_module(module) for module in modules)
 
 
 @contextlib.contextmanager

@@ -7,13 +7,11 @@ counts as wrong.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from overlaplab import ours
 from overlaplab.grading.verdict import CheckResult, Verdict
 from overlaplab.grading.violation import Violation
 from overlaplab.timeline import Timeline
@@ -260,13 +258,11 @@ def find_exercise(id: str) -> Exercise:
 
 
 def _load_labs(lab: str) -> None:
-    """Import the packages overlaplab.grading.labNN, which register their exercises.
+    """Import the graders of installed labs, which register their exercises.
 
     Args:
         lab: two digits, or "" for all.
     """
-    package: Any = importlib.import_module("overlaplab.grading")
-    for module in pkgutil.iter_modules(package.__path__):
-        numbered = re.fullmatch(r"lab(\d\d)", module.name)
-        if numbered and lab in ("", numbered.group(1)):
-            importlib.import_module(f"overlaplab.grading.{module.name}")
+    for point in ours.lab_entry_points():
+        if not lab or point.name == f"lab{lab}":
+            point.load()

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from overlaplab.grading import origins
 from overlaplab.grading.evidence import Evidence
 from overlaplab.grading.reading import collect_evidence, mark_step, watch
-from overlaplab.hardware import Hardware, Link, profile
+from overlaplab.hardware import Hardware, Link, find_hardware
 from overlaplab.models.toy_nets import TOY_NETS
 
 LEARNING_RATE = 0.1
@@ -25,7 +25,7 @@ LEARNING_RATE = 0.1
 # `chalk` in slow motion, so that small nets with real values take milliseconds: 1 FLOP
 # or byte of memory takes 1 ns; two ranks all-reduce n bytes in 0.1 ms + 25 n ns.
 SLOW_CHALK: Hardware = replace(
-    profile("chalk"),
+    find_hardware("chalk"),
     name="chalk in slow motion",
     flops_per_s={"default": 10**9},
     memory_bytes_per_s=10**9,

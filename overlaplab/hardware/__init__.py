@@ -2,9 +2,9 @@
 
 from overlaplab.hardware.collectives import OPERATIONS, collective_ns
 from overlaplab.hardware.cost import compute_ns, memcpy_ns, pcie_shares
+from overlaplab.hardware.model import Hardware, Link
 from overlaplab.hardware.points import interpolate
-from overlaplab.hardware.profile import Hardware, Link
-from overlaplab.hardware.profiles import PROFILES, profile, with_link
+from overlaplab.hardware.profiles import PROFILES, find_hardware, with_link
 from overlaplab.hardware.store import read_profile, write_profile
 
 __all__ = [
@@ -14,10 +14,10 @@ __all__ = [
     "Link",
     "collective_ns",
     "compute_ns",
+    "find_hardware",
     "interpolate",
     "memcpy_ns",
     "pcie_shares",
-    "profile",
     "read_profile",
     "with_link",
     "write_profile",

@@ -48,8 +48,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from overlaplab.hardware.cost import NS_PER_S
+from overlaplab.hardware.model import Hardware, Link
 from overlaplab.hardware.points import interpolate
-from overlaplab.hardware.profile import Hardware, Link
 
 # Times that the payload crosses one rank's link, as (numerator, denominator) of n.
 _CROSSINGS: dict[str, Callable[[int], tuple[int, int]]] = {
@@ -98,8 +98,8 @@ class Placement:
 def placement(hw: Hardware, ranks: Sequence[int]) -> Placement:
     """Where `ranks` (global, at least one) are: rank r is on node r // gpus_per_node.
 
-    >>> from overlaplab.hardware import profile
-    >>> placement(profile("chalk"), range(12))  # no nodes: one link for all
+    >>> from overlaplab.hardware import find_hardware
+    >>> placement(find_hardware("chalk"), range(12))  # no nodes: one link for all
     Placement(num_ranks=12, num_nodes=1, fewest=12, most=12)
     """
     num = len(ranks)
@@ -140,8 +140,8 @@ def collective_ns(
     A gigabyte crosses 100 Gbit/s in 80 ms; two ranks all-reduce it in the same time,
     many in nearly twice that:
 
-    >>> from overlaplab.hardware import profile
-    >>> ethernet = profile("ethernet-100g")
+    >>> from overlaplab.hardware import find_hardware
+    >>> ethernet = find_hardware("ethernet-100g")
     >>> collective_ns(ethernet, "send", 2, 10**9)
     (100000, 80000000)
     >>> collective_ns(ethernet, "all_reduce", 2, 10**9)

@@ -24,8 +24,8 @@ What happens when operators run beside one another (contention) is not here: see
 
 from __future__ import annotations
 
+from overlaplab.hardware.model import Hardware
 from overlaplab.hardware.points import interpolate
-from overlaplab.hardware.profile import Hardware
 
 NS_PER_S = 1_000_000_000
 
@@ -48,8 +48,8 @@ def compute_ns(
         go by the most specific of the profile's points, where it has any, else by its
         rates; no FLOPs and no bytes take no time.
 
-    >>> from overlaplab.hardware import profile
-    >>> chalk = profile("chalk")  # 1 TFLOP/s, 1 TB/s
+    >>> from overlaplab.hardware import find_hardware
+    >>> chalk = find_hardware("chalk")  # 1 TFLOP/s, 1 TB/s
     >>> compute_ns(chalk, flops=2_000_000)  # 2 MFLOP
     2000
     >>> compute_ns(chalk, flops=2_000_000, bytes=3_000_000)  # memory-bound
@@ -84,8 +84,8 @@ def memcpy_ns(hw: Hardware, bytes: int, *, pinned: bool = True) -> int:
             it into memory that is, piece by piece: slower, and the CPU has no time for
             anything else.
 
-    >>> from overlaplab.hardware import profile
-    >>> memcpy_ns(profile("chalk"), 1000)  # 10 GB/s: 0.1 ns a byte
+    >>> from overlaplab.hardware import find_hardware
+    >>> memcpy_ns(find_hardware("chalk"), 1000)  # 10 GB/s: 0.1 ns a byte
     100
     """
     rate = hw.host_bytes_per_s if pinned else hw.pageable_bytes_per_s
@@ -103,9 +103,9 @@ def pcie_shares(hw: Hardware, *, pinned: bool = True) -> tuple[int, int]:
         pinned: of the copy, as in `memcpy_ns`.
 
     >>> from dataclasses import replace
-    >>> from overlaplab.hardware import Link, profile
+    >>> from overlaplab.hardware import Link, find_hardware
     >>> slow, fast = Link(1_000, 2 * 10**9), Link(1_000, 50 * 10**9)
-    >>> nodes = replace(profile("chalk"), gpus_per_node=8, network=slow)
+    >>> nodes = replace(find_hardware("chalk"), gpus_per_node=8, network=slow)
     >>> pcie_shares(replace(nodes, network_staged=True))  # 2 of 10 GB/s are the network
     (1000, 800)
     >>> pcie_shares(replace(nodes, network=fast, network_staged=True))

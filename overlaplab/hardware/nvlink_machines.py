@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from overlaplab.hardware.profile import Hardware, Link
+from overlaplab.hardware.model import Hardware, Link
 
 _TERA = 10**12
 _GIGA = 10**9

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from overlaplab.hardware.model import Hardware, Link
 from overlaplab.hardware.nvlink_machines import H100_NVLINK
-from overlaplab.hardware.profile import Hardware, Link
 
 _TERA = 10**12
 _GIGA = 10**9

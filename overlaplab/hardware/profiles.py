@@ -7,6 +7,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from types import MappingProxyType
 
+from overlaplab.hardware.model import Hardware
 from overlaplab.hardware.nvlink_machines import (
     A100_NVLINK,
     H100_IB400,
@@ -19,7 +20,6 @@ from overlaplab.hardware.other_machines import (
     ETHERNET_100G,
     LAPTOP,
 )
-from overlaplab.hardware.profile import Hardware
 from overlaplab.hardware.store import read_profile
 
 PROFILES: Mapping[str, Hardware] = MappingProxyType(
@@ -39,7 +39,7 @@ PROFILES: Mapping[str, Hardware] = MappingProxyType(
 )
 
 
-def profile(name: str | Hardware) -> Hardware:
+def find_hardware(name: str | Hardware) -> Hardware:
     """The profile called `name`; a `Hardware` is returned as it is.
 
     Args:
@@ -50,7 +50,7 @@ def profile(name: str | Hardware) -> Hardware:
             no such file, or it holds no profile (see `read_profile`).
         TypeError: neither a name nor a `Hardware`.
 
-    >>> profile("chalk").link.latency_ns
+    >>> find_hardware("chalk").link.latency_ns
     1000
     """
     if isinstance(name, Hardware):
@@ -75,7 +75,7 @@ def profile(name: str | Hardware) -> Hardware:
         raise ValueError(
             f"unknown hardware {name!r}; known: {', '.join(PROFILES)}.{hint} Or give "
             "the path of a profile file (.json), or a Hardware(...), such as "
-            "dataclasses.replace(profile('h100-nvlink'), ...)"
+            "dataclasses.replace(find_hardware('h100-nvlink'), ...)"
         )
     return PROFILES[name]
 
@@ -94,7 +94,7 @@ def with_link(
     >>> with_link("chalk", latency_ns=500).link.latency_ns
     500
     """
-    hw = profile(hw)
+    hw = find_hardware(hw)
     changes: dict[str, object] = {}
     if latency_ns is not None:
         changes["latency_ns"] = latency_ns

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from overlaplab.files import write_whole
-from overlaplab.hardware.profile import Hardware, Link
+from overlaplab.hardware.model import Hardware, Link
 
 
 def write_profile(hw: Hardware, path: str | os.PathLike[str]) -> None:

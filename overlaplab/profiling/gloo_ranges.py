@@ -2,7 +2,8 @@
 
 Gloo's own ranges are those of its threads: when bytes travel, and nothing of who sent
 them. These say who launched what, under which label, and who waited. A reader pairs the
-two by their order. In a rank of the process pool its diary writes the same ranges.
+two by their order. In a rank of the process pool its collective log writes the
+same ranges.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def printable(name: str) -> str:
 @contextlib.contextmanager
 def marking_collectives() -> Iterator[None]:
     """While open, launches and waits of this process are ranges, unless they are."""
-    if hasattr(ProcessGroup.allreduce, "__wrapped__"):  # by the pool's diary
+    if hasattr(ProcessGroup.allreduce, "__wrapped__"):  # by the pool's collective_log
         yield
         return
     ranges = _Ranges()

@@ -3,7 +3,7 @@
 from overlaplab.program.build import ProgramBuilder
 from overlaplab.program.deadlock import find_deadlock
 from overlaplab.program.findings import find_findings
-from overlaplab.program.gradients import buckets_of_cap, gradient_parts
+from overlaplab.program.gradients import buckets_of_cap, gradient_payload
 from overlaplab.program.memory import (
     Holder,
     end_bytes,
@@ -18,7 +18,7 @@ from overlaplab.program.record import (
     Finding,
     Op,
     OpKind,
-    Part,
+    PayloadTensor,
     Program,
     StorageLife,
     TensorName,
@@ -33,6 +33,7 @@ __all__ = [
     "Finding",
     "Holder",
     "Op",
+    "PayloadTensor",
     "OpKind",
     "Part",
     "Program",
@@ -44,7 +45,7 @@ __all__ = [
     "end_bytes",
     "find_deadlock",
     "find_findings",
-    "gradient_parts",
+    "gradient_payload",
     "held_at_peak",
     "live_bytes",
     "peak_bytes",

@@ -11,7 +11,7 @@ from overlaplab.program.record import (
     Collective,
     Op,
     OpKind,
-    Part,
+    PayloadTensor,
     Program,
     StorageLife,
     WorkWait,
@@ -96,7 +96,7 @@ class ProgramBuilder:
         operation: str,
         *,
         bytes: int = 0,
-        parts: Sequence[Part] = (),
+        payload: Sequence[PayloadTensor] = (),
         group: str = "default",
         ranks: Sequence[int] | None = None,
         async_op: bool = True,
@@ -122,8 +122,8 @@ class ProgramBuilder:
             operation=operation,
             reduce_op=reduce_op,
             root=root,
-            bytes=bytes or sum(part.bytes for part in parts),
-            parts=tuple(parts),
+            bytes=bytes or sum(part.bytes for part in payload),
+            payload=tuple(payload),
             async_op=async_op,
         )
         lane = lane or ("comm" if group == "default" else f"comm:{group}")

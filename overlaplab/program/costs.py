@@ -58,7 +58,7 @@ class Costs:
         """CPU time of launching `op`."""
         hw = self._hw
         if op.collective is not None:
-            others = max(0, len(op.collective.parts) - 1)
+            others = max(0, len(op.collective.payload) - 1)
             return hw.collective_launch_ns + others * hw.collective_part_launch_ns
         if op.phase == "backward" and hw.backward_launch_ns is not None:
             return hw.backward_launch_ns

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from overlaplab.program.clocks import Clocks, compute_clocks
 from overlaplab.program.graph import Graph, build_graph
+from overlaplab.program.hazard_report import tell, times_of, where
 from overlaplab.program.hazards import Hazard, find_unordered, touches_of
 from overlaplab.program.record import Finding, Program
 from overlaplab.program.reuse import find_reuses
-from overlaplab.program.telling import tell, times_of, where
 from overlaplab.timeline import Timeline
 
 

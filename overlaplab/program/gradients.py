@@ -1,7 +1,7 @@
 """Which collectives of a program reduce gradients, and in which buckets they could go.
 
-A gradient has a *position*: its place among the parts of a step's gradient all-reduces,
-in the order in which rank 0 launched them, from 0 in each step.
+A gradient has a *position*: its place among the tensors that a step's gradient
+all-reduces carry, in the order in which rank 0 launched them, from 0 in each step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from overlaplab.errors import ProgramError
-from overlaplab.program.record import Access, Op, Part, Program
+from overlaplab.program.record import Access, Op, PayloadTensor, Program
 
 Buckets = Sequence[Sequence[int]]
 
@@ -27,7 +27,7 @@ class Member:
         reads, writes: its bytes, as far as they are known apart from the others'.
     """
 
-    part: Part
+    part: PayloadTensor
     old: Op
     launch: int
     reads: tuple[Access, ...]
@@ -50,23 +50,23 @@ class Step:
 
 
 def is_gradient_all_reduce(op: Op) -> bool:
-    """The default rule: an asynchronous all_reduce that says what its parts are."""
+    """The default rule: an asynchronous all_reduce that says what its payload are."""
     c = op.collective
     return (
-        c is not None and c.operation == "all_reduce" and c.async_op and bool(c.parts)
+        c is not None and c.operation == "all_reduce" and c.async_op and bool(c.payload)
     )
 
 
-def gradient_parts(
+def gradient_payload(
     program: Program, *, is_gradient: Callable[[Op], bool] | None = None
-) -> tuple[tuple[Part, ...], ...]:
+) -> tuple[tuple[PayloadTensor, ...], ...]:
     """The gradients of each step of rank 0, by position: what buckets are made of."""
     steps = gradient_steps(program, 0, is_gradient or is_gradient_all_reduce)
     return tuple(tuple(member.part for member in step.members) for step in steps)
 
 
 def buckets_of_cap(
-    parts: Sequence[Part], cap_bytes: int
+    payload: Sequence[PayloadTensor], cap_bytes: int
 ) -> tuple[tuple[int, ...], ...]:
     """Buckets of at most `cap_bytes`, greedily, in order of position.
 
@@ -81,7 +81,7 @@ def buckets_of_cap(
     closed: list[list[int]] = []
     opened: dict[str, list[int]] = {}
     filled: dict[str, int] = {}
-    for position, part in enumerate(parts):
+    for position, part in enumerate(payload):
         bucket = opened.get(part.dtype)
         if bucket is None or filled[part.dtype] + part.bytes > cap_bytes:
             bucket = opened[part.dtype] = []
@@ -113,8 +113,10 @@ def check_kind(buckets: object) -> None:
             )
 
 
-def check_buckets(parts: Sequence[Part], buckets: Buckets, step: int) -> None:
-    """Refuse buckets that are no plan for `parts`.
+def check_buckets(
+    payload: Sequence[PayloadTensor], buckets: Buckets, step: int
+) -> None:
+    """Refuse buckets that are no plan for `payload`.
 
     Raises:
         ValueError: a position is missing, twice, or not there; a bucket is empty or
@@ -125,25 +127,25 @@ def check_buckets(parts: Sequence[Part], buckets: Buckets, step: int) -> None:
         if not bucket:
             raise ValueError(f"bucket {index} is empty; leave it out")
         for position in bucket:
-            if not 0 <= position < len(parts):
+            if not 0 <= position < len(payload):
                 raise ValueError(
                     f"bucket {index} has position {position}; step {step} has "
-                    f"{len(parts)} gradients, positions 0 to {len(parts) - 1}"
+                    f"{len(payload)} gradients, positions 0 to {len(payload) - 1}"
                 )
             if position in seen:
                 raise ValueError(f"position {position} is in the buckets twice")
             seen.add(position)
-        dtypes = {parts[position].dtype for position in bucket}
+        dtypes = {payload[position].dtype for position in bucket}
         if len(dtypes) > 1:
             raise ValueError(
                 f"bucket {index} mixes {', '.join(sorted(dtypes))}; a collective has "
                 "one dtype, so give each its own bucket"
             )
-    missing = sorted(set(range(len(parts))) - seen)
+    missing = sorted(set(range(len(payload))) - seen)
     if missing:
         raise ValueError(
             f"no bucket has position {missing[0]} ({len(missing)} missing of the "
-            f"{len(parts)} gradients of step {step})"
+            f"{len(payload)} gradients of step {step})"
         )
 
 
@@ -211,11 +213,11 @@ def _begins(
 def _members(op: Op) -> list[Member]:
     collective = op.collective
     assert collective is not None
-    parts = collective.parts
-    named = [part for part in parts if part.name]
-    last = max(_ready(part) for part in named or parts)
+    payload = collective.payload
+    named = [part for part in payload if part.name]
+    last = max(_ready(part) for part in named or payload)
     found = []
-    for place, part in enumerate(parts):
+    for place, part in enumerate(payload):
         # The gradient that came last is why the call was made here; the others could
         # have left as soon as they were written.
         launch = op.index if _ready(part) >= last else _ready(part) + 1
@@ -225,15 +227,15 @@ def _members(op: Op) -> list[Member]:
                 op,
                 launch,
                 op.reads[place : place + 1]
-                if len(op.reads) == len(parts)
+                if len(op.reads) == len(payload)
                 else op.reads,
                 op.writes[place : place + 1]
-                if len(op.writes) == len(parts)
+                if len(op.writes) == len(payload)
                 else op.writes,
             )
         )
     return found
 
 
-def _ready(part: Part) -> int:
+def _ready(part: PayloadTensor) -> int:
     return -1 if part.ready is None else part.ready

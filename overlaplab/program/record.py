@@ -41,7 +41,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PayloadTensor:
     """One tensor of a collective, the unit that `replay` moves between buckets.
 
     Args:
@@ -73,7 +73,7 @@ class Collective:
         bytes: payload of this rank as the cost formulas count it: the full tensor
             for all_reduce, broadcast, and for all_gather/reduce_scatter the gathered
             size (group size times the shard).
-        parts: its tensors in order, at least one, bytes adding up to a rank's input.
+        payload: its tensors in order, at least one, bytes adding up to a rank's input.
         async_op: launched with async_op=True; otherwise the launching stream waits.
     """
 
@@ -84,7 +84,7 @@ class Collective:
     reduce_op: str = ""
     root: int = -1
     bytes: int = 0
-    parts: tuple[Part, ...] = ()
+    payload: tuple[PayloadTensor, ...] = ()
     async_op: bool = False
 
 

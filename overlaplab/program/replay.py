@@ -27,7 +27,7 @@ from overlaplab.program.graph import check_program
 from overlaplab.program.record import (
     Collective,
     Op,
-    Part,
+    PayloadTensor,
     Program,
     StorageLife,
     TensorName,
@@ -77,7 +77,7 @@ def rebucket(
     carry what had been launched until then.
 
     Args:
-        program: a record whose gradient collectives carry `parts`; not changed.
+        program: a record whose gradient collectives carry `payload`; not changed.
         buckets: positions of gradients (see `gradients`), each exactly once; or a cap
             in bytes, filled greedily.
         is_gradient: which operators reduce gradients; by default every asynchronous
@@ -104,10 +104,10 @@ def rebucket(
     _check_ranks_agree(by_rank)
     plans: list[list[tuple[int, tuple[int, ...]]]] = []
     for number, step in enumerate(by_rank[0]):
-        parts = [member.part for member in step.members]
+        payload = [member.part for member in step.members]
         plan: Buckets
-        plan = buckets_of_cap(parts, buckets) if isinstance(buckets, int) else buckets
-        check_buckets(parts, plan, number)
+        plan = buckets_of_cap(payload, buckets) if isinstance(buckets, int) else buckets
+        check_buckets(payload, plan, number)
         ready = [max(step.members[p].launch for p in bucket) for bucket in plan]
         order = sorted(range(len(plan)), key=lambda index: (ready[index], index))
         plans.append([(index, tuple(plan[index])) for index in order])
@@ -161,7 +161,7 @@ class _Edit:
         for op in self.old:
             self.streams.setdefault(op.stream, []).append(op.index)
         self.new: list[_New] = []
-        # Of each old gradient collective: the new ones with its parts, and the last
+        # Of each old gradient collective: the new ones with its payload, and the last
         # one that must have ended where it had.
         self.carriers: dict[int, list[_New]] = {}
         self.carried: dict[int, _New] = {}
@@ -230,8 +230,8 @@ class _Edit:
     def _keep(self, op: Op, index: int) -> Op:
         after = tuple(dict.fromkeys(self._moved(a) for a in op.after))
         collective = op.collective
-        if collective is not None and collective.parts:
-            collective = replace(collective, parts=self._parts(collective.parts))
+        if collective is not None and collective.payload:
+            collective = replace(collective, payload=self._payload(collective.payload))
         if index == op.index and after == op.after and collective is op.collective:
             return op
         if after and max(after) >= index:
@@ -273,8 +273,8 @@ class _Edit:
                         f"{new.label} mixes {what} {getattr(other, what)!r} and "
                         f"{getattr(like, what)!r}; keep them in buckets of their own"
                     )
-        parts = tuple(member.part for member in new.members)
-        num_bytes = sum(part.bytes for part in parts)
+        payload = tuple(member.part for member in new.members)
+        num_bytes = sum(part.bytes for part in payload)
         collective = Collective(
             group=like.group,
             ranks=like.ranks,
@@ -283,7 +283,7 @@ class _Edit:
             reduce_op=like.reduce_op,
             root=like.root,
             bytes=num_bytes,
-            parts=self._parts(parts),
+            payload=self._payload(payload),
             async_op=True,
         )
         return replace(
@@ -319,12 +319,14 @@ class _Edit:
         moved = {self._moved(old) for old in last.values()}
         return tuple(sorted(index for index in moved if index < new.index))
 
-    def _parts(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def _payload(self, payload: tuple[PayloadTensor, ...]) -> tuple[PayloadTensor, ...]:
         return tuple(
             part
             if part.ready is None
-            else Part(part.bytes, part.dtype, self._moved(part.ready), part.name)
-            for part in parts
+            else PayloadTensor(
+                part.bytes, part.dtype, self._moved(part.ready), part.name
+            )
+            for part in payload
         )
 
     def waits(self) -> list[WorkWait]:

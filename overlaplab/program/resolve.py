@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-from overlaplab.hardware import Hardware, profile
+from overlaplab.hardware import Hardware, find_hardware
 from overlaplab.program.costs import Costs, copy_direction, engine, is_pinned
 from overlaplab.program.deadlock import deadlock_error
 from overlaplab.program.garbage import no_collections
@@ -56,7 +56,7 @@ def resolve(program: Program, hardware: str | Hardware) -> Timeline:
         TypeError: `program` is none, or `hardware` neither a profile nor a name.
         ValueError: nobody knows the name.
     """
-    hardware = profile(hardware)
+    hardware = find_hardware(hardware)
     with no_collections():
         return Resolution(build_graph(program), hardware).timeline()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlaplab.program.holding import memory_over_time
+from overlaplab.program.memory_timeline import memory_over_time
 from overlaplab.timeline import Span, Timeline
 
 if TYPE_CHECKING:

@@ -16,6 +16,19 @@ from overlaplab.timeline.report import Report
 from overlaplab.timeline.source import NO_SOURCE, Source
 from overlaplab.timeline.span import CPU_LANE, KINDS, Span
 
+PageWriter = Callable[
+    ["Timeline", str | os.PathLike[str], "Timeline | None", str | Sequence[str]], Path
+]
+# A timeline has the name `save_html` and knows no pictures: overlaplab/__init__.py,
+# which stands above all rooms, hands in the writer of `view`.
+_page_writer: PageWriter | None = None
+
+
+def set_page_writer(writer: PageWriter) -> None:
+    """Decide what `Timeline.save_html` does."""
+    global _page_writer
+    _page_writer = writer
+
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
@@ -161,10 +174,8 @@ class Timeline:
             beside: a second timeline, under this one on the same scale.
             title: over it; two for two.
         """
-        # The one arrow that points up: drawing is not our job, the name is.
-        from overlaplab.view.page import write_page
-
-        return write_page(self, path, beside, title=title)
+        assert _page_writer is not None, "overlaplab/__init__.py sets it"
+        return _page_writer(self, path, beside, title)
 
     @staticmethod
     def from_chrome(path: str | os.PathLike[str]) -> Timeline:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from matplotlib.axes import Axes
 
 from overlaplab.timeline import Memory
-from overlaplab.view.inks import TEXT
+from overlaplab.view.colors import TEXT
 from overlaplab.view.units import format_bytes
 
 ROWS = 2.0  # height, in lanes

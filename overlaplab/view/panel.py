@@ -19,10 +19,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from overlaplab.timeline import Span, Timeline
 from overlaplab.timeline.intervals import intersect, subtract
 from overlaplab.timeline.report import Report, union
-from overlaplab.view.inks import BAND, EXPOSED, HIGHLIGHT, INKS, PATH, TEXT, inks_of
+from overlaplab.view.colors import BAND, EXPOSED, HIGHLIGHT, INKS, PATH, TEXT, inks_of
+from overlaplab.view.downsampling import Piece, join_close, pieces
 from overlaplab.view.memory_row import ROWS as MEMORY_ROWS
 from overlaplab.view.memory_row import draw_memory
-from overlaplab.view.pieces import Piece, join_close, pieces
 from overlaplab.view.stacking import ROW_IN, TITLE_LINE_IN, Part, write_above
 from overlaplab.view.units import format_ns, time_unit
 

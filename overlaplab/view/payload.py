@@ -20,7 +20,7 @@ from overlaplab.timeline import KINDS, SHARES, Memory, Span, Timeline
 from overlaplab.timeline.critical_path import likely_causes
 from overlaplab.timeline.intervals import Interval, subtract
 from overlaplab.timeline.report import union
-from overlaplab.view.inks import INKS, SHARE_INKS, inks_of
+from overlaplab.view.colors import INKS, SHARE_INKS, inks_of
 from overlaplab.view.memory_row import summary
 from overlaplab.view.panel import numbers
 

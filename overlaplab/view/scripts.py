@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-_PARTS = ("data", "layout", "paint", "marks", "timeline", "hands", "knobs")
+_PARTS = ("data", "layout", "paint", "marks", "timeline", "input", "knobs")
 
 _WIDGET = """
 export default {

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from overlaplab.timeline import Timeline
-from overlaplab.view.inks import SHARE_INKS, TEXT
+from overlaplab.view.colors import SHARE_INKS, TEXT
 from overlaplab.view.stacking import ROW_IN, Part, stack, write_above
 from overlaplab.view.units import percentages
 

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from PIL import Image
 
-from overlaplab.view.inks import EXPOSED, HIGHLIGHT, INKS, PATH, SHARE_INKS, TEXT
+from overlaplab.view.colors import EXPOSED, HIGHLIGHT, INKS, PATH, SHARE_INKS, TEXT
 
 Entry = Patch | Line2D  # of a legend
 

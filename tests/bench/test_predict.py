@@ -16,13 +16,13 @@ from overlaplab.bench.predict.grid import GPU, Grid
 from overlaplab.bench.predict.measure import describe, measure_on_link
 from overlaplab.bench.predict.page import claim, fill
 from overlaplab.bench.predict.predict import middle_step, repeat, step_ends
-from overlaplab.data_parallel import BucketedReducer
-from overlaplab.hardware import profile
+from overlaplab.calibrate.plan import GPU as CALIBRATION
+from overlaplab.calibrate.recorded import record_steps, step_starts
+from overlaplab.hardware import find_hardware
 from overlaplab.models import TransformerConfig
-from overlaplab.profiling.calibrate.plan import GPU as CALIBRATION
-from overlaplab.profiling.calibrate.recorded import record_steps, step_starts
 from overlaplab.profiling.processes import run_ranks
 from overlaplab.program import Program, resolve
+from overlaplab.techniques.data_parallel import BucketedReducer
 from tests.profiling.small_plan import SMALL as SMALL_PLAN
 
 RESULTS = Path(__file__).parents[2] / "overlaplab/bench/results"
@@ -89,7 +89,7 @@ def recorded(num_steps: int) -> Program:
 
 @pytest.mark.parametrize("hardware", ["chalk", "h100-nvlink", "ethernet-100g"])
 def test_a_repeated_step_takes_as_long_as_recorded_ones(hardware: str) -> None:
-    hw = profile(hardware)
+    hw = find_hardware(hardware)
     (ops,) = (whole := recorded(4)).ranks
     starts = [*step_starts(ops), len(ops)]
     ends = {span.attributes["op"]: span.end_ns for span in resolve(whole, hw).spans}

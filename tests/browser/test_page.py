@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from overlaplab.timeline import Memory, Span, Timeline
-from overlaplab.view.inks import INKS
-from overlaplab.view.pieces import pieces
+from overlaplab.view.colors import INKS
+from overlaplab.view.downsampling import pieces
 from overlaplab.view.units import format_bytes, format_ns
 from tests.view.many import many
 from tests.view.steps import step

@@ -99,14 +99,14 @@ def test_a_hooks_all_reduce_comes_right_after_the_gradient_it_reads():
     _, program = run_virtual(step, world_size=2)
     ops = program.ranks[1]
     launched = [o for o in ops if o.collective]
-    assert [o.collective.parts[0].name for o in launched] == [
+    assert [o.collective.payload[0].name for o in launched] == [
         "grad 1.bias",
         "grad 1.weight",
         "grad 0.bias",
         "grad 0.weight",
     ]
     for launch in launched:
-        (part,) = launch.collective.parts
+        (part,) = launch.collective.payload
         writer = ops[part.ready]
         assert writer.phase == "backward"
         assert launch.reads[0] in writer.writes

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import overlaplab as ol
 from overlaplab import streams
 from overlaplab.cluster.virtual import run_virtual
-from overlaplab.hardware import profile
+from overlaplab.hardware import find_hardware
 from overlaplab.program import find_findings, resolve
 
 
@@ -187,7 +187,7 @@ def test_what_the_cpu_computes_stays_on_the_cpu():
     kinds = {o.name: o.kind for o in program.ranks[0]}
     assert kinds["mul"] == kinds["sum"] == kinds["item"] == kinds["arange"] == "host"
     assert find_findings(program) == ()
-    timeline = resolve(program, profile("chalk"))
+    timeline = resolve(program, find_hardware("chalk"))
     assert not timeline.where(lambda s: s.kind == "memcpy").spans
 
 

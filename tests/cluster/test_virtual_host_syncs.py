@@ -10,7 +10,7 @@ import torch
 
 from overlaplab import streams
 from overlaplab.cluster.virtual import run_virtual
-from overlaplab.hardware import profile
+from overlaplab.hardware import find_hardware
 from overlaplab.program import resolve
 
 
@@ -62,7 +62,7 @@ def test_the_cpu_stands_still_until_the_kernel_has_ended(call):
         torch.zeros(2)
 
     _, program = run_virtual(step, world_size=1)
-    timeline = resolve(program, profile("h100-nvlink"))
+    timeline = resolve(program, find_hardware("h100-nvlink"))
     wait = next(s for s in timeline.spans if s.name.startswith("wait "))
     kernel = next(s for s in timeline.spans if s.name == "mm")
     later = [s for s in timeline.spans if s.name == "launch zeros"][-1]

@@ -13,7 +13,7 @@ PROGRAM = """
 import json, resource, time
 import torch
 import overlaplab as ol
-from overlaplab.data_parallel import BucketedReducer
+from overlaplab.techniques.data_parallel import BucketedReducer
 from overlaplab.models import LLAMA_70B, Transformer
 from overlaplab.program.memory import peak_bytes
 

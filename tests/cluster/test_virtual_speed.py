@@ -9,7 +9,7 @@ import torch
 import overlaplab as ol
 from overlaplab import demo, streams
 from overlaplab.cluster.virtual import run_virtual
-from overlaplab.data_parallel import BucketedReducer
+from overlaplab.techniques.data_parallel import BucketedReducer
 
 SIZES = replace(demo.SMALL, config=replace(demo.SMALL.config, num_layers=2))
 # Python calls inside this package for each recorded operator of a training step: about

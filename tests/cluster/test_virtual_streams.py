@@ -238,7 +238,7 @@ def test_names_are_those_of_the_bytes_at_the_launch():
         dist.all_reduce(flat[:2])
 
     _, program = run_virtual(step, world_size=1)
-    (part,) = program.ranks[0][1].collective.parts
+    (part,) = program.ranks[0][1].collective.payload
     assert (part.bytes, part.dtype, part.ready, part.name) == (8, "float32", 0, "first")
     assert [n.name for n in program.names] == ["first", "flat"]
     assert program.storages[0].name == "flat"
@@ -254,7 +254,7 @@ def test_a_part_is_ready_when_its_last_writer_is_and_not_its_neighbours():
 
     _, program = run_virtual(step, world_size=2)
     collective = program.ranks[0][3].collective
-    assert [part.ready for part in collective.parts] == [1, 2]
+    assert [part.ready for part in collective.payload] == [1, 2]
     assert collective.bytes == 16
 
 
@@ -305,7 +305,7 @@ def test_the_last_writer_is_found_by_exact_bytes_and_not_by_first_and_last():
         dist.all_reduce(table[0, :3])
 
     _, program = run_virtual(step, world_size=2)
-    assert program.ranks[0][3].collective.parts[0].ready == 0
+    assert program.ranks[0][3].collective.payload[0].ready == 0
 
 
 def test_numbers_on_the_host_launch_nothing_until_a_kernel_writes_them():

@@ -12,7 +12,7 @@ import pytest
 
 import overlaplab as ol
 from overlaplab.diagnosis import Finding
-from overlaplab.hardware import profile
+from overlaplab.hardware import find_hardware
 from overlaplab.timeline import Span, Timeline
 from tests.diagnosis.hand import (
     MIB,
@@ -342,7 +342,7 @@ def test_a_link_far_under_the_profiles_is_told(took_us: int, found: bool):
             send(1000, 1000 + took_us, rank=rank, bytes=50 * MIB, group_size=2),
         )
     ]
-    hw = profile("h200-nvlink")
+    hw = find_hardware("h200-nvlink")
     by_kind = {f.kind: f for f in findings(*ranks, hardware=hw)}
     assert ("low-bandwidth" in by_kind) == found
     if found:

@@ -156,7 +156,7 @@ def program_tokens(program: Program, rank: int) -> Iterator[Token]:
             # A collective with async_op=False runs on the stream that launches it.
             told = stream if collective.async_op else op.launch_stream
             itemsize = getattr(torch, op.dtype).itemsize
-            elements = sum(part.bytes for part in collective.parts) // itemsize
+            elements = sum(part.bytes for part in collective.payload) // itemsize
             yield Token(
                 "collective",
                 stream,

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab import streams
-from overlaplab.data_parallel import BucketedReducer
 from overlaplab.models import Transformer, TransformerConfig
+from overlaplab.techniques.data_parallel import BucketedReducer
 from tests.gpu.order_form import END, Form, normal_form, program_tokens, trace_tokens
 
 WORLD_SIZE = 2

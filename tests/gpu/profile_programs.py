@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import overlaplab as ol
-from overlaplab.profiling.calibrate.clock import sleep
+from overlaplab.calibrate.clock import sleep
 
 MIB = 1024 * 1024
 SLEEP_NS = 20_000_000  # long against an all-reduce of 128 MiB over any link of a host

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab import capture_step
-from overlaplab.data_parallel import BucketedReducer
 from overlaplab.errors import CaptureError
 from overlaplab.models import TOY_NETS, Transformer, TransformerConfig
+from overlaplab.techniques.data_parallel import BucketedReducer
 
 LONG = 40_000_000  # cycles: about 20 ms, long against any launch
 WIDTH = 512

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from overlaplab.data_parallel import BucketedReducer
 from overlaplab.errors import DeadlockError, RankError
 from overlaplab.grading import (
     CheckFailed,
@@ -25,6 +24,7 @@ from overlaplab.grading import (
 from overlaplab.grading.check import describe_error
 from overlaplab.grading.exercise import _REGISTRY, Exercise
 from overlaplab.grading.laws import Violation
+from overlaplab.techniques.data_parallel import BucketedReducer
 from tests.grading import lab98  # noqa: F401  (registers its exercises)
 
 

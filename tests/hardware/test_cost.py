@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.hardware import OPERATIONS, collective_ns, compute_ns, profile
+from overlaplab.hardware import OPERATIONS, collective_ns, compute_ns, find_hardware
 
-CHALK = profile("chalk")
+CHALK = find_hardware("chalk")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_collective_of_no_rank_or_of_negative_bytes_is_refused():
 
 
 def test_a_kernel_takes_the_larger_of_arithmetic_and_memory_and_never_less_than_floor():
-    h100 = profile("h100-nvlink")
+    h100 = find_hardware("h100-nvlink")
     assert compute_ns(h100, 780 * 10**9, "bfloat16") == 1_000_000
     assert compute_ns(h100, 780 * 10**9, "bfloat16", 14 * 10**9) == 10_000_000
     assert compute_ns(h100, 1, "bfloat16", 1) == h100.kernel_floor_ns == 2_000
@@ -61,7 +61,7 @@ def test_a_kernel_takes_the_larger_of_arithmetic_and_memory_and_never_less_than_
 
 
 def test_a_dtype_that_is_not_listed_runs_at_the_default_rate():
-    h100 = profile("h100-nvlink")
+    h100 = find_hardware("h100-nvlink")
     flops = 10**12
     assert compute_ns(h100, flops, "int4") == compute_ns(h100, flops, "float32")
 
@@ -75,7 +75,7 @@ def test_more_bytes_never_take_less_time(operation, num_ranks, bytes):
 
 def test_the_nvlink_profile_is_near_what_was_measured():
     # Four ranks, milliseconds measured; the 1 MiB one is known to be predicted low.
-    hw = profile("h200-nvlink")
+    hw = find_hardware("h200-nvlink")
     for mib, measured_ms in ((25, 0.161), (100, 0.518)):
         predicted = sum(collective_ns(hw, "all_reduce", 4, mib * 2**20)) / 1e6
         assert predicted == pytest.approx(measured_ms, rel=0.03)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.hardware import OPERATIONS, Hardware, Link, collective_ns, profile
+from overlaplab.hardware import OPERATIONS, Hardware, Link, collective_ns, find_hardware
 from overlaplab.hardware.collectives import Placement, placement
 
 LINK = Link(latency_ns=10, bytes_per_s=100 * 10**9, hop_ns=1)
 NETWORK = Link(latency_ns=1_000, bytes_per_s=10 * 10**9, hop_ns=100)
 NODES = replace(
-    profile("chalk"),
+    find_hardware("chalk"),
     name="nodes",
     link=LINK,
     gpus_per_node=4,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.hardware import compute_ns, interpolate, profile
+from overlaplab.hardware import compute_ns, find_hardware, interpolate
 from overlaplab.hardware.points import check_points
 
-CHALK = profile("chalk")
+CHALK = find_hardware("chalk")
 CURVE = ((100, 50), (300, 60), (1_000, 200))
 
 

@@ -13,7 +13,7 @@ from overlaplab.hardware import (
     Hardware,
     Link,
     collective_ns,
-    profile,
+    find_hardware,
     with_link,
 )
 
@@ -44,7 +44,7 @@ def test_the_profiles_are_known_by_their_names():
         "ethernet-25g",
         "laptop",
     ]
-    assert all(profile(name).name == name for name in PROFILES)
+    assert all(find_hardware(name).name == name for name in PROFILES)
 
 
 def test_every_number_of_a_profile_has_a_source():
@@ -69,7 +69,7 @@ def test_a_network_of_infiniband_is_as_fast_as_reported_where_rings_are_used():
     # 512 MiB over 248 nodes of 8 H200s: "around 350" GB/s of bus bandwidth
     # (NVIDIA/nccl-tests issue 283; the speed of its cards is not told).
     num_ranks, bytes = 248 * 8, 512 * 2**20
-    ns = sum(collective_ns(profile("h100-ib400"), "all_reduce", num_ranks, bytes))
+    ns = sum(collective_ns(find_hardware("h100-ib400"), "all_reduce", num_ranks, bytes))
     bus = 2 * (num_ranks - 1) * bytes / num_ranks / ns
     assert bus == pytest.approx(350, rel=0.1)
 
@@ -77,32 +77,32 @@ def test_a_network_of_infiniband_is_as_fast_as_reported_where_rings_are_used():
 def test_eight_cards_of_200_gigabit_are_as_fast_as_reported():
     # DGX A100: 192 GB/s of bus bandwidth (NVIDIA/nccl issue 812).
     network = Link(latency_ns=0, bytes_per_s=24 * 10**9)
-    dgx = replace(profile("a100-nvlink"), gpus_per_node=8, network=network)
+    dgx = replace(find_hardware("a100-nvlink"), gpus_per_node=8, network=network)
     _, wire = collective_ns(dgx, "all_reduce", 64, 10**10)
     assert 2 * 63 / 64 * 10**10 / wire == pytest.approx(192, rel=0.01)
 
 
 def test_a_profile_of_ones_own_is_returned_as_it_is():
     mine = hardware()
-    assert profile(mine) is mine
+    assert find_hardware(mine) is mine
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones():
     with pytest.raises(ValueError, match=r"'h100'.*chalk, h100-nvlink, h200-nvlink"):
-        profile("h100")
+        find_hardware("h100")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_one():
     with pytest.raises(ValueError, match=r"Did you mean 'ethernet-25g'\?"):
-        profile("ethernet-25")
+        find_hardware("ethernet-25")
     with pytest.raises(ValueError) as error:
-        profile("zzz")
+        find_hardware("zzz")
     assert "Did you mean" not in str(error.value)
 
 
 def test_something_that_is_no_name_is_a_type_error():
     with pytest.raises(TypeError, match="hardware is int"):
-        profile(100)  # type: ignore[arg-type]
+        find_hardware(100)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_profile_cannot_be_changed_behind_our_back():
 
 def test_a_profile_survives_pickling_and_copying():
     measured = replace(
-        profile("h100-ib400"), points={"bytes": [[1, 2]]}, network_staged=True
+        find_hardware("h100-ib400"), points={"bytes": [[1, 2]]}, network_staged=True
     )
     for hw in (*PROFILES.values(), measured):
         assert pickle.loads(pickle.dumps(hw)) == hw
@@ -199,7 +199,7 @@ def test_with_link_changes_what_is_asked_for_and_says_so():
     assert slow.name == "chalk+link"
     assert "bytes_per_s" in slow.link.source
     assert with_link(slow, latency_ns=7).name == "chalk+link"
-    assert with_link("chalk") is profile("chalk")
+    assert with_link("chalk") is find_hardware("chalk")
 
 
 def test_a_bandwidth_of_ones_own_stands_instead_of_measured_points():
@@ -222,4 +222,4 @@ def test_hardware_and_program_load_neither_torch_nor_numpy():
 
 def test_a_number_of_too_many_digits_is_refused_with_its_key():
     with pytest.raises(ValueError, match=r"launch_ns has about 39. digits"):
-        replace(profile("chalk"), launch_ns=10**400)
+        replace(find_hardware("chalk"), launch_ns=10**400)

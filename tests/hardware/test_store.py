@@ -9,13 +9,13 @@ import pytest
 from overlaplab.hardware import (
     PROFILES,
     Link,
-    profile,
+    find_hardware,
     read_profile,
     write_profile,
 )
 
 MEASURED = replace(
-    profile("h100-ib400"),
+    find_hardware("h100-ib400"),
     name="mine",
     link=Link(5, 10**9, source="here", hop_ns=3, times=((1, 9), (1_000, 70))),
     points={"flops:mm:bfloat16": ((10, 20), (30, 40)), "bytes": ((1, 1),)},
@@ -44,7 +44,7 @@ def test_what_is_written_comes_back_equal(hw, tmp_path):
 
 
 def test_the_path_of_a_file_serves_as_a_name(file):
-    assert profile(str(file)) == MEASURED
+    assert find_hardware(str(file)) == MEASURED
 
 
 def test_what_has_a_default_may_be_left_out(tmp_path):
@@ -110,7 +110,7 @@ def test_what_is_wrong_in_a_file_is_told_with_the_file_and_the_key(
 ):
     edit(file, change)
     with pytest.raises(ValueError, match=rf"mine\.json: {message}"):
-        profile(str(file))
+        find_hardware(str(file))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_file_that_is_not_utf_8_is_refused(tmp_path):
 
 def test_a_file_that_is_not_there_is_answered_with_the_known_names(tmp_path):
     with pytest.raises(ValueError, match=r"none\.json' cannot be read: No such.*chalk"):
-        profile(str(tmp_path / "none.json"))
+        find_hardware(str(tmp_path / "none.json"))
     with pytest.raises(FileNotFoundError):
         read_profile(tmp_path / "none.json")
 
@@ -153,7 +153,7 @@ def test_a_write_that_breaks_leaves_the_old_file_and_nothing_else(file, monkeypa
     before = file.read_bytes()
     monkeypatch.setattr(os, "replace", broken)
     with pytest.raises(OSError, match="disk full"):
-        write_profile(profile("chalk"), file)
+        write_profile(find_hardware("chalk"), file)
     assert file.read_bytes() == before
     assert os.listdir(file.parent) == [file.name]
 

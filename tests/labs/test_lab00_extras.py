@@ -6,13 +6,14 @@ import json
 
 import pytest
 
-from overlaplab.grading import find_exercise, judge, lab00
-from overlaplab.grading.lab00 import knobs as lab00_knobs
-from overlaplab.grading.lab00 import measured as lab00_measured
-from overlaplab.grading.lab00 import reading as lab00_reading
-from overlaplab.grading.lab00.reading import read, two_ranks
-from overlaplab.grading.lab00.written import written_step
+from overlaplab.grading import find_exercise, judge
 from overlaplab.program import resolve
+from overlaplab_course import lab00
+from overlaplab_course.lab00 import knobs as lab00_knobs
+from overlaplab_course.lab00 import measured as lab00_measured
+from overlaplab_course.lab00 import reading as lab00_reading
+from overlaplab_course.lab00.reading import read, two_ranks
+from overlaplab_course.lab00.written import written_step
 
 NUMBER = 6
 

@@ -8,10 +8,10 @@ import pytest
 
 import overlaplab as ol
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab00 import returned as lab00
-from overlaplab.grading.lab00 import runs
-from overlaplab.grading.lab00.returned import count, step_of
-from overlaplab.grading.lab00.written import written_step
+from overlaplab_course.lab00 import returned as lab00
+from overlaplab_course.lab00 import runs
+from overlaplab_course.lab00.returned import count, step_of
+from overlaplab_course.lab00.written import written_step
 
 NUMBER = 6
 

@@ -9,10 +9,10 @@ import pytest
 
 import overlaplab as ol
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab00 import launches as lab00_launches
-from overlaplab.grading.lab00 import runs
-from overlaplab.grading.lab00 import schedule as lab00
-from overlaplab.grading.lab00.launches import (
+from overlaplab_course.lab00 import launches as lab00_launches
+from overlaplab_course.lab00 import runs
+from overlaplab_course.lab00 import schedule as lab00
+from overlaplab_course.lab00.launches import (
     LAUNCH_US,
     Launch,
     as_program,

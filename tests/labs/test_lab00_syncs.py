@@ -13,8 +13,8 @@ import torch
 
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab00 import runs, sources
-from overlaplab.grading.lab00 import syncs as lab00
+from overlaplab_course.lab00 import runs, sources
+from overlaplab_course.lab00 import syncs as lab00
 
 LESSON = Path(__file__).parents[2] / "course" / "00_start.py"
 

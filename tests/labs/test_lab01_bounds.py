@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab01 import bounds as lab_bounds
-from overlaplab.grading.lab01 import shortest as lab_shortest
-from overlaplab.grading.lab01.shortest import Job, job
-from overlaplab.grading.lab01.steps import CHALK, NS_PER_MS, write_step
 from overlaplab.program import resolve
+from overlaplab_course.lab01 import bounds as lab_bounds
+from overlaplab_course.lab01 import shortest as lab_shortest
+from overlaplab_course.lab01.shortest import Job, job
+from overlaplab_course.lab01.steps import CHALK, NS_PER_MS, write_step
 
 NUMBERS = (6, 7, 23)
 

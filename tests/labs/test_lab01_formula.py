@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab01 import formula as lab
-from overlaplab.grading.lab01.formula import cards
+from overlaplab_course.lab01 import formula as lab
+from overlaplab_course.lab01.formula import cards
 
 NUMBERS = (6, 1, 17)
 

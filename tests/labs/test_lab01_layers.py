@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab01 import layers as lab
-from overlaplab.grading.lab01.layers import LESSON, resolved, step_and_hidden
-from overlaplab.grading.lab01.reference import schedule
-from overlaplab.grading.lab01.steps import (
+from overlaplab.program import replay
+from overlaplab_course.lab01 import layers as lab
+from overlaplab_course.lab01.layers import LESSON, resolved, step_and_hidden
+from overlaplab_course.lab01.reference import schedule
+from overlaplab_course.lab01.steps import (
     GRADIENT_BYTES,
     from_backward,
     recorded,
     slow_gpu,
 )
-from overlaplab.program import replay
 
 # Right
 

@@ -8,10 +8,10 @@ from fractions import Fraction
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab01 import messages as lab
-from overlaplab.grading.lab01.figures import a_gigabyte, count
-from overlaplab.grading.lab01.messages import Message, link_of, resolved
 from overlaplab.hardware import collective_ns
+from overlaplab_course.lab01 import messages as lab
+from overlaplab_course.lab01.figures import a_gigabyte, count
+from overlaplab_course.lab01.messages import Message, link_of, resolved
 
 
 def solve(

@@ -11,9 +11,9 @@ from torch import nn
 
 import overlaplab as ol
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab01 import ratios as lab
-from overlaplab.grading.lab01.ratios import contended, one_sided, uncontended, unseen
-from overlaplab.grading.lab01.steps import GPU, ten_layers
+from overlaplab_course.lab01 import ratios as lab
+from overlaplab_course.lab01.ratios import contended, one_sided, uncontended, unseen
+from overlaplab_course.lab01.steps import GPU, ten_layers
 
 
 def in_six_lines(tc, tm, sent, hidden, step):

@@ -10,9 +10,9 @@ import pytest
 
 import overlaplab
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab01 import repair as lab
-from overlaplab.grading.lab01.measured import _read, measured, measured_alone
-from overlaplab.grading.lab01.repair import bad_letter, broken_forecast, jobs
+from overlaplab_course.lab01 import repair as lab
+from overlaplab_course.lab01.measured import _read, measured, measured_alone
+from overlaplab_course.lab01.repair import bad_letter, broken_forecast, jobs
 
 COURSE = Path(overlaplab.__file__).parents[1] / "course" / "01_overlap_arithmetic.py"
 

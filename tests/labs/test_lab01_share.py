@@ -6,11 +6,11 @@ import pytest
 
 import overlaplab as ol
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab01 import knobs as lab_knobs
-from overlaplab.grading.lab01 import share as lab
-from overlaplab.grading.lab01.share import PARAMETERS, true_share
 from overlaplab.hardware import collective_ns, compute_ns
 from overlaplab.program import ProgramBuilder
+from overlaplab_course.lab01 import knobs as lab_knobs
+from overlaplab_course.lab01 import share as lab
+from overlaplab_course.lab01.share import PARAMETERS, true_share
 
 FOUND = {
     "claim holds": {"num_gpus": 256, "tokens": 2048, "link": "h100-ib400"},

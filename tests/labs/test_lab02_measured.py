@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from overlaplab.bench import lessons
-from overlaplab.grading.lab02 import measured
+from overlaplab_course import measure as lessons
+from overlaplab_course.lab02 import measured
 
 RATIOS = {"plain": {"step_ratio": 1.0}, "events": {"step_ratio": 1.25}}
 STORED = {
@@ -71,7 +71,7 @@ def test_each_number_stands_beside_its_name(store):
 def test_without_a_measurement_on_gpus_it_says_how_to_make_one(store, values):
     store(values)
     assert measured.on_gpus() == measured.NOTHING
-    assert "bench lessons 02" in measured.NOTHING and "02" in lessons.known()
+    assert "measure 02" in measured.NOTHING and "02" in lessons.known()
 
 
 def test_groups_that_were_refused_leave_the_rest(store):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab02 import exposed, merging, names, traces
-from overlaplab.grading.lab02.rows import Row, is_communication, kernel, unseen_rows
+from overlaplab_course.lab02 import exposed, merging, names, traces
+from overlaplab_course.lab02.rows import Row, is_communication, kernel, unseen_rows
 
 # --- 2.2 -------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ import pytest
 import overlaplab
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab02 import broken, totals
-from overlaplab.grading.lab02.rows import unseen_rows
+from overlaplab_course.lab02 import broken, totals
+from overlaplab_course.lab02.rows import unseen_rows
 
 
 @pytest.fixture(scope="module", autouse=True)

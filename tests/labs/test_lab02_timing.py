@@ -10,8 +10,8 @@ import torch
 
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab02 import timing as lab02
-from overlaplab.grading.lab02.stopwatch import clock, run_timed
+from overlaplab_course.lab02 import timing as lab02
+from overlaplab_course.lab02.stopwatch import clock, run_timed
 
 
 @pytest.fixture(scope="module", autouse=True)

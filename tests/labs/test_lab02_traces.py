@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab02 import bill, exposed, gaps, reading, traces
-from overlaplab.grading.lab02.rows import is_communication
 from overlaplab.timeline.intervals import merge, subtract
+from overlaplab_course.lab02 import bill, exposed, gaps, reading, traces
+from overlaplab_course.lab02.rows import is_communication
 
 NUMBERS = (6, 1, 17)
 BATCH_8, BATCH_2 = "overlapped, batch 8", "overlapped, batch 2"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab03 import repair
-from overlaplab.grading.lab03.repair import Case, right_diagnosis
+from overlaplab_course.lab03 import repair
+from overlaplab_course.lab03.repair import Case, right_diagnosis
 
 
 def look_up(towers):

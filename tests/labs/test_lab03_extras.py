@@ -9,17 +9,17 @@ import pytest
 
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab03 import enough, knobs
-from overlaplab.grading.lab03.enough import finish_with, steps_ms
-from overlaplab.grading.lab03.four_races import PROGRAMS
-from overlaplab.grading.lab03.measured import (
+from overlaplab.hardware import Link, find_hardware
+from overlaplab_course.lab03 import enough, knobs
+from overlaplab_course.lab03.enough import finish_with, steps_ms
+from overlaplab_course.lab03.four_races import PROGRAMS
+from overlaplab_course.lab03.measured import (
     beside_the_sanitizer,
     measured,
     off_by,
     sanitizer_report,
 )
-from overlaplab.grading.lab03.predicted import MATMUL, MESSAGE_BYTES, predicted_ms
-from overlaplab.hardware import Link, profile
+from overlaplab_course.lab03.predicted import MATMUL, MESSAGE_BYTES, predicted_ms
 
 ENOUGH = {"kernels": 1, "one chain": 1, "batches": 3}
 
@@ -175,7 +175,7 @@ def test_the_measured_job_is_predicted_as_it_was_measured():
     """A matmul and 64 MiB a unit, each a millisecond: 16 and 11 of them."""
     unit_flops, unit_bytes = 2 * MATMUL**3, MESSAGE_BYTES
     slow = replace(
-        profile("chalk"),
+        find_hardware("chalk"),
         flops_per_s={"default": 1000 * unit_flops},
         link=Link(latency_ns=0, bytes_per_s=1000 * unit_bytes),
     )
@@ -215,8 +215,10 @@ def test_a_question_that_failed_says_so(tmp_path):
 
 def test_without_a_stored_file_the_command_is_shown(tmp_path):
     text = str(measured("job", tmp_path / "none.json"))
-    assert "python -m overlaplab.bench lessons --lesson 03" in text
-    assert "bench lessons" in str(sanitizer_report("event", tmp_path / "none.json"))
+    assert "python -m overlaplab_course.measure 03" in text
+    assert "overlaplab_course.measure" in str(
+        sanitizer_report("event", tmp_path / "none.json")
+    )
 
 
 def test_four_races_are_found_here_and_their_repairs_are_silent(tmp_path):

@@ -8,8 +8,8 @@ import torch
 import overlaplab as ol
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab03 import feed
-from overlaplab.grading.lab03.feed import LOOPS, feed_loop
+from overlaplab_course.lab03 import feed
+from overlaplab_course.lab03.feed import LOOPS, feed_loop
 
 
 class Feed:

@@ -6,10 +6,10 @@ import pytest
 
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab03 import schedule
-from overlaplab.grading.lab03.jobs import COMPUTE, backward_job, drawn_job
-from overlaplab.grading.lab03.play import play
-from overlaplab.grading.lab03.reference import issue as plain_issue
+from overlaplab_course.lab03 import schedule
+from overlaplab_course.lab03.jobs import COMPUTE, backward_job, drawn_job
+from overlaplab_course.lab03.play import play
+from overlaplab_course.lab03.reference import issue as plain_issue
 
 
 class Issue:

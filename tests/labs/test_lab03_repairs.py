@@ -12,8 +12,8 @@ import torch.distributed as dist
 import overlaplab as ol
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab03 import broken, repair
-from overlaplab.grading.lab03.repair import Case, right_diagnosis
+from overlaplab_course.lab03 import broken, repair
+from overlaplab_course.lab03.repair import Case, right_diagnosis
 
 COURSE = Path(__file__).parents[2] / "course" / "03_streams.py"
 NUMBERS = (3, 4, 11)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab03 import waits
-from overlaplab.grading.lab03.jobs import (
+from overlaplab_course.lab03 import waits
+from overlaplab_course.lab03.jobs import (
     LOAD,
     WIRE,
     Job,
@@ -18,7 +18,7 @@ from overlaplab.grading.lab03.jobs import (
     fewest_waits,
     pipeline_job,
 )
-from overlaplab.grading.lab03.waits import pipeline
+from overlaplab_course.lab03.waits import pipeline
 
 NUMBERS = (0, 1, 2, 3, 17)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab04 import choose as lab
 from overlaplab.program import resolve
+from overlaplab_course.lab04 import choose as lab
 
 
 @pytest.mark.parametrize("chunks", lab.CHUNKS)

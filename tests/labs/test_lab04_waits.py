@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 import overlaplab.streams as streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab04 import reference
-from overlaplab.grading.lab04 import waits as lab
-from overlaplab.grading.lab04.board import BOARD
 from overlaplab.program import ProgramBuilder, resolve
+from overlaplab_course.lab04 import reference
+from overlaplab_course.lab04 import waits as lab
+from overlaplab_course.lab04.board import BOARD
 
 
 def send(tensor):

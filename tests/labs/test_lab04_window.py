@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 import overlaplab.streams as streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab04 import reference
-from overlaplab.grading.lab04 import window as lab
+from overlaplab_course.lab04 import reference
+from overlaplab_course.lab04 import window as lab
 
 
 class Window:

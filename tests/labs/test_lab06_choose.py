@@ -9,9 +9,9 @@ import time
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab06 import choose as lab06_choose
-from overlaplab.grading.lab06.choose import MIB, cases, pack
 from overlaplab.program import replay
+from overlaplab_course.lab06 import choose as lab06_choose
+from overlaplab_course.lab06.choose import MIB, cases, pack
 
 CONSTANTS_MIB = (1, 5, 10, 25, 50, 100, 200)
 

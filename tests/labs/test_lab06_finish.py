@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab06 import reduce as lab
-from overlaplab.grading.lab06 import reference as lab06_reference
+from overlaplab_course.lab06 import reduce as lab
+from overlaplab_course.lab06 import reference as lab06_reference
 
 
 def send_the_rest(state):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab06 import plan as lab06_plan
-from overlaplab.grading.lab06.reference import plan_buckets
+from overlaplab_course.lab06 import plan as lab06_plan
+from overlaplab_course.lab06.reference import plan_buckets
 
 
 def trainable(params):

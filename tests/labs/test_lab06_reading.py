@@ -6,15 +6,17 @@ import copy
 
 import pytest
 
-from overlaplab.grading import find_exercise, judge, lab06
-from overlaplab.grading.lab06 import reading as lab06_reading
-from overlaplab.grading.lab06.measured import (
+from overlaplab.grading import find_exercise, judge
+from overlaplab.program import replay
+from overlaplab_course import lab06
+from overlaplab_course.lab06 import reading as lab06_reading
+from overlaplab_course.lab06.measured import (
     measured,
     message_points,
     stored_benchmarks,
 )
-from overlaplab.grading.lab06.reading import KNOBS, saved_percent, turn
-from overlaplab.grading.lab06.runs import (
+from overlaplab_course.lab06.reading import KNOBS, saved_percent, turn
+from overlaplab_course.lab06.runs import (
     ETHERNET,
     MIB,
     NVLINK,
@@ -22,7 +24,6 @@ from overlaplab.grading.lab06.runs import (
     three_runs,
     written_step,
 )
-from overlaplab.program import replay
 
 # 6.0
 

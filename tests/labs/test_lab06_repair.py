@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 import overlaplab.streams as streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab06 import repair as lab06_repair
-from overlaplab.grading.lab06.reduce import PROMPT, SAFE
-from overlaplab.grading.lab06.repair import VALUES
+from overlaplab_course.lab06 import repair as lab06_repair
+from overlaplab_course.lab06.reduce import PROMPT, SAFE
+from overlaplab_course.lab06.repair import VALUES
 from tests.labs.repairs import (
     NUMBERS,
     Reducer,

@@ -4,8 +4,8 @@ import pytest
 import torch.distributed as dist
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab06.reduce import ONCE, PROMPT
-from overlaplab.grading.lab06.repair import DIAGNOSIS
+from overlaplab_course.lab06.reduce import ONCE, PROMPT
+from overlaplab_course.lab06.repair import DIAGNOSIS
 from tests.labs.repairs import NUMBERS, Reducer, SerialPastedIn, first_diagnosis
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab06 import settings as lab06_settings
-from overlaplab.grading.lab06.settings import try_ddp
+from overlaplab_course.lab06 import settings as lab06_settings
+from overlaplab_course.lab06.settings import try_ddp
 
 RIGHT = {
     "one message": {"bucket_cap_mb": 100},

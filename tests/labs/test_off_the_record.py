@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.grading.lab00 import meet, syncs
-from overlaplab.grading.lab03 import feed as lab03
-from overlaplab.grading.lab04 import collectives, small, waits, window
-from overlaplab.grading.lab06 import reduce as lab06
-from overlaplab.grading.lab06 import reference as lab06_reference
+from overlaplab_course.lab00 import meet, syncs
+from overlaplab_course.lab03 import feed as lab03
+from overlaplab_course.lab04 import collectives, small, waits, window
+from overlaplab_course.lab06 import reduce as lab06
+from overlaplab_course.lab06 import reference as lab06_reference
 
 NOT_RECORDED = "bytes that no operator of the record wrote"
 

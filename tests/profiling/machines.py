@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from overlaplab.profiling.doctor import Checkup
-from overlaplab.profiling.doctor_facts import Facts, Section
-from overlaplab.profiling.doctor_system import Port, System
+from overlaplab.checkup.doctor import Checkup
+from overlaplab.checkup.facts import Facts, Section
+from overlaplab.checkup.system import Port, System
 
 H100 = {"name": "NVIDIA H100 80GB HBM3", "bytes": 79 * 2**30, "processors": 132}
 SKIPPED = Section({"skipped": "no GPU"})

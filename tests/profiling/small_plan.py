@@ -1,6 +1,6 @@
 """A calibration that any machine ends in seconds."""
 
-from overlaplab.profiling.calibrate.plan import CalibrationPlan, ModelCase
+from overlaplab.calibrate.plan import CalibrationPlan, ModelCase
 
 TINY = ModelCase(d_model=8, num_heads=1, vocab_size=16, batch=1, num_layers=1, tokens=4)
 SMALL = CalibrationPlan(

@@ -138,7 +138,7 @@ def test_nothing_is_printed():
 
 
 def test_in_a_script_of_one_s_own_launches_carry_labels_and_waits_are_seen():
-    # A process of its own: it has neither the pool nor its diary.
+    # A process of its own: it has neither the pool nor its collective_log.
     script = (
         "import torch, torch.distributed as dist, overlaplab as ol\n"
         "store = dist.HashStore()\n"

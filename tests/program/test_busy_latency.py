@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from overlaplab.hardware import profile
+from overlaplab.hardware import find_hardware
 from overlaplab.program import ProgramBuilder, resolve
 
-CHALK = profile("chalk")  # 1 us a collective, then 0.1 ns a byte
+CHALK = find_hardware("chalk")  # 1 us a collective, then 0.1 ns a byte
 FULL = replace(CHALK, busy_latency_ns=500)
 
 

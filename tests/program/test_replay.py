@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlaplab.errors import ProgramError
-from overlaplab.hardware import profile, with_link
+from overlaplab.hardware import find_hardware, with_link
 from overlaplab.program import (
     Access,
-    Part,
+    PayloadTensor,
     Program,
     ProgramBuilder,
     buckets_of_cap,
     find_findings,
-    gradient_parts,
+    gradient_payload,
     rebucket,
     replay,
     resolve,
@@ -52,7 +52,7 @@ def step_program(
                     index = waiting.pop(0)
                     grads = tuple(Access(p, 0, sizes[p]) for p in buckets[index])
                     parts = [
-                        Part(
+                        PayloadTensor(
                             sizes[p], "float32", ready[p], f"grad {p}" if named else ""
                         )
                         for p in buckets[index]
@@ -61,7 +61,7 @@ def step_program(
                         b.collective(
                             rank,
                             "all_reduce",
-                            parts=parts,
+                            payload=parts,
                             label=f"bucket {index}",
                             reads=grads,
                             writes=grads,
@@ -102,8 +102,10 @@ def test_the_recorded_buckets_give_the_recorded_program():
     assert rebucket(program, [[0, 1], [2, 3]]) == program
 
 
-def sent(program: Program) -> list[tuple[Part, ...]]:
-    return [op.collective.parts for op in program.ranks[1] if op.collective is not None]
+def sent(program: Program) -> list[tuple[PayloadTensor, ...]]:
+    return [
+        op.collective.payload for op in program.ranks[1] if op.collective is not None
+    ]
 
 
 @st.composite
@@ -140,18 +142,21 @@ def test_a_cap_fills_buckets_greedily_in_order_of_position():
 
 
 def test_a_gradient_larger_than_the_cap_travels_alone():
-    parts = [Part(n, "float32", None) for n in (3, 10, 1, 1, 1, 6)]
+    parts = [PayloadTensor(n, "float32", None) for n in (3, 10, 1, 1, 1, 6)]
     assert buckets_of_cap(parts, 4) == ((0,), (1,), (2, 3, 4), (5,))
 
 
 def test_one_bucket_is_open_for_each_dtype():
-    parts = [Part(2, dtype, None) for dtype in ("bf16", "fp32", "bf16", "fp32", "bf16")]
+    parts = [
+        PayloadTensor(2, dtype, None)
+        for dtype in ("bf16", "fp32", "bf16", "fp32", "bf16")
+    ]
     assert buckets_of_cap(parts, 4) == ((0, 2), (1, 3), (4,))
 
 
 @given(st.lists(st.integers(0, 9), max_size=12), st.integers(1, 20))
 def test_buckets_of_a_cap_keep_order_hold_the_cap_and_are_maximal(sizes, cap):
-    buckets = buckets_of_cap([Part(n, "float32", None) for n in sizes], cap)
+    buckets = buckets_of_cap([PayloadTensor(n, "float32", None) for n in sizes], cap)
     assert [p for bucket in buckets for p in bucket] == list(range(len(sizes)))
     weights = [sum(sizes[p] for p in bucket) for bucket in buckets]
     assert all(w <= cap or len(b) == 1 for w, b in zip(weights, buckets, strict=True))
@@ -184,7 +189,7 @@ def test_a_bucket_of_two_dtypes_is_refused():
     b = ProgramBuilder(2)
     for rank in (0, 1):
         for dtype in ("float32", "bfloat16"):
-            b.collective(rank, "all_reduce", parts=[Part(8, dtype, None)])
+            b.collective(rank, "all_reduce", payload=[PayloadTensor(8, dtype, None)])
     with pytest.raises(ValueError, match="bucket 0 mixes bfloat16, float32"):
         rebucket(b.build(), [[0, 1]])
 
@@ -199,7 +204,9 @@ def test_a_program_without_async_all_reduces_is_refused():
 def test_ranks_that_reduce_different_gradients_are_refused():
     b = ProgramBuilder(2)
     for rank in (0, 1):
-        b.collective(rank, "all_reduce", parts=[Part(8 + rank, "float32", None)])
+        b.collective(
+            rank, "all_reduce", payload=[PayloadTensor(8 + rank, "float32", None)]
+        )
     with pytest.raises(ProgramError, match="rank 1 reduces other gradients"):
         rebucket(b.build(), 25)
 
@@ -209,7 +216,7 @@ def test_a_bucket_that_leaves_after_somebody_waits_for_it_is_refused():
     for position in range(2):
         mm = b.compute(0, "mm", ns=5)
         work = b.collective(
-            0, "all_reduce", parts=[Part(8, "float32", mm, f"{position}")]
+            0, "all_reduce", payload=[PayloadTensor(8, "float32", mm, f"{position}")]
         )
         b.wait(0, work)
         b.compute(0, "update", ns=5)
@@ -220,7 +227,7 @@ def test_a_bucket_that_leaves_after_somebody_waits_for_it_is_refused():
 
 
 def test_each_step_has_its_own_positions():
-    parts = gradient_parts(step_program(EACH, steps=3))
+    parts = gradient_payload(step_program(EACH, steps=3))
     assert [[part.bytes for part in step] for step in parts] == [list(SIZES)] * 3
 
 
@@ -233,15 +240,19 @@ def test_what_has_no_name_in_a_named_bucket_rides_with_the_last_gradient():
             for bucket in buckets:
                 if max(bucket) != position:
                     continue
-                parts = [Part(8, "float32", written[p], f"grad {p}") for p in bucket]
+                parts = [
+                    PayloadTensor(8, "float32", written[p], f"grad {p}") for p in bucket
+                ]
                 if position == 2:
                     flags = b.compute(0, "ones", ns=10)
-                    parts.append(Part(12, "float32", flags))
-                b.collective(0, "all_reduce", parts=parts, label=f"bucket {len(parts)}")
+                    parts.append(PayloadTensor(12, "float32", flags))
+                b.collective(
+                    0, "all_reduce", payload=parts, label=f"bucket {len(parts)}"
+                )
         return b.build()
 
     each = program([[0], [1], [2]])
-    assert [len(step) for step in gradient_parts(each)] == [3]
+    assert [len(step) for step in gradient_payload(each)] == [3]
     one = resolve(rebucket(each, [[0, 1, 2]]), "chalk")
     assert events(one) == events(resolve(program([[0, 1, 2]]), "chalk"))
     assert one.spans[-1].bytes == 3 * 8 + 12
@@ -254,7 +265,9 @@ def test_other_collectives_keep_their_place_and_are_renumbered():
         for position in range(2):
             mm = b.compute(rank, "mm", ns=5)
             b.collective(
-                rank, "all_reduce", parts=[Part(8, "float32", mm, f"{position}")]
+                rank,
+                "all_reduce",
+                payload=[PayloadTensor(8, "float32", mm, f"{position}")],
             )
         b.collective(rank, "barrier", async_op=False)
     program = rebucket(b.build(), [[0, 1]])
@@ -270,7 +283,9 @@ def test_storages_and_names_move_with_the_operators():
     for position in range(2):
         grad = b.storage(0, bytes=8, name=f"grad {position}")
         mm = b.compute(0, "mm", ns=5, writes=(grad,))
-        b.collective(0, "all_reduce", parts=[Part(8, "float32", mm, f"{position}")])
+        b.collective(
+            0, "all_reduce", payload=[PayloadTensor(8, "float32", mm, f"{position}")]
+        )
     b.compute(0, "step", ns=1)
     b.free(0, grad)
     program = rebucket(b.build(), [[0, 1]])
@@ -282,7 +297,9 @@ def test_a_storage_that_moves_keeps_all_that_is_known_of_it():
     b = ProgramBuilder(1)
     for position in range(2):
         mm = b.compute(0, "mm", ns=5)
-        b.collective(0, "all_reduce", parts=[Part(8, "float32", mm, f"{position}")])
+        b.collective(
+            0, "all_reduce", payload=[PayloadTensor(8, "float32", mm, f"{position}")]
+        )
     late = b.storage(0, bytes=8, name="late")
     b.compute(0, "step", ns=1, writes=(late,))
     b.record_stream(0, late, "side")
@@ -300,14 +317,16 @@ def test_replay_without_buckets_only_changes_the_hardware():
     program = step_program([[0, 1, 2, 3]])
     slow = with_link("chalk", bytes_per_s=5 * 10**9)
     assert replay(program, hardware=slow) == resolve(program, slow)
-    fast_end = resolve(program, profile("chalk")).spans[-1].end_ns
+    fast_end = resolve(program, find_hardware("chalk")).spans[-1].end_ns
     assert replay(program, hardware=slow).spans[-1].end_ns == fast_end + 7_500
 
 
 def test_a_rule_of_ones_own_says_what_reduces_gradients():
     b = ProgramBuilder(1)
     for name in ("loss", "grad", "grad"):
-        b.collective(0, "all_reduce", parts=[Part(8, "float32", None)], label=name)
+        b.collective(
+            0, "all_reduce", payload=[PayloadTensor(8, "float32", None)], label=name
+        )
     program = rebucket(b.build(), [[0, 1]], is_gradient=lambda op: op.label == "grad")
     assert [op.label for op in program.ranks[0]] == ["loss", "bucket 0"]
 
@@ -316,8 +335,10 @@ def test_buckets_leave_in_one_order_on_all_ranks_though_readiness_differs():
     b = ProgramBuilder(2)
     for rank in (0, 1):
         written = {p: b.compute(rank, f"mm {p}", ns=5) for p in ((0, 1), (1, 0))[rank]}
-        parts = [Part(8 + p, "float32", written[p], f"grad {p}") for p in (0, 1)]
-        b.collective(rank, "all_reduce", parts=parts)
+        parts = [
+            PayloadTensor(8 + p, "float32", written[p], f"grad {p}") for p in (0, 1)
+        ]
+        b.collective(rank, "all_reduce", payload=parts)
     program = rebucket(b.build(), [[0], [1]])
     for rank, after in ((0, [(0,), (2,)]), (1, [(1,), (1,)])):
         reduces = [op for op in program.ranks[rank] if op.collective is not None]

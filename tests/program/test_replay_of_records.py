@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import overlaplab as ol
-from overlaplab.data_parallel import BucketedReducer, HookReducer
-from overlaplab.program import find_findings, gradient_parts, rebucket, resolve
+from overlaplab.program import find_findings, gradient_payload, rebucket, resolve
+from overlaplab.techniques.data_parallel import BucketedReducer, HookReducer
 
 MIB = 2**20
 
@@ -67,7 +67,7 @@ def test_a_bucketed_record_splits_into_one_all_reduce_a_parameter(
 
 
 def test_positions_follow_the_arrival_of_gradients(by_parameter):
-    for step in gradient_parts(by_parameter):
+    for step in gradient_payload(by_parameter):
         assert [part.name for part in step] == [
             "grad 4.bias",
             "grad 4.weight",

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from overlaplab.errors import MismatchError, ProgramError
-from overlaplab.hardware import profile
+from overlaplab.hardware import find_hardware
 from overlaplab.program import Op, Program, ProgramBuilder, resolve
 from overlaplab.timeline import Span, Timeline
 
-CHALK = profile("chalk")
+CHALK = find_hardware("chalk")
 LAUNCHING = replace(CHALK, name="launching", launch_ns=10, collective_launch_ns=100)
 CONTENDED = replace(
     CHALK, name="contended", compute_rate_permille=500, wire_rate_permille=250

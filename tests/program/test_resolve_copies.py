@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from overlaplab.hardware import Link, profile
+from overlaplab.hardware import Link, find_hardware
 from overlaplab.program import ProgramBuilder, resolve
 from overlaplab.timeline import Timeline
 
-CHALK = profile("chalk")
+CHALK = find_hardware("chalk")
 NODES = replace(
     CHALK,
     name="nodes of one GPU",

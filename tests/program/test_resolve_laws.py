@@ -5,11 +5,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlaplab.hardware import Hardware, profile
+from overlaplab.hardware import Hardware, find_hardware
 from overlaplab.program import ProgramBuilder, find_deadlock, resolve
 from overlaplab.timeline import Span, Timeline
 
-CHALK = profile("chalk")
+CHALK = find_hardware("chalk")
 STREAMS = ("default", "side")
 GROUPS = ("default", "other")
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from overlaplab.hardware import Link, collective_ns, profile
-from overlaplab.program import Part, ProgramBuilder, resolve
+from overlaplab.hardware import Link, collective_ns, find_hardware
+from overlaplab.program import PayloadTensor, ProgramBuilder, resolve
 from overlaplab.timeline import Timeline
 
-CHALK = profile("chalk")
+CHALK = find_hardware("chalk")
 # In a node of two 100 bytes a ns, between nodes 10; no latency.
 NODES = replace(
     CHALK,
@@ -77,7 +77,7 @@ def test_two_sends_of_one_rank_share_its_way_out():
 
 
 def test_a_representative_pays_by_the_real_ranks_of_each_group():
-    hw = profile("h100-nvlink")
+    hw = find_hardware("h100-nvlink")
     hw = replace(hw, gpus_per_node=8, network=Link(10_000, 48 * 10**9, hop_ns=2_000))
     groups = {
         "world": tuple(range(4096)),
@@ -119,9 +119,9 @@ def test_launching_in_the_backward_pass_has_a_cost_of_its_own():
 @pytest.mark.parametrize(("num_parts", "ns"), [(0, 100), (1, 100), (2, 107), (4, 121)])
 def test_each_further_tensor_of_a_coalesced_collective_costs_its_launch(num_parts, ns):
     hw = replace(CHALK, collective_launch_ns=100, collective_part_launch_ns=7)
-    parts = [Part(bytes=4, dtype="float32", ready=None)] * num_parts
+    parts = [PayloadTensor(bytes=4, dtype="float32", ready=None)] * num_parts
     b = ProgramBuilder(2)
     for rank in (0, 1):
-        b.collective(rank, "all_reduce", parts=parts)
+        b.collective(rank, "all_reduce", payload=parts)
     launch = rows(resolve(b.build(), hw))[0]
     assert launch == ("cpu", "launch all_reduce", 0, ns)

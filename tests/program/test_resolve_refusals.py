@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from overlaplab.errors import DeadlockError
-from overlaplab.hardware import profile
+from overlaplab.hardware import find_hardware
 from overlaplab.program import (
-    Part,
+    PayloadTensor,
     Program,
     ProgramBuilder,
     find_deadlock,
@@ -21,7 +21,7 @@ def with_a_gradient() -> Program:
     b = ProgramBuilder(2)
     for rank in (0, 1):
         b.compute(rank, "backward", ns=10)
-        b.collective(rank, "all_reduce", parts=[Part(4, "float32", ready=0)])
+        b.collective(rank, "all_reduce", payload=[PayloadTensor(4, "float32", ready=0)])
     return b.build()
 
 
@@ -91,7 +91,7 @@ def test_a_deadlock_tells_the_virtual_time_at_which_nothing_moves_any_more(
     hardware, time
 ):
 
-    slow = replace(profile("chalk"), launch_ns=300)
+    slow = replace(find_hardware("chalk"), launch_ns=300)
     b = ProgramBuilder(2)
     b.compute(0, "forward", ns=4_000)
     b.wait(0, b.collective(0, "all_reduce", bytes=8))

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 from overlaplab import cli, demo
-from overlaplab.data_parallel import SerialReducer
+from overlaplab.techniques.data_parallel import SerialReducer
 from overlaplab.timeline import Span, Timeline
 
 

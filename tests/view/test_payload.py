@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlaplab.timeline import KINDS, Memory, Span, Timeline
-from overlaplab.view.inks import INKS
+from overlaplab.view.colors import INKS
 from overlaplab.view.payload import column, payload, to_json
 from tests.view.steps import step
 

@@ -11,8 +11,8 @@ from typing import Any
 from overlaplab.bench.predict.errors import Row, summary
 from overlaplab.bench.predict.measure import PROFILED_STEPS
 from overlaplab.bench.predict.predict import predict, record_variant
+from overlaplab.calibrate.profile import build_profile
 from overlaplab.hardware import Hardware
-from overlaplab.profiling.calibrate.profile import build_profile
 from overlaplab.program import Op
 
 _STATE = ("model", "batch", "sm_clock_mhz", "power_mw", "temperature_c")

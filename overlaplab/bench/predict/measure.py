@@ -30,15 +30,15 @@ from overlaplab.bench.kernels import kernel_sums
 from overlaplab.bench.predict.grid import Grid
 from overlaplab.bench.timing import time_in_turn
 from overlaplab.bench.variants import Variant
-from overlaplab.files import write_whole
-from overlaplab.models import Transformer
-from overlaplab.profiling.calibrate.clock import sleep
-from overlaplab.profiling.calibrate.measure import (
+from overlaplab.calibrate.clock import sleep
+from overlaplab.calibrate.measure import (
     measure_device,
     measure_launches,
     measure_link,
 )
-from overlaplab.profiling.calibrate.plan import CalibrationPlan
+from overlaplab.calibrate.plan import CalibrationPlan
+from overlaplab.files import write_whole
+from overlaplab.models import Transformer
 from overlaplab.profiling.profile import profile
 
 PROFILED_STEPS = 2

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from overlaplab.bench.data_parallel import MODELS
-from overlaplab.data_parallel import (
+from overlaplab.calibrate.recorded import record_steps, step_starts
+from overlaplab.hardware import Hardware
+from overlaplab.program import Op, Program, resolve
+from overlaplab.techniques.data_parallel import (
     BucketedReducer,
     HookReducer,
     Reducer,
     SerialReducer,
 )
-from overlaplab.hardware import Hardware
-from overlaplab.profiling.calibrate.recorded import record_steps, step_starts
-from overlaplab.program import Op, Program, resolve
 from overlaplab.timeline import Timeline
 
 

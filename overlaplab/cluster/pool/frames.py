@@ -15,10 +15,11 @@ from types import TracebackType
 
 import torch
 
-import overlaplab
+from overlaplab import ours
 
-_PACKAGE = os.path.dirname(os.path.abspath(overlaplab.__file__)) + os.sep
-_MACHINERY = tuple(_PACKAGE + name for name in ("cluster", "profiling", "streams.py"))
+_MACHINERY = tuple(
+    ours.folders()[0] + name for name in ("cluster", "profiling", "streams.py")
+)
 _LIBRARIES = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     *(
@@ -49,7 +50,7 @@ class Frame:
     def is_shown(self) -> bool:
         """The user's, or of a technique that the user can read."""
         return self.is_users or (
-            self.file.startswith(_PACKAGE) and not self.file.startswith(_MACHINERY)
+            ours.is_our_file(self.file) and not self.file.startswith(_MACHINERY)
         )
 
     def source(self) -> str:
@@ -63,7 +64,7 @@ class Frame:
 
 def is_users(file: str) -> bool:
     """Whether a source file is neither torch's, nor a library's, nor this package's."""
-    return not file.startswith((*_LIBRARIES, _PACKAGE))
+    return not file.startswith(_LIBRARIES) and not ours.is_our_file(file)
 
 
 def frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:

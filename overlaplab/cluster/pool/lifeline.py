@@ -22,20 +22,22 @@ FORK, POLL = b"F", b"P"
 REQUEST = struct.Struct("=ci")  # which, process id
 REPLY = struct.Struct("=i")  # process id, or exit code as subprocess gives it
 RUNNING = 2**31 - 1  # the reply to POLL while the worker runs
-NUM_FILES = 4  # of a worker: socket, diary, stack, log
+NUM_FILES = 4  # of a worker: socket, collective log, stack, log
 
 
-def start(parent: int, socket_file: int, diary_file: int, stack_file: int) -> None:
+def start(
+    parent: int, socket_file: int, collectives_file: int, stack_file: int
+) -> None:
     """Become a worker of the process `parent`; returns never.
 
     Args:
         parent: process id.
-        socket_file, diary_file, stack_file: inherited; see `worker.main`.
+        socket_file, collectives_file, stack_file: inherited; see `worker.main`.
     """
     _die_with(parent)
     from overlaplab.cluster.pool.worker import main
 
-    main(socket_file, diary_file, stack_file)
+    main(socket_file, collectives_file, stack_file)
 
 
 def start_template(parent: int, control_file: int) -> None:
@@ -65,12 +67,12 @@ def _fork(control: socket.socket, files: list[int]) -> int:
     if pid == 0:
         control.close()
         os.setsid()  # an interrupt of the terminal or kernel is the parent's to handle
-        socket_file, diary_file, stack_file, log_file = files
+        socket_file, collectives_file, stack_file, log_file = files
         os.dup2(log_file, 1)
         os.dup2(log_file, 2)
         os.close(log_file)
         try:
-            start(template, socket_file, diary_file, stack_file)
+            start(template, socket_file, collectives_file, stack_file)
         finally:
             os._exit(1)
     for file in files:

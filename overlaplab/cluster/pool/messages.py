@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from overlaplab.cluster.pool.diary import Launch
+from overlaplab.cluster.pool.collective_log import Launch
 from overlaplab.cluster.pool.frames import Frame
 from overlaplab.timeline import Span
 

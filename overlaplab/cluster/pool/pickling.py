@@ -20,6 +20,8 @@ from typing import Any
 import cloudpickle
 import torch
 
+from overlaplab import ours
+
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -228,7 +230,7 @@ def _is_importable(module: ModuleType) -> bool:
     if module.__name__ == "__main__" or not hasattr(module, "__file__"):
         return True  # cloudpickle knows __main__; the others are built in
     top = module.__name__.partition(".")[0]
-    if top in ("torch", "numpy", "overlaplab"):
+    if top in ("torch", "numpy", *ours.packages()):
         return True
     path: Any = None  # not find_spec: that believes what this process has imported
     name = ""

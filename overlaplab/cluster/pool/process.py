@@ -12,7 +12,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from overlaplab.cluster.pool.diary import Notes, read_notes
+from overlaplab.cluster.pool.collective_log import Notes, read_notes
 from overlaplab.cluster.pool.starting import Starter
 
 _LOG_BYTES = 100_000
@@ -28,7 +28,7 @@ class WorkerProcess:
 
     def __init__(self, starter: Starter) -> None:
         ours, theirs = socket.socketpair()
-        self._diary, self._stack, self._log = files = [
+        self._collective_log, self._stack, self._log = files = [
             tempfile.TemporaryFile()  # noqa: SIM115 (closed in kill)
             for _ in range(3)
         ]
@@ -75,7 +75,7 @@ class WorkerProcess:
         return _STACKS.split(text, maxsplit=1)[0].strip()
 
     def notes(self) -> Notes:
-        return read_notes(self._diary.fileno())
+        return read_notes(self._collective_log.fileno())
 
     def ask_for_stack(self) -> None:
         """Make faulthandler dump every thread; works while the GIL is held."""
@@ -99,7 +99,7 @@ class WorkerProcess:
             os.killpg(self.pid, signal.SIGKILL)
         self._wait()
         self.connection.close()
-        for file in (self._diary, self._stack, self._log):
+        for file in (self._collective_log, self._stack, self._log):
             file.close()
 
     def _wait(self) -> int | None:

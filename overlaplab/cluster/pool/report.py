@@ -1,6 +1,6 @@
 """What is said when a run on processes fails: which rank was where, and why.
 
-Works on what diaries and stack dumps say; knows no processes.
+Works on what collective logs and stack dumps say; knows no processes.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from overlaplab.cluster.pool.diary import Launch, Notes
+from overlaplab.cluster.pool.collective_log import Launch, Notes
 from overlaplab.cluster.pool.frames import Frame, format_frames
 from overlaplab.cluster.pool.messages import Failure
 from overlaplab.cluster.pool.pickling import loads
@@ -28,7 +28,7 @@ class State:
     """Where one rank was when its run was stopped.
 
     Args:
-        notes: of its diary.
+        notes: of its collective log.
         has_ended: its function had returned.
         unfinished: collectives in flight that had not ended.
         frame: innermost line of the user's code; None if nobody knows.
@@ -126,7 +126,7 @@ def mismatch_error(
         cause: what was seen; becomes `__cause__`.
 
     Returns:
-        None if the diaries show no such meeting.
+        None if the collective logs show no such meeting.
     """
     differing = first_difference(states)
     if not differing or None in differing.values():
@@ -226,7 +226,7 @@ def _pair_difference(
 def _common(
     notes_a: Notes, notes_b: Notes, a: int, b: int
 ) -> tuple[list[Launch], list[Launch]]:
-    """The collectives that both ranks take part in, from where both diaries start."""
+    """The collectives that both ranks take part in, from where both logs start."""
 
     def shared(notes: Notes) -> list[Launch]:
         return [

@@ -51,7 +51,8 @@ class Starter:
         """Start a worker.
 
         Args:
-            files: its socket, diary, stack and log; the caller closes its own copies.
+            files: its socket, collective log, stack and log; the caller closes
+                its own copies.
         """
         if sys.platform != "linux":  # forking is not safe with every system's libraries
             return _popen("start", files[:3], files[3])

@@ -1,9 +1,9 @@
 """The worker process of the pool: takes calls, runs them as one rank, answers.
 
 Started as a fresh interpreter with three descriptors: the socket to the parent, its
-diary, and the file where faulthandler dumps stacks on SIGUSR1. The main thread runs the
-user's function; a second thread listens, so that a hanging rank can still say where it
-is, and a worker whose parent has died ends at once.
+collective log, and the file where faulthandler dumps stacks on SIGUSR1. The main thread
+runs the user's function; a second thread listens, so that a hanging rank can still say
+where it is, and a worker whose parent has died ends at once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.cluster.pool import diary as diary_module
-from overlaplab.cluster.pool.diary import Diary
+from overlaplab.cluster.pool import collective_log as log_module
+from overlaplab.cluster.pool.collective_log import CollectiveLog
 from overlaplab.cluster.pool.frames import frames_of
 from overlaplab.cluster.pool.messages import (
     Answer,
@@ -54,22 +54,22 @@ _SETTLE_S = 0.5
 _LINUX = sys.platform == "linux"
 
 
-def main(socket: int, diary_file: int, stack_file: int) -> None:
+def main(socket: int, collectives_file: int, stack_file: int) -> None:
     """Serve calls until the parent closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupts are the parent's
     faulthandler.enable(file=2)
     faulthandler.register(
         signal.SIGUSR1, file=os.fdopen(stack_file, "wb"), all_threads=True
     )
-    worker = _Worker(Connection(socket), diary_module.install(diary_file))
+    worker = _Worker(Connection(socket), log_module.install(collectives_file))
     worker.serve()
 
 
 class _Worker:
-    def __init__(self, connection: Connection, diary: Diary) -> None:
+    def __init__(self, connection: Connection, collective_log: CollectiveLog) -> None:
         self._connection = connection
         self._sending = threading.Lock()
-        self._diary = diary
+        self._collective_log = collective_log
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._world: World | None = None
 
@@ -92,12 +92,12 @@ class _Worker:
                 if isinstance(message, Call):
                     self._calls.put(message)
                 else:
-                    self.send(Located(tuple(self._diary.unfinished())))
+                    self.send(Located(tuple(self._collective_log.unfinished())))
         except (EOFError, OSError):
             os._exit(0)
 
     def _answer(self, call: Call) -> Answer:
-        self._diary.begin()
+        self._collective_log.begin()
         value: bytes | None = None
         spans: tuple[Span, ...] = ()
         failure: Failure | None = None
@@ -107,11 +107,11 @@ class _Worker:
         except BaseException as error:  # also the user's SystemExit
             failure = _failure(error, self._stage)
         finally:
-            self._diary.measuring = False
+            self._collective_log.measuring = False
             sys.stdout.flush()
             sys.stderr.flush()
-        unwaited = tuple(self._diary.in_flight())
-        sequences = self._diary.sequences()
+        unwaited = tuple(self._collective_log.in_flight())
+        sequences = self._collective_log.sequences()
         clean = self._settle()
         kept = clean and self._keep_world()
         return Answer(
@@ -131,7 +131,7 @@ class _Worker:
             record = None
             if call.measure:
                 record = stack.enter_context(recording(cuda=cuda, align=self._align))
-                self._diary.measuring = True
+                self._collective_log.measuring = True
             else:
                 self._align()
             seed()
@@ -147,7 +147,7 @@ class _Worker:
         assert self._world is not None
         on_gpu = self._world.backend == "nccl"
         dist.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
-        self._diary.begin()  # that barrier is not the user's
+        self._collective_log.begin()  # that barrier is not the user's
         self.send(Started())
 
     def _enter(self, world: World, rank: int) -> None:
@@ -174,14 +174,14 @@ class _Worker:
             timeout=_GROUP_TIMEOUT,
         )
         streams.install_process_provider(None)
-        provider = _RankProvider(streams.provider(), self._diary)
+        provider = _RankProvider(streams.provider(), self._collective_log)
         streams.install_process_provider(cast(streams.Provider, provider))
         self._world = world
 
     def _settle(self) -> bool:
         """Whether nothing is in flight, after a moment's patience."""
         deadline = time.monotonic() + _SETTLE_S
-        while self._diary.unfinished():
+        while self._collective_log.unfinished():
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.001)
@@ -201,18 +201,18 @@ class _Worker:
 
 
 class _RankProvider:
-    """The streams of this process's device; its annotations reach the diary too."""
+    """The streams of this process's device; its annotations reach the log too."""
 
-    def __init__(self, base: streams.Provider, diary: Diary) -> None:
+    def __init__(self, base: streams.Provider, collective_log: CollectiveLog) -> None:
         self._base = base
-        self._diary = diary
+        self._collective_log = collective_log
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._base, name)
 
     @contextmanager
     def annotate(self, name: str) -> Iterator[None]:
-        with self._base.annotate(printable(name)), self._diary.labelled(name):
+        with self._base.annotate(printable(name)), self._collective_log.labelled(name):
             yield
 
 

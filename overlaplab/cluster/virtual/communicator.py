@@ -29,7 +29,7 @@ from overlaplab.cluster.virtual.recorder import Frontier, Lane, Recorder
 from overlaplab.cluster.virtual.storage import covered_bytes, runs
 from overlaplab.cluster.virtual.work import VirtualBarrier, VirtualWork
 from overlaplab.program.access import overlap
-from overlaplab.program.record import Access, Collective, Part
+from overlaplab.program.record import Access, Collective, PayloadTensor
 
 Tensors = Sequence[torch.Tensor]
 Splits = bool | list[int]
@@ -139,7 +139,7 @@ class Communicator:
             reduce_op=reduce_op,
             root=root,
             bytes=self._payload_bytes(operation, sources, targets),
-            parts=self._parts(payload, lane.name),
+            payload=self._parts(payload, lane.name),
             async_op=async_op,
         )
         op = recorder.launch(
@@ -246,20 +246,20 @@ class Communicator:
         found = {access(tensor, lane): None for tensor in tensors}
         return tuple(a for a in found if a is not None)
 
-    def _parts(self, tensors: Tensors, lane: str) -> tuple[Part, ...]:
+    def _parts(self, tensors: Tensors, lane: str) -> tuple[PayloadTensor, ...]:
         storages = self.recorder.storages
         parts = []
         for tensor in tensors:
             access = storages.access(tensor, lane)
             parts.append(
-                Part(
+                PayloadTensor(
                     bytes=tensor.numel() * tensor.itemsize,
                     dtype=dtype_name(tensor.dtype),
                     ready=None if access is None else storages.last_writer(access),
                     name="" if access is None else storages.name_of(access),
                 )
             )
-        return tuple(parts) or (Part(0, "", None),)
+        return tuple(parts) or (PayloadTensor(0, "", None),)
 
     def _payload_bytes(self, operation: str, sources: Tensors, targets: Tensors) -> int:
         """As the cost formulas count it: see `Collective.bytes`."""

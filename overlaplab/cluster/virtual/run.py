@@ -30,7 +30,7 @@ from overlaplab.cluster.virtual.ranks import (
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.streams import VirtualProvider
 from overlaplab.errors import DeadlockError, MismatchError
-from overlaplab.hardware.profile import Hardware
+from overlaplab.hardware.model import Hardware
 from overlaplab.program.record import Program
 from overlaplab.streams import install_thread_provider
 

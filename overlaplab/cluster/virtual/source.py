@@ -8,11 +8,11 @@ from types import CodeType, FrameType
 
 import torch
 
-import overlaplab
+from overlaplab import ours
 
 _SKIPPED = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
-    os.path.dirname(os.path.abspath(overlaplab.__file__)) + os.sep,
+    *ours.folders(),
     os.path.dirname(os.path.abspath(os.__file__)) + os.sep,
     "<",
 )

@@ -10,7 +10,7 @@ import orjson
 
 from overlaplab.errors import TraceError
 from overlaplab.profiling.trace.blocks import Blocks
-from overlaplab.profiling.trace.pieces import Pieces, mended
+from overlaplab.profiling.trace.chunks import Pieces, mended
 from overlaplab.profiling.trace.rows import Row
 
 _EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')

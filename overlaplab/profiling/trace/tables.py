@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overlaplab.profiling.trace import names
-from overlaplab.profiling.trace.pieces import NO_EVENT
+from overlaplab.profiling.trace.chunks import NO_EVENT
 from overlaplab.profiling.trace.rows import (
     NO_ARGS,
     Args,

@@ -1,0 +1,256 @@
+"""Collectives by size, and what computing and sending cost one another."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlaplab import streams
+from overlaplab.calibrate.clock import device_ns, host_ns, on_cuda, sleep
+from overlaplab.calibrate.operators import step_of
+from overlaplab.calibrate.plan import CalibrationPlan
+
+Row = dict[str, Any]
+Call = Callable[[], object]
+_IN_A_ROW = 16  # so that several sends lie beside them
+_AHEAD_NS = 40_000_000  # the CPU launches meanwhile
+
+
+def measure_collectives(plan: CalibrationPlan) -> list[Row]:
+    """Each alone, on the current stream: {"operation", "bytes", "tensors", "ns"}.
+
+    "bytes" as the cost formulas count them: the full tensor, or what is gathered.
+    """
+    # 2.13 has new names for two of them, which 2.11 does not know.
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecated")
+    size, rows = dist.get_world_size(), []
+    for num_bytes in plan.wire_bytes:
+        for name, call in _collectives(num_bytes, size).items():
+            rows.append(
+                {
+                    "operation": name,
+                    "bytes": num_bytes,
+                    "tensors": 1,
+                    "ns": _wire_ns(call, num_bytes, plan),
+                }
+            )
+    for num_tensors, num_bytes in plan.coalesced:
+        call = coalesced(num_tensors, num_bytes, wait=False)
+        rows.append(
+            {
+                "operation": "all_reduce",
+                "bytes": num_bytes,
+                "tensors": num_tensors,
+                "ns": _wire_ns(call, num_bytes, plan),
+            }
+        )
+    return rows
+
+
+def measure_collective_launches(plan: CalibrationPlan) -> Row:
+    """CPU time of an asynchronous all-reduce and its wait, by number of tensors."""
+    found = {}
+    for num_tensors in (1, 16):
+        call = coalesced(num_tensors, num_tensors * 4096, wait=True)
+        found[str(num_tensors)] = host_ns(call, 20, repeats=plan.repeats)
+    return found
+
+
+def coalesced(num_tensors: int, num_bytes: int, *, wait: bool) -> Call:
+    """One averaging all-reduce of several equal tensors, as reducers launch it.
+
+    Args:
+        wait: launch it asynchronously and wait; otherwise on the current stream.
+    """
+    each = max(1, num_bytes // num_tensors // 2)
+    tensors = [_tensor(each) for _ in range(num_tensors)]
+    options = dist.AllreduceCoalescedOptions()
+    options.reduceOp = dist.ReduceOp(_average())
+    options.asyncOp = wait or not on_cuda()
+    group = dist.group.WORLD
+    assert group is not None
+
+    def call() -> None:
+        work = group.allreduce_coalesced(tensors, options)
+        if options.asyncOp:
+            work.wait()
+
+    return call
+
+
+def _wire_ns(call: Call, num_bytes: int, plan: CalibrationPlan) -> int:
+    token = _tensor(1)
+    return device_ns(
+        call,
+        20 if num_bytes <= 2**24 else 4,
+        repeats=plan.repeats if num_bytes <= 2**27 else 2,
+        align=lambda: dist.all_reduce(token),
+    )
+
+
+def _collectives(num_bytes: int, size: int) -> dict[str, Call]:
+    full = _tensor(max(size, num_bytes // 2 // size * size))
+    shard = _tensor(full.numel() // size)
+
+    def gather() -> None:
+        dist.all_gather_into_tensor(full, shard)
+
+    def scatter() -> None:
+        dist.reduce_scatter_tensor(shard, full, _average())
+
+    return {
+        "all_reduce": lambda: dist.all_reduce(full, _average()),
+        "all_gather": gather,
+        "reduce_scatter": scatter,
+    }
+
+
+def measure_contention(plan: CalibrationPlan) -> dict[str, Any]:
+    """Loops of computing beside all-reduces, for three kinds of computing.
+
+    Returns:
+        For "step" (a transformer's), "matmul" and "memory": "compute_alone_ns",
+        "compute_beside_ns", "wire_alone_ns", "wire_beside_ns" and "bytes". And "small":
+        rows {"bytes", "alone_ns", "beside_ns"} of small all-reduces beside steps.
+    """
+    dtype = getattr(torch, plan.dtype)
+    side = plan.matmul_beside
+    a, b = (torch.randn(side, side, device=streams.device()).to(dtype) for _ in "ab")
+    c = torch.empty_like(a)
+    source, target = (_tensor(plan.memory_beside // 2) for _ in "st")
+    step = step_of(plan.contention, plan.dtype)
+    found: dict[str, Any] = {
+        name: _beside(compute, plan.beside_bytes, plan)
+        for name, compute in (
+            ("step", step),
+            ("matmul", lambda: [torch.mm(a, b, out=c) for _ in range(_IN_A_ROW)]),
+            ("memory", lambda: [target.copy_(source) for _ in range(_IN_A_ROW)]),
+        )
+    }
+    found["small"] = [_beside(step, size, plan) for size in plan.small_beside_bytes]
+    return found
+
+
+def _beside(compute: Call, num_bytes: int, plan: CalibrationPlan) -> Row:
+    """Both loops alone and both at once, each long enough for the card to get hot."""
+    payload = _tensor(num_bytes // 2)
+
+    def send() -> None:
+        dist.all_reduce(payload, _average())
+
+    send()
+    wire = device_ns(send, 8, repeats=plan.repeats, align=_align())
+    alone = device_ns(compute, 3, repeats=2, align=_align())
+    per_compute = _same_everywhere(1 + alone // max(wire, 1))
+    rounds = _same_everywhere(max(2, plan.hot_ns // max(alone, 1)))
+    if not on_cuda():
+        sends = min(per_compute, 20)
+        return _beside_on_cpu(compute, alone, wire, payload, sends)
+    alone, _ = _window(compute, rounds, send, 0)
+    # Small ones: as many as the CPU can launch; there the wire need not be full.
+    per_compute = min(per_compute, plan.most_sends)
+    beside, times = _window(compute, max(3, rounds // 3), send, per_compute)
+    # No more than fit: a stream that is full would hold up the launches of the other.
+    fit = 1 + beside * len(times) // max(sum(times), 1) if times else per_compute
+    per_compute = min(_same_everywhere(fit), plan.most_sends)
+    beside, times = _window(compute, rounds, send, per_compute)
+    return {
+        "compute_alone_ns": alone,
+        "compute_beside_ns": beside,
+        "wire_alone_ns": wire,
+        "wire_beside_ns": sum(times) // max(len(times), 1),
+        "wire_beside_median_ns": int(statistics.median(times)) if times else 0,
+        "sends": len(times),
+        "bytes": num_bytes,
+    }
+
+
+def _window(
+    compute: Call, rounds: int, send: Call, per_compute: int
+) -> tuple[int, list[int]]:
+    """The time of a compute, and of each send beside them. The first third warms up.
+
+    For each compute there are as many sends as fit beside it when both are alone. They
+    are launched before it and begin with it, so that a send's time, between its own two
+    marks, includes no launch and no queue.
+    """
+    main, side = streams.current_stream(), streams.Stream(priority=-1)
+    streams.synchronize()
+    _align()()
+    sleep(_AHEAD_NS)
+    marks: list[tuple[Any, Any]] = []
+    first = last = None
+    for number in range(rounds):
+        begins = streams.Event(enable_timing=True)
+        begins.record(main)
+        if number == rounds // 3:
+            first = begins
+        with streams.stream(side):
+            side.wait_event(begins)
+            for _ in range(per_compute):
+                begin, end = (streams.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                send()
+                end.record()
+                marks.append((begin, end))
+        compute()
+    last = streams.Event(enable_timing=True)
+    last.record(main)
+    streams.synchronize()
+    assert first is not None
+    length_ms = first.elapsed_time(last)
+    within = []
+    for begin, end in marks:
+        begin_ms, end_ms = first.elapsed_time(begin), first.elapsed_time(end)
+        if begin_ms >= 0 and end_ms <= length_ms:
+            within.append(round((end_ms - begin_ms) * 1e6))
+    return round(length_ms * 1e6) // (rounds - rounds // 3), within
+
+
+def _same_everywhere(number: int) -> int:
+    """The largest of the ranks' numbers: all must send as often."""
+    both = torch.tensor([number], device=streams.device())
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    return int(both.item())
+
+
+def _beside_on_cpu(
+    compute: Call, alone: int, wire: int, payload: torch.Tensor, num_sends: int
+) -> Row:
+    """Gloo's threads and ours share the cores; the wire's own loss is not measured."""
+    works = [
+        dist.all_reduce(payload, _average(), async_op=True) for _ in range(num_sends)
+    ]
+    begin = time.perf_counter_ns()
+    for _ in range(3):
+        compute()
+    beside = (time.perf_counter_ns() - begin) // 3
+    for work in works:
+        work.wait()
+    return {
+        "compute_alone_ns": alone,
+        "compute_beside_ns": beside,
+        "wire_alone_ns": wire,
+        "wire_beside_ns": wire,
+        "wire_beside_median_ns": wire,
+        "bytes": payload.numel() * payload.element_size(),
+    }
+
+
+def _align() -> Call:
+    token = _tensor(1)
+    return lambda: dist.all_reduce(token)
+
+
+def _average() -> Any:
+    return dist.ReduceOp.AVG if on_cuda() else dist.ReduceOp.SUM
+
+
+def _tensor(numel: int) -> torch.Tensor:
+    return torch.zeros(numel, dtype=torch.bfloat16, device=streams.device())

@@ -1,0 +1,291 @@
+"""From measurements to a hardware profile. No device, no clock: arithmetic.
+
+Every number's note says how it was measured. Operators of the measured models are
+joined with what the virtual cluster records of the same models, one by one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from overlaplab.calibrate.recorded import operators_of_step
+from overlaplab.hardware import Hardware, Link
+from overlaplab.hardware.collectives import collective_ns
+from overlaplab.models import TransformerConfig
+
+Points = tuple[tuple[int, int], ...]
+_SIMILAR_PERMILLE = 1150  # work within 15 % is averaged to one point
+# From this payload on several tensors in one collective have times of their own.
+_COALESCED_BYTES = 8 * 2**20
+_NOT_MEASURED = "not measured: this machine has one process, or no link"
+
+
+def build_profile(
+    name: str,
+    device: Mapping[str, Any],
+    launches: Mapping[str, Any],
+    link: Mapping[str, Any] | None,
+    where: str,
+) -> Hardware:
+    """The profile of a machine.
+
+    Args:
+        name: the profile's.
+        device, launches, link: what `measure_device`, `measure_launches` and
+            `measure_link` gave; link None: this machine has none.
+        where: card, versions and date, for the notes.
+    """
+    notes: dict[str, str] = {}
+    points = _operator_points(device, notes)
+    points["bytes"] = _curve((row["bytes"], row["ns"]) for row in device["memory"])
+    notes["points['bytes']"] = "copies of one tensor in device memory, read and write"
+    rates = _matmul_rates(device["matmuls"])
+    notes["flops_per_s"] = "the best of square products of " + ", ".join(
+        sorted({str(row["size"]) for row in device["matmuls"]}, key=int)
+    )
+    largest = max(device["memory"], key=lambda row: row["bytes"])
+    notes["memory_bytes_per_s"] = f"a copy of {largest['bytes'] >> 21} MiB, both ways"
+    notes["kernel_floor_ns"] = "an addition to one number, a hundred in a row"
+    wire, rates_beside = _link(link, notes)
+    others: dict[str, Any] = {
+        **_host_rates(device["host_copies"], notes),
+        **_launch_costs(launches, notes),
+        **rates_beside,
+    }
+    return Hardware(
+        name=name,
+        flops_per_s=rates,
+        memory_bytes_per_s=_rate(largest["bytes"], largest["ns"]),
+        kernel_floor_ns=device["small_kernel"]["device_ns"],
+        link=wire,
+        points=points,
+        source=f"overlaplab calibrate, {where}",
+        notes=notes,
+        **others,
+    )
+
+
+def _operator_points(
+    device: Mapping[str, Any], notes: dict[str, str]
+) -> dict[str, Points]:
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for key, work, ns in joined_operators(device):
+        found[key].append((work, ns))
+    points = {key: _curve(pairs) for key, pairs in sorted(found.items())}
+    cases = ", ".join(
+        f"{m['case']['d_model']}x{m['case']['batch']}" for m in device["models"]
+    )
+    notes["points"] = (
+        "operators in forward and backward passes of transformers of "
+        f"(width x sequences) {cases}: median of marks before and after each, on a hot "
+        "device; work within 15 % averaged"
+    )
+    return points
+
+
+def joined_operators(device: Mapping[str, Any]) -> Iterable[tuple[str, int, int]]:
+    """(key of `Hardware.points`, work, ns) of every operator of the measured models.
+
+    Raises:
+        ValueError: the device ran other operators than the virtual cluster records.
+    """
+    for model in device["models"]:
+        case, measured = model["case"], model["operators"]
+        config = TransformerConfig(
+            num_layers=case["num_layers"],
+            d_model=case["d_model"],
+            num_heads=case["num_heads"],
+            vocab_size=case["vocab_size"],
+        )
+        ops = operators_of_step(config, case["batch"], case["tokens"], model["dtype"])
+        if len(ops) != len(measured) or any(
+            not _same(op.name, row[0]) for op, row in zip(ops, measured, strict=True)
+        ):
+            raise ValueError(
+                f"the device ran {len(measured)} operators in a step of {config}, the "
+                f"virtual cluster records {len(ops)}: "
+                f"{[row[0] for row in measured]} and {[op.name for op in ops]}"
+            )
+        for op, (_, _, ns) in zip(ops, measured, strict=True):
+            alone = max(1, ns - model["mark_ns"])
+            if op.flops:
+                yield f"flops:{op.name}:{op.dtype}", op.flops, alone
+            else:
+                yield f"bytes:{op.name}", op.read_bytes + op.write_bytes, alone
+
+
+def _same(recorded: str, measured: str) -> bool:
+    """Whether two names are one operator: devices have attentions of their own."""
+    return recorded == measured or (
+        "attention" in recorded
+        and "attention" in measured
+        and ("backward" in recorded) == ("backward" in measured)
+    )
+
+
+def _curve(pairs: Iterable[tuple[int, int]]) -> Points:
+    """Points that ascend: similar work averaged, and no more work in less time."""
+    groups: list[list[tuple[int, int]]] = []
+    for work, ns in sorted(pairs):
+        if work <= 0:
+            continue
+        if groups and work * 1000 <= groups[-1][0][0] * _SIMILAR_PERMILLE:
+            groups[-1].append((work, ns))
+        else:
+            groups.append([(work, ns)])
+    # Each of a group counts alike by its rate, so that their sum comes out right.
+    means: list[tuple[int, float]] = []
+    for group in groups:
+        work = sum(w for w, _ in group) // len(group)
+        means.append((work, sum(ns * work / w for w, ns in group) / len(group)))
+    # Pool adjacent violators (Ayer et al. 1955): the nearest times that do not fall.
+    pooled: list[list[Any]] = []
+    for work, mean in means:
+        pooled.append([[work], mean, 1])
+        while len(pooled) > 1 and pooled[-2][1] > pooled[-1][1]:
+            works, ns, weight = pooled.pop()
+            before = pooled[-1]
+            total = before[2] + weight
+            before[1] = (before[1] * before[2] + ns * weight) / total
+            before[0] += works
+            before[2] = total
+    return tuple((work, max(1, round(ns))) for works, ns, _ in pooled for work in works)
+
+
+def _matmul_rates(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    best: dict[str, int] = {}
+    for row in rows:
+        rate = _rate(row["flops"], row["ns"])
+        best[row["dtype"]] = max(best.get(row["dtype"], 0), rate)
+    return {"default": best.get("float32") or min(best.values()), **best}
+
+
+def _host_rates(
+    rows: Iterable[Mapping[str, Any]], notes: dict[str, str]
+) -> dict[str, int]:
+    best: dict[bool, dict[str, int]] = {True: {}, False: {}}
+    for row in rows:
+        found = best[row["pinned"]]
+        rate = _rate(row["bytes"], row["ns"])
+        found[row["direction"]] = max(found.get(row["direction"], 0), rate)
+    rates = {}
+    for pinned, key in ((True, "host_bytes_per_s"), (False, "pageable_bytes_per_s")):
+        if best[pinned]:
+            rates[key] = min(best[pinned].values())
+            notes[key] = "the slower direction: " + ", ".join(
+                f"{way} {rate / 1e9:.1f} GB/s" for way, rate in best[pinned].items()
+            )
+        else:
+            notes[key] = "not measured: the device is the host"
+    return rates
+
+
+def _launch_costs(launches: Mapping[str, Any], notes: dict[str, str]) -> dict[str, int]:
+    variants = launches["variants"]
+    compute = variants["compute"]
+    case = launches["case"]
+    where = f"a transformer of {case['num_layers']} layers, width {case['d_model']}"
+    costs = {
+        "launch_ns": compute["forward_ns"] // launches["forward_ops"],
+        "backward_launch_ns": compute["backward_ns"] // launches["backward_ops"],
+        "collective_launch_ns": 0,
+    }
+    notes["launch_ns"] = (
+        f"{where}: the CPU's time of the forward pass over its "
+        f"{launches['forward_ops']} operators, Python included"
+    )
+    notes["backward_launch_ns"] = (
+        f"{where}: of the backward pass over its {launches['backward_ops']} operators"
+    )
+    num = launches["parameters"]
+    if "per parameter" not in variants:
+        notes["collective_launch_ns"] = _NOT_MEASURED
+        return costs
+    one = max(0, variants["per parameter"]["step_ns"] - compute["step_ns"]) // num
+    several = variants["one bucket"]["step_ns"] - compute["step_ns"] - one
+    costs["collective_launch_ns"] = one
+    costs["collective_part_launch_ns"] = max(0, several) // num
+    notes["collective_launch_ns"] = (
+        f"{where}: a step with one all-reduce from a hook of each of {num} parameters, "
+        "less one without, hook and wait included"
+    )
+    notes["collective_part_launch_ns"] = (
+        f"{where}: the same with one all-reduce of all {num}, less one launch"
+    )
+    return costs
+
+
+def _link(
+    link: Mapping[str, Any] | None, notes: dict[str, str]
+) -> tuple[Link, dict[str, int]]:
+    if link is None:
+        notes["link"] = _NOT_MEASURED
+        return Link(latency_ns=0, bytes_per_s=10**12, source=_NOT_MEASURED), {}
+    num = link["num_ranks"]
+    unit = Hardware(
+        name="bytes",
+        flops_per_s={"default": 1},
+        memory_bytes_per_s=1,
+        kernel_floor_ns=0,
+        launch_ns=0,
+        collective_launch_ns=0,
+        link=Link(latency_ns=0, bytes_per_s=10**9),  # a nanosecond a byte
+    )
+    pairs = []
+    for row in link["collectives"]:
+        several = row["tensors"] > 1
+        if row["operation"] == "all_reduce" and several == (
+            row["bytes"] >= _COALESCED_BYTES
+        ):
+            crossing = collective_ns(unit, "all_reduce", num, row["bytes"])[1]
+            pairs.append((crossing, row["ns"]))
+    curve = _curve(pairs)
+    latency = curve[0][1]
+    times = tuple((work, max(0, ns - latency)) for work, ns in curve)
+    beside = link["contention"]["step"]
+    notes["link"] = (
+        f"all_reduce alone on {num} ranks, of one tensor, from "
+        f"{_COALESCED_BYTES >> 20} MiB on of several as reducers send them; latency is "
+        f"the time of {curve[0][0]} bytes"
+    )
+    notes["compute_rate_permille"] = (
+        "a transformer's steps with and without all-reduces of "
+        f"{beside['bytes'] >> 20} MiB beside them all the time"
+    )
+    notes["wire_rate_permille"] = (
+        "those all-reduces without the steps and, the median, with them"
+    )
+    small = link["contention"]["small"]
+    # The median: the mean has what the ranks wait for one another.
+    late = [row["wire_beside_median_ns"] - row["wire_alone_ns"] for row in small]
+    busy = sum(late) // len(late)
+    notes["busy_latency_ns"] = (
+        f"all_reduces of {' and '.join(str(row['bytes']) for row in small)} bytes "
+        "beside those steps, less alone: medians, and the mean of them"
+    )
+    last = times[-1]
+    wire = Link(
+        latency_ns=latency,
+        bytes_per_s=_rate(last[0], max(1, last[1])),
+        times=times if last[1] else (),  # a wire of which nothing was seen
+        source=notes["link"],
+    )
+    return wire, {
+        "compute_rate_permille": _permille(
+            beside["compute_alone_ns"], beside["compute_beside_ns"]
+        ),
+        "wire_rate_permille": _permille(
+            beside["wire_alone_ns"], beside["wire_beside_median_ns"]
+        ),
+        "busy_latency_ns": max(0, busy),
+    }
+
+
+def _permille(alone_ns: int, beside_ns: int) -> int:
+    return max(1, min(1000, 1000 * alone_ns // max(beside_ns, 1)))
+
+
+def _rate(work: int, ns: int) -> int:
+    return max(1, work * 10**9 // max(ns, 1))

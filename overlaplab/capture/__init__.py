@@ -1,0 +1,1 @@
+"""A training step as one CUDA graph, with its collectives inside: `ol.capture_step`."""

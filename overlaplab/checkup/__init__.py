@@ -1,0 +1,1 @@
+"""What `overlaplab doctor` looks at: this machine, torch, NCCL, and their settings."""

@@ -1,0 +1,338 @@
+"""What lies around the GPUs, and what it means for overlap: links, network, cores,
+memory, profilers.
+
+Functions of the facts alone. Says nothing about what is not known and would not be
+missed; where it would be missed, says that it cannot be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from overlaplab.checkup.facts import Facts
+from overlaplab.checkup.settings import Remark
+from overlaplab.checkup.system import System, format_numbers
+
+# How `nvidia-smi topo -m` calls the way between two devices, the shortest first.
+_WAYS = {
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "PCIe and the CPU",
+    "NODE": "PCIe and the CPU",
+    "SYS": "PCIe and the link between two CPUs",
+}
+_DIRECT = ("PIX", "PXB")  # as far as NCCL lets a card read a GPU by default
+_MAX_PAIRS = 6
+_PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
+_PEER_CLIENTS = ("nv_mem", "nv_mem_nc", "amdkfd")
+_DMABUF_KERNEL = (5, 12)
+_LEAST_LOCKED_BYTES = 2**30
+_LEAST_SHARED_BYTES = 2**30
+
+
+def judge_machine(facts: Facts) -> list[Remark]:
+    """Remarks on what lies around the GPUs; none where there is no GPU."""
+    if not facts.gpus:
+        return []
+    return [
+        *_links(facts),
+        *_peers(facts),
+        *_network(facts),
+        *_cores(facts),
+        *_memory(facts),
+        *_profilers(facts.system),
+    ]
+
+
+def _links(facts: Facts) -> list[Remark]:
+    """Which pairs of GPUs have which link."""
+    pairs: dict[str, list[tuple[int, int]]] = {}
+    for a, b, way in facts.links:
+        pairs.setdefault(way, []).append((a, b))
+    if not pairs:
+        return []
+    told = "; ".join(
+        f"{way} ({_way(way)}): {_pairs(found, len(facts.links))}"
+        for way, found in sorted(pairs.items())
+    )
+    slow = [way for way in pairs if not way.startswith("NV")]
+    means = ""
+    if slow:
+        means = "Slower than NVLink: there is more to hide, and messages should be "
+        means += "fewer."
+        if len(slow) < len(pairs):
+            means += " One ring over all GPUs is as fast as its slowest link."
+    return [Remark("ok", f"links between GPUs: {told}", means)]
+
+
+def _pairs(found: list[tuple[int, int]], num_all: int) -> str:
+    if len(found) == num_all > 1:
+        return f"all {num_all} pairs"
+    shown = ", ".join(f"{a}-{b}" for a, b in found[:_MAX_PAIRS])
+    rest = len(found) - _MAX_PAIRS
+    return shown + (f" and {rest} more" if rest > 0 else "")
+
+
+def _way(link: str) -> str:
+    if link.startswith("NV"):
+        return f"{link[2:]} NVLinks"
+    return _WAYS.get(link, "unknown")
+
+
+def _peers(facts: Facts) -> list[Remark]:
+    count = len(facts.gpus)
+    peers = {tuple(pair) for pair in facts.sections["gpus"].facts["peers"]}
+    missing = [
+        (a, b) for b in range(count) for a in range(b) if not {(a, b), (b, a)} <= peers
+    ]
+    if not missing:
+        return []
+    pairs = _pairs(missing, count * (count - 1) // 2)
+    return [
+        Remark(
+            "warning",
+            f"not every GPU can read every other's memory: not {pairs}",
+            "NCCL goes through the host's memory for those, many times slower.",
+            "In a container or virtual machine, ask for peer access.",
+        )
+    ]
+
+
+def _network(facts: Facts) -> list[Remark]:
+    """Cards that reach memory by themselves, and whether they reach the GPUs'."""
+    system = facts.system
+    if system.ports is None:
+        return [
+            Remark(
+                "note",
+                "InfiniBand, RoCE, GPUDirect RDMA: cannot be seen (no /sys/class here)",
+                "Matters between machines only.",
+                "NCCL_DEBUG=INFO names the network that NCCL takes, and says GDRDMA "
+                "where cards reach the GPUs.",
+            )
+        ]
+    active = [port for port in system.ports if port.is_active]
+    if not active:
+        down = ", ".join(port.card for port in system.ports)
+        return [
+            Remark(
+                "note",
+                f"no InfiniBand or RoCE port is up ({down})"
+                if down
+                else "no InfiniBand or RoCE card",
+                "Between machines NCCL uses TCP, unless it has a plugin for their "
+                "network: more latency, less bandwidth, and the CPU takes part. Within "
+                "this machine nothing changes.",
+                "Has each port a cable, and the network a subnet manager?"
+                if down
+                else "",
+            )
+        ]
+    kinds: dict[str, list[str]] = {}
+    for port in active:
+        name = {"Ethernet": "RoCE"}.get(port.link, port.link or "unknown link")
+        rate = port.rate.partition(" (")[0] or "unknown rate"
+        kinds.setdefault(f"{name}, {rate}", []).append(port.card)
+    told = "; ".join(
+        f"{', '.join(dict.fromkeys(cards))} ({kind})" for kind, cards in kinds.items()
+    )
+    return [
+        Remark("ok", f"network between machines: {told}"),
+        _gpudirect(system),
+        *_distance(facts),
+        *_locked(system),
+    ]
+
+
+def _gpudirect(system: System) -> Remark:
+    modules = system.modules or frozenset()
+    loaded = [name for name in _PEER_MODULES if name in modules]
+    loaded += [name for name in _PEER_CLIENTS if name in system.peer_clients]
+    if loaded:
+        return Remark("ok", f"GPUDirect RDMA: {loaded[0]} is loaded")
+    if "Open Kernel Module" in system.driver and (
+        system.kernel is not None and system.kernel >= _DMABUF_KERNEL
+    ):
+        version = ".".join(map(str, system.kernel))
+        return Remark(
+            "ok", f"GPUDirect RDMA: by dma-buf (open driver, Linux {version})"
+        )
+    if system.modules is None and not system.driver:
+        return Remark(
+            "note",
+            "GPUDirect RDMA: cannot be seen (no /proc/modules here)",
+            "With it network cards read the GPUs' memory; without it every message "
+            "between machines is copied through the host's.",
+            "NCCL_DEBUG=INFO says GDRDMA where it is used.",
+        )
+    return Remark(
+        "warning",
+        "GPUDirect RDMA: no module for it is loaded",
+        "Network cards do not reach the GPUs' memory: every message between machines "
+        "is copied through the host's: latency, PCIe bandwidth and a CPU core.",
+        "sudo modprobe nvidia-peermem (on the host of a container), or the open "
+        "kernel modules of the driver, which need none.",
+    )
+
+
+def _distance(facts: Facts) -> list[Remark]:
+    """GPUs from which every network card is far."""
+    ways = list(_WAYS)
+    nearest: dict[int, str] = {}
+    for gpu, _, way in facts.cards:
+        if way in ways:
+            nearest[gpu] = min(nearest.get(gpu, way), way, key=ways.index)
+    far = [gpu for gpu, way in nearest.items() if way not in _DIRECT]
+    if not far:
+        return []
+    return [
+        Remark(
+            "note",
+            f"GPUs {format_numbers(far)}: the nearest network card is beyond the CPU "
+            f"({', '.join(sorted({nearest[gpu] for gpu in far}))})",
+            "NCCL does not let a card read a GPU over that way unless "
+            "NCCL_NET_GDR_LEVEL allows it, and copies through the host instead.",
+            "On a virtual machine, take the topology file of its provider "
+            "(NCCL_TOPO_FILE).",
+        )
+    ]
+
+
+def _locked(system: System) -> list[Remark]:
+    limit = system.locked_bytes
+    if limit is None or limit >= _LEAST_LOCKED_BYTES:
+        return []
+    return [
+        Remark(
+            "warning",
+            f"limit on locked memory: {_bytes(limit)} (ulimit -l)",
+            "Network cards need their buffers locked: NCCL over InfiniBand or RoCE may "
+            "not start.",
+            "docker run --ulimit memlock=-1"
+            if system.is_container
+            else "ulimit -l unlimited, or memlock in /etc/security/limits.conf.",
+        )
+    ]
+
+
+def _cores(facts: Facts) -> list[Remark]:
+    """Whether each rank can have a core of its own, near its GPU."""
+    remarks = []
+    count = len(facts.gpus)
+    if facts.cores < count:
+        remarks.append(
+            Remark(
+                "warning",
+                f"{facts.cores} CPU core(s) for {count} GPUs",
+                "Every rank launches from the CPU. Ranks that share a core wait for "
+                "one another: the step becomes launch-bound, and collectives wait for "
+                "the last rank.",
+                "Ask for more cores, two or more a GPU.",
+            )
+        )
+    nodes = dict(facts.system.node_cores)
+    places: dict[int, list[int]] = {}
+    for gpu, node in enumerate(facts.system.gpu_nodes[:count]):
+        if node is not None and node in nodes:
+            places.setdefault(node, []).append(gpu)
+    if len(nodes) < 2 or not places:
+        return remarks
+    mine = facts.system.cores
+    told = "; ".join(
+        f"{format_numbers(gpus)} at node {node} (cores {format_numbers(nodes[node])})"
+        for node, gpus in sorted(places.items())
+    )
+    far = {
+        node: gpus for node, gpus in places.items() if mine and not nodes[node] & mine
+    }
+    if far:
+        gpus = format_numbers(gpu for gpus in far.values() for gpu in gpus)
+        remarks.append(
+            Remark(
+                "warning",
+                f"GPUs by NUMA node: {told}; this process may use cores "
+                f"{format_numbers(mine)} only",
+                f"For GPU {gpus} every launch, and every copy from pinned memory, "
+                "crosses the link between the CPUs.",
+                "Give each rank cores of its GPU's node: numactl --cpunodebind=NODE "
+                "--membind=NODE, or srun --gpu-bind=closest.",
+            )
+        )
+    else:
+        remarks.append(
+            Remark(
+                "note",
+                f"GPUs by NUMA node: {told}",
+                "A rank on the other node's cores launches later and copies slower; "
+                "the others wait for it in every collective.",
+                "numactl --cpunodebind=NODE --membind=NODE for each rank.",
+            )
+        )
+    return remarks
+
+
+def _memory(facts: Facts) -> list[Remark]:
+    """Memory that ranks share."""
+    shared = facts.system.shared_bytes
+    if shared is None or shared >= _LEAST_SHARED_BYTES or len(facts.gpus) < 2:
+        return []
+    return [
+        Remark(
+            "warning",
+            f"/dev/shm has {_bytes(shared)}",
+            "NCCL between GPUs without peer access and the workers of a DataLoader "
+            "hand data on through it; they fail where it is full.",
+            "docker run --shm-size=8g, or --ipc=host"
+            if facts.system.is_container
+            else "sudo mount -o remount,size=8g /dev/shm",
+        )
+    ]
+
+
+def _profilers(system: System) -> list[Remark]:
+    remarks = []
+    if system.counters_restricted:
+        remarks.append(
+            Remark(
+                "note",
+                "only root may read the GPU's counters (RmProfilingAdminOnly: 1)",
+                "Timelines need none of them: torch.profiler and nsys see every "
+                "kernel. Nsight Compute and nsys --gpu-metrics-devices are refused "
+                "(ERR_NVGPUCTRPERM).",
+                "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in "
+                "/etc/modprobe.d on the host, then reboot; or a container with "
+                "--cap-add=SYS_ADMIN.",
+            )
+        )
+    if "nsys" not in system.tools:
+        remarks.append(
+            Remark(
+                "note",
+                "nsys (Nsight Systems) is not on PATH",
+                "torch.profiler needs no nsys; what happens outside of torch (NCCL's "
+                "own threads, other processes) only nsys shows.",
+                "Install Nsight Systems, or add its bin folder to PATH.",
+            )
+        )
+    return remarks
+
+
+def told_limits(system: System) -> str:
+    """Limits that bear on pinned memory, as a clause; "" if none is known."""
+    limits: Mapping[str, int | None] = {
+        "ulimit -l": system.locked_bytes,
+        "memory of this container" if system.is_container else "memory": (
+            system.memory_bytes
+        ),
+    }
+    return ", ".join(
+        f"{name} {_bytes(n)}" for name, n in limits.items() if n is not None
+    )
+
+
+def _bytes(number: int) -> str:
+    """ "64 MiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if number >= size:
+            return f"{number / size:.0f} {unit}"
+    return f"{number // 1024} KiB"

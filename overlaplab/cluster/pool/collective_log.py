@@ -1,0 +1,318 @@
+"""What a rank's process launched and waits for, readable while the rank hangs.
+
+A gloo or NCCL process cannot say why it hangs. So each rank notes its collectives in a
+file that the parent holds too: the methods of c10d's `ProcessGroup` and `Work` are
+wrapped once a process, which covers torch.distributed's functions, the coalescing
+manager and object collectives. Collectives that C++ launches on its own (DDP's reducer,
+functional collectives) are not seen. Does not know the pool, and reads no clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from overlaplab.profiling.collectives import (
+    OPERATIONS,
+    describe_group,
+    num_bytes,
+    tensors_in,
+)
+from overlaplab.profiling.gloo_ranges import launch_range, wait_range
+
+POINT_TO_POINT = ("send", "recv")
+# Any of these means that the caller takes care of the work's end.
+_TAKEN_BY = (
+    "wait",
+    "get_future",
+    "result",
+    "synchronize",
+    "block_current_stream",
+    "is_completed",
+)
+_MAX_ENTRIES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One collective that this rank launched.
+
+    Args:
+        number: the how-manieth of the call, over all groups.
+        group: "default", or the communicator's name.
+        ranks: its global ranks.
+        sequence: the how-manieth of its group, from 0.
+        operation: "all_reduce", ...
+        payload: "float32[4, 2]", the first tensor and how many more; "" without
+            tensors. For point-to-point with the peer: "float32[4] with rank 1".
+        label: innermost annotation.
+        bytes: the larger of all inputs and all outputs.
+    """
+
+    number: int
+    group: str
+    ranks: tuple[int, ...]
+    sequence: int
+    operation: str
+    payload: str
+    label: str
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        group = "" if self.group == "default" else f" of group {self.group}"
+        label = f" ({self.label})" if self.label else ""
+        return f"{self.operation} #{self.sequence}{group}{label}"
+
+    @property
+    def is_point_to_point(self) -> bool:
+        return self.operation in POINT_TO_POINT
+
+
+class CollectiveLog:
+    """The notes of one call of one rank; written as they happen."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._labels = threading.local()
+        self.measuring = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the last call."""
+        self._number = 0
+        self._sequences: Counter[str] = Counter()
+        self._written = 0
+        # A work stays here, alive, until somebody takes care of its end.
+        self._in_flight: dict[int, tuple[Launch, Any]] = {}
+        self._coalescing: list[Launch] | None = None
+        self._rewind()
+
+    @contextlib.contextmanager
+    def labelled(self, name: str) -> Iterator[None]:
+        """Collectives launched by this thread in the `with` block carry `name`."""
+        outer = getattr(self._labels, "name", "")
+        self._labels.name = name
+        try:
+            yield
+        finally:
+            self._labels.name = outer
+
+    def in_flight(self) -> list[Launch]:
+        """Launches whose work nobody took care of, in order."""
+        with self._lock:
+            return [launch for launch, _ in self._in_flight.values()]
+
+    def unfinished(self) -> list[Launch]:
+        """Those of `in_flight()` that have not ended."""
+        with self._lock:
+            works = list(self._in_flight.values())
+        done = _original["is_completed"]
+        return [launch for launch, work in works if not done(work)]
+
+    def sequences(self) -> dict[str, int]:
+        """How many collectives this rank launched in each group."""
+        return dict(self._sequences)
+
+    def launch(self, group: Any, operation: str, arguments: tuple[Any, ...]) -> Launch:
+        """Note a launch that is about to happen."""
+        name, ranks = describe_group(group)
+        point_to_point = operation in POINT_TO_POINT
+        with self._lock:
+            counter = f"{name} p2p" if point_to_point else name
+            launch = Launch(
+                self._number,
+                name,
+                ranks,
+                self._sequences[counter],
+                operation,
+                _describe_payload(arguments, ranks if point_to_point else ()),
+                getattr(self._labels, "name", ""),
+                max(map(num_bytes, arguments), default=0),
+            )
+            self._number += 1
+            self._sequences[counter] += 1
+            self._write("launch", launch)
+        return launch
+
+    def launched(self, launch: Launch, work: Any) -> None:
+        """The launch returned `work`."""
+        with self._lock:
+            if self._coalescing is not None:
+                self._coalescing.append(launch)
+            elif work is not None:
+                self._in_flight[id(work)] = (launch, work)
+
+    def start_coalescing(self) -> None:
+        self._coalescing = []
+
+    def end_coalescing(self, work: Any) -> None:
+        """One work stands for all that was launched since `start_coalescing`."""
+        launches, self._coalescing = self._coalescing, None
+        if launches and work is not None:
+            self.launched(launches[-1], work)
+
+    def take(self, work: Any) -> Launch | None:
+        """Somebody takes care of the end of `work`; the launch, the first time."""
+        with self._lock:
+            entry = self._in_flight.pop(id(work), None)
+        return entry[0] if entry else None
+
+    @contextlib.contextmanager
+    def waiting(self, launch: Launch) -> Iterator[None]:
+        """The rank waits for `launch` in the `with` block."""
+        with self._lock:
+            self._write("wait", launch)
+        if self.measuring:
+            with torch.profiler.record_function(wait_range(launch.operation)):
+                yield
+        else:
+            yield
+        with self._lock:  # not after an exception: then the wait is where it failed
+            self._write("done", launch)
+
+    def _write(self, event: str, launch: Launch) -> None:
+        if self._written >= _MAX_ENTRIES:
+            self._rewind()
+        self._written += 1
+        line = json.dumps([event, *(getattr(launch, name) for name in _FIELDS)])
+        os.write(self._file, line.encode() + b"\n")
+
+    def _rewind(self) -> None:
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        self._written = 0
+
+
+_FIELDS = tuple(Launch.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What a collective log says, read from outside.
+
+    Args:
+        launches: in order.
+        waits_in: the collective in which the rank is blocked, if it is.
+    """
+
+    launches: tuple[Launch, ...] = ()
+    waits_in: Launch | None = None
+
+
+def read_notes(file: int) -> Notes:
+    """Read a collective log's file, also while its rank writes or after it has died."""
+    size = os.fstat(file).st_size
+    lines = os.pread(file, size, 0).split(b"\n")[:-1]
+    launches, waits_in = [], None
+    for line in lines:
+        try:
+            event, number, group, ranks, *rest = json.loads(line)
+        except ValueError:  # torn by a kill
+            continue
+        launch = Launch(number, group, tuple(ranks), *rest)
+        if event == "launch":
+            launches.append(launch)
+        else:
+            waits_in = launch if event == "wait" else None
+    return Notes(tuple(launches), waits_in)
+
+
+# --- The hooks -------------------------------------------------------------------
+
+_original: dict[str, Callable[..., Any]] = {"is_completed": Work.is_completed}
+_collective_log: CollectiveLog | None = None
+
+
+def install(file: int) -> CollectiveLog:
+    """Make this process note its collectives in `file`, for good."""
+    global _collective_log
+    if _collective_log is not None:
+        raise RuntimeError("this process has a collective log already")
+    _collective_log = collective_log = CollectiveLog(file)
+    for method, operation in OPERATIONS.items():
+        if hasattr(ProcessGroup, method):
+            _wrap_launch(collective_log, method, operation)
+    _wrap_coalescing(collective_log)
+    for method in _TAKEN_BY:
+        if hasattr(Work, method):
+            _wrap_work(collective_log, method)
+    return collective_log
+
+
+def _wrap_launch(collective_log: CollectiveLog, method: str, operation: str) -> None:
+    original = getattr(ProcessGroup, method)
+
+    @functools.wraps(original)
+    def launch_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
+        launch = collective_log.launch(self, operation, args)
+        if collective_log.measuring:
+            with torch.profiler.record_function(_launch_range(launch)):
+                work = original(self, *args, **kwargs)
+        else:
+            work = original(self, *args, **kwargs)
+        collective_log.launched(launch, work)
+        return work
+
+    setattr(ProcessGroup, method, launch_and_note)
+
+
+def _wrap_coalescing(collective_log: CollectiveLog) -> None:
+    start, end = ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
+
+    def start_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
+        collective_log.start_coalescing()
+        return start(self, *args, **kwargs)
+
+    def end_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
+        work = end(self, *args, **kwargs)
+        collective_log.end_coalescing(work)
+        return work
+
+    setattr(ProcessGroup, "_start_coalescing", start_and_note)  # noqa: B010 (mypy)
+    setattr(ProcessGroup, "_end_coalescing", end_and_note)  # noqa: B010
+
+
+def _wrap_work(collective_log: CollectiveLog, method: str) -> None:
+    original = getattr(Work, method)
+    blocks = method in ("wait", "synchronize")
+
+    @functools.wraps(original)
+    def take_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if method == "is_completed" and not original(self):
+            return False  # the caller polls, and must come back
+        launch = collective_log.take(self)
+        if launch is None or not blocks:
+            return original(self, *args, **kwargs)
+        with collective_log.waiting(launch):
+            return original(self, *args, **kwargs)
+
+    setattr(Work, method, take_and_call)
+
+
+def _launch_range(launch: Launch) -> str:
+    return launch_range(
+        launch.operation, launch.group, launch.sequence, launch.bytes, launch.label
+    )
+
+
+def _describe_payload(arguments: tuple[Any, ...], peers: tuple[int, ...]) -> str:
+    tensors = list(tensors_in(arguments))
+    if not tensors:
+        return ""
+    dtype = str(tensors[0].dtype).removeprefix("torch.")
+    more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+    peer = ""
+    if peers and len(arguments) > 1 and isinstance(arguments[1], int):
+        peer = f" with rank {peers[arguments[1]]}"
+    return f"{dtype}{list(tensors[0].shape)}{more}{peer}"

@@ -1,0 +1,110 @@
+"""Which rectangles stand for thousands of spans, so that a picture draws at once.
+
+A part that is at least one column (pixel) wide stays as it is. Narrower ones are
+gathered: a column is painted once the parts owe a whole column of time, so that a
+lane that is half busy looks half full, however short its spans. Knows no matplotlib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from overlaplab.timeline import Span
+from overlaplab.view.colors import inks_of
+
+_LONELY = 4  # columns without anything before a short span that make it a single one
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One rectangle.
+
+    Args:
+        whole: drawn as it is, with an outline; else a run of gathered columns.
+    """
+
+    ink: str
+    start_ns: float
+    end_ns: float
+    whole: bool
+
+
+def pieces(
+    spans: Iterable[Span], start_ns: int, end_ns: int, num_columns: int
+) -> list[Piece]:
+    """The rectangles of one lane within [start_ns, end_ns), gathered ones first.
+
+    Args:
+        num_columns: horizontal resolution of the picture.
+    """
+    column_ns = (end_ns - start_ns) / num_columns
+    whole: list[Piece] = []
+    narrow: dict[int, dict[str, float]] = {}
+    for span in spans:
+        for ink, first, last in inks_of(span):
+            first, last = max(first, start_ns), min(last, end_ns)
+            if last - first >= column_ns > 0:
+                whole.append(Piece(ink, first, last, True))
+            elif first < last:
+                _gather(narrow, ink, first - start_ns, last - start_ns, column_ns)
+    return [*_runs(narrow, start_ns, column_ns), *whole]
+
+
+def _gather(
+    narrow: dict[int, dict[str, float]],
+    ink: str,
+    first: int,
+    last: int,
+    column_ns: float,
+) -> None:
+    """Add a part narrower than a column to the one or two columns that it touches."""
+    column = int(first / column_ns)
+    border = (column + 1) * column_ns
+    for index, length in (
+        (column, min(last, border) - first),
+        (column + 1, last - border),
+    ):
+        if length > 0:
+            inks = narrow.setdefault(index, {})
+            inks[ink] = inks.get(ink, 0.0) + length
+
+
+def _runs(
+    narrow: dict[int, dict[str, float]], start_ns: int, column_ns: float
+) -> list[Piece]:
+    """Painted columns, neighbours of one ink joined."""
+    runs: list[tuple[str, int, int]] = []
+    owed = 0.0
+    previous = -_LONELY
+    for column in sorted(narrow):
+        inks = narrow[column]
+        owed += sum(inks.values()) / column_ns
+        if column - previous >= _LONELY:
+            owed = 1.0  # a single short span stays visible
+        previous = column
+        if owed < 1:
+            continue
+        owed -= 1
+        ink = max(inks, key=lambda name: inks[name])
+        if runs and runs[-1][0] == ink and runs[-1][2] == column:
+            runs[-1] = (ink, runs[-1][1], column + 1)
+        else:
+            runs.append((ink, column, column + 1))
+    return [
+        Piece(ink, start_ns + a * column_ns, start_ns + b * column_ns, False)
+        for ink, a, b in runs
+    ]
+
+
+def join_close(
+    intervals: Sequence[tuple[int, int]], gap_ns: float
+) -> list[tuple[int, int]]:
+    """Ascending intervals, those with a gap of at most `gap_ns` made one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in intervals:
+        if joined and start - joined[-1][1] <= gap_ns:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined

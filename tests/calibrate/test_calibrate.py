@@ -1,0 +1,238 @@
+"""From measurements to a profile: literal numbers, laws, and a whole calibration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+import overlaplab as ol
+from overlaplab.calibrate import run
+from overlaplab.calibrate.plan import (
+    CPU,
+    GPU,
+    ModelCase,
+    quick,
+)
+from overlaplab.calibrate.profile import _curve, build_profile
+from overlaplab.calibrate.recorded import operators_of_step
+from overlaplab.calibrate.summary import table
+from overlaplab.cli import main
+from overlaplab.errors import OverlaplabError
+from overlaplab.hardware import compute_ns, read_profile
+from overlaplab.hardware.points import check_points, interpolate
+from tests.profiling.small_plan import SMALL, TINY
+
+
+def device() -> dict[str, Any]:
+    """As measured on a device that needs a microsecond for each operator."""
+    ops = operators_of_step(TINY.config(), TINY.batch, TINY.tokens, "float32")
+    rows = [[op.name, op.phase == "backward", 1_200] for op in ops]
+    case = {name: getattr(TINY, name) for name in ModelCase.__dataclass_fields__}
+    model = {
+        "case": case,
+        "dtype": "float32",
+        "operators": rows,
+        "mark_ns": 200,
+        "step_ns": 1_000 * len(rows),
+    }
+    return {
+        "matmuls": [{"dtype": "float32", "size": 100, "flops": 2_000_000, "ns": 1_000}],
+        "memory": [{"bytes": 2_000_000, "ns": 1_000}, {"bytes": 20_000, "ns": 50}],
+        "small_kernel": {"device_ns": 40, "launch_ns": 5_000},
+        "host_copies": [],
+        "models": [model],
+    }
+
+
+def variant(forward: int, backward: int, wait: int = 0) -> dict[str, int]:
+    return {
+        "forward_ns": forward,
+        "backward_ns": backward,
+        "wait_ns": wait,
+        "step_ns": forward + backward + wait,
+    }
+
+
+LAUNCHES: dict[str, Any] = {
+    "case": {"num_layers": 1, "d_model": 8},
+    "forward_ops": 10,
+    "backward_ops": 20,
+    "parameters": 4,
+    "variants": {
+        "compute": variant(1_000, 4_000),
+        "per parameter": variant(1_000, 8_000, 400),
+        "one bucket": variant(1_000, 6_000, 900),
+    },
+}
+BESIDE = {
+    "compute_alone_ns": 80,
+    "compute_beside_ns": 100,
+    "wire_alone_ns": 50,
+    "wire_beside_ns": 999,
+    "wire_beside_median_ns": 100,
+    "bytes": 2**20,
+}
+LINK: dict[str, Any] = {
+    "num_ranks": 2,
+    "collectives": [
+        {"operation": "all_reduce", "bytes": 1_000, "tensors": 1, "ns": 300},
+        {"operation": "all_reduce", "bytes": 9_000, "tensors": 1, "ns": 700},
+        {"operation": "all_gather", "bytes": 9_000, "tensors": 1, "ns": 1},
+    ],
+    "contention": {"step": BESIDE, "small": [{**BESIDE, "wire_beside_median_ns": 57}]},
+}
+
+
+def test_each_number_of_a_profile_is_the_measured_one() -> None:
+    hw = build_profile("here", device(), LAUNCHES, LINK, "a card, today")
+    assert hw.flops_per_s == {"default": 2 * 10**12, "float32": 2 * 10**12}
+    assert hw.memory_bytes_per_s == 2 * 10**12 and hw.kernel_floor_ns == 40
+    assert hw.launch_ns == 100 and hw.backward_launch_ns == 200
+    # (9,400 - 5,000) / 4 a collective; then (7,900 - 5,000 - 1,100) / 4 a tensor.
+    assert hw.collective_launch_ns == 1_100 and hw.collective_part_launch_ns == 450
+    assert hw.link.latency_ns == 300 and hw.link.times == ((1_000, 0), (9_000, 400))
+    assert hw.compute_rate_permille == 800 and hw.wire_rate_permille == 500
+    assert hw.busy_latency_ns == 7
+    assert "a card, today" in hw.source
+
+
+def test_operators_take_what_they_took_less_the_marks() -> None:
+    hw = build_profile("here", device(), LAUNCHES, LINK, "today")
+    for op in operators_of_step(TINY.config(), TINY.batch, TINY.tokens, "float32"):
+        moved = op.read_bytes + op.write_bytes
+        assert compute_ns(hw, op.flops, op.dtype, moved, op.name) == 1_000, op.name
+
+
+def test_large_all_reduces_are_those_of_several_tensors() -> None:
+    def timed(num_bytes: int, tensors: int, ns: int) -> dict[str, Any]:
+        return {
+            "operation": "all_reduce",
+            "bytes": num_bytes,
+            "tensors": tensors,
+            "ns": ns,
+        }
+
+    rows = [
+        timed(1_000, 1, 300),
+        timed(1_000, 2, 999),
+        timed(2**24, 1, 9_000),
+        timed(2**24, 8, 7_300),
+    ]
+    hw = build_profile("x", device(), LAUNCHES, {**LINK, "collectives": rows}, "today")
+    assert hw.link.times == ((1_000, 0), (2**24, 7_000))
+
+
+def test_every_number_says_how_it_was_measured() -> None:
+    hw = build_profile("here", device(), LAUNCHES, LINK, "today")
+    told = set(hw.notes)
+    assert told >= {
+        "flops_per_s",
+        "memory_bytes_per_s",
+        "kernel_floor_ns",
+        "launch_ns",
+        "backward_launch_ns",
+        "collective_launch_ns",
+        "collective_part_launch_ns",
+        "compute_rate_permille",
+        "wire_rate_permille",
+        "host_bytes_per_s",
+        "pageable_bytes_per_s",
+        "points",
+        "link",
+    }
+
+
+def test_a_machine_without_a_link_says_that_it_has_none() -> None:
+    alone = {**LAUNCHES, "variants": {"compute": variant(1_000, 4_000)}}
+    hw = build_profile("here", device(), alone, None, "today")
+    assert "not measured" in hw.notes["link"] and "not measured" in hw.link.source
+    assert "not measured" in table(hw)
+
+
+def test_a_device_that_ran_other_operators_is_refused() -> None:
+    wrong = device()
+    wrong["models"][0]["operators"][3][0] = "conv"
+    with pytest.raises(ValueError, match="conv"):
+        build_profile("here", wrong, LAUNCHES, LINK, "today")
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**12), st.integers(1, 10**9)), min_size=1))
+def test_a_curve_is_one_that_profiles_take(pairs: list[tuple[int, int]]) -> None:
+    curve = check_points("points", _curve(pairs))
+    low, high = min(ns for _, ns in pairs), max(ns for _, ns in pairs)
+    assert curve[0][1] <= high * 1.15 + 1 and curve[-1][1] >= low / 1.15 - 1
+
+
+@given(
+    st.lists(st.integers(1, 10**6), min_size=1, max_size=9, unique=True),
+    st.integers(2, 9),
+)
+def test_a_curve_through_points_that_ascend_goes_through_them(
+    times: list[int], factor: int
+) -> None:
+    pairs = [(factor**n, ns) for n, ns in enumerate(sorted(times), 1)]
+    assert _curve(pairs) == tuple(pairs)
+    assert all(interpolate(_curve(pairs), work) == ns for work, ns in pairs)
+
+
+def test_a_quick_plan_keeps_the_largest_of_everything() -> None:
+    for plan in (GPU, CPU):
+        assert quick(plan).models[-1] == plan.models[-1]
+        assert quick(plan).memory_bytes[-1] == plan.memory_bytes[-1]
+        assert len(quick(plan).wire_bytes) < len(plan.wire_bytes)
+
+
+def test_a_calibration_of_this_machine_writes_a_profile_that_times_programs(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "mine.json"
+    hw = run.calibrate(out, backend="gloo", plan=SMALL)
+    assert read_profile(out) == hw and hw.name == "mine"
+    assert f"torch {torch.__version__}" in hw.source
+    assert hw.launch_ns > 0 and hw.link.latency_ns > 0 and "mm" in str(hw.points)
+    done = ol.run(lambda: torch.ones(4) @ torch.ones(4), hardware=str(out))
+    assert done.timeline.hardware == "mine"
+
+
+def fail(*args: object, **kwargs: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_calibration_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "mine.json"
+    out.write_text("before")
+    monkeypatch.setattr(run, "run_ranks", fail)
+    told = CliRunner().invoke(
+        main, ["calibrate", "--backend", "gloo", "--out", str(out)]
+    )
+    assert told.exit_code == 130 and "interrupted" in told.output
+    assert out.read_text() == "before" and list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        (["--backend", "gloo", "--out", "profile.txt"], ".json"),
+        (["--backend", "gloo", "--out", "nowhere/profile.json"], "nowhere"),
+        (["--backend", "nccl", "--out", "profile.json"], "0 found"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_runs(
+    arguments: list[str],
+    fact: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    told = CliRunner().invoke(main, ["calibrate", *arguments])
+    assert told.exit_code == 2 and fact in told.output
+    assert not isinstance(told.exception, OverlaplabError)
