@@ -1,0 +1,98 @@
+"""`make test-arrows` fails for an upward arrow or a circle, wherever it stands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HIDDEN = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The package, the course's code and the contracts, to be spoilt."""
+    only_code = shutil.ignore_patterns("__pycache__", "*.json", "*.gz", "*.js")
+    for name in ("overlaplab", "course/overlaplab_course"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=only_code)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def check(folder: Path) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(folder), str(folder / "course")])
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_contracts_hold_as_the_code_stands(copy: Path) -> None:
+    answer = check(copy)
+    assert answer.returncode == 0, answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "said"),
+    [
+        (
+            "overlaplab/timeline/span.py",
+            "import overlaplab.view.page",
+            "overlaplab.timeline is not allowed to import overlaplab.view",
+        ),
+        (
+            "overlaplab/timeline/span.py",
+            HIDDEN + "import overlaplab.hardware.model",
+            "overlaplab.timeline is not allowed to import overlaplab.hardware",
+        ),
+        (
+            "overlaplab/timeline/span.py",
+            HIDDEN + "import overlaplab.timeline.timeline",
+            "No cycles are allowed in overlaplab.timeline",
+        ),
+        (
+            "course/overlaplab_course/lab01/checks.py",
+            "import overlaplab_course.lab06\nimport overlaplab_course.lab01.later",
+            "No cycles are allowed in overlaplab_course.lab01",
+        ),
+        (
+            "overlaplab/grading/exercise.py",
+            "import overlaplab_course.lab06",
+            "overlaplab is not allowed to import overlaplab_course",
+        ),
+        ("overlaplab/program/record.py", "import torch", "torch"),
+        ("overlaplab/basement/__init__.py", "", "basement"),
+    ],
+    ids=[
+        "upward",
+        "upward-for-types",
+        "circle-for-types",
+        "circle-in-a-lab",
+        "to-the-course",
+        "torch",
+        "a-room-without-a-floor",
+    ],
+)
+def test_what_breaks_the_order_is_named(
+    copy: Path, file: str, line: str, said: str
+) -> None:
+    path = copy / file
+    path.parent.mkdir(exist_ok=True)
+    before = path.read_text() if path.exists() else '"""A room."""\n'
+    path.write_text(f"{before}\n{line}\n")
+    later = copy / "course/overlaplab_course/lab01/later.py"
+    later.write_text("import overlaplab_course.lab01.checks\n")
+
+    answer = check(copy)
+
+    assert answer.returncode == 1
+    # Names are wrapped and coloured nowhere: the sentence stands on one line.
+    assert said in answer.stdout
