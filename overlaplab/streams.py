@@ -21,6 +21,8 @@ from typing import Any, Protocol
 
 import torch
 
+from overlaplab import torch_versions  # noqa: F401 (refuses a torch without our names)
+
 
 class Provider(Protocol):
     """What a cluster gives its ranks. Objects follow torch.cuda's interface."""

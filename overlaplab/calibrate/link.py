@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from overlaplab import streams
 from overlaplab.calibrate.clock import device_ns, host_ns, on_cuda, sleep
 from overlaplab.calibrate.operators import step_of
 from overlaplab.calibrate.plan import CalibrationPlan
+from overlaplab.torch_versions import all_gather_single, reduce_scatter_single
 
 Row = dict[str, Any]
 Call = Callable[[], object]
@@ -27,8 +27,6 @@ def measure_collectives(plan: CalibrationPlan) -> list[Row]:
 
     "bytes" as the cost formulas count them: the full tensor, or what is gathered.
     """
-    # 2.13 has new names for two of them, which 2.11 does not know.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecated")
     size, rows = dist.get_world_size(), []
     for num_bytes in plan.wire_bytes:
         for name, call in _collectives(num_bytes, size).items():
@@ -99,10 +97,10 @@ def _collectives(num_bytes: int, size: int) -> dict[str, Call]:
     shard = _tensor(full.numel() // size)
 
     def gather() -> None:
-        dist.all_gather_into_tensor(full, shard)
+        all_gather_single(full, shard)
 
     def scatter() -> None:
-        dist.reduce_scatter_tensor(shard, full, _average())
+        reduce_scatter_single(shard, full, _average())
 
     return {
         "all_reduce": lambda: dist.all_reduce(full, _average()),

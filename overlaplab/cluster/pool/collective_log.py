@@ -22,13 +22,9 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from overlaplab.profiling.collectives import (
-    OPERATIONS,
-    describe_group,
-    num_bytes,
-    tensors_in,
-)
+from overlaplab.profiling.collectives import describe_group, num_bytes, tensors_in
 from overlaplab.profiling.gloo_ranges import launch_range, wait_range
+from overlaplab.torch_versions import OPERATIONS
 
 POINT_TO_POINT = ("send", "recv")
 # Any of these means that the caller takes care of the work's end.

@@ -1,7 +1,7 @@
 """The face of a communicator that torch.distributed sees: a Python ProcessGroup.
 
 Each method names the operation, the tensors that are read and written, and hands on to
-`Communicator.launch`. compat.py adds the names of other torch versions.
+`Communicator.launch`. torch_versions.py adds the names of other torch versions.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from overlaplab.cluster.virtual.communicator import Communicator
-from overlaplab.cluster.virtual.compat import BaseGroup, complete_group
 from overlaplab.cluster.virtual.work import VirtualWork
+from overlaplab.torch_versions import BaseGroup, complete_group
 
 Tensors = Sequence[torch.Tensor]
 

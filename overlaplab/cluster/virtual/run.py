@@ -15,7 +15,6 @@ import torch.distributed as dist
 from overlaplab.cluster.copying import copy_job
 from overlaplab.cluster.settings import kept_settings
 from overlaplab.cluster.virtual import report, representative, world
-from overlaplab.cluster.virtual.compat import fake_mode, mode_flags, set_mode_flags
 from overlaplab.cluster.virtual.host_syncs import host_syncs
 from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.modes import RecordMode
@@ -33,6 +32,7 @@ from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.hardware.model import Hardware
 from overlaplab.program.record import Program
 from overlaplab.streams import install_thread_provider
+from overlaplab.torch_versions import fake_mode, mode_flags, set_mode_flags
 
 _running = threading.Lock()
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from overlaplab.cluster.virtual.compat import BaseStore
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
+from overlaplab.torch_versions import BaseStore
 
 
 @dataclass(frozen=True)

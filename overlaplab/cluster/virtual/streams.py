@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from overlaplab.cluster.virtual.compat import BaseStream
 from overlaplab.cluster.virtual.placement import DEVICE
 from overlaplab.cluster.virtual.recorder import Frontier, Lane, Recorder
 from overlaplab.cluster.virtual.source import user_line
 from overlaplab.errors import EventError
+from overlaplab.torch_versions import BaseStream
 
 
 class VirtualStream(BaseStream):  # type: ignore[misc]

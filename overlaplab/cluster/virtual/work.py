@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from overlaplab.cluster.virtual.compat import BaseWork
 from overlaplab.cluster.virtual.meeting import Meeting
 from overlaplab.cluster.virtual.recorder import Frontier, Recorder
 from overlaplab.program.record import WorkWait
 from overlaplab.timeline.span import CPU_LANE
+from overlaplab.torch_versions import BaseWork
 
 
 class VirtualWork(BaseWork):  # type: ignore[misc]

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from overlaplab import streams
 from overlaplab.techniques.data_parallel.parameters import ParameterInfo
-
-_SUM_ONLY = ("gloo", "mpi", "ucc")  # AVG is missing, or newer than torch 2.11
+from overlaplab.torch_versions import averages
 
 
 @dataclass(slots=True)
@@ -55,7 +54,7 @@ class AllReduce:
         self._group = group
         self._reduce_dtype = reduce_dtype
         self._size = dist.get_world_size(group)
-        self._divide = dist.get_backend(group) in _SUM_ONLY
+        self._divide = not averages(group)
         self._options = dist.AllreduceCoalescedOptions()
         average, total = dist.ReduceOp.AVG, dist.ReduceOp.SUM
         self._options.reduceOp = dist.ReduceOp(total if self._divide else average)
