@@ -34,15 +34,20 @@ class Held:
     notes: tuple[TensorName, ...]
 
 
-def hold(step: Callable[..., Any], *args: Any) -> Held:
+def hold(
+    step: Callable[..., Any],
+    *args: Any,
+    results: Callable[[Any], Any] = lambda value: value,
+) -> Held:
     """`step(*args)` on this rank, with both ends noted.
 
     Args:
         step: the learner's.
         args: tensors, modules, and whatever Python makes of them.
+        results: what is graded, from what `step` returned.
     """
     before = given(args)
-    value = step(*args)
+    value = results(step(*args))
     return Held(value, (*before, *returned(value)))
 
 

@@ -14,7 +14,6 @@ from overlaplab_course.lab03.knobs import (
     KNOBS,
     copy_ms,
     problem_with,
-    staging_costs_percent,
     turn,
 )
 from overlaplab_course.lab03.measured import (
@@ -51,7 +50,6 @@ __all__ = [
     "problem_with",
     "sanitizer_report",
     "side_by_side",
-    "staging_costs_percent",
     "steps_ms",
     "turn",
     "whose",

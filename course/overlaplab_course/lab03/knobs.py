@@ -6,11 +6,10 @@ layer's gradients over the network, beside the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.forms import KnobProgram, KnobTask, KnobTasks, Settings
 from overlaplab.hardware import Hardware, Link, find_hardware
 from overlaplab.program import Program, ProgramBuilder, resolve
 from overlaplab.timeline import Timeline
@@ -27,28 +26,10 @@ KNOBS = {
     "ktokens": Knob((2, 4, 8, 16, 32), 8, "tokens a GPU (thousands)"),
 }
 
-DEAR, FREE, COPY = "dear", "free", "copy"
-SETTINGS = "every setting is one that the sliders have"
-IS_DEAR = "'dear': staging makes the step 20 % longer or more"
-IS_FREE = (
-    "'free': the network is busy for half of the step, and staging costs under 1 %"
-)
-IS_COPY = "'copy': staging makes the copy 1.5 times as long, the step under 1 % longer"
 
-
-def turn(
-    staged: Any = KNOBS["staged"].default,
-    gbit_per_s: Any = KNOBS["gbit_per_s"].default,
-    batch_mib: Any = KNOBS["batch_mib"].default,
-    ktokens: Any = KNOBS["ktokens"].default,
-) -> Timeline:
-    """The step with these knobs; one that is left out stands where it starts."""
-    return by_label(
-        resolve(
-            _written_step(batch_mib, 1024 * ktokens),
-            _hardware(bool(staged), gbit_per_s),
-        )
-    )
+def _timed(s: Settings) -> Timeline:
+    program = _written_step(s["batch_mib"], 1024 * s["ktokens"])
+    return by_label(resolve(program, _hardware(s["staged"], s["gbit_per_s"])))
 
 
 def _hardware(staged: bool, gbit_per_s: int) -> Hardware:
@@ -90,10 +71,8 @@ def _written_step(batch_mib: int, tokens: int) -> Program:
     return builder.build()
 
 
-def staging_costs_percent(settings: Mapping[str, Any]) -> float:
-    """How much longer the step is through the host's memory, in percent."""
-    direct = turn(**{**settings, "staged": False}).step_ns
-    return 100 * (turn(**{**settings, "staged": True}).step_ns / direct - 1)
+turn = KnobProgram(KNOBS, _timed)
+problem_with = turn.problem_with
 
 
 def copy_ms(timeline: Timeline) -> float:
@@ -101,63 +80,48 @@ def copy_ms(timeline: Timeline) -> float:
     return sum(s.duration_ns for s in timeline.spans if s.kind == "memcpy") / 1e6
 
 
-def wire_share(timeline: Timeline) -> float:
-    """The part of the step in which the network is busy."""
-    return timeline.report().communication_ns / timeline.step_ns
+def measured(settings: Settings) -> dict[str, float]:
+    """What staging costs: of the step in percent, of the copy as a factor."""
+    direct = turn(**{**settings, "staged": False})
+    staged = turn(**{**settings, "staged": True})
+    return {
+        "costs": 100 * (staged.step_ns / direct.step_ns - 1),
+        "busy": direct.report().communication_ns / direct.step_ns,
+        "longer": copy_ms(staged) / copy_ms(direct),
+    }
+
+
+SETTINGS = "every setting is one that the sliders have"
+IS_DEAR = "'dear': staging makes the step 20 % longer or more"
+IS_FREE = (
+    "'free': the network is busy for half of the step, and staging costs under 1 %"
+)
+IS_COPY = "'copy': staging makes the copy 1.5 times as long, the step under 1 % longer"
+TASKS = KnobTasks(
+    turn,
+    usable=SETTINGS,
+    measure=measured,
+    seen="staging costs {costs:.1f} % of the step, the network is busy {busy:.0%} of "
+    "it, the copy takes {longer:.2f} times as long",
+    listed=[name for name in KNOBS if name != "staged"],
+    tasks=(
+        KnobTask("dear", IS_DEAR, lambda n: n["costs"] >= 20),
+        KnobTask("free", IS_FREE, lambda n: abs(n["costs"]) < 1 and n["busy"] >= 0.5),
+        KnobTask("copy", IS_COPY, lambda n: n["longer"] >= 1.5 and abs(n["costs"]) < 1),
+    ),
+)
 
 
 @exercise(
     "3.7",
     title="through the host, or past it",
     solution="found",
-    verifies=(SETTINGS, IS_DEAR, IS_FREE, IS_COPY),
+    verifies=TASKS.sentences,
     points=1,
     optional=True,
     timeout_s=60.0,
 )
-def grade_knobs(sheet: Sheet, found: Mapping[str, Mapping[str, Any]]) -> None:
+def grade_knobs(sheet: Sheet, found: object) -> None:
     """Resolve the learner's settings, staged and direct."""
     sheet.ran("your three settings, each with staging and without")
-    problems = {n: p for n in (DEAR, FREE, COPY) if (p := problem_with(n, found))}
-    sheet.expect(
-        SETTINGS,
-        not problems,
-        seen="\n".join(problems.values()),
-        expected=f"some of {[k for k in KNOBS if k != 'staged']}; the others stand "
-        "where the sliders start",
-    )
-    for name, sentence in ((DEAR, IS_DEAR), (FREE, IS_FREE), (COPY, IS_COPY)):
-        if name in problems:
-            continue
-        settings = dict(found[name])
-        direct = turn(**{**settings, "staged": False})
-        staged = turn(**{**settings, "staged": True})
-        costs = staging_costs_percent(settings)
-        longer = copy_ms(staged) / copy_ms(direct)
-        busy = wire_share(direct)
-        sheet.expect(
-            sentence,
-            {
-                IS_DEAR: costs >= 20,
-                IS_FREE: abs(costs) < 1 and busy >= 0.5,
-                IS_COPY: longer >= 1.5 and abs(costs) < 1,
-            }[sentence],
-            seen=f"{settings}: staging costs {costs:.1f} % of the step, the network is "
-            f"busy {busy:.0%} of it, the copy takes {longer:.2f} times as long",
-            expected=sentence,
-        )
-
-
-def problem_with(name: str, found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Why `found[name]` is no setting of the knobs, or ""."""
-    settings = found.get(name) if isinstance(found, Mapping) else None
-    if not settings:
-        return f"you have not filled in {name!r}"
-    if not isinstance(settings, Mapping):
-        return f"{name!r} is {settings!r}, not a dict"
-    for knob, value in settings.items():
-        if knob not in KNOBS:
-            return f"{name!r}: there is no knob {knob!r}"
-        if value not in KNOBS[knob].values:
-            return f"{name!r}: {knob} is {value!r}, not one of {KNOBS[knob].values}"
-    return ""
+    TASKS.grade(sheet, found)

@@ -8,18 +8,17 @@ in `reference`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from overlaplab import streams
-from overlaplab.cluster.run import Run, run
-from overlaplab.grading import laws, origins
+from overlaplab.grading import origins
 from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.forms import Examined, Repair
 from overlaplab.grading.violation import Violation
-from overlaplab.program import Finding
 from overlaplab.timeline import Timeline
 from overlaplab_course.lab03 import broken, reference, repair_cases
 from overlaplab_course.lab03.play import (
@@ -42,31 +41,13 @@ KINDS = ("race", "reuse", "unwaited")
 Program = Callable[..., object]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One run of a case.
-
-    Args:
-        run: what the virtual cluster recorded.
-        values: by rank, the results.
-    """
-
-    run: Run
-    values: tuple[Mapping[str, torch.Tensor], ...]
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Races and the like, in the order of ranks."""
-        return self.run.warnings
+class Seen(Examined):
+    """One run of a case."""
 
     @property
     def timeline(self) -> Timeline:
         """Both ranks, the tasks' names on the spans."""
         return by_label(self.run.timeline)
-
-    @property
-    def step_ns(self) -> int:
-        return self.run.timeline.step_ns
 
 
 @dataclass(frozen=True)
@@ -83,15 +64,7 @@ class Case:
 
     def run(self, program: Program) -> Seen:
         """Run `program` on this learner's objects, on two ranks."""
-        recorded = run(
-            _on_rank,
-            self,
-            program,
-            world_size=NUM_RANKS,
-            hardware=SLOW,
-        )
-        recorded = origins.release(recorded)
-        return Seen(recorded, recorded.values)
+        return Seen.of(_on_rank, self, program, world_size=NUM_RANKS, hardware=SLOW)
 
     def as_handed_out(self) -> Seen:
         """Run the program as the lab hands it out, whatever was repaired since."""
@@ -112,12 +85,12 @@ def _on_rank(case: Case, program: Program) -> origins.Held:
     with streams.annotate(SET_UP):
         arguments, results = _CASES[case.exercise].make(case.number)
         streams.synchronize()
-    before = origins.given(arguments)
-    program(*arguments)
-    tensors = results()
-    with streams.annotate("collect"):
-        copies = {name: t.clone() for name, t in tensors.items()}
-    return origins.Held(copies, (*before, *origins.returned(copies)))
+
+    def collected(_: object) -> dict[str, torch.Tensor]:
+        with streams.annotate("collect"):
+            return {name: t.clone() for name, t in results().items()}
+
+    return origins.hold(program, *arguments, results=collected)
 
 
 def _reuse_truth(number: int) -> Mapping[str, object]:
@@ -159,10 +132,38 @@ def _handed_out(exercise_id: str, number: int) -> Seen:
     return Case(exercise_id, number).run(_CASES[exercise_id].broken)
 
 
-@lru_cache(maxsize=32)
-def reference_run(exercise_id: str, number: int) -> Seen:
-    """The course's repair on a learner's objects."""
-    return Case(exercise_id, number).run(_CASES[exercise_id].reference)
+_WHERE = {  # in the report of a finding
+    "kind": "'nothing orders them' is a race; 'handed out again' is a reuse",
+    "rank": "rank: look at the finding's first line",
+    "tensor": "tensor: look at the finding's first line",
+    "packed_on": "packed_on: the stream of pack's line",
+    "overwritten_by": "overwritten_by: the end of the line 'then written'",
+}
+
+
+def _repair(exercise_id: str, **also: Callable[[Examined], list[Violation]]) -> Repair:
+    """The repair of one program, by the sentences of `also`, too."""
+    kind = _CASES[exercise_id]
+    return Repair(
+        diagnosis=DIAGNOSIS,
+        safe=SAFE,
+        values=VALUES,
+        kept=SHORT,
+        truth=kind.truth,
+        play=lambda number, program: Case(exercise_id, number).run(program),
+        reference=kind.reference,
+        wrong=lambda _, seen, right: wrong_results(seen, right),
+        ran="your program on the objects of number {number}, 2 ranks",
+        also={FREE_CPU: lambda seen: cpu_waits(seen.run), **also},
+        where=_WHERE,
+        title="your repair",
+        hint="what waits now that need not?",
+    )
+
+
+FLAT = _repair("3.3a", **{BESIDE: lambda seen: packed_in_turn(seen.run)})
+EVENT = _repair("3.3b")
+REUSE = _repair("3.3c", **{LEAN: lambda seen: crowded(seen.run, 3)})
 
 
 @exercise(
@@ -173,12 +174,9 @@ def reference_run(exercise_id: str, number: int) -> Seen:
     points=2,
     timeout_s=30.0,
 )
-def grade_flat(
-    sheet: Sheet, my_number: int, said: Mapping[str, Any], repaired: Program
-) -> None:
+def grade_flat(sheet: Sheet, my_number: int, said: object, repaired: Program) -> None:
     """The edge is there, and nothing waits that need not."""
-    seen = _grade(sheet, Case("3.3a", my_number), said, repaired)
-    sheet.verify(BESIDE, packed_in_turn(seen.run))
+    FLAT.grade(sheet, my_number, said, repaired)
 
 
 @exercise(
@@ -189,11 +187,9 @@ def grade_flat(
     points=2,
     timeout_s=30.0,
 )
-def grade_event(
-    sheet: Sheet, my_number: int, said: Mapping[str, Any], repaired: Program
-) -> None:
+def grade_event(sheet: Sheet, my_number: int, said: object, repaired: Program) -> None:
     """Every tower is waited for, and they still overlap."""
-    _grade(sheet, Case("3.3b", my_number), said, repaired)
+    EVENT.grade(sheet, my_number, said, repaired)
 
 
 @exercise(
@@ -204,81 +200,12 @@ def grade_event(
     points=2,
     timeout_s=30.0,
 )
-def grade_reuse(
-    sheet: Sheet, my_number: int, said: Mapping[str, Any], repaired: Program
-) -> None:
+def grade_reuse(sheet: Sheet, my_number: int, said: object, repaired: Program) -> None:
     """The memory is kept while it is read, not longer, and copies still overlap."""
-    case = Case("3.3c", my_number)
-    seen = _grade(sheet, case, said, repaired)
-    sheet.verify(LEAN, crowded(seen.run, 3))
+    REUSE.grade(sheet, my_number, said, repaired)
 
 
-def _grade(
-    sheet: Sheet, case: Case, said: Mapping[str, Any], repaired: Program
-) -> Seen:
-    if not isinstance(said, Mapping):
-        raise TypeError(f"the diagnosis is {type(said).__name__}; expected a dict")
-    sheet.ran(f"your program on the objects of number {case.number}, 2 ranks")
-    sheet.verify(DIAGNOSIS, wrong_diagnosis(said, right_diagnosis(case)), list_all=True)
-    seen, right = case.run(repaired), reference_run(case.exercise, case.number)
-    sheet.show(
-        seen.timeline,
-        step_ns=seen.step_ns,
-        target_ns=right.step_ns,
-        title="your repair",
-    )
-    sheet.verify(SAFE, laws.no_findings_law(seen.findings))
-    sheet.verify(VALUES, wrong_results(seen, right))
-    assert seen.run.program is not None
-    sheet.verify(VALUES, laws.origin_law(seen.run.program))
-    sheet.verify(FREE_CPU, cpu_waits(seen.run))
-    sheet.verify(
-        SHORT,
-        [
-            replace(v, hint="what waits now that need not?")
-            for v in laws.step_law(seen.step_ns, right.step_ns)
-        ],
-    )
-    return seen
-
-
-def wrong_diagnosis(
-    said: Mapping[str, Any], truth: Mapping[str, object]
-) -> list[Violation]:
-    """What is not filled in, in one line; and each answer that is wrong."""
-    empty = [key for key in truth if said.get(key) is None]
-    found = []
-    if empty:
-        found.append(
-            Violation(
-                "diagnosis",
-                f"not filled in: {', '.join(empty)}",
-                "what the first finding of the program as given shows",
-            )
-        )
-    for key in truth:
-        if key not in empty and laws.diagnosis_law(said, {key: truth[key]}):
-            found.append(
-                Violation(
-                    "diagnosis",
-                    f"{key}: {said[key]!r} is not what the run shows",
-                    f"the {key} in the first finding",
-                    _WHERE[key],
-                )
-            )
-    return found
-
-
-_WHERE = {  # in the report of a finding
-    "kind": "'nothing orders them' is a race; 'handed out again' is a reuse",
-    "rank": "rank: look at the finding's first line",
-    "tensor": "tensor: look at the finding's first line",
-    "packed_on": "packed_on: the stream of pack's line",
-    "overwritten_by": "overwritten_by: the end of the line 'then written'",
-}
-
-
-def wrong_results(seen: Seen, right: Seen) -> list[Violation]:
+def wrong_results(seen: Examined, right: Examined) -> list[Violation]:
     """Every result on every rank is what the course's repair gives."""
     found = []
     for rank, (mine, ours) in enumerate(zip(seen.values, right.values, strict=True)):

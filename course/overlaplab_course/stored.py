@@ -1,0 +1,99 @@
+"""What lessons show of real GPUs: `labNN/measured.json`, read in one way.
+
+    NOTHING = stored.nothing("04")
+    found = stored.read("04")          # None: print NOTHING
+    lines = stored.columns([("wait late", "1.234", "1.301")], first=34, each=10)
+    print("\\n".join([*lines, f"Measured on {stored.machine(found)}."]))
+
+The schema: "world_size", "card", "torch", "nccl", "date", "backend" and "command" say
+where and how; all other keys are what the lesson's `measure()` returned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from overlaplab.hardware import Hardware, find_hardware
+
+Stored = Mapping[str, Any]
+
+
+def read(
+    lesson: str, path: Path | None = None, *, on_gpus: bool = False
+) -> Stored | None:
+    """What is stored of lesson "NN", None if nothing is.
+
+    Args:
+        path: of the file; None: the lesson's own.
+        on_gpus: what CPU processes measured counts as nothing.
+    """
+    path = path or Path(__file__).parent / f"lab{lesson}" / "measured.json"
+    if not path.exists():
+        return None
+    stored: Stored = json.loads(path.read_text(encoding="utf-8"))
+    return stored if stored.get("backend") == "nccl" or not on_gpus else None
+
+
+def machine(stored: Stored) -> str:
+    """Where and when: "2 x NVIDIA H200, torch 2.11.0, NCCL 2.28.9, 2026-11-28"."""
+    several = f"{stored['world_size']} x " if "world_size" in stored else ""
+    nccl = f", NCCL {stored['nccl']}" if stored.get("nccl") else ""
+    return (
+        f"{several}{stored.get('card', 'CPU')}, torch {stored['torch']}{nccl}, "
+        f"{stored['date'][:10]}"
+    )
+
+
+def profile_of(stored: Stored) -> Hardware:
+    """The hardware profile that stands for the card."""
+    card = str(stored.get("card", ""))
+    return find_hardware("h200-nvlink" if "H200" in card else "h100-nvlink")
+
+
+def command(lesson: str) -> str:
+    """What measures a lesson's numbers."""
+    return f"python -m overlaplab_course.measure {lesson} --out mine.json"
+
+
+def nothing(lesson: str) -> str:
+    """What is shown where nothing is stored."""
+    return (
+        "Nothing is stored yet. On a machine with two GPUs or more:\n"
+        f"    {command(lesson)}"
+    )
+
+
+def measure_it_here(command: str) -> str:
+    """How this machine could measure, if it can."""
+    count = torch.cuda.device_count()
+    if count < 2:
+        return f"This machine has {count} GPUs. Two or more could measure here."
+    return (
+        f"This machine has {count} GPUs. To measure here, run in a terminal:\n"
+        f"    {command}"
+    )
+
+
+def columns(
+    rows: Iterable[Sequence[str]], *, first: int, each: int | Sequence[int]
+) -> list[str]:
+    """Lines of a table: names to the left, cells to the right of their columns.
+
+    Args:
+        rows: a name and its cells, written already; the head is a row.
+        first: characters of the first column.
+        each: characters of every other, or of each.
+    """
+    lines = []
+    for name, *cells in rows:
+        widths = [each] * len(cells) if isinstance(each, int) else each
+        lines.append(
+            f"{name:<{first}}"
+            + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=False))
+        )
+    return lines

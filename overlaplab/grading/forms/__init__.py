@@ -1,0 +1,23 @@
+"""Forms of exercises that recur from lab to lab: a lab declares them as data."""
+
+from overlaplab.grading.forms.knobs import KnobProgram, KnobTask, KnobTasks, Settings
+from overlaplab.grading.forms.repair import Repair, check_diagnosis
+from overlaplab.grading.forms.results import (
+    Examined,
+    judge_results,
+    judge_step,
+    need_dict,
+)
+
+__all__ = [
+    "Examined",
+    "KnobProgram",
+    "KnobTask",
+    "KnobTasks",
+    "Repair",
+    "Settings",
+    "check_diagnosis",
+    "judge_results",
+    "judge_step",
+    "need_dict",
+]

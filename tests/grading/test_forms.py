@@ -1,0 +1,258 @@
+"""Forms fail closed: what is missing, of a wrong type or not known is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlaplab.grading import Exercise, Sheet, Violation, origins
+from overlaplab.grading.forms import (
+    Examined,
+    KnobProgram,
+    KnobTask,
+    KnobTasks,
+    Repair,
+    check_diagnosis,
+)
+from overlaplab.view import Knob
+from overlaplab_course import stored
+
+
+def sheet_for(sentences):
+    return Sheet(Exercise("9.1", "form", ("answer",), sentences, 1, lambda sheet: None))
+
+
+def failed(sheet):
+    return {c.name: c.seen for c in sheet.verdict().checks if not c.passed}
+
+
+# -- knobs
+
+KNOBS = {"batch": Knob((1, 2, 4), 1), "fast": Knob((False, True), False)}
+
+
+def timed(s):
+    return SimpleNamespace(step_ns=100 * s["batch"] // (2 if s["fast"] else 1))
+
+
+TURN = KnobProgram(KNOBS, timed, what_if={"twice": lambda s: {"batch": 2 * s["batch"]}})
+TASKS = KnobTasks(
+    TURN,
+    usable="usable",
+    measure=lambda s: {"step": TURN(**s).step_ns},
+    seen="the step takes {step} ns",
+    hint="for all",
+    condition=lambda s: "fast is judged" if "fast" in s else "",
+    tasks=(
+        KnobTask("long", "is long", lambda n: n["step"] >= 400),
+        KnobTask("short", "is short", lambda n: n["step"] <= 100, hint="its own"),
+    ),
+)
+
+
+def grade(found):
+    sheet = sheet_for(TASKS.sentences)
+    TASKS.grade(sheet, found)
+    return sheet
+
+
+def test_right_settings_pass():
+    assert grade({"long": {"batch": 4}, "short": {"batch": 1}}).verdict().passed
+
+
+def test_knobs_that_are_left_out_stand_where_they_start():
+    assert TURN(batch=4).step_ns == 400
+    assert TURN.filled({"fast": True}) == {"batch": 1, "fast": True}
+    assert TURN.saved_percent({"batch": 2}, "twice") == -100
+    with pytest.raises(TypeError, match="no knob 'bach'"):
+        TURN(bach=4)
+
+
+def test_a_setting_that_does_not_do_as_asked_is_described_with_its_numbers():
+    sheet = grade({"long": {"batch": 4}, "short": {"batch": 2}})
+    assert failed(sheet) == {"is short": "{'batch': 2}: the step takes 200 ns"}
+    assert sheet.verdict().hint == "its own"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (None, "you have not filled in 'short'"),
+        ({}, "you have not filled in 'short'"),
+        ([1], "'short' is [1], not a dict"),
+        ({"bach": 1}, "there is no knob 'bach'"),
+        ({"batch": 3}, "batch is 3, not one of (1, 2, 4)"),
+        ({"batch": 1, "fast": True}, "'short': fast is judged"),
+    ],
+)
+def test_an_unusable_setting_is_refused_and_the_others_are_judged(settings, words):
+    sheet = grade({"long": {"batch": 4}, "short": settings})
+    assert words in failed(sheet)["usable"]
+    verdict = sheet.verdict()
+    assert not verdict.passed
+    assert [c.name for c in verdict.checks if c.passed] == ["is long"]
+    assert verdict.unjudged == ("is short",)
+
+
+@pytest.mark.parametrize("found", [None, [], "long", {}, torch.ones(2)])
+def test_what_is_no_dict_of_settings_is_refused(found):
+    assert "'long'" in failed(grade(found))["usable"]
+
+
+def test_other_problems_make_the_settings_unusable():
+    sheet = sheet_for(TASKS.sentences)
+    found = {"long": {"batch": 4}, "short": {"batch": 1}}
+    TASKS.check_usable(sheet, found, more=["'border' is missing"])
+    assert failed(sheet) == {"usable": "'border' is missing"}
+
+
+# -- diagnoses and repairs
+
+TRUTH = {"kind": "race", "rank": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"kind": "race"}, "rank: no answer"),
+        ({"kind": "race", "rank": 0}, "rank: 0 is not what"),
+        ({"kind": 3, "rank": 1}, "kind: 3 is not what"),
+        ({}, "kind: no answer\nrank: no answer"),
+    ],
+)
+def test_a_diagnosis_that_is_wrong_or_missing_is_refused(said, words):
+    sheet = sheet_for(("diagnosis",))
+    check_diagnosis(sheet, "diagnosis", said, TRUTH)
+    assert words in failed(sheet)["diagnosis"]
+
+
+def test_a_diagnosis_with_places_says_where_to_look():
+    sheet = sheet_for(("diagnosis",))
+    said = {"kind": None, "rank": 0}
+    check_diagnosis(sheet, "diagnosis", said, TRUTH, where={"rank": "its first line"})
+    assert failed(sheet)["diagnosis"].splitlines() == [
+        "not filled in: kind",
+        "rank: 0 is not what the run shows",
+    ]
+
+
+@pytest.mark.parametrize("said", [None, "race", [("kind", "race")]])
+def test_a_diagnosis_that_is_no_dict_is_an_error(said):
+    with pytest.raises(TypeError, match="expected a dict"):
+        check_diagnosis(sheet_for(("diagnosis",)), "diagnosis", said, TRUTH)
+
+
+def double(x):
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    work.wait()
+    return x + x
+
+
+def double_without_a_wait(x):
+    work = dist.all_reduce(x, async_op=True)
+    y = x + x
+    assert work is not None
+    work.wait()
+    return y
+
+
+def doubled_by_hand(x):
+    dist.all_reduce(x)
+    return torch.tensor([4.0] * 500)
+
+
+def double_slowly(x):
+    y = torch.ones(8, 8)
+    for _ in range(50):
+        y = y @ y / 8
+    return double(x + 0 * y.sum())
+
+
+def on_rank(number, program):
+    return origins.hold(program, torch.full((500,), float(number)))
+
+
+def wrong(number, seen, right):
+    pairs = zip(seen.values, right.values, strict=True)
+    return [
+        Violation("values", "wrong")
+        for mine, ours in pairs
+        if not torch.equal(mine, ours)
+    ]
+
+
+REPAIR = Repair(
+    diagnosis="diagnosis",
+    safe="safe",
+    values="values",
+    kept="kept",
+    truth=lambda number: TRUTH,
+    play=lambda number, program: Examined.of(on_rank, number, program, world_size=2),
+    reference=double,
+    wrong=wrong,
+    ran="number {number}",
+    hint="what waits?",
+    also={"one message": lambda seen: []},
+)
+
+
+def repaired(program, number=1):
+    sheet = sheet_for(REPAIR.sentences)
+    REPAIR.grade(sheet, number, TRUTH, program)
+    return sheet
+
+
+def test_a_right_repair_passes():
+    verdict = repaired(double).verdict()
+    assert verdict.passed and verdict.ran == "number 1"
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [
+        (double_without_a_wait, "safe"),
+        (lambda x: double(x) + 1, "values"),
+        (doubled_by_hand, "values"),
+        (double_slowly, "kept"),
+    ],
+)
+def test_each_sentence_of_a_repair_is_judged(program, sentence):
+    assert sentence in failed(repaired(program))
+
+
+def test_a_repair_with_no_diagnosis_is_an_error():
+    with pytest.raises(TypeError, match="expected a dict"):
+        REPAIR.grade(sheet_for(REPAIR.sentences), 1, None, double)
+
+
+# -- stored measurements
+
+
+def test_a_stored_measurement_is_read_with_its_machine(tmp_path):
+    path = tmp_path / "measured.json"
+    assert stored.read("03", path) is None
+    path.write_text(
+        '{"world_size": 2, "card": "H200", "torch": "2.11", "nccl": "2.28",'
+        ' "date": "2026-11-28T04", "backend": "gloo"}'
+    )
+    found = stored.read("03", path)
+    assert found is not None
+    assert stored.machine(found) == "2 x H200, torch 2.11, NCCL 2.28, 2026-11-28"
+    assert stored.profile_of(found).name == "h200-nvlink"
+    assert stored.read("03", path, on_gpus=True) is None
+    assert stored.read("03") is not None
+
+
+def test_without_a_file_the_command_is_shown():
+    assert stored.command("03") in stored.nothing("03")
+    assert "This machine has" in stored.measure_it_here("make it")
+
+
+def test_columns_stand_below_each_other():
+    rows = [("", "a", "b"), ("row", "1", "22")]
+    assert stored.columns(rows, first=5, each=4) == ["        a   b", "row     1  22"]
+    assert stored.columns(rows, first=5, each=(2, 3))[0] == "      a  b"
