@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from overlaplab.timeline.timeline import set_page_writer
 
 if TYPE_CHECKING:
-    from overlaplab.capture.step import capture_step as capture_step
+    from overlaplab.capture import capture_step as capture_step
     from overlaplab.checkup.doctor import doctor as doctor
     from overlaplab.cluster.run import Run as Run
     from overlaplab.cluster.run import run as run
@@ -66,7 +66,7 @@ _HOMES = {
     ),
     "grading": ("check",),
     "hardware": ("PROFILES", "Hardware", "Link"),
-    "capture.step": ("capture_step",),
+    "capture": ("capture_step",),
     "checkup.doctor": ("doctor",),
     "profiling.nvtx": ("nvtx",),
     "profiling.profile": ("profile",),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab import streams
-from overlaplab.capture.step import capture_step
+from overlaplab.capture import capture_step
 from overlaplab.errors import CaptureError
 from overlaplab.techniques.data_parallel import (
     BucketedReducer,

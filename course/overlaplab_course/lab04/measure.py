@@ -17,7 +17,7 @@ from torch import Tensor
 
 from overlaplab import streams
 from overlaplab.bench.timing import Step, time_in_turn
-from overlaplab.capture.step import capture_step
+from overlaplab.capture import capture_step
 from overlaplab_course.lab04 import reference
 from overlaplab_course.lab04.collectives import all_gather, reduce_scatter
 

@@ -18,15 +18,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
-from overlaplab import streams
+from overlaplab import step_members, streams
 from overlaplab.streams import stream_of
 from overlaplab.techniques.data_parallel.arguments import (
     check_max_in_flight,
@@ -95,7 +95,6 @@ class Reducer:
     """
 
     plan: BucketPlan
-    alive: ClassVar[WeakSet[Reducer]] = WeakSet()  # for those who capture a step
 
     def __init__(
         self,
@@ -138,7 +137,7 @@ class Reducer:
         self._launched: list[Launched] = []
         self._replan()
         self._before = model.register_forward_pre_hook(_BeforeForward(self))
-        Reducer.alive.add(self)
+        step_members.join(self)
 
     @property
     def num_steps(self) -> int:
@@ -149,6 +148,10 @@ class Reducer:
     def slots(self) -> tuple[ParameterInfo, ...]:
         """The model's parameters, frozen ones included."""
         return self._parameters.slots
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter) of each parameter of the model, frozen ones included."""
+        return [(slot.name, slot.parameter) for slot in self.slots]
 
     def wait(self) -> None:
         """Put the averaged gradients into `.grad`, safe to use on this stream.
@@ -180,7 +183,7 @@ class Reducer:
                 self._finish_on(launched, key)
         self.abandon_step()
         self._before.remove()
-        Reducer.alive.discard(self)
+        step_members.leave(self)
         for slot in self._parameters.slots:
             if slot.handle is not None:
                 slot.handle.remove()
@@ -218,8 +221,8 @@ class Reducer:
     def _refuse_second_reducer(self) -> None:
         """Two would average every gradient twice; with gloo both at once."""
         mine = {id(slot.parameter): slot.name for slot in self._parameters.slots}
-        for other in Reducer.alive:
-            for slot in other.slots:
+        for other in step_members.members():
+            for slot in other.slots if isinstance(other, Reducer) else ():
                 if slot.handle is not None and id(slot.parameter) in mine:
                     raise ValueError(
                         f"parameter {mine[id(slot.parameter)]} has a "
