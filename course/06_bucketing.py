@@ -309,7 +309,7 @@ for mib, us in points.items():
 # </details>
 
 
-# %% name="plan" kind="exercise" exercise="6.1"
+# %% name="plan" kind="exercise" exercise="6.1" reference=true
 def plan_buckets(params, cap_bytes):
     """Buckets of positions in `params`, in the order in which they become full."""
     ### BEGIN SOLUTION
@@ -386,7 +386,7 @@ lab.keep("6.1", plan_buckets)
 # </details>
 
 
-# %% name="hook" kind="exercise" exercise="6.2"
+# %% name="hook" kind="exercise" exercise="6.2" reference=true
 def install_hooks(state: ReducerState) -> None:
     def hook(param):
         ### BEGIN SOLUTION
@@ -450,7 +450,7 @@ lab.keep("6.2", install_hooks)
 # </details>
 
 
-# %% name="finish" kind="exercise" exercise="6.3"
+# %% name="finish" kind="exercise" exercise="6.3" reference=true
 def finish(state: ReducerState) -> None:
     ### BEGIN SOLUTION
     for bucket, work in enumerate(state.works):
@@ -758,7 +758,7 @@ for bucket, names in enumerate(patient.buckets()):
 # repair.
 
 
-# %% name="first-reducer" kind="exercise" exercise="6.5a"
+# %% name="first-reducer" kind="exercise" exercise="6.5a" broken=true
 class FirstReducer:
     def __init__(self, state):
         self.state = state
@@ -830,7 +830,7 @@ _ = check("6.5a", my_number, first_diagnosis, FirstReducer)
 # sometimes. The virtual cluster knows which bytes are touched by whom and after what.
 
 
-# %% name="second-reducer" kind="exercise" exercise="6.5b"
+# %% name="second-reducer" kind="exercise" exercise="6.5b" broken=true
 class SecondReducer:
     def __init__(self, state):
         self.state = state

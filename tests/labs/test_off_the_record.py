@@ -16,7 +16,6 @@ from overlaplab_course.lab00 import meet, syncs
 from overlaplab_course.lab03 import feed as lab03
 from overlaplab_course.lab04 import collectives, small, waits, window
 from overlaplab_course.lab06 import reduce as lab06
-from overlaplab_course.lab06 import reference as lab06_reference
 
 NOT_RECORDED = "bytes that no operator of the record wrote"
 
@@ -95,7 +94,10 @@ def feed(samples, step):
 def finish(state):
     for bucket, work in enumerate(state.works):
         if work is None:
-            lab06_reference.launch(state, bucket)
+            for param, place in state.pairs(bucket):
+                place.zero_() if param.grad is None else place.copy_(param.grad)
+            buffer = state.buffers[bucket]
+            state.works[bucket] = dist.all_reduce(buffer, async_op=True)
     for bucket, work in enumerate(state.works):
         work.wait()
         for param, place in state.pairs(bucket):

@@ -1,8 +1,6 @@
 """Exercises 6.5a and 6.5b: find what is wrong with a reducer, and repair it.
 
-The learner's number draws the net, hence which messages and buckets show the fault.
-The broken reducers are here as the lab shows them (a test holds the two together).
-"""
+The learner's number draws the net, hence which messages and buckets show the fault."""
 
 from __future__ import annotations
 
@@ -14,87 +12,27 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-import overlaplab.streams as streams
 from overlaplab.grading import fixtures, laws
 from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.fixtures import Fixture, Trained
+from overlaplab_course.lab06.broken import FirstReducer
 from overlaplab_course.lab06.reduce import (
     ONCE,
     PROMPT,
     SAFE,
     STEPS,
     MakeReducer,
+    our_finish,
     wrong_values,
 )
-from overlaplab_course.lab06.reference import finish, install_hooks, plan_buckets
+from overlaplab_course.lab06.reference import install_hooks, plan_buckets
 from overlaplab_course.lab06.state import ReducerState
 
 DIAGNOSIS = "the diagnosis is right"
 VALUES = "gradients are right on every rank, in every step"
 KINDS = ("sent again", "never sent", "race", "blocked")
 NUM_LAYERS = 9
-
-
-class FirstReducer:
-    def __init__(self, state: ReducerState) -> None:
-        self.state = state
-        self.arrived: set[Any] = set()
-        self.in_flight: list[Any] = []
-        for param in state.params:
-            param.register_post_accumulate_grad_hook(self.hook)  # type: ignore[no-untyped-call]
-
-    def hook(self, param: torch.Tensor) -> None:
-        self.arrived.add(param)
-        bucket = self.state.bucket_of(param)
-        members = [self.state.params[i] for i in self.state.plan[bucket]]
-        if all(member in self.arrived for member in members):
-            for member, place in self.state.pairs(bucket):
-                if member.grad is not None:
-                    place.copy_(member.grad)
-            buffer = self.state.buffers[bucket]
-            work = dist.all_reduce(buffer, async_op=True)
-            self.in_flight.append((bucket, work))
-
-    def wait(self) -> None:
-        for bucket, work in self.in_flight:
-            work.wait()
-            for member, place in self.state.pairs(bucket):
-                member.grad = place / dist.get_world_size()
-        self.in_flight.clear()
-
-
-class SecondReducer:
-    def __init__(self, state: ReducerState) -> None:
-        self.state = state
-        self.packing = streams.Stream()
-        for param in state.params:
-            param.register_post_accumulate_grad_hook(self.hook)  # type: ignore[no-untyped-call]
-
-    def hook(self, param: torch.Tensor) -> None:
-        bucket = self.state.bucket_of(param)
-        self.state.missing[bucket] -= 1
-        if self.state.missing[bucket] > 0:
-            return
-        pairs = self.state.pairs(bucket)
-        if len(pairs) == 1:  # nothing to pack together
-            pairs[0][1].copy_(param.grad)  # type: ignore[arg-type]
-        else:
-            self.packing.wait_stream(streams.current_stream())
-            with streams.stream(self.packing):
-                for member, place in pairs:
-                    place.copy_(member.grad)  # type: ignore[arg-type]
-        buffer = self.state.buffers[bucket]
-        self.state.works[bucket] = dist.all_reduce(buffer, async_op=True)
-
-    def wait(self) -> None:
-        for bucket, work in enumerate(self.state.works):
-            work.wait()
-            for member, place in self.state.pairs(bucket):
-                member.grad = place / dist.get_world_size()
-        self.state.missing = [len(bucket) for bucket in self.state.plan]
-        self.state.works = [None] * len(self.state.plan)
 
 
 class _Uneven(torch.nn.Module):
@@ -238,7 +176,7 @@ def _examine(
     sheet.ran(f"your reducer: {STEPS} steps of your net on 2 ranks")
     trained = own.train(repaired)
     reference = fixtures.train(
-        own.fixture, MakeReducer(install_hooks, finish, own.cap_bytes)
+        own.fixture, MakeReducer(install_hooks, our_finish, own.cap_bytes)
     )
     evidence = trained.evidence
     sheet.show(
