@@ -1,12 +1,14 @@
 # make lab     set up, then open JupyterLab in labs/
 # make test    set up, then run everything that CI runs
 # make course  regenerate labs/ and solutions/ from course/
+# make test-oldest  what depends on torch's insides, with the oldest torch
 # Another interpreter than python3: make test PYTHON=python3.12
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+OLDEST := .venv-oldest
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 LAB_FLAGS ?=
@@ -17,7 +19,7 @@ test test-%: export MPLBACKEND := agg
 test test-%: export PYTHONHASHSEED := 0
 
 .PHONY: help lab test test-lint test-types test-arrows test-unit test-drift \
-	test-notebooks test-unsolved test-browser course clean setup
+	test-notebooks test-unsolved test-browser test-oldest course clean setup
 .NOTPARALLEL:
 
 help:
@@ -76,8 +78,24 @@ test-unsolved: setup
 test-browser: setup
 	$(PYTEST) -q -rs --durations 5 --timeout 300 tests/browser
 
+# torch brings its own CUDA packages and asks for an older setuptools; all else is as CI
+# has it. Where pip's index has a CPU build, PIP_EXTRA_INDEX_URL names it.
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile \
+	  tests/cluster tests/techniques tests/program tests/hazards
+
+$(OLDEST)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(OLDEST)
+	sed -E '/^(torch|triton|nvidia|cuda|setuptools)/d' constraints.txt \
+	  > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --no-compile \
+	  --constraint $(OLDEST)/constraints.txt --editable . \
+	  "torch==$$(sed -n 's/.*"torch>=\(.*\)".*/\1/p' pyproject.toml).*" \
+	  pytest pytest-timeout pytest-xdist hypothesis
+	@touch $@
+
 course: setup
 	$(BIN)/python course/build.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from overlaplab.timeline.timeline import set_page_writer
 
 if TYPE_CHECKING:
+    __version__: str
     from overlaplab.capture import capture_step as capture_step
     from overlaplab.checkup.doctor import doctor as doctor
     from overlaplab.cluster.run import Run as Run
@@ -110,6 +111,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"overlaplab.{_HOME[name]}"), name)
     elif name in _ROOMS:
         value = import_module(f"overlaplab.{name}")
+    elif name == "__version__":
+        value = import_module("overlaplab.version").find_version()
     else:
         raise AttributeError(f"module 'overlaplab' has no attribute {name!r}")
     globals()[name] = value

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
+import overlaplab
 from overlaplab.errors import OverlaplabError
 
 if TYPE_CHECKING:
@@ -42,9 +43,20 @@ def _one_error_line(command: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def _print_version(context: click.Context, option: object, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"overlaplab {overlaplab.__version__}")
+        context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(
-    package_name="overlaplab", prog_name="overlaplab", message="%(prog)s %(version)s"
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
 )
 def main() -> None:
     """Hide communication behind computation: a course and its library."""

@@ -25,6 +25,7 @@ from overlaplab.calibrate.plan import CPU as CPU_PLAN
 from overlaplab.calibrate.plan import GPU as GPU_PLAN
 from overlaplab.files import write_whole
 from overlaplab.profiling.processes import find_world_size, run_ranks
+from overlaplab.version import find_version
 
 # Of the minutes of `predict measure`, for the first of two links: it measures the
 # device as well.
@@ -271,6 +272,7 @@ def heading(
     return {
         "benchmark": benchmark,
         "command": " ".join(["python -m", program, *sys.argv[1:]]),
+        "overlaplab": find_version(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "backend": backend,
     }

@@ -15,12 +15,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from overlaplab.checkup import probe as doctor_probe
 from overlaplab.checkup.system import System, look_at_system
+from overlaplab.version import find_version
 
 PROBE_TIMEOUT_S = 80.0  # a cold CUDA context and a communicator on eight GPUs
 SMI_TIMEOUT_S = 15.0
@@ -124,7 +124,7 @@ def gather(
     gpus = sections.get("gpus", Section()).facts.get("gpus", ())
     return Facts(
         python=sys.version_info[:3],
-        package=_package_version(),
+        package=find_version(),
         platform=f"{platform.system()} {platform.machine()}",
         cores=usable_cores(),
         environ=dict(os.environ),
@@ -295,10 +295,3 @@ def _probe_here() -> str:
     for name in doctor_probe.SECTIONS:
         lines.append(json.dumps({"end": name, **doctor_probe.look(name)}))
     return "\n".join(lines)
-
-
-def _package_version() -> str:
-    try:
-        return version("overlaplab")
-    except PackageNotFoundError:  # a checkout on the path, not installed
-        return "not installed"

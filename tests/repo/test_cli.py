@@ -6,15 +6,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+import overlaplab
 from overlaplab import cli
 from overlaplab.errors import NotebookError
+from overlaplab.version import find_version
 
 
 def call(*arguments: str) -> Result:
@@ -129,6 +131,39 @@ def test_version_and_help_answer() -> None:
     for command in ([], ["demo"], ["grade"]):
         assert call(*command, "--help").exit_code == 0
     assert isinstance(cli.main, click.Group)
+
+
+def test_the_version_is_the_installed_one_and_costs_an_import_nothing() -> None:
+    assert overlaplab.__version__ == version("overlaplab")
+    program = "import sys, overlaplab; print('importlib.metadata' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("pyproject", "found"),
+    [
+        ('[project]\nname = "overlaplab"\nversion = "7.1"', "7.1"),
+        ('[project]\nname = "another"\nversion = "7.1"', "0+unknown"),
+        ("[project]", "0+unknown"),
+        ("not TOML", "0+unknown"),
+        (None, "0+unknown"),
+    ],
+)
+def test_a_tree_that_is_not_installed_has_the_version_of_its_project(
+    pyproject: str | None,
+    found: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("overlaplab.version.version", absent)
+    if pyproject is not None:
+        (tmp_path / "pyproject.toml").write_text(pyproject)
+    assert find_version(tmp_path) == found
 
 
 def test_the_package_runs_as_a_module() -> None:
