@@ -98,9 +98,9 @@ __all__ = sorted(_HOME)
 
 
 def _write_page(timeline: Timeline, path: Any, beside: Any, title: Any) -> Any:
-    from overlaplab.view.page import write_page
+    from overlaplab.view import show
 
-    return write_page(timeline, path, beside, title=title)
+    return show(timeline, beside, title=title).save_html(path)
 
 
 set_page_writer(_write_page)

@@ -74,7 +74,9 @@ def text(timeline: Timeline, *, width: int = 100, memory: bool = False) -> str:
     for (rank, lane), name in names.items():
         layers = _layers([s for s in timeline.spans if s.rank == rank], lane)
         lines.append(f"{name:{left}} |{grid.row(layers, MARKS)}|")
-        used.update(dict.fromkeys(kind for kind, pieces in layers.items() if pieces))
+        used.update(
+            dict.fromkeys(kind for kind, intervals in layers.items() if intervals)
+        )
     for name, held in memories.items():
         lines.append(f"{name:{left}} |{grid.heights(held)}|")
     lines.append(
@@ -108,7 +110,7 @@ def _path(timeline: Timeline) -> dict[Share, list[Interval]]:
     layers: dict[Share, list[Interval]] = {share: [] for share in _SHARE_MARKS}
     for segment in timeline.critical_path().segments:
         layers[segment.share].append((segment.start_ns, segment.end_ns))
-    return {share: merge(pieces) for share, pieces in layers.items()}
+    return {share: merge(intervals) for share, intervals in layers.items()}
 
 
 class _Grid:

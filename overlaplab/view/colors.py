@@ -1,4 +1,4 @@
-"""What each kind of time looks like: one entry an ink, for pictures and legends.
+"""What each kind of time looks like: for pictures and legends.
 
 Colours are those of Okabe and Ito ("Color Universal Design", 2008), which people with
 any kind of colour blindness tell apart; hatching and outline say the same once more.
@@ -7,7 +7,7 @@ any kind of colour blindness tell apart; hatching and outline say the same once 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.patches import Patch
 
@@ -22,7 +22,7 @@ TEXT = "#222222"
 
 
 @dataclass(frozen=True, slots=True)
-class Ink:
+class Color:
     """Args:
     face: fill.
     edge: outline, and the colour of the hatching.
@@ -48,30 +48,30 @@ class Ink:
         )
 
 
-INKS: Mapping[str, Ink] = {
-    "compute": Ink("#0072B2", "#5BA6D0", "compute", text="#FFFFFF"),
-    "forward": Ink("#56B4E9", "#A6D8F5", "compute, forward"),
-    "wire": Ink("#E69F00", "#7A4F00", "communication: wire", hatch="///"),
-    "latency": Ink("#F0E442", "#7A4F00", "communication: latency", hatch="..."),
-    "waiting": Ink("#FFFFFF", "#E69F00", "communication: waits for peers"),
-    "memcpy": Ink("#009E73", "#66C5AB", "copy", text="#FFFFFF"),
-    "memset": Ink("#66C4A8", "#B5E3D6", "memset"),
-    "launch": Ink("#7F7F7F", "#B3B3B3", "CPU launches", text="#FFFFFF"),
-    "host": Ink("#4D4D4D", "#949494", "CPU computes", text="#FFFFFF"),
-    "wait": Ink("#C2C2C2", "#FFFFFF", "CPU waits"),
+COLORS: Mapping[str, Color] = {
+    "compute": Color("#0072B2", "#5BA6D0", "compute", text="#FFFFFF"),
+    "forward": Color("#56B4E9", "#A6D8F5", "compute, forward"),
+    "wire": Color("#E69F00", "#7A4F00", "communication: wire", hatch="///"),
+    "latency": Color("#F0E442", "#7A4F00", "communication: latency", hatch="..."),
+    "waiting": Color("#FFFFFF", "#E69F00", "communication: waits for peers"),
+    "memcpy": Color("#009E73", "#66C5AB", "copy", text="#FFFFFF"),
+    "memset": Color("#66C4A8", "#B5E3D6", "memset"),
+    "launch": Color("#7F7F7F", "#B3B3B3", "CPU launches", text="#FFFFFF"),
+    "host": Color("#4D4D4D", "#949494", "CPU computes", text="#FFFFFF"),
+    "wait": Color("#C2C2C2", "#FFFFFF", "CPU waits"),
 }
 
-SHARE_INKS: Mapping[Share, Ink] = {
-    "compute": Ink("#0072B2", "#5BA6D0", "compute", text="#FFFFFF"),
-    "wire": Ink("#E69F00", "#7A4F00", "wire", hatch="///"),
-    "latency": Ink("#F0E442", "#7A4F00", "latency", hatch="..."),
-    "launch": Ink("#7F7F7F", "#B3B3B3", "launch", text="#FFFFFF"),
-    "idle": Ink("#FFFFFF", "#7F7F7F", "idle"),
+SHARE_COLORS: Mapping[Share, Color] = {
+    "compute": COLORS["compute"],
+    "wire": replace(COLORS["wire"], label="wire"),
+    "latency": replace(COLORS["latency"], label="latency"),
+    "launch": replace(COLORS["launch"], label="launch"),
+    "idle": Color("#FFFFFF", "#7F7F7F", "idle"),
 }
 
 
-def inks_of(span: Span) -> list[tuple[str, int, int]]:
-    """The parts of a span as (ink, start_ns, end_ns), in order, tiling it."""
+def colors_of(span: Span) -> list[tuple[str, int, int]]:
+    """The parts of a span as (color, start_ns, end_ns), in order, tiling it."""
     if span.kind == "communication":
         ready_ns = span.attributes.get("ready_ns", span.start_ns)
         ready_ns = min(max(ready_ns, span.start_ns), span.end_ns)
@@ -82,9 +82,9 @@ def inks_of(span: Span) -> list[tuple[str, int, int]]:
             ("wire", wire_ns, span.end_ns),
         ]
         return [part for part in parts if part[1] < part[2]]
-    ink: str = span.kind
+    color: str = span.kind
     if is_wait(span):
-        ink = "wait"
+        color = "wait"
     elif span.kind == "compute" and span.attributes.get("phase") == "forward":
-        ink = "forward"
-    return [(ink, span.start_ns, span.end_ns)]
+        color = "forward"
+    return [(color, span.start_ns, span.end_ns)]

@@ -11,49 +11,49 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from overlaplab.timeline import Span
-from overlaplab.view.colors import inks_of
+from overlaplab.view.colors import colors_of
 
 _LONELY = 4  # columns without anything before a short span that make it a single one
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Rectangle:
     """One rectangle.
 
     Args:
         whole: drawn as it is, with an outline; else a run of gathered columns.
     """
 
-    ink: str
+    color: str
     start_ns: float
     end_ns: float
     whole: bool
 
 
-def pieces(
+def rectangles(
     spans: Iterable[Span], start_ns: int, end_ns: int, num_columns: int
-) -> list[Piece]:
+) -> list[Rectangle]:
     """The rectangles of one lane within [start_ns, end_ns), gathered ones first.
 
     Args:
         num_columns: horizontal resolution of the picture.
     """
     column_ns = (end_ns - start_ns) / num_columns
-    whole: list[Piece] = []
+    whole: list[Rectangle] = []
     narrow: dict[int, dict[str, float]] = {}
     for span in spans:
-        for ink, first, last in inks_of(span):
+        for color, first, last in colors_of(span):
             first, last = max(first, start_ns), min(last, end_ns)
             if last - first >= column_ns > 0:
-                whole.append(Piece(ink, first, last, True))
+                whole.append(Rectangle(color, first, last, True))
             elif first < last:
-                _gather(narrow, ink, first - start_ns, last - start_ns, column_ns)
+                _gather(narrow, color, first - start_ns, last - start_ns, column_ns)
     return [*_runs(narrow, start_ns, column_ns), *whole]
 
 
 def _gather(
     narrow: dict[int, dict[str, float]],
-    ink: str,
+    color: str,
     first: int,
     last: int,
     column_ns: float,
@@ -66,34 +66,34 @@ def _gather(
         (column + 1, last - border),
     ):
         if length > 0:
-            inks = narrow.setdefault(index, {})
-            inks[ink] = inks.get(ink, 0.0) + length
+            colors = narrow.setdefault(index, {})
+            colors[color] = colors.get(color, 0.0) + length
 
 
 def _runs(
     narrow: dict[int, dict[str, float]], start_ns: int, column_ns: float
-) -> list[Piece]:
-    """Painted columns, neighbours of one ink joined."""
+) -> list[Rectangle]:
+    """Painted columns, neighbours of one color joined."""
     runs: list[tuple[str, int, int]] = []
     owed = 0.0
     previous = -_LONELY
     for column in sorted(narrow):
-        inks = narrow[column]
-        owed += sum(inks.values()) / column_ns
+        colors = narrow[column]
+        owed += sum(colors.values()) / column_ns
         if column - previous >= _LONELY:
             owed = 1.0  # a single short span stays visible
         previous = column
         if owed < 1:
             continue
         owed -= 1
-        ink = max(inks, key=lambda name: inks[name])
-        if runs and runs[-1][0] == ink and runs[-1][2] == column:
-            runs[-1] = (ink, runs[-1][1], column + 1)
+        color = max(colors, key=lambda name: colors[name])
+        if runs and runs[-1][0] == color and runs[-1][2] == column:
+            runs[-1] = (color, runs[-1][1], column + 1)
         else:
-            runs.append((ink, column, column + 1))
+            runs.append((color, column, column + 1))
     return [
-        Piece(ink, start_ns + a * column_ns, start_ns + b * column_ns, False)
-        for ink, a, b in runs
+        Rectangle(color, start_ns + a * column_ns, start_ns + b * column_ns, False)
+        for color, a, b in runs
     ]
 
 

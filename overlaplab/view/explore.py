@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from overlaplab.timeline import Timeline
 from overlaplab.view.panel import Panel, numbers
-from overlaplab.view.payload import inks, payload
+from overlaplab.view.payload import colors, payload
 from overlaplab.view.share_bars import shares_part
 from overlaplab.view.stacking import Picture, stack
 from overlaplab.view.units import percentages
@@ -38,16 +38,11 @@ class Knob(NamedTuple):
     label: str = ""
 
 
-def explorer(
-    retime: Callable[..., Timeline],
-    knobs: Mapping[str, Knob | tuple[Sequence[Any], Any, str]],
-    *,
-    what_if: Mapping[str, Callable[[dict[str, Any]], Settings]] | None = None,
-    keep: Sequence[str] = (),
-    lanes: Sequence[str] | None = None,
-    ranks: Sequence[int] | None = None,
-) -> Explorer:
+class Explorer:
     """Knobs that re-time a step and redraw it.
+
+    As the last line of a cell it shows itself. Settings change by knob or by `set`, and
+    only together with the timeline: if re-timing fails, both stay as they were.
 
     Args:
         retime: called with one keyword a knob; returns the timeline, quickly.
@@ -58,18 +53,8 @@ def explorer(
             current setting under that name, in `.kept`.
         lanes, ranks: draw only these.
 
-    Returns:
-        The explorer; as the last line of a cell it shows itself.
-
     Raises:
         ValueError: no knobs, or a default that is not among its knob's values.
-    """
-    return Explorer(retime, knobs, what_if=what_if, keep=keep, lanes=lanes, ranks=ranks)
-
-
-class Explorer:
-    """See `explorer`. Settings change by knob or by `set`, and only together with
-    the timeline: if re-timing fails, both stay as they were.
     """
 
     def __init__(
@@ -224,7 +209,7 @@ class Explorer:
             }
             for name, knob in self.knobs.items()
         ]
-        config = {"inks": inks(), "knobs": knobs, "keep": list(self._names)}
+        config = {"colors": colors(), "knobs": knobs, "keep": list(self._names)}
         return {"config": config, "state": self._state()}
 
     def _state(self, error: str = "") -> dict[str, Any]:
@@ -266,6 +251,9 @@ class Explorer:
         except Exception as caught:  # a callback's traceback would reach nobody
             error = f"{type(caught).__name__}: {caught}"
         self._send_state(error)
+
+
+explorer = Explorer
 
 
 def _bar(name: str, timeline: Timeline) -> dict[str, Any]:

@@ -19,8 +19,16 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from overlaplab.timeline import Span, Timeline
 from overlaplab.timeline.intervals import intersect, subtract
 from overlaplab.timeline.report import Report, union
-from overlaplab.view.colors import BAND, EXPOSED, HIGHLIGHT, INKS, PATH, TEXT, inks_of
-from overlaplab.view.downsampling import Piece, join_close, pieces
+from overlaplab.view.colors import (
+    BAND,
+    COLORS,
+    EXPOSED,
+    HIGHLIGHT,
+    PATH,
+    TEXT,
+    colors_of,
+)
+from overlaplab.view.downsampling import Rectangle, join_close, rectangles
 from overlaplab.view.memory_row import ROWS as MEMORY_ROWS
 from overlaplab.view.memory_row import draw_memory
 from overlaplab.view.stacking import ROW_IN, TITLE_LINE_IN, Part, write_above
@@ -208,37 +216,37 @@ class Panel:
         _add_boxes(ax, bands, facecolor=BAND, edgecolor="none", zorder=1)
 
     def _bars(self, ax: Axes) -> list[str]:
-        by_ink: dict[str, list[tuple[Piece, float]]] = {}
+        by_color: dict[str, list[tuple[Rectangle, float]]] = {}
         for key, y in self.rows.items():
-            for piece in pieces(
+            for rectangle in rectangles(
                 self.spans[key], self.start_ns, self.end_ns, self.columns
             ):
-                by_ink.setdefault(piece.ink, []).append((piece, y))
-        for name, placed in by_ink.items():
-            ink = INKS[name]
+                by_color.setdefault(rectangle.color, []).append((rectangle, y))
+        for name, placed in by_color.items():
+            color = COLORS[name]
             # Between bars of a few pixels an outline would look like idle time.
             for outlined in (False, True):
                 boxes = [
-                    self._box(piece.start_ns, piece.end_ns, y)
-                    for piece, y in placed
-                    if (piece.whole and self._is_wide(piece)) == outlined
+                    self._box(rectangle.start_ns, rectangle.end_ns, y)
+                    for rectangle, y in placed
+                    if (rectangle.whole and self._is_wide(rectangle)) == outlined
                 ]
                 _add_boxes(
                     ax,
                     boxes,
-                    facecolor=ink.face,
-                    edgecolor=ink.edge,
+                    facecolor=color.face,
+                    edgecolor=color.edge,
                     linewidth=0.5 if outlined else 0.0,
                     # Smoothed edges of neighbours leave a pale line between them.
                     antialiased=outlined,
-                    hatch=ink.hatch or None,
+                    hatch=color.hatch or None,
                     zorder=2 if outlined else 1.9,
                 )
-        return list(by_ink)
+        return list(by_color)
 
-    def _is_wide(self, piece: Piece) -> bool:
-        narrowest_px = 2 if INKS[piece.ink].hatch else 4
-        return piece.end_ns - piece.start_ns >= narrowest_px * self.ns_per_px
+    def _is_wide(self, rectangle: Rectangle) -> bool:
+        narrowest_px = 2 if COLORS[rectangle.color].hatch else 4
+        return rectangle.end_ns - rectangle.start_ns >= narrowest_px * self.ns_per_px
 
     def _exposed(self, ax: Axes) -> list[str]:
         boxes = []
@@ -246,13 +254,7 @@ class Panel:
             sending = union(self.spans[rank, lane], "communication")
             if not sending:
                 continue
-            everything = self.by_rank[rank]
-            exposed = intersect(
-                sending,
-                subtract(
-                    union(everything, "communication"), union(everything, "compute")
-                ),
-            )
+            exposed = subtract(sending, union(self.by_rank[rank], "compute"))
             visible = intersect(exposed, [(self.start_ns, self.end_ns)])
             for start_ns, end_ns in join_close(visible, self.ns_per_px):
                 boxes.append(self._box(start_ns, end_ns, y))
@@ -347,7 +349,7 @@ class Panel:
             fontsize=7,
             ha="center",
             va="center",
-            color=TEXT if sends else INKS[inks_of(span)[0][0]].text,
+            color=TEXT if sends else COLORS[colors_of(span)[0][0]].text,
             bbox=box if sends else None,
             zorder=6,
             clip_on=True,

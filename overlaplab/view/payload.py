@@ -14,28 +14,29 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from overlaplab.timeline import KINDS, SHARES, Memory, Span, Timeline
 from overlaplab.timeline.critical_path import likely_causes
 from overlaplab.timeline.intervals import Interval, subtract
 from overlaplab.timeline.report import union
-from overlaplab.view.colors import INKS, SHARE_INKS, inks_of
+from overlaplab.view.colors import COLORS, SHARE_COLORS, colors_of
 from overlaplab.view.memory_row import summary
 from overlaplab.view.panel import numbers
 
 MAX_SPANS = 100_000
-_INK_NUMBER = {name: number for number, name in enumerate(INKS)}
+_COLOR_NUMBER = {name: number for number, name in enumerate(COLORS)}
 _WIDTHS = (("u1", 2**8), ("u2", 2**16), ("u4", 2**32), ("f8", 2**53))
 
 Column = dict[str, Any]  # {"type": of _WIDTHS or "zero", "data": little-endian bytes}
 
 
-def inks() -> dict[str, Any]:
+def colors() -> dict[str, Any]:
     """What each kind of time looks like: for lanes, and for shares of a path."""
     return {
-        "lanes": [{"name": name, **asdict(ink)} for name, ink in INKS.items()],
-        "shares": [{"name": name, **asdict(ink)} for name, ink in SHARE_INKS.items()],
+        "lanes": [{"name": name, **asdict(color)} for name, color in COLORS.items()],
+        "shares": [
+            {"name": name, **asdict(color)} for name, color in SHARE_COLORS.items()
+        ],
     }
 
 
@@ -169,9 +170,9 @@ def _spans(
         return strings.setdefault("" if value is None else str(value), len(strings))
 
     spans = [timeline.spans[index] for index in sent]
-    parts = [inks_of(span) for span in spans]
+    parts = [colors_of(span) for span in spans]
     lasting = [
-        {ink: end_ns - start_ns for ink, start_ns, end_ns in part} for part in parts
+        {color: end_ns - start_ns for color, start_ns, end_ns in part} for part in parts
     ]
     place = {index: number for number, index in enumerate(sent)}
     causes = likely_causes(timeline)
@@ -182,8 +183,9 @@ def _spans(
         "lane": (lane_numbers[span.rank, span.lane] for span in spans),
         "kind": (KINDS.index(span.kind) for span in spans),
         # Of a collective the last part, which never has no length unless all have.
-        "ink": (
-            _INK_NUMBER[part[-1][0]] if part else _INK_NUMBER["wire"] for part in parts
+        "color": (
+            _COLOR_NUMBER[part[-1][0]] if part else _COLOR_NUMBER["wire"]
+            for part in parts
         ),
         "name": (text(span.name) for span in spans),
         "label": (text(each.get("label")) for each in attributes),
@@ -206,51 +208,46 @@ def _spans(
 
 def _hidden(timeline: Timeline, spans: Sequence[Span]) -> list[int]:
     """Of each collective the time with computation of its rank beside it."""
+    hidden = np.zeros(len(spans), dtype=np.int64)
+    for rank, computing in _computing(timeline).items():
+        sent = [
+            place
+            for place, span in enumerate(spans)
+            if span.kind == "communication" and span.rank == rank
+        ]
+        if not sent or not computing:
+            continue
+        # Time computed until each border: it grows between start and end, evenly.
+        borders = np.array(computing, dtype=np.int64).ravel() - timeline.start_ns
+        growth = np.diff(borders, prepend=borders[0]) * (np.arange(len(borders)) % 2)
+        windows = np.array([(spans[i].start_ns, spans[i].end_ns) for i in sent])
+        until = np.interp(windows - timeline.start_ns, borders, growth.cumsum())
+        hidden[sent] = until[:, 1] - until[:, 0]
+    return hidden.tolist()
+
+
+def _computing(timeline: Timeline) -> dict[int, list[Interval]]:
     by_rank: dict[int, list[Span]] = {}
     for span in timeline.spans:
         by_rank.setdefault(span.rank, []).append(span)
-    computing = {rank: _Covered(union(s, "compute")) for rank, s in by_rank.items()}
-    return [
-        computing[span.rank].within(span.start_ns, span.end_ns)
-        if span.kind == "communication"
-        else 0
-        for span in spans
-    ]
-
-
-class _Covered:
-    """How much of any window a set of intervals covers, in logarithmic time."""
-
-    def __init__(self, intervals: Sequence[Interval]) -> None:
-        pairs = np.array(intervals, dtype=np.int64).reshape(-1, 2)
-        self._starts, self._ends = pairs[:, 0], pairs[:, 1]
-        lengths = self._ends - self._starts
-        self._before: npt.NDArray[np.int64] = np.cumsum(lengths) - lengths
-
-    def within(self, start_ns: int, end_ns: int) -> int:
-        return self._until(end_ns) - self._until(start_ns)
-
-    def _until(self, time_ns: int) -> int:
-        at = int(np.searchsorted(self._starts, time_ns, "right")) - 1
-        if at < 0:
-            return 0
-        reached = min(time_ns, int(self._ends[at]))
-        return int(self._before[at]) + reached - int(self._starts[at])
+    return {rank: union(spans, "compute") for rank, spans in by_rank.items()}
 
 
 def _exposed(
     timeline: Timeline, lane_numbers: dict[tuple[int, str], int]
 ) -> dict[str, Any]:
     """When a lane sends and its rank computes nothing, as `Panel` outlines it."""
-    by_rank: dict[int, list[Span]] = {}
+    computing = _computing(timeline)
+    by_lane: dict[tuple[int, str], list[Span]] = {key: [] for key in lane_numbers}
     for span in timeline.spans:
-        by_rank.setdefault(span.rank, []).append(span)
-    computing = {rank: union(s, "compute") for rank, s in by_rank.items()}
-    found: list[tuple[int, int, int]] = []
-    for (rank, lane), number in lane_numbers.items():
-        own = [span for span in by_rank[rank] if span.lane == lane]
-        exposed = subtract(union(own, "communication"), computing[rank])
-        found += [(number, start_ns, end_ns) for start_ns, end_ns in exposed]
+        by_lane.get((span.rank, span.lane), []).append(span)
+    found = [
+        (number, *interval)
+        for key, number in lane_numbers.items()
+        for interval in subtract(
+            union(by_lane[key], "communication"), computing[key[0]]
+        )
+    ]
     return {
         "count": len(found),
         "lane": column(number for number, _, _ in found),

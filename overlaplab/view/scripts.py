@@ -39,6 +39,11 @@ def module() -> str:
     return _script() + _WIDGET
 
 
+def assets() -> str:
+    """The style and the script of a page: once, after its last fragment."""
+    return f'<style>{style()}</style>\n<script type="module">{page_script()}</script>\n'
+
+
 def page_script() -> str:
     """The script for a page: brings every timeline on it to life."""
     return _script() + _PAGE

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from overlaplab.timeline import Timeline
-from overlaplab.view.colors import SHARE_INKS, TEXT
+from overlaplab.view.colors import SHARE_COLORS, TEXT
 from overlaplab.view.stacking import ROW_IN, Part, stack, write_above
 from overlaplab.view.units import percentages
 
@@ -43,7 +43,7 @@ def shares_part(timelines: Mapping[str, Timeline], remark: str = "") -> Part:
             ax.spines[side].set_visible(False)
         write_above(ax, "critical path", size=10, bold=True)
         write_above(ax, remark, size=9, right=True)
-        return [f"share {share}" for share in SHARE_INKS]
+        return [f"share {share}" for share in SHARE_COLORS]
 
     return Part(1.15 * ROW_IN * max(1, len(timelines)), list(timelines), fill)
 
@@ -56,7 +56,7 @@ def _bar(ax: Axes, row: int, timeline: Timeline) -> None:
     for (share, share_ns), percent in zip(
         path.shares_ns.items(), percents, strict=True
     ):
-        ink, width = SHARE_INKS[share], 100 * share_ns / length_ns
+        color, width = SHARE_COLORS[share], 100 * share_ns / length_ns
         if width == 0:
             continue
         ax.barh(
@@ -64,9 +64,9 @@ def _bar(ax: Axes, row: int, timeline: Timeline) -> None:
             width,
             left=left,
             height=0.72,
-            color=ink.face,
-            edgecolor=ink.edge,
-            hatch=ink.hatch or None,
+            color=color.face,
+            edgecolor=color.edge,
+            hatch=color.hatch or None,
             linewidth=0.5,
         )
         text = f"{share} {percent} %"
@@ -80,9 +80,9 @@ def _bar(ax: Axes, row: int, timeline: Timeline) -> None:
                 ha="center",
                 va="center",
                 fontsize=8,
-                color=ink.text,
+                color=color.text,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-                if ink.hatch
+                if color.hatch
                 else None,
             )
         left += width

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import os
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import orjson
+
+from overlaplab.files import write_whole
 from overlaplab.timeline import Timeline
 from overlaplab.view.arguments import check_timeline
-from overlaplab.view.page import content, still, titles_of, write_page
+from overlaplab.view.payload import colors, payload, to_json
+from overlaplab.view.picture import draw, draw_many
+from overlaplab.view.scripts import assets
 from overlaplab.view.stacking import Picture
 from overlaplab.view.widget import make_widget
 
+_PAGE_STYLE = """
+:root { color-scheme: light dark; }
+body { margin: 0 auto; padding: 12px; max-width: 1600px; background: #fff; }
+@media (prefers-color-scheme: dark) { body { background: #161616; } }
+"""
 
-def show(
-    timeline: Timeline,
-    beside: Timeline | None = None,
-    *,
-    title: str | Sequence[str] = "",
-) -> Shown:
+
+class Shown:
     """A live timeline, or two of them one above the other on one scale.
 
     As the last line of a cell it shows itself: the wheel zooms (after a click), drag
@@ -32,11 +40,6 @@ def show(
         beside: the lower one; each starts at its own first span.
         title: over it; two for two.
     """
-    return Shown(timeline, beside, title=title)
-
-
-class Shown:
-    """See `show`."""
 
     def __init__(
         self,
@@ -45,29 +48,79 @@ class Shown:
         *,
         title: str | Sequence[str] = "",
     ) -> None:
-        check_timeline(timeline)
-        if beside is not None:
-            check_timeline(beside)
-        titles_of(title, beside)
-        self.timeline, self.beside, self.title = timeline, beside, title
+        self.timelines = [timeline] if beside is None else [timeline, beside]
+        for each in self.timelines:
+            check_timeline(each)
+        self.titles = _titles(title, len(self.timelines))
+
+    def content(self) -> dict[str, Any]:
+        """What the script draws: the timelines, and what their colors look like."""
+        pairs = zip(self.timelines, self.titles, strict=True)
+        panels = [payload(timeline, title=title) for timeline, title in pairs]
+        return {
+            "config": {"colors": colors(), "knobs": [], "keep": []},
+            "state": {"panels": panels},
+        }
 
     def figure(self) -> Picture:
         """The same, still."""
-        return still(self.timeline, self.beside, self.title)
+        memory = any(timeline.memory for timeline in self.timelines)
+        first, *second = self.titles
+        if second:
+            names = first, second[0] if second[0] != first else f"{first} (2)"
+            pair = dict(zip(names, self.timelines, strict=True))
+            figure = draw_many(pair, memory=memory)
+        else:
+            figure = draw(self.timelines[0], title=first, memory=memory)
+        assert isinstance(figure, Picture)  # no axes were given
+        return figure
 
     def widget(self) -> Any | None:
         """A new widget of it, None without anywidget."""
-        return make_widget(content(self.timeline, self.beside, self.title))
+        return make_widget(self.content())
+
+    def fragment(self) -> str:
+        """HTML for a page of one's own that has `scripts.assets` after it.
+
+        Without scripts it is the static figure.
+        """
+        data = orjson.dumps(to_json(self.content())).decode()
+        # "<" is all that could end the script early or open a comment in it.
+        data = data.replace("<", "\\u003c")
+        png = base64.b64encode(self.figure().png()).decode("ascii")
+        said = html.escape(", ".join(self.titles) or "timeline")
+        return (
+            '<script type="application/json" class="ol-timeline-data">'
+            f"{data}</script>\n"
+            f'<noscript><img alt="{said}" style="max-width: 100%" '
+            f'src="data:image/png;base64,{png}"></noscript>\n'
+        )
+
+    def page(self) -> str:
+        """The whole of an HTML page that needs nothing else: no kernel, no network."""
+        heading = html.escape(" / ".join(title for title in self.titles if title))
+        return (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{heading or 'timeline'}</title>\n<style>{_PAGE_STYLE}</style>\n"
+            f"</head>\n<body>\n{self.fragment()}{assets()}</body>\n</html>\n"
+        )
 
     def save_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write it as one file that needs neither kernel nor network."""
-        return write_page(self.timeline, path, self.beside, title=self.title)
+        """Write the page; a reader sees the whole file or the one that was before.
+
+        Returns:
+            The path.
+
+        Raises:
+            FileNotFoundError: the folder does not exist.
+        """
+        return write_html(path, self.page())
 
     def __repr__(self) -> str:
-        pair = "" if self.beside is None else f" beside {len(self.beside.spans)} spans"
-        return (
-            f"<timeline of {len(self.timeline.spans)} spans{pair}; save_html writes it>"
-        )
+        first, *second = (len(timeline.spans) for timeline in self.timelines)
+        pair = f" beside {second[0]} spans" if second else ""
+        return f"<timeline of {first} spans{pair}; save_html writes it>"
 
     def _ipython_display_(self) -> None:
         """The widget and, right after it, the figure: the style sheet hides the second
@@ -78,3 +131,28 @@ class Shown:
         if widget is not None:
             display(widget)
         display(self.figure())
+
+
+show = Shown
+
+
+def write_html(path: str | os.PathLike[str], text: str) -> Path:
+    """Write a page; see `Shown.save_html`."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: no folder {path.parent}")
+    write_whole(path, text.encode("utf-8", "replace"))
+    return path
+
+
+def _titles(title: str | Sequence[str], num_timelines: int) -> tuple[str, ...]:
+    """One title a timeline, from one or two."""
+    if num_timelines == 1:
+        if not isinstance(title, str):
+            raise ValueError(f"title {title!r}: one timeline has one title, a string")
+        return (title,)
+    if isinstance(title, str):
+        return (title or "first", "second")
+    if len(title) != 2:
+        raise ValueError(f"title {title!r}: two timelines have two titles")
+    return tuple(title)

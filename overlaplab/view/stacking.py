@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from PIL import Image
 
-from overlaplab.view.colors import EXPOSED, HIGHLIGHT, INKS, PATH, SHARE_INKS, TEXT
+from overlaplab.view.colors import COLORS, EXPOSED, HIGHLIGHT, PATH, SHARE_COLORS, TEXT
 
 Entry = Patch | Line2D  # of a legend
 
@@ -146,12 +146,16 @@ def _write_legend(
 
 
 def legend_entries(used: Iterable[str]) -> list[Entry]:
-    """The legend of the inks (and marks) in `used`, in the order of the inks."""
+    """The legend of the colors (and marks) in `used`, in the order of the colors."""
     used = set(used)
-    entries: list[Entry] = [ink.patch() for name, ink in INKS.items() if name in used]
+    entries: list[Entry] = [
+        color.patch() for name, color in COLORS.items() if name in used
+    ]
     # Beside lanes the shares have the colours that the lanes explain; idle has none.
-    shares = {"idle": SHARE_INKS["idle"]} if entries else SHARE_INKS
-    entries += [ink.patch() for name, ink in shares.items() if f"share {name}" in used]
+    shares = {"idle": SHARE_COLORS["idle"]} if entries else SHARE_COLORS
+    entries += [
+        color.patch() for name, color in shares.items() if f"share {name}" in used
+    ]
     if "exposed" in used:
         entries.append(
             Patch(facecolor="none", edgecolor=EXPOSED, linewidth=1.6, label="exposed")

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from overlaplab.view import Explorer, Knob
-from overlaplab.view.page import assets, fragment
+from overlaplab.view import Explorer, Knob, show
 from overlaplab.view.payload import to_json
+from overlaplab.view.scripts import assets
 from tests.view.steps import step
 
 KNOBS = {
@@ -44,7 +44,7 @@ class Bench:
         self.explorer = Explorer(retime, KNOBS, keep=("latency", "neither"))
         self.explorer._widget = SimpleNamespace(state=None)
         path = tmp_path / "knobs.html"
-        path.write_text(f"<!doctype html><body>{fragment(step())}{assets()}")
+        path.write_text(f"<!doctype html><body>{show(step()).fragment()}{assets()}")
         self.page = browser.new_page()
         self.page.goto(path.as_uri())
         self.page.wait_for_selector(".ol-timeline[data-redraws]")

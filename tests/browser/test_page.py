@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from overlaplab.timeline import Memory, Span, Timeline
-from overlaplab.view.colors import INKS
-from overlaplab.view.downsampling import pieces
+from overlaplab.view.colors import COLORS
+from overlaplab.view.downsampling import rectangles
 from overlaplab.view.units import format_bytes, format_ns
 from tests.view.many import many
 from tests.view.steps import step
@@ -293,7 +293,7 @@ GATHER = """([lane, columns]) => {
   const [panel] = live.panels;
   const found = [];
   live.painter.gatherer.gather(panel.tracks[lane], 0, panel.length_ns, columns,
-    (ink, left, right, whole) => found.push([ink, left, right, whole]));
+    (color, left, right, whole) => found.push([color, left, right, whole]));
   return found;
 }"""
 
@@ -308,11 +308,11 @@ def test_spans_narrower_than_a_pixel_are_gathered_as_in_the_figures(opened, colu
     page = opened(timeline)
     column_ns = whole_ns / columns
     for number, lane in enumerate(timeline.lanes(0)):
-        drawn = pieces(
+        drawn = rectangles(
             (s for s in timeline.spans if s.lane == lane), 0, whole_ns, columns
         )
         expected = [
-            [list(INKS).index(p.ink), p.start_ns / column_ns, p.end_ns / column_ns,
+            [list(COLORS).index(p.color), p.start_ns / column_ns, p.end_ns / column_ns,
              p.whole]
             for p in drawn
         ]  # fmt: skip

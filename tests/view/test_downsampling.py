@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlaplab.timeline import Span
-from overlaplab.view.colors import inks_of
-from overlaplab.view.downsampling import join_close, pieces
+from overlaplab.view.colors import colors_of
+from overlaplab.view.downsampling import join_close, rectangles
 
 
 def kernels(*starts_and_ends):
@@ -14,8 +14,8 @@ def kernels(*starts_and_ends):
 
 def painted(spans, columns=100, start=0, end=1000):
     return [
-        (p.ink, round(p.start_ns), round(p.end_ns), p.whole)
-        for p in pieces(spans, start, end, columns)
+        (p.color, round(p.start_ns), round(p.end_ns), p.whole)
+        for p in rectangles(spans, start, end, columns)
     ]
 
 
@@ -60,7 +60,7 @@ def test_there_are_at_most_two_rectangles_a_column_and_lane(raw, columns):
         spans += kernels((time + gap % 7, time + gap % 7 + length))
         time = spans[-1].end_ns
     end = max(time, 1)
-    drawn = pieces(spans, 0, end, columns)
+    drawn = rectangles(spans, 0, end, columns)
     assert len(drawn) <= 2 * columns
     assert all(0 <= p.start_ns < p.end_ns <= end + end / columns for p in drawn)
 
@@ -70,12 +70,16 @@ def test_a_collective_waits_then_has_latency_then_wire():
         0, "comm", "communication", "all_reduce", 10, 50,
         attributes={"ready_ns": 20, "latency_ns": 5, "wire_ns": 25},
     )  # fmt: skip
-    assert inks_of(span) == [("waiting", 10, 20), ("latency", 20, 25), ("wire", 25, 50)]
+    assert colors_of(span) == [
+        ("waiting", 10, 20),
+        ("latency", 20, 25),
+        ("wire", 25, 50),
+    ]
 
 
 def test_a_measured_collective_is_all_wire():
     span = Span(0, "comm", "communication", "all_reduce", 10, 50)
-    assert inks_of(span) == [("wire", 10, 50)]
+    assert colors_of(span) == [("wire", 10, 50)]
 
 
 def test_close_intervals_are_joined_and_distant_ones_are_not():

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from overlaplab.timeline import Span, Timeline
-from overlaplab.view.page import assets, fragment, page, write_page
-from overlaplab.view.scripts import module, page_script
+from overlaplab.view import show
+from overlaplab.view.scripts import assets, module, page_script
 from tests.view.steps import step
 
 HOSTILE = '</script><script>alert(1)</script><!-- "&\u2028'
@@ -48,7 +48,7 @@ def hostile():
 
 
 def test_a_page_loads_nothing_from_anywhere():
-    text = page(step(ranks=2), step(), title=("a", "b"))
+    text = show(step(ranks=2), step(), title=("a", "b")).page()
     for tag, attributes in Elements(text).found:
         assert tag not in ("link", "iframe", "object")
         for name in ("src", "href"):
@@ -59,7 +59,7 @@ def test_a_page_loads_nothing_from_anywhere():
 
 
 def test_names_of_spans_stay_data():
-    text = page(hostile(), title=HOSTILE)
+    text = show(hostile(), title=HOSTILE).page()
     elements = Elements(text)
     assert [tag for tag, _ in elements.found].count("script") == 2
     data = json.loads(elements.scripts[0])
@@ -71,7 +71,7 @@ def test_names_of_spans_stay_data():
 
 
 def test_without_scripts_the_page_is_the_static_figure():
-    elements = Elements(fragment(step(), title="a step"))
+    elements = Elements(show(step(), title="a step").fragment())
     images = [attributes for tag, attributes in elements.found if tag == "img"]
     assert [tag for tag, _ in elements.found] == ["script", "noscript", "img"]
     kind, encoded = (images[0]["src"] or "").split(",", 1)
@@ -81,7 +81,7 @@ def test_without_scripts_the_page_is_the_static_figure():
 
 
 def test_fragments_share_one_script():
-    assert "class LiveTimeline" not in fragment(step())
+    assert "class LiveTimeline" not in show(step()).fragment()
     assert assets().count("class LiveTimeline") == 1
 
 
@@ -100,12 +100,12 @@ def test_nothing_in_script_or_style_ends_its_element():
 def test_save_html_writes_the_page_and_returns_its_path(tmp_path):
     path = tmp_path / "step.html"
     assert step().save_html(path, title="t") == path
-    assert path.read_text() == page(step(), title="t")
+    assert path.read_text() == show(step(), title="t").page()
     assert [each.name for each in tmp_path.iterdir()] == ["step.html"]
 
 
 def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch):
-    path = write_page(step(), tmp_path / "step.html")
+    path = show(step()).save_html(tmp_path / "step.html")
     before = path.read_text()
 
     def full(*_):
@@ -125,7 +125,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
 
 def test_what_is_no_timeline_is_refused(tmp_path):
     with pytest.raises(TypeError, match="expected a Timeline, got a str"):
-        write_page(step(), tmp_path / "x.html", "not a timeline")
+        step().save_html(tmp_path / "x.html", "not a timeline")
     assert not (tmp_path / "x.html").exists()
 
 
@@ -138,8 +138,8 @@ def test_what_is_no_timeline_is_refused(tmp_path):
 )
 def test_titles_are_as_many_as_timelines(beside, title, message):
     with pytest.raises(ValueError, match=message):
-        page(step(), beside, title=title)
+        show(step(), beside, title=title).page()
 
 
 def test_an_empty_timeline_is_a_page_too():
-    assert Elements(page(Timeline(()))).found
+    assert Elements(show(Timeline(())).page()).found

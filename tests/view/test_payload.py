@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlaplab.timeline import KINDS, Memory, Span, Timeline
-from overlaplab.view.colors import INKS
+from overlaplab.view.colors import COLORS
 from overlaplab.view.payload import column, payload, to_json
 from tests.view.steps import step
 
@@ -153,7 +153,7 @@ def test_the_parts_of_a_message_are_those_of_the_static_figure():
     sent = payload(Timeline.of([waits]))
     (row,) = rows(sent["spans"])
     assert (row["waiting"], row["latency"]) == (20, 30)
-    assert list(INKS)[row["ink"]] == "wire"
+    assert list(COLORS)[row["color"]] == "wire"
 
 
 def test_of_too_many_spans_the_longest_are_sent_and_a_remark_says_so():

@@ -123,7 +123,7 @@ function exposuresOf({ exposed, lanes, ranks }) {
 
 // One timeline, ready to draw and to ask.
 class Panel {
-  constructor(raw, inks) {
+  constructor(raw, colors) {
     Object.assign(this, raw);
     this.spans = readColumns(raw.spans);
     this.exposed = readColumns(raw.exposed);
@@ -150,14 +150,14 @@ class Panel {
     }]));
     this.sends = sends;
     this.exposures = exposuresOf(this);
-    this.used = this.inksInUse(inks);
+    this.used = this.colorsInUse(colors);
   }
 
-  inksInUse(inks) {
+  colorsInUse(colors) {
     const used = new Set();
-    const number = (name) => inks.lanes.findIndex((ink) => ink.name === name);
+    const number = (name) => colors.lanes.findIndex((color) => color.name === name);
     for (let i = 0; i < this.spans.count; i++) {
-      used.add(this.spans.ink[i]);
+      used.add(this.spans.color[i]);
       if (this.spans.waiting[i]) used.add(number("waiting"));
       if (this.spans.latency[i]) used.add(number("latency"));
     }

@@ -166,20 +166,21 @@ class Knobs {
   }
 
   bar(c, { name, shares, text }, gutter, y, room, d) {
-    const colors = THEMES[this.theme];
-    c.fillStyle = colors.text;
+    const theme = THEMES[this.theme];
+    const known = themed(this.config.colors, this.theme).shares;
+    c.fillStyle = theme.text;
     c.textAlign = "right";
     c.fillText(name, gutter - 8, y + BAR_HEIGHT / 2, gutter - 10);
     let left = gutter;
     for (const { share, fraction, percent } of shares) {
-      const ink = themed(this.config.inks, this.theme).shares.find((each) => each.name === share);
+      const color = known.find((each) => each.name === share);
       const width = fraction * room;
       if (width <= 0) continue;
-      c.fillStyle = ink.edge;
+      c.fillStyle = color.edge;
       c.fillRect(left, y, width, BAR_HEIGHT);
-      c.fillStyle = share === "idle" ? colors.paper : ink.face;
-      if (ink.hatch) {
-        c.fillStyle = c.createPattern(hatchTile(ink, d), "repeat");
+      c.fillStyle = share === "idle" ? theme.paper : color.face;
+      if (color.hatch) {
+        c.fillStyle = c.createPattern(hatchTile(color, d), "repeat");
         c.fillStyle.setTransform?.(new DOMMatrix().scale(1 / d));
       }
       if (width > 2) c.fillRect(left + 0.7, y + 0.7, width - 1.4, BAR_HEIGHT - 1.4);
@@ -187,13 +188,13 @@ class Knobs {
         .find((each) => c.measureText(each).width + 10 < width);
       if (said) {
         const half = c.measureText(said).width / 2 + 3;
-        if (ink.hatch) {
-          c.fillStyle = colors.paper;
+        if (color.hatch) {
+          c.fillStyle = theme.paper;
           c.globalAlpha = 0.88;
           c.fillRect(left + width / 2 - half, y + 3, 2 * half, BAR_HEIGHT - 6);
           c.globalAlpha = 1;
         }
-        c.fillStyle = ink.hatch || share === "idle" ? colors.text : ink.text;
+        c.fillStyle = color.hatch || share === "idle" ? theme.text : color.text;
         c.textAlign = "center";
         c.fillText(said, left + width / 2, y + BAR_HEIGHT / 2 + 0.5);
       }

@@ -55,23 +55,23 @@ function tracksOf(row, panel) {
 
 // The rectangles of one track within [start, end), those narrower than a column gathered:
 // a column is painted once the spans owe it a whole column of time, so that a lane that
-// is half busy looks half full. The same rule as view/pieces.py, in pixels.
+// is half busy looks half full. The same rule as view/downsampling.py, in pixels.
 class Gatherer {
-  constructor(numInks, names) {
-    this.numInks = numInks;
+  constructor(numColors, names) {
+    this.numColors = numColors;
     this.waiting = names.indexOf("waiting");
     this.latency = names.indexOf("latency");
     this.owed = new Float64Array(0);
     this.touched = new Uint8Array(0);
   }
 
-  // Calls paint(ink, left, right, whole) with columns from 0 to numColumns.
+  // Calls paint(color, left, right, whole) with columns from 0 to numColumns.
   gather(track, start, end, numColumns, paint) {
     const { spans, order } = track;
-    const { length, waiting, latency, ink } = spans;
+    const { length, waiting, latency, color } = spans;
     const scale = numColumns / (end - start);
     if (this.touched.length < numColumns) {
-      this.owed = new Float64Array(numColumns * this.numInks);
+      this.owed = new Float64Array(numColumns * this.numColors);
       this.touched = new Uint8Array(numColumns);
     }
     const [first, last] = track.within(start, end);
@@ -84,25 +84,25 @@ class Gatherer {
       const wire = latency[span] ? ready + latency[span] * scale : ready;
       if (ready > from) this.part(this.waiting, from, ready, numColumns, paint);
       if (wire > ready) this.part(this.latency, ready, wire, numColumns, paint);
-      if (to > wire) this.part(ink[span], wire, to, numColumns, paint);
+      if (to > wire) this.part(color[span], wire, to, numColumns, paint);
     }
     this.pay(numColumns, paint);
   }
 
   // One part of a span: painted if it is as wide as a column, else owed to one or two.
-  part(ink, from, to, numColumns, paint) {
+  part(color, from, to, numColumns, paint) {
     const left = Math.max(from, 0);
     const right = Math.min(to, numColumns);
     if (right - left >= 1) {
-      paint(ink, left, right, true);
+      paint(color, left, right, true);
       return;
     }
     if (right <= left) return;
     const at = Math.min(Math.floor(left), numColumns - 1);
-    this.owed[at * this.numInks + ink] += Math.min(right, at + 1) - left;
+    this.owed[at * this.numColors + color] += Math.min(right, at + 1) - left;
     this.touched[at] = 1;
     if (right > at + 1 && at + 1 < numColumns) {
-      this.owed[(at + 1) * this.numInks + ink] += right - at - 1;
+      this.owed[(at + 1) * this.numColors + color] += right - at - 1;
       this.touched[at + 1] = 1;
     }
   }
@@ -111,28 +111,28 @@ class Gatherer {
     const lonely = 4; // columns without anything before it keep a short span visible
     let owed = 0;
     let previous = -lonely;
-    let [ink, left, right] = [-1, 0, 0]; // a run of painted columns
+    let [color, left, right] = [-1, 0, 0]; // a run of painted columns
     for (let at = 0; at < numColumns; at++) {
       if (!this.touched[at]) continue;
       this.touched[at] = 0;
-      const place = at * this.numInks;
+      const place = at * this.numColors;
       let most = 0;
-      for (let each = 0; each < this.numInks; each++) {
+      for (let each = 0; each < this.numColors; each++) {
         owed += this.owed[place + each];
         if (this.owed[place + each] > this.owed[place + most]) most = each;
       }
-      this.owed.fill(0, place, place + this.numInks);
+      this.owed.fill(0, place, place + this.numColors);
       if (at - previous >= lonely) owed = 1;
       previous = at;
       if (owed < 1) continue;
       owed -= 1;
-      if (ink !== most || right !== at) {
-        if (ink >= 0) paint(ink, left, right, false);
-        [ink, left] = [most, at];
+      if (color !== most || right !== at) {
+        if (color >= 0) paint(color, left, right, false);
+        [color, left] = [most, at];
       }
       right = at + 1;
     }
-    if (ink >= 0) paint(ink, left, right, false);
+    if (color >= 0) paint(color, left, right, false);
   }
 }
 

@@ -1,5 +1,5 @@
 // What lies over the bars: outlines, the path, names, memory, what was chosen. Mixed into
-// the prototype of Painter below; small pictures of inks for legends stand at the end.
+// the prototype of Painter below; small pictures of colors for legends stand at the end.
 
 const CHAIN_DRAWN = 24; // a longer chain would be a tangle
 
@@ -173,7 +173,7 @@ const Marks = {
         continue;
       }
       this.taken.push([y, middle - half, middle + half]);
-      const ink = this.inks.lanes[panel.spans.ink[span]];
+      const color = this.colors.lanes[panel.spans.color[span]];
       if (sends) {
         c.fillStyle = this.theme.paper;
         c.globalAlpha = 0.88;
@@ -181,8 +181,8 @@ const Marks = {
         c.fillRect(middle - half - 3 * d, y + (height - box) / 2, 2 * half + 6 * d, box);
         c.globalAlpha = 1;
       }
-      const color = sends ? this.theme.text : ink.text;
-      this.write(text, middle, y + height / 2 + 0.5 * d, { align: "center", color });
+      const style = { align: "center", color: sends ? this.theme.text : color.text };
+      this.write(text, middle, y + height / 2 + 0.5 * d, style);
     }
   },
 
@@ -256,15 +256,15 @@ const Marks = {
 
 Object.assign(Painter.prototype, Marks);
 
-function hatchTile(ink, ratio) {
-  const size = Math.round((ink.hatch.includes("/") ? 6 : 5) * ratio);
+function hatchTile(color, ratio) {
+  const size = Math.round((color.hatch.includes("/") ? 6 : 5) * ratio);
   const tile = document.createElement("canvas");
   tile.width = tile.height = size;
   const c = tile.getContext("2d");
-  c.fillStyle = ink.face;
+  c.fillStyle = color.face;
   c.fillRect(0, 0, size, size);
-  c.strokeStyle = c.fillStyle = ink.edge;
-  if (ink.hatch.includes("/")) {
+  c.strokeStyle = c.fillStyle = color.edge;
+  if (color.hatch.includes("/")) {
     c.lineWidth = 0.9 * ratio;
     c.beginPath();
     for (const shift of [-size, 0, size]) {
@@ -280,8 +280,8 @@ function hatchTile(ink, ratio) {
   return tile;
 }
 
-// A small picture of an ink, for a legend; `sign` draws an outline or a line instead.
-function swatch(ink, theme, sign) {
+// A small picture of a color, for a legend; `sign` draws an outline or a line instead.
+function swatch(color, theme, sign) {
   const ratio = window.devicePixelRatio || 1;
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [22 * ratio, 10 * ratio];
@@ -292,11 +292,11 @@ function swatch(ink, theme, sign) {
     c.fillRect(0, 4 * ratio, canvas.width, 2.2 * ratio);
     return canvas;
   }
-  if (ink) {
-    c.fillStyle = ink.edge;
+  if (color) {
+    c.fillStyle = color.edge;
     c.fillRect(0, 0, canvas.width, canvas.height);
-    c.fillStyle = ink.hatch ? c.createPattern(hatchTile(ink, ratio), "repeat") : ink.face;
-    if (ink.name === "waiting" || ink.name === "idle") c.fillStyle = THEMES[theme].waiting;
+    c.fillStyle = color.hatch ? c.createPattern(hatchTile(color, ratio), "repeat") : color.face;
+    if (color.name === "waiting" || color.name === "idle") c.fillStyle = THEMES[theme].waiting;
     c.fillRect(ratio, ratio, canvas.width - 2 * ratio, canvas.height - 2 * ratio);
     return canvas;
   }

@@ -2,7 +2,7 @@
 // that edges are sharp on any screen. Knows no events.
 
 const FONT = "-apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
-const SIGNS = { exposed: "#D55E00", chosen: "#CC79A7" }; // as in view/inks.py
+const SIGNS = { exposed: "#D55E00", chosen: "#CC79A7" }; // as in view/colors.py
 const THEMES = {
   light: {
     text: "#222222", muted: "#5f5f5f", line: "#d9d9d9", band: "#F1F1F1", path: "#000000",
@@ -12,7 +12,7 @@ const THEMES = {
     text: "#e6e6e6", muted: "#a8a8a8", line: "#3b3b3b", band: "#2b2b2b", path: "#ffffff",
     paper: "#161616", waiting: "#161616", memory: "#5b4054",
     // Greys recede into the page, whichever it is: waiting is nearest to it.
-    inks: {
+    colors: {
       wait: { face: "#4a4a4a", edge: "#5c5c5c", text: "#e6e6e6" },
       launch: { face: "#868686", edge: "#a5a5a5", text: "#000000" },
       host: { face: "#bdbdbd", edge: "#dddddd", text: "#000000" },
@@ -20,21 +20,21 @@ const THEMES = {
   },
 };
 
-// The inks of a theme, lanes' and shares'.
-function themed(inks, theme) {
-  const { inks: other = {} } = THEMES[theme];
-  const change = (ink) => ({ ...ink, ...other[ink.name] });
-  return { lanes: inks.lanes.map(change), shares: inks.shares.map(change) };
+// The colors of a theme, lanes' and shares'.
+function themed(colors, theme) {
+  const { colors: other = {} } = THEMES[theme];
+  const change = (color) => ({ ...color, ...other[color.name] });
+  return { lanes: colors.lanes.map(change), shares: colors.shares.map(change) };
 }
 
 class Painter {
-  constructor(canvas, inks) {
+  constructor(canvas, colors) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
-    this.plain = inks;
+    this.plain = colors;
     this.widths = new Map();
     this.patterns = new Map();
-    this.gatherer = new Gatherer(inks.lanes.length, inks.lanes.map((ink) => ink.name));
+    this.gatherer = new Gatherer(colors.lanes.length, colors.lanes.map((color) => color.name));
   }
 
   // scene: { panels, rows, width, height, gutter, scroll, start, end, path, hover, chosen,
@@ -46,7 +46,7 @@ class Painter {
       this.canvas.height = Math.round(height * d);
     }
     if (this.ratio !== d) this.patterns.clear();
-    this.inks = themed(this.plain, scene.theme);
+    this.colors = themed(this.plain, scene.theme);
     this.ratio = d;
     this.scene = scene;
     this.theme = { ...THEMES[scene.theme], paper: scene.paper };
@@ -65,8 +65,8 @@ class Painter {
     const visible = scene.rows.filter(
       (row) => row.y + row.height > scene.scroll && row.y < scene.scroll + height,
     );
-    this.bars = this.inks.lanes.map(() => ({ plain: [], framed: [] }));
-    this.strips = new Strips(this.columns, visible.length * 2, this.inks.lanes);
+    this.bars = this.colors.lanes.map(() => ({ plain: [], framed: [] }));
+    this.strips = new Strips(this.columns, visible.length * 2, this.colors.lanes);
     visible.forEach((row) => this.row(row));
     this.fillBars();
     visible.forEach((row) => this.outlines(row));
@@ -206,15 +206,15 @@ class Painter {
       const y = this.y(row, top);
       const height = this.y(row, bottom) - y;
       const strip = this.strips.add(y, height);
-      this.gatherer.gather(track, start, end, this.columns, (ink, left, right, whole) => {
+      this.gatherer.gather(track, start, end, this.columns, (color, left, right, whole) => {
         const [from, to] = [Math.round(left), Math.max(Math.round(right), Math.round(left) + 1)];
         // Between bars of a few pixels an outline would look like idle time, and
         // hatching like noise.
         if (to - from < 5 * this.ratio) {
-          this.strips.paint(strip, from, to, ink);
+          this.strips.paint(strip, from, to, color);
           return;
         }
-        this.bars[ink][whole ? "framed" : "plain"].push(this.left + from, y, to - from, height);
+        this.bars[color][whole ? "framed" : "plain"].push(this.left + from, y, to - from, height);
       });
       if (row.type === "lane") this.collectNames(track, panel, y, height);
     }
@@ -225,19 +225,19 @@ class Painter {
     const edge = Math.max(1, Math.round(this.ratio * 0.75));
     this.strips.draw(c, this.left);
     this.bars.forEach(({ plain, framed }, number) => {
-      const ink = this.inks.lanes[number];
-      fillAll(c, ink.edge, framed);
-      fillAll(c, this.fill(ink), plain);
-      fillAll(c, this.fill(ink), framed, edge);
+      const color = this.colors.lanes[number];
+      fillAll(c, color.edge, framed);
+      fillAll(c, this.fill(color), plain);
+      fillAll(c, this.fill(color), framed, edge);
     });
   }
 
   // A colour, or a tile with the hatching of the static figures.
-  fill(ink) {
-    if (!ink.hatch) return ink.name === "waiting" ? this.theme.waiting : ink.face;
-    const key = ink.face + ink.hatch;
+  fill(color) {
+    if (!color.hatch) return color.name === "waiting" ? this.theme.waiting : color.face;
+    const key = color.face + color.hatch;
     if (!this.patterns.has(key)) {
-      this.patterns.set(key, this.context.createPattern(hatchTile(ink, this.ratio), "repeat"));
+      this.patterns.set(key, this.context.createPattern(hatchTile(color, this.ratio), "repeat"));
     }
     return this.patterns.get(key);
   }
@@ -246,12 +246,12 @@ class Painter {
 // What is too narrow for an outline: one line of pixels a lane, drawn as high as its bars.
 // A canvas takes ten thousand rectangles in tens of milliseconds, these in one or two.
 class Strips {
-  constructor(columns, most, inks) {
+  constructor(columns, most, colors) {
     this.image = new ImageData(columns, Math.max(most, 1));
     this.pixels = new Uint32Array(this.image.data.buffer);
     this.places = [];
-    this.colors = inks.map((ink) => {
-      const hex = ink.name === "waiting" ? ink.edge : ink.face;
+    this.values = colors.map((color) => {
+      const hex = color.name === "waiting" ? color.edge : color.face;
       const [red, green, blue] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
       return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
     });
@@ -261,9 +261,9 @@ class Strips {
     return this.places.push([y, height]) - 1;
   }
 
-  paint(strip, from, to, ink) {
+  paint(strip, from, to, color) {
     const { width } = this.image;
-    this.pixels.fill(this.colors[ink], strip * width + from, strip * width + Math.min(to, width));
+    this.pixels.fill(this.values[color], strip * width + from, strip * width + Math.min(to, width));
   }
 
   draw(context, left) {

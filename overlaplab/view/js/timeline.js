@@ -34,7 +34,7 @@ class LiveTimeline {
     this.fitted = true;
     this.cleanups = [];
     this.build();
-    this.painter = new Painter(this.canvas, config.inks);
+    this.painter = new Painter(this.canvas, config.colors);
     this.update(state);
     this.listen();
   }
@@ -80,7 +80,7 @@ class LiveTimeline {
 
   // Take what a kernel sent, or the first state. The window stays where it was zoomed to.
   update(state) {
-    this.panels = state.panels.map((raw) => new Panel(raw, this.config.inks));
+    this.panels = state.panels.map((raw) => new Panel(raw, this.config.colors));
     this.length = Math.max(...this.panels.map((panel) => panel.length_ns), 1);
     this.hover = null;
     if (this.chosen && !(this.panels[this.chosen.panel]?.spans.count > this.chosen.span)) {
@@ -227,11 +227,12 @@ class LiveTimeline {
   tellLegend() {
     const used = new Set(this.panels.flatMap((panel) => [...panel.used]));
     this.legend.replaceChildren();
-    const entry = (ink, text, sign) => {
+    const entry = (color, text, sign) => {
       const item = element("span", "olt-entry", this.legend);
-      item.append(swatch(ink, this.theme, sign), text);
+      item.append(swatch(color, this.theme, sign), text);
     };
-    themed(this.config.inks, this.theme).lanes.forEach((ink, number) => used.has(number) && entry(ink, ink.label));
+    const { lanes } = themed(this.config.colors, this.theme);
+    lanes.forEach((color, number) => used.has(number) && entry(color, color.label));
     if (this.panels.some((panel) => panel.exposed.count)) entry(null, "exposed", "exposed");
     entry(null, "critical path", "path");
   }
