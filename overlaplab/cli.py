@@ -27,7 +27,7 @@ NO_COMMUNICATION_CODE = 3  # of `report`: read, but no kernel communicates
 
 
 def _one_error_line(command: Callable[P, R]) -> Callable[P, R]:
-    """What the user can repair is told in a message and exit code 2, no traceback."""
+    """What the user can repair is said in a message, with exit code 2, no traceback."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

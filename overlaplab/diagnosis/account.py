@@ -48,7 +48,7 @@ ENTRIES: tuple[Entry, ...] = get_args(Entry)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Stretch:
     """One stretch of a step that falls under one entry.
 
     Args:
@@ -68,45 +68,43 @@ class Piece:
 
 def account(
     lookup: Lookup, rank: int, window: Interval, epilogue_ns: int
-) -> tuple[Piece, ...]:
-    """The pieces of one rank's step, in order of time. See [Note: the account].
+) -> tuple[Stretch, ...]:
+    """The stretches of one rank's step, in order of time. See [Note: the account].
 
     Args:
         window: [start, end) of the step.
         epilogue_ns: the computation that starts here or later only uses what was sent.
     """
-    spans = [lookup.spans[i] for i in lookup.device(rank)]
-    spans = [s for s in spans if s.start_ns < window[1] and s.end_ns > window[0]]
+    spans = {
+        index: span
+        for index in lookup.device(rank)
+        if (span := lookup.spans[index]).start_ns < window[1]
+        and span.end_ns > window[0]
+    }
 
     def busy(*kinds: str) -> list[Interval]:
-        of = merge((s.start_ns, s.end_ns) for s in spans if s.kind in kinds)
+        of = merge((s.start_ns, s.end_ns) for s in spans.values() if s.kind in kinds)
         return intersect(of, [window])
 
     computing = busy("compute")
     sending = subtract(busy("communication"), computing)
     copying = subtract(busy(*COPIES), merge([*computing, *sending]))
     idle = subtract([window], merge([*computing, *sending, *copying]))
-    pieces = [Piece(*interval, "computing", None) for interval in computing]
-    pieces += [Piece(*interval, "copying", None) for interval in copying]
-    collectives = [
-        i
-        for i in lookup.device(rank)
-        if lookup.spans[i].kind == "communication"
-        and lookup.spans[i].start_ns < window[1]
-        and lookup.spans[i].end_ns > window[0]
-    ]
-    pieces += _sending(lookup, rank, sending, collectives, epilogue_ns)
+    stretches = [Stretch(*interval, "computing", None) for interval in computing]
+    stretches += [Stretch(*interval, "copying", None) for interval in copying]
+    collectives = [i for i, s in spans.items() if s.kind == "communication"]
+    stretches += _sending(lookup, rank, sending, collectives, epilogue_ns)
     waits = [(w.start_ns, w.end_ns) for w in lookup.waits(rank)]
     for interval in idle:
-        pieces += _idle(lookup, rank, interval, waits)
-    return tuple(sorted(pieces, key=lambda p: p.start_ns))
+        stretches += _idle(lookup, rank, interval, waits)
+    return tuple(sorted(stretches, key=lambda p: p.start_ns))
 
 
-def sums(pieces: Sequence[Piece]) -> dict[Entry, int]:
+def sums(stretches: Sequence[Stretch]) -> dict[Entry, int]:
     """Nanoseconds of each entry; they add up to the step."""
     result: dict[Entry, int] = dict.fromkeys(ENTRIES, 0)
-    for piece in pieces:
-        result[piece.entry] += piece.duration_ns
+    for stretch in stretches:
+        result[stretch.entry] += stretch.duration_ns
     return result
 
 
@@ -116,8 +114,8 @@ def _sending(
     intervals: Sequence[Interval],
     collectives: Sequence[int],
     epilogue_ns: int,
-) -> Iterator[Piece]:
-    """Exposed communication, one piece a collective and cause."""
+) -> Iterator[Stretch]:
+    """Exposed communication, one stretch per collective and cause."""
     first = 0
     for interval in intervals:
         reached = interval[0]
@@ -137,28 +135,28 @@ def _sending(
 
 def _one_sending(
     lookup: Lookup, rank: int, interval: Interval, index: int, epilogue_ns: int
-) -> Iterator[Piece]:
+) -> Iterator[Stretch]:
     start, end = interval
     follower = lookup.next_compute(rank, end)
     if follower is None or lookup.spans[follower].start_ns >= epilogue_ns:
-        yield Piece(start, end, "sending_last", index)
+        yield Stretch(start, end, "sending_last", index)
         return
     launch = lookup.launch(follower)
     if launch is not None and start < launch[1]:
         late = min(end, launch[1])
-        yield Piece(start, late, "sending_cpu", index)
+        yield Stretch(start, late, "sending_cpu", index)
         start = late
     if start < end:
         own_end = lookup.spans[index].end_ns
         awaited = lookup.spans[follower].start_ns >= own_end
-        yield Piece(
+        yield Stretch(
             start, end, "sending_awaited" if awaited else "sending_other", index
         )
 
 
 def _idle(
     lookup: Lookup, rank: int, interval: Interval, waits: Sequence[Interval]
-) -> Iterator[Piece]:
+) -> Iterator[Stretch]:
     start, end = interval
     index = lookup.next_on_device(rank, end)
     launch = None if index is None else lookup.launch(index)
@@ -166,7 +164,7 @@ def _idle(
         late = min(end, launch[1])
         # The CPU was still waiting when the device had nothing left to do.
         held = any(w[0] <= start <= w[1] and w[0] < launch[0] for w in waits)
-        yield Piece(start, late, "idle_sync" if held else "idle_cpu", index)
+        yield Stretch(start, late, "idle_sync" if held else "idle_cpu", index)
         start = late
     if start < end:
-        yield Piece(start, end, "idle_other", index)
+        yield Stretch(start, end, "idle_other", index)

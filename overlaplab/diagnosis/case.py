@@ -16,7 +16,6 @@ from overlaplab.timeline import Timeline
 
 # A card by a word of its name, and the profile of machines that are built of it.
 _GUESSES = (("H200", "h200-nvlink"), ("H100", "h100-nvlink"), ("A100", "a100-nvlink"))
-LEAST_SHARE = 0.005  # of a step: what costs less is not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,8 @@ class Case:
         return self.contention.get((step.rank, step.step), Contention())
 
     @property
-    def told(self) -> Step | None:
-        """The step that is told of: of each rank's median steps the longest.
+    def described(self) -> Step | None:
+        """The step that is described: of each rank's median steps the longest.
 
         Table, sentence, findings and drawing are all of its number.
         """
@@ -75,9 +74,9 @@ class Case:
 
     @property
     def representative(self) -> tuple[Step, ...]:
-        """The step that is told of, on every rank that has it, by rank."""
-        told = self.told
-        return () if told is None else tuple(self.peers_of(told))
+        """The step that is described, on every rank that has it, by rank."""
+        described = self.described
+        return () if described is None else tuple(self.peers_of(described))
 
     def made_by(self, maker: str) -> bool:
         """Whether the trace says that `maker` launched some of the collectives."""
@@ -94,7 +93,7 @@ class Case:
 def case_of(
     timeline: Timeline, hardware: str | Hardware | None, step: int | None = None
 ) -> Case:
-    """Take `timeline` apart; with `step`, tell of that one only.
+    """Take `timeline` apart; with `step`, describe that one only.
 
     Raises:
         ValueError: nobody knows the hardware, or there is no such step.

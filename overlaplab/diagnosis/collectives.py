@@ -289,11 +289,11 @@ def _exposed(steps: Sequence[Step]) -> dict[int, dict[Entry, int]]:
     found: dict[int, dict[Entry, int]] = defaultdict(dict)
     for step in steps:
         own = set(step.communication)
-        for piece in step.pieces:
-            if piece.entry in _SENDING and piece.span in own:
-                assert piece.span is not None
-                of = found[piece.span]
-                of[piece.entry] = of.get(piece.entry, 0) + piece.duration_ns
+        for stretch in step.stretches:
+            if stretch.entry in _SENDING and stretch.span in own:
+                assert stretch.span is not None
+                of = found[stretch.span]
+                of[stretch.entry] = of.get(stretch.entry, 0) + stretch.duration_ns
     return found
 
 

@@ -4,69 +4,40 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from overlaplab.diagnosis.case import LEAST_SHARE, Case, case_of
+from overlaplab.diagnosis.case import Case, case_of
 from overlaplab.diagnosis.collectives import Collective
-from overlaplab.diagnosis.findings import Finding
-from overlaplab.diagnosis.makers import Maker
+from overlaplab.diagnosis.findings import Finding, unexplained
+from overlaplab.diagnosis.page import save_page
+from overlaplab.diagnosis.record import record
+from overlaplab.diagnosis.result import Result
 from overlaplab.diagnosis.rules_device import device_rules
 from overlaplab.diagnosis.rules_overlap import overlap_rules
-from overlaplab.diagnosis.saved import Saved, check_serial, saved_of
-from overlaplab.diagnosis.unexplained import Unexplained, unexplained
+from overlaplab.diagnosis.saved import check_serial, saved_of
+from overlaplab.diagnosis.steps import LEAST_SHARE
+from overlaplab.diagnosis.text import text
 from overlaplab.hardware import Hardware
 from overlaplab.timeline import Timeline
 
 NO_COMMUNICATION = "no communication kernels found"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Diagnosis:
-    """What a timeline's steps lose, most expensive first.
-
-    `print` it; `to_dict` for programs, `save_html` for colleagues.
-
-    Args:
-        case: the timeline, taken apart.
-        findings: the most expensive first; see `Finding`.
-        makers: who launched the collectives.
-        saved: for each (rank, step) what overlap saved, and against what.
-        remarks: what a reader of the numbers must know, one sentence each.
-        unexplained: idle and exposed time of the step that is told of which no finding
-            names; None where it is little.
-    """
-
-    case: Case
-    findings: tuple[Finding, ...]
-    makers: tuple[Maker, ...]
-    saved: Mapping[tuple[int, int | None], Saved]
-    remarks: tuple[str, ...]
-    unexplained: Unexplained | None = None
-
-    @property
-    def timeline(self) -> Timeline:
-        return self.case.timeline
-
-    @property
-    def has_communication(self) -> bool:
-        return any(step.communication for step in self.case.steps)
+class Diagnosis(Result):
+    """A `Result` to `print`; `to_dict` for programs, `save_html` for colleagues."""
 
     def __str__(self) -> str:
-        from overlaplab.diagnosis.text import text
-
         return text(self)
 
     def __repr__(self) -> str:
-        return str(self)
+        return text(self)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; see `overlaplab.diagnosis.record` for the keys."""
-        from overlaplab.diagnosis.record import record
-
         return record(self)
 
     def save_html(self, path: str | os.PathLike[str]) -> Path:
@@ -78,8 +49,6 @@ class Diagnosis:
         Raises:
             OSError: the folder does not exist or is not writable.
         """
-        from overlaplab.diagnosis.page import save_page
-
         return save_page(self, path)
 
 
@@ -101,7 +70,7 @@ def diagnose(
         serial: the same step (model, batch, ranks, link) without overlap: what overlap
             saved is then the difference of the two. Without it the kernels'
             own twins and the hardware profile say what they can.
-        step: only this one is told of; the others still say what a kernel takes alone
+        step: only this one is described; the others still say what a kernel takes alone
             and when the device was free.
 
     Raises:
@@ -128,10 +97,9 @@ def diagnose(
     return Diagnosis(
         case=case,
         findings=_most_expensive(case, found),
-        makers=case.makers,
         saved=saved_of(case, baseline),
         remarks=tuple(_remarks(case)),
-        unexplained=unexplained(case, found),
+        unexplained=unexplained(case.described, found),
     )
 
 
@@ -165,11 +133,11 @@ def _order(chosen: Sequence[Finding]) -> Callable[[Finding], tuple[int, bool, st
 
 
 def _typical(case: Case, findings: Sequence[Finding]) -> Finding | None:
-    """Of one kind: on the rank where it costs most, that of the step that is told of.
+    """Of one kind: on the rank where it costs most, that of the step described.
 
     Where that step has none, the one of median cost. What most steps do not have is
-    told of the step that has it, if it is still worth telling on the mean of the rank's
-    steps.
+    reported of the step that has it, if it is still worth that on the mean of the
+    rank's steps.
     """
     costs: dict[int, list[Finding]] = defaultdict(list)
     for finding in findings:
@@ -181,9 +149,8 @@ def _typical(case: Case, findings: Sequence[Finding]) -> Finding | None:
         return median_low([*absent, *(f.cost_ns for f in costs[rank])])
 
     rank = max(costs, key=lambda r: (typical_ns(r), -r))
-    told = case.told
     for one in costs[rank]:
-        if told is not None and one.step == told.step:
+        if case.described is not None and one.step == case.described.step:
             return one
     if typical_ns(rank):
         return min(costs[rank], key=lambda f: abs(f.cost_ns - typical_ns(rank)))
@@ -197,8 +164,8 @@ def _remarks(case: Case) -> Iterator[str]:
     timeline = case.timeline
     yield from timeline.source.remarks
     if timeline.source.dropped:
-        told = ", ".join(f"{number} {why}" for why, number in timeline.source.dropped)
-        yield f"Events of the trace were dropped, and count nowhere: {told}."
+        lost = ", ".join(f"{number} {why}" for why, number in timeline.source.dropped)
+        yield f"Events of the trace were dropped, and count nowhere: {lost}."
     if not any(step.communication for step in case.steps):
         if NO_COMMUNICATION not in timeline.source.remarks:
             yield NO_COMMUNICATION

@@ -32,10 +32,8 @@ class Maker:
     evidence: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        told = ", ".join(
-            f"{what} ({plural(n, 'span')})" for what, n in self.evidence.items()
-        )
-        return f"{self.name}: {told}" if told else self.name
+        said = [f"{what} ({plural(n, 'span')})" for what, n in self.evidence.items()]
+        return f"{self.name}: {', '.join(said)}" if said else self.name
 
 
 def makers_of(
@@ -44,7 +42,7 @@ def makers_of(
     """All makers that left evidence, `UNKNOWN` alone if there is none."""
     found: dict[str, Counter[str]] = {}
     for span in timeline.spans:
-        for name, what in _told_by(span):
+        for name, what in _named_by(span):
             found.setdefault(name, Counter())[what] += 1
     for name, what in _bucket_labels(collectives):
         found.setdefault(name, Counter())[what] += 1
@@ -59,7 +57,7 @@ def makers_of(
     return tuple(makers) or (Maker(UNKNOWN),)
 
 
-def _told_by(span: Span) -> Iterator[tuple[str, str]]:
+def _named_by(span: Span) -> Iterator[tuple[str, str]]:
     label = str(span.attributes.get("label", ""))
     operator = str(span.attributes.get("operator", ""))
     if label.startswith("DistributedDataParallel"):

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from overlaplab.diagnosis import tables
 from overlaplab.diagnosis.account import ENTRIES
 from overlaplab.diagnosis.findings import Finding
+from overlaplab.diagnosis.result import Result
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.text import (
     EXPOSED_TITLE,
@@ -25,16 +26,14 @@ from overlaplab.diagnosis.text import (
     unexplained_lines,
 )
 from overlaplab.diagnosis.wording import plural
-from overlaplab.files import write_whole
 from overlaplab.timeline import Span, Timeline
 from overlaplab.timeline.intervals import Interval
-from overlaplab.view import page as view_page
+from overlaplab.view import Table, show
+from overlaplab.view.scripts import assets
+from overlaplab.view.show import write_html
 from overlaplab.view.units import format_ns
 
-if TYPE_CHECKING:
-    from overlaplab.diagnosis.diagnosis import Diagnosis
-
-MOST_SPANS = 20_000  # in the page's timeline; more are told, and not drawn
+MOST_SPANS = 20_000  # in the page's timeline; more are counted, and not drawn
 MOST_STEPS = 40  # rows of the table of all steps
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --soft: #666; --line: #ddd;
@@ -61,74 +60,70 @@ pre { overflow-x: auto; font-size: 12px; margin: 6px 0 0; white-space: pre-wrap;
 """
 
 
-def save_page(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> Path:
+def save_page(result: Result, path: str | os.PathLike[str]) -> Path:
     """Write the page; a reader sees the whole file or the one that was there before.
 
     Raises:
         FileNotFoundError: the folder does not exist.
     """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: no folder {path.parent}")
-    write_whole(path, page(diagnosis).encode("utf-8", "replace"))
-    return path
+    return write_html(path, lambda: page(result))
 
 
-def page(diagnosis: Diagnosis) -> str:
+def page(result: Result) -> str:
     """The whole HTML."""
-    head = headline(diagnosis)
+    head = headline(result)
     parts = [
         "<h1>Overlap report</h1>",
         *_paragraphs(head, "soft"),
         "<h2>Numbers</h2>",
-        _table(_numbers(diagnosis)),
-        *_paragraphs(saved_lines(diagnosis)),
+        _table(_numbers(result)),
+        *_paragraphs(saved_lines(result)),
         "<h2>Findings, the most expensive first</h2>",
-        _findings(diagnosis.findings),
-        *_paragraphs(unexplained_lines(diagnosis)),
+        _findings(result.findings),
+        *_paragraphs(unexplained_lines(result)),
         "<h2>Timeline</h2>",
-        *_timeline(diagnosis),
+        *_timeline(result),
         "<h2>Where each step goes</h2>",
-        _table(_account(diagnosis)),
+        _table(_account(result)),
     ]
     for title, table in (
-        (EXPOSED_TITLE, tables.exposed(diagnosis, 20)),
-        ("Bandwidth, by size of message", tables.bandwidth(diagnosis, 20)),
-        ("Kernels alone and beside communication", tables.twins(diagnosis, 20)),
+        (EXPOSED_TITLE, tables.exposed(result, 20)),
+        ("Bandwidth, by size of message", tables.bandwidth(result, 20)),
+        ("Kernels alone and beside communication", tables.twins(result, 20)),
     ):
         if table.rows:
             parts += [f"<h2>{title}</h2>", _table(table)]
-    told = [*diagnosis.remarks, *source_lines(diagnosis)]
-    if told:
-        parts += ["<h2>What was read</h2>", *_paragraphs(told, "soft")]
+    remarks = [*result.remarks, *source_lines(result)]
+    if remarks:
+        parts += ["<h2>What was read</h2>", *_paragraphs(remarks, "soft")]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>Overlap report: {escape(head[0])}</title>\n"
         f"<style>{_STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(parts)
-        + f"\n{view_page.assets()}</body>\n</html>\n"
+        + f"\n{assets()}</body>\n</html>\n"
     )
 
 
-def shown(diagnosis: Diagnosis) -> tuple[Timeline, str]:
+def shown(result: Result) -> tuple[Timeline, str]:
     """What the page draws, and a sentence that says what it is.
 
     One step, that of the table and the findings, each rank's cut to its window (the CPU
     runs ahead, and is drawn from there on). Of a step with too many spans, as many
     ranks as fit, the slowest first.
     """
-    timeline, steps = diagnosis.timeline, diagnosis.case.steps
+    timeline, steps = result.timeline, result.case.steps
     if not steps:
         return timeline, "Everything."
-    same = diagnosis.case.representative
+    same = result.case.representative
     number = same[0].step
-    told, drawn = "Everything.", timeline
+    what, drawn = "Everything.", timeline
     if number is not None:
-        told = f"Step {number}, of {plural(len(timeline.steps), 'step')}."
+        what = f"Step {number}, of {plural(len(timeline.steps), 'step')}."
         drawn = _cut(timeline, number, {s.rank: (s.start_ns, s.end_ns) for s in same})
     if len(drawn.spans) <= MOST_SPANS:
-        return drawn, told
+        return drawn, what
     kept: list[int] = []
     room = MOST_SPANS
     for step in sorted(same, key=lambda s: -s.step_ns):
@@ -138,17 +133,17 @@ def shown(diagnosis: Diagnosis) -> tuple[Timeline, str]:
         kept.append(step.rank)
     drawn = drawn.where(lambda s: s.rank in kept)
     if len(kept) < len(same):
-        told += f" The slowest {plural(len(kept), 'rank')} of {len(same)}."
+        what += f" The slowest {plural(len(kept), 'rank')} of {len(same)}."
     if len(drawn.spans) > MOST_SPANS:
         longest = sorted(drawn.spans, key=lambda s: -s.duration_ns)[:MOST_SPANS]
         least_ns = longest[-1].duration_ns
         total = len(drawn.spans)
         drawn = drawn.where(lambda s: s.duration_ns > least_ns)
-        told += (
+        what += (
             f" {len(drawn.spans)} of its {total} spans: those longer than "
             f"{format_ns(least_ns)}."
         )
-    return drawn, told
+    return drawn, what
 
 
 def _cut(timeline: Timeline, number: int, windows: Mapping[int, Interval]) -> Timeline:
@@ -193,17 +188,17 @@ def _without_other_step(span: Span, number: int) -> Mapping[str, Any]:
     return {renamed.get(key, key): value for key, value in span.attributes.items()}
 
 
-def _numbers(diagnosis: Diagnosis) -> tables.Rows:
-    if len(diagnosis.case.steps) <= MOST_STEPS:
-        return tables.every_step(diagnosis)
-    return tables.numbers(diagnosis)
+def _numbers(result: Result) -> Table:
+    if len(result.case.steps) <= MOST_STEPS:
+        return tables.every_step(result)
+    return tables.numbers(result)
 
 
-def _account(diagnosis: Diagnosis) -> tables.Rows:
+def _account(result: Result) -> Table:
     """Every entry of the account that is not empty everywhere."""
-    steps: Sequence[Step] = diagnosis.case.steps
+    steps: Sequence[Step] = result.case.steps
     if len(steps) > MOST_STEPS:
-        steps = diagnosis.case.representative[:MOST_STEPS]
+        steps = result.case.representative[:MOST_STEPS]
     used = [entry for entry in ENTRIES if any(s.parts[entry] for s in steps)]
     rows = [
         (
@@ -221,14 +216,14 @@ def _account(diagnosis: Diagnosis) -> tables.Rows:
         "nothing runs; cpu, sync: the next kernel is not launched yet (sync: the CPU "
         "had waited for the device)."
     )
-    return tables.Rows(header, tuple(rows), note=note)
+    return Table(header, tuple(rows), note=note)
 
 
-def _timeline(diagnosis: Diagnosis) -> Iterable[str]:
-    drawn, told = shown(diagnosis)
+def _timeline(result: Result) -> Iterable[str]:
+    drawn, what = shown(result)
     if not drawn.spans:
         return ["<p>Nothing to draw.</p>"]
-    return [f'<p class="soft">{escape(told)}</p>', view_page.fragment(drawn)]
+    return [f'<p class="soft">{escape(what)}</p>', show(drawn).fragment()]
 
 
 def _findings(findings: Sequence[Finding]) -> str:
@@ -259,7 +254,7 @@ def _paragraphs(lines: Sequence[str], style: str = "") -> list[str]:
     return [f"<p{attribute}>{escape(line)}</p>" for line in lines]
 
 
-def _table(table: tables.Rows) -> str:
+def _table(table: Table) -> str:
     def cells(row: Sequence[str], tag: str) -> str:
         left = [
             ' class="left"' if place < table.left else "" for place in range(len(row))

@@ -16,29 +16,28 @@ remarks         sentences
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from overlaplab.diagnosis.collectives import Collective
+from overlaplab.diagnosis.result import Result
 from overlaplab.diagnosis.steps import Step
-
-if TYPE_CHECKING:
-    from overlaplab.diagnosis.diagnosis import Diagnosis
+from overlaplab.timeline.report import Report
 
 FORMAT = 1
 MOST_COLLECTIVES = 50
+_NOT_SENT = {"hidden_ns": None, "exposed_ns": None}  # unknown, and not 0
 
 
-def record(diagnosis: Diagnosis) -> dict[str, Any]:
+def record(result: Result) -> dict[str, Any]:
     """See the module."""
-    case, timeline = diagnosis.case, diagnosis.timeline
-    source = timeline.source
+    case, source = result.case, result.timeline.source
     exposed = sorted(case.collectives, key=lambda c: -c.exposed_ns)
     return {
         "format": FORMAT,
-        "origin": timeline.origin,
+        "origin": result.timeline.origin,
         "hardware": None if case.hardware is None else case.hardware.name,
         "hardware_is_guess": case.is_guess,
-        "has_communication": diagnosis.has_communication,
+        "has_communication": result.has_communication,
         "source": {
             "files": list(source.files),
             "devices": [list(pair) for pair in source.devices],
@@ -48,93 +47,57 @@ def record(diagnosis: Diagnosis) -> dict[str, Any]:
         },
         "makers": [
             {"name": maker.name, "evidence": dict(maker.evidence)}
-            for maker in diagnosis.makers
+            for maker in result.makers
         ],
-        "whole": _whole(diagnosis),
-        "steps": [_step(diagnosis, step) for step in case.steps],
+        # What belongs to no step, too.
+        "whole": [_whole(one) for one in result.timeline.report().ranks],
+        "steps": [_step(result, step) for step in case.steps],
         "collectives": [
             _collective(one) for one in exposed[:MOST_COLLECTIVES] if one.exposed_ns
         ],
         "twins": [
-            {
-                "rank": one.rank,
-                "name": one.name,
-                "kernel": one.kernel,
-                "alone_ns": one.alone_ns,
-                "num_alone": one.num_alone,
-                "beside_ns": one.beside_ns,
-                "num_beside": one.num_beside,
-                "ratio": round(one.ratio, 4),
-                "cost_ns": one.cost_ns,
-            }
+            _fields("rank name kernel alone_ns num_alone beside_ns num_beside", one)
+            | {"ratio": round(one.ratio, 4), "cost_ns": one.cost_ns}
             for one in case.twins
         ],
         "findings": [
-            {
-                "kind": one.kind,
-                "rank": one.rank,
-                "step": one.step,
-                "cost_ns": one.cost_ns,
-                "says": one.says,
-                "remedy": one.remedy,
-                "evidence": dict(one.evidence),
-                "spans": list(one.spans),
-            }
-            for one in diagnosis.findings
+            _fields("kind rank step cost_ns says remedy", one)
+            | {"evidence": dict(one.evidence), "spans": list(one.spans)}
+            for one in result.findings
         ],
         "unexplained": None
-        if (left := diagnosis.unexplained) is None
-        else {
-            "rank": left.rank,
-            "step": left.step,
-            "idle_ns": left.idle_ns,
-            "exposed_ns": left.exposed_ns,
-        },
-        "remarks": list(diagnosis.remarks),
+        if result.unexplained is None
+        else _fields("rank step idle_ns exposed_ns", result.unexplained),
+        "remarks": list(result.remarks),
     }
 
 
-def _whole(diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """Every rank's whole timeline, what belongs to no step too: `Report`'s numbers."""
-    return [
-        {
-            "rank": one.rank,
-            "step_ns": one.step_ns,
-            "compute_ns": one.compute_ns,
-            "communication_ns": one.communication_ns,
-            "hidden_ns": one.hidden_ns if one.communication_ns else None,
-            "exposed_ns": one.exposed_ns if one.communication_ns else None,
-            "overlap_fraction": one.overlap_fraction,
-        }
-        for one in diagnosis.timeline.report().ranks
-    ]
+def _fields(names: str, owner: object) -> dict[str, Any]:
+    return {name: getattr(owner, name) for name in names.split()}
 
 
-def _step(diagnosis: Diagnosis, step: Step) -> dict[str, Any]:
-    saved = diagnosis.saved[step.rank, step.step]
-    contention = diagnosis.case.contention_of(step)
-    sends = bool(step.communication)
-    return {
-        "rank": step.rank,
-        "step": step.step,
-        "start_ns": step.start_ns,
-        "end_ns": step.end_ns,
-        "step_ns": step.step_ns,
-        "compute_ns": step.compute_ns,
-        "communication_ns": step.communication_ns,
-        "hidden_ns": step.hidden_ns if sends else None,
-        "exposed_ns": step.exposed_ns if sends else None,
-        "memcpy_ns": step.memcpy_ns,
-        "memset_ns": step.memset_ns,
-        "idle_ns": step.idle_ns,
-        "cpu_bound_ns": step.cpu_bound_ns,
-        "saved_ns": step.saved_ns if sends else None,
-        "saved_of_alone_ns": saved.saved_ns if sends else None,
-        "possible_ns": saved.possible_ns if sends else None,
+def _whole(report: Report) -> dict[str, Any]:
+    found = _fields("rank step_ns compute_ns communication_ns", report)
+    found |= _fields("hidden_ns exposed_ns overlap_fraction", report)
+    return found if report.communication_ns else found | _NOT_SENT
+
+
+def _step(result: Result, step: Step) -> dict[str, Any]:
+    saved = result.saved[step.rank, step.step]
+    found = _fields(
+        "rank step start_ns end_ns step_ns compute_ns communication_ns hidden_ns "
+        "exposed_ns memcpy_ns memset_ns idle_ns cpu_bound_ns saved_ns",
+        step,
+    )
+    found |= {"saved_of_alone_ns": saved.saved_ns, "possible_ns": saved.possible_ns}
+    if not step.communication:
+        found |= dict.fromkeys(("saved_ns", "saved_of_alone_ns", "possible_ns"))
+        found |= _NOT_SENT
+    return found | {
         "compute_alone_ns": saved.compute_alone_ns,
         "communication_alone_ns": saved.communication_alone_ns,
         "alone_is_known": saved.basis,
-        "contention_ns": contention.cost_ns,
+        "contention_ns": result.case.contention_of(step).cost_ns,
         "parts": dict(step.parts),
     }
 
@@ -148,15 +111,12 @@ def _collective(one: Collective) -> dict[str, Any]:
         "label": str(one.span.attributes.get("label", "")),
         "bytes": one.span.bytes,
         "group_size": one.group_size,
-        "start_ns": one.span.start_ns,
-        "end_ns": one.span.end_ns,
+        **_fields("start_ns end_ns", one.span),
         "exposed_ns": one.exposed_ns,
         "exposed": dict(one.exposed),
         "waited_for_peers_ns": one.waiting_ns if one.knows_ready else None,
         "last_rank": one.last,
         "started_after": one.waited_for,
         "remaining_computation_ns": one.remaining_ns,
-        "algorithm_bytes_per_s": one.algorithm_bytes_per_s,
-        "bus_bytes_per_s": one.bus_bytes_per_s,
-        "alone_ns": one.alone_ns,
+        **_fields("algorithm_bytes_per_s bus_bytes_per_s alone_ns", one),
     }

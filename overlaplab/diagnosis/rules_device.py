@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
+from overlaplab.diagnosis.account import Stretch
 from overlaplab.diagnosis.case import Case
 from overlaplab.diagnosis.collectives import Collective
-from overlaplab.diagnosis.findings import Finding
+from overlaplab.diagnosis.findings import Finding, finding
 from overlaplab.diagnosis.lookup import COPIES
 from overlaplab.diagnosis.rules_link import low_bandwidth
-from overlaplab.diagnosis.rules_messages import worth_telling
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import (
     is_16_bit,
@@ -46,8 +46,8 @@ def _launch_bound(case: Case, step: Step) -> Iterator[Finding]:
     idle_ns, beside_ns = step.parts["idle_cpu"], step.parts["sending_cpu"]
     cost_ns = idle_ns + beside_ns
     # Filling an empty pipeline costs one launch in every run that is looked at alone.
-    pieces = [p for p in step.pieces if p.entry in ("idle_cpu", "sending_cpu")]
-    if len(pieces) < 2 or not worth_telling(cost_ns, step):
+    stretches = [p for p in step.stretches if p.entry in ("idle_cpu", "sending_cpu")]
+    if len(stretches) < 2 or not step.worth_reporting(cost_ns):
         return
     spans = case.lookup.spans
     kernels = [spans[i].duration_ns for i in step.compute]
@@ -64,7 +64,7 @@ def _launch_bound(case: Case, step: Step) -> Iterator[Finding]:
             " The profiler costs the CPU some microseconds an operator: see how long "
             "the step takes without it."
         )
-    longest = max(pieces, key=lambda p: p.duration_ns)
+    longest = _longest(stretches)[0]
     gap = ""
     if longest.span is not None and 5 * longest.duration_ns >= cost_ns:
         what = spans[longest.span]
@@ -72,11 +72,10 @@ def _launch_bound(case: Case, step: Step) -> Iterator[Finding]:
         gap = f" The longest gap, {format_ns(longest.duration_ns)}, is {where} "
         gap += f"{short(what.name)}."
     besides = f" (and {format_ns(beside_ns)} with only communication)"
-    yield Finding(
-        kind="launch-bound",
-        rank=step.rank,
-        step=step.step,
-        cost_ns=cost_ns,
+    yield finding(
+        "launch-bound",
+        step,
+        cost_ns,
         says=(
             f"The CPU launches too slowly: for {of_whole(idle_ns, step.step_ns)} the "
             f"device was idle{besides if beside_ns else ''} because the next kernel "
@@ -89,37 +88,34 @@ def _launch_bound(case: Case, step: Step) -> Iterator[Finding]:
             "buckets instead of one collective a parameter; or give each kernel more "
             "to do (a larger batch)."
         ),
-        evidence={
-            "idle_ns": idle_ns,
-            "beside_communication_ns": beside_ns,
-            "num_gaps": len(pieces),
-            "longest_gap_ns": longest.duration_ns,
-            "num_kernels": len(kernels),
-            "between_launches_ns": pace_ns,
-            "kernel_ns": kernel_ns,
-        },
-        spans=_worst(p.span for p in sorted(pieces, key=lambda p: -p.duration_ns)),
+        idle_ns=idle_ns,
+        beside_communication_ns=beside_ns,
+        num_gaps=len(stretches),
+        longest_gap_ns=longest.duration_ns,
+        num_kernels=len(kernels),
+        between_launches_ns=pace_ns,
+        kernel_ns=kernel_ns,
+        spans=(p.span for p in _longest(stretches)),
     )
 
 
 def _host_sync(case: Case, step: Step) -> Iterator[Finding]:
-    gaps = [p for p in step.pieces if p.entry == "idle_sync"]
+    gaps = [p for p in step.stretches if p.entry == "idle_sync"]
     cost_ns = sum(p.duration_ns for p in gaps)
-    if not worth_telling(cost_ns, step):
+    if not step.worth_reporting(cost_ns):
         return
     waits = case.lookup.waits(step.rank)
     names: Counter[str] = Counter()
     for gap in gaps:
         held = [w for w in waits if w.start_ns <= gap.start_ns <= w.end_ns]
         names.update(w.name.removeprefix("wait ") for w in held[-1:])
-    told = ", ".join(f"{short(name)} ({n}x)" for name, n in names.most_common(3))
-    yield Finding(
-        kind="host-sync",
-        rank=step.rank,
-        step=step.step,
-        cost_ns=cost_ns,
+    waited = ", ".join(f"{short(name)} ({n}x)" for name, n in names.most_common(3))
+    yield finding(
+        "host-sync",
+        step,
+        cost_ns,
         says=(
-            f"The CPU waited for the device in the middle of the step, {told}, and "
+            f"The CPU waited for the device in the middle of the step, {waited}, and "
             f"launched on only then: the device was idle for "
             f"{of_whole(cost_ns, step.step_ns)}."
         ),
@@ -128,13 +124,15 @@ def _host_sync(case: Case, step: Step) -> Iterator[Finding]:
             "torch.cuda.synchronize() out of the step, or do them once in many steps; "
             "copy with non_blocking=True to and from pinned memory."
         ),
-        evidence={"idle_ns": cost_ns, "num_gaps": len(gaps), "waits": dict(names)},
-        spans=_worst(p.span for p in sorted(gaps, key=lambda p: -p.duration_ns)),
+        idle_ns=cost_ns,
+        num_gaps=len(gaps),
+        waits=dict(names),
+        spans=(p.span for p in _longest(gaps)),
     )
 
 
 def _straggler(case: Case, step: Step) -> Iterator[Finding]:
-    """Told on the rank that comes last; what the one that waits most for it loses."""
+    """On the rank that comes last: what the one that waits most for it loses."""
     waits = {
         other.rank: _waits_for(case, other)
         for other in case.peers_of(step)
@@ -195,26 +193,23 @@ def _straggler(case: Case, step: Step) -> Iterator[Finding]:
             f"loading, {clocks}other work on that machine."
         )
     mine = [c for c in case.of(waiter) if c.last == step.rank and _exposed_wait(c) > 0]
-    yield Finding(
-        kind="straggler",
-        rank=step.rank,
-        step=step.step,
-        cost_ns=cost_ns,
+    yield finding(
+        "straggler",
+        step,
+        cost_ns,
         says=(
             f"Rank {step.rank} comes last to {plural(len(mine), 'collective')} in "
             f"which rank {rank} waits with nothing to compute, {format_ns(cost_ns)} "
             f"of its {format_ns(waiter.step_ns)}. {why}"
         ),
         remedy=remedy,
-        evidence={
-            "waiting_rank": rank,
-            "waiting_ns": cost_ns,
-            "waiting_for_all_ns": in_all,
-            "num_collectives": len(mine),
-            "computes_more_ns": more_ns,
-            "cpu_bound_more_ns": cpu_ns,
-        },
-        spans=_worst(c.index for c in sorted(mine, key=lambda c: -_exposed_wait(c))),
+        waiting_rank=rank,
+        waiting_ns=cost_ns,
+        waiting_for_all_ns=in_all,
+        num_collectives=len(mine),
+        computes_more_ns=more_ns,
+        cpu_bound_more_ns=cpu_ns,
+        spans=sorted(mine, key=lambda c: -_exposed_wait(c)),
     )
 
 
@@ -236,10 +231,10 @@ def _exposed_wait(collective: Collective) -> int:
 
 def _memcpy(case: Case, step: Step) -> Iterator[Finding]:
     cost_ns = step.parts["copying"]
-    if not worth_telling(cost_ns, step):
+    if not step.worth_reporting(cost_ns):
         return
     spans = case.lookup.spans
-    alone = [(p.start_ns, p.end_ns) for p in step.pieces if p.entry == "copying"]
+    alone = [(p.start_ns, p.end_ns) for p in step.stretches if p.entry == "copying"]
     copies = [
         i
         for i in case.lookup.device(step.rank)
@@ -249,7 +244,7 @@ def _memcpy(case: Case, step: Step) -> Iterator[Finding]:
     for i in copies:
         what = str(spans[i].attributes.get("what", spans[i].name))
         kinds[what] += spans[i].duration_ns
-    told = ", ".join(
+    copied = ", ".join(
         f"{short(what)} {format_ns(ns)}" for what, ns in kinds.most_common(3)
     )
     words = " ".join(kinds).lower()
@@ -260,32 +255,29 @@ def _memcpy(case: Case, step: Step) -> Iterator[Finding]:
             "non_blocking=True) on a stream of its own, one batch ahead."
         )
     if "dtod" in words or not remedies:
-        told_by_ddp = (
+        of_ddp = (
             "gradient_as_bucket_view=True keeps DDP from copying gradients in and out "
             "of its buckets; "
         )
         by_ddp = case.made_by("DistributedDataParallel")
         remedies.append(
-            f"Copies inside the device: {told_by_ddp if by_ddp else ''}avoid "
-            ".contiguous(), cat and clone."
+            f"Copies inside the device: {of_ddp if by_ddp else ''}avoid .contiguous(), "
+            "cat and clone."
         )
-    yield Finding(
-        kind="memcpy-in-the-way",
-        rank=step.rank,
-        step=step.step,
-        cost_ns=cost_ns,
+    yield finding(
+        "memcpy-in-the-way",
+        step,
+        cost_ns,
         says=(
             f"For {of_whole(cost_ns, step.step_ns)} the device only copies or clears "
-            f"memory, in {plural(len(copies), 'operation')}: {told}."
+            f"memory, in {plural(len(copies), 'operation')}: {copied}."
         ),
         remedy=" ".join(remedies),
-        evidence={
-            "copying_ns": cost_ns,
-            "num_copies": len(copies),
-            "by_kind_ns": dict(kinds),
-            "bytes": sum(spans[i].bytes for i in copies),
-        },
-        spans=_worst(sorted(copies, key=lambda i: -spans[i].duration_ns)),
+        copying_ns=cost_ns,
+        num_copies=len(copies),
+        by_kind_ns=dict(kinds),
+        bytes=sum(spans[i].bytes for i in copies),
+        spans=sorted(copies, key=lambda i: -spans[i].duration_ns),
     )
 
 
@@ -297,58 +289,54 @@ def _touches(span: Span, intervals: Sequence[tuple[int, int]]) -> bool:
 
 def _contention(case: Case, step: Step) -> Iterator[Finding]:
     found = case.contention_of(step)
-    if not worth_telling(found.cost_ns, step):
+    if not step.worth_reporting(found.cost_ns):
         return
     twins = [t for t in case.twins if t.rank == step.rank and t.cost_ns > 0]
-    worst = twins[:3]
-    told = ", ".join(
+    worst = ", ".join(
         f"{short(t.name)} {t.ratio:.2f}x ({t.num_beside} beside, {t.num_alone} alone)"
-        for t in worst
+        for t in twins[:3]
     )
     alone_ns = found.compared_ns - found.cost_ns
     compared = of_whole(found.compared_ns, found.beside_ns)
-    yield Finding(
-        kind="contention",
-        rank=step.rank,
-        step=step.step,
-        cost_ns=found.cost_ns,
+    yield finding(
+        "contention",
+        step,
+        found.cost_ns,
         says=(
             f"Hidden is not saved: kernels beside communication took "
             f"{format_ns(found.compared_ns)} instead of the {format_ns(alone_ns)} that "
-            f"the same kernels take alone ({compared} could be compared). {told}."
+            f"the same kernels take alone ({compared} could be compared). {worst}."
         ),
         remedy=_contention_remedy(case, step),
-        evidence={
-            "beside_ns": found.beside_ns,
-            "compared_ns": found.compared_ns,
-            "alone_ns": alone_ns,
-            "hidden_ns": step.hidden_ns,
-            "twins": [
-                {
-                    "name": t.name,
-                    "ratio": round(t.ratio, 3),
-                    "num_beside": t.num_beside,
-                    "num_alone": t.num_alone,
-                }
-                for t in worst
-            ],
-        },
+        beside_ns=found.beside_ns,
+        compared_ns=found.compared_ns,
+        alone_ns=alone_ns,
+        hidden_ns=step.hidden_ns,
+        twins=[
+            {
+                "name": t.name,
+                "ratio": round(t.ratio, 3),
+                "num_beside": t.num_beside,
+                "num_alone": t.num_alone,
+            }
+            for t in twins[:3]
+        ],
     )
 
 
 def _contention_remedy(case: Case, step: Step) -> str:
     """What applies to this trace only."""
     fewer = "" if is_16_bit(case.of(step)) else " (bf16 gradients)"
-    told = f"Nothing removes it: send fewer bytes{fewer}"
+    remedy = f"Nothing removes it: send fewer bytes{fewer}"
     if case.made_by("DistributedDataParallel"):
-        told += ", copy less (gradient_as_bucket_view=True)"
+        remedy += ", copy less (gradient_as_bucket_view=True)"
     if not case.on_gpus:
-        return f"{told}, or give the communication cores of its own."
+        return f"{remedy}, or give the communication cores of its own."
     return (
-        f"{told}, or try fewer SMs for NCCL (NCCL_MAX_CTAS) and measure the step, "
+        f"{remedy}, or try fewer SMs for NCCL (NCCL_MAX_CTAS) and measure the step, "
         "which may get longer."
     )
 
 
-def _worst(indices: Iterator[int | None] | Sequence[int]) -> tuple[int, ...]:
-    return tuple(i for i in list(indices)[:8] if i is not None)
+def _longest(stretches: Sequence[Stretch]) -> Sequence[Stretch]:
+    return sorted(stretches, key=lambda stretch: -stretch.duration_ns)

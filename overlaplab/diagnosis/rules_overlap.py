@@ -14,12 +14,11 @@ from typing import Any
 from overlaplab.diagnosis.account import Entry
 from overlaplab.diagnosis.case import Case
 from overlaplab.diagnosis.collectives import Collective, total_moving_ns
-from overlaplab.diagnosis.findings import Finding
-from overlaplab.diagnosis.rules_link import slow_on_link
-from overlaplab.diagnosis.rules_messages import (
+from overlaplab.diagnosis.findings import Finding, finding
+from overlaplab.diagnosis.rules_link import (
     merging_saves_ns,
+    slow_on_link,
     small_messages,
-    worth_telling,
 )
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import (
@@ -69,7 +68,7 @@ def _same_stream(
     """The computation is launched, and stands still until the collective ends."""
     held = [c for c in collectives if c.exposed.get("sending_awaited", 0)]
     cost_ns = sum(_moved(c, "sending_awaited") for c in held)
-    if not worth_telling(cost_ns, step):
+    if not step.worth_reporting(cost_ns):
         return
     held.sort(key=lambda c: -c.exposed["sending_awaited"])
     shared = sorted({str(c.span.lane) for c in held if _shares_stream(case, c)})
@@ -94,24 +93,21 @@ def _same_stream(
             " For FSDP2: set_modules_to_forward_prefetch and "
             "set_modules_to_backward_prefetch gather earlier."
         )
-    yield Finding(
-        kind="same-stream",
-        rank=step.rank,
-        step=step.step,
-        cost_ns=cost_ns,
+    yield finding(
+        "same-stream",
+        step,
+        cost_ns,
         says=(
             f"Computation that is already launched stands still until communication "
             f"ends ({count_of(held)}), for "
             f"{of_whole(cost_ns, step.communication_ns)} of it. {how}"
         ),
         remedy=remedy,
-        evidence={
-            "num_collectives": len(held),
-            "awaited_ns": cost_ns,
-            "communication_ns": step.communication_ns,
-            "shared_lanes": shared,
-        },
-        spans=tuple(c.index for c in held[:8]),
+        num_collectives=len(held),
+        awaited_ns=cost_ns,
+        communication_ns=step.communication_ns,
+        shared_lanes=shared,
+        spans=held,
     )
 
 
@@ -133,7 +129,7 @@ def _end_of_step(
     """Nothing is left to hide behind: launched late, one bucket, too much, or last."""
     tail = [c for c in collectives if c.exposed.get("sending_last", 0)]
     cost_ns = sum(_moved(c, "sending_last") for c in tail)
-    if not tail or not worth_telling(cost_ns, step):
+    if not tail or not step.worth_reporting(cost_ns):
         return
     if 2 * cost_ns < sum(c.exposed["sending_last"] for c in tail):
         return  # mostly waiting for peers: a straggler's, whatever is in the buckets
@@ -229,16 +225,15 @@ def _launched_late(
     evidence: Mapping[str, Any],
 ) -> Finding:
     how = _after_backward(case, step, late)
-    told = f" ({how})" if how else ""
+    known = f" ({how})" if how else ""
     first = min(late, key=lambda c: c.span.start_ns)
-    return Finding(
-        kind="launched-late",
-        rank=step.rank,
-        step=step.step,
-        cost_ns=cost_ns,
+    return finding(
+        "launched-late",
+        step,
+        cost_ns,
         says=(
             f"{count_of(late)}{_sized(late)} "
-            f"started when the backward pass was over{told}: nothing was left to hide "
+            f"started when the backward pass was over{known}: nothing was left to hide "
             f"behind, and {of_whole(step.hidden_ns, step.communication_ns)} of "
             "communication are hidden."
         ),
@@ -248,12 +243,10 @@ def _launched_late(
             "overlaplab.BucketedReducer do. An all_reduce after loss.backward() "
             "cannot overlap with it."
         ),
-        evidence={
-            **evidence,
-            "after_backward": how,
-            "start_after_backward_ns": first.span.start_ns - step.backward_end_ns,
-        },
-        spans=tuple(c.index for c in late[:8]),
+        **evidence,
+        after_backward=how,
+        start_after_backward_ns=first.span.start_ns - step.backward_end_ns,
+        spans=late,
     )
 
 
@@ -266,11 +259,10 @@ def _sized(collectives: Sequence[Collective]) -> str:
 def _one_bucket(
     step: Step, only: Collective, cost_ns: int, evidence: Mapping[str, Any]
 ) -> Finding:
-    return Finding(
-        kind="one-bucket",
-        rank=step.rank,
-        step=step.step,
-        cost_ns=cost_ns,
+    return finding(
+        "one-bucket",
+        step,
+        cost_ns,
         says=(
             f"All gradients travel in one {named(only.span)}. It could start only when "
             f"the last of them was there, at the end of the backward pass: "
@@ -282,8 +274,9 @@ def _one_bucket(
             "of DistributedDataParallel, bucket_mib of overlaplab.BucketedReducer; 25 "
             "to 100 MiB are a start."
         ),
-        evidence={**evidence, "bucket_bytes": only.span.bytes},
-        spans=(only.index,),
+        **evidence,
+        bucket_bytes=only.span.bytes,
+        spans=(only,),
     )
 
 
@@ -304,11 +297,10 @@ def _communication_bound(
     more = "or a faster link. Buckets and streams cannot help further."
     if slow_on_link(case, step):
         more = "but first see low-bandwidth: the link is far slower than it could be."
-    return Finding(
-        kind="communication-bound",
-        rank=step.rank,
-        step=step.step,
-        cost_ns=cost_ns,
+    return finding(
+        "communication-bound",
+        step,
+        cost_ns,
         says=(
             f"Sending{f' {format_bytes(sent)}' if sent else ''} takes "
             f"{format_ns(moving_ns)}, and only {format_ns(hideable_ns)} of computation "
@@ -319,8 +311,10 @@ def _communication_bound(
             f"Send less or less often: accumulate gradients{no_sync}, {compress}"
             f"a larger batch a step; {more}"
         ),
-        evidence={**evidence, "moving_ns": moving_ns, "hideable_ns": hideable_ns},
-        spans=tuple(c.index for c in sorted(large, key=lambda c: -c.exposed_ns)[:8]),
+        **evidence,
+        moving_ns=moving_ns,
+        hideable_ns=hideable_ns,
+        spans=sorted(large, key=lambda c: -c.exposed_ns),
     )
 
 
@@ -334,7 +328,7 @@ def _last_bucket(
     """Whose bytes, ready when, what was left to compute, what half of it would save."""
     worst = max(tail, key=lambda c: _moved(c, "sending_last"))
     span = worst.span
-    told = f" (of {format_bytes(evidence['bytes'])} sent)" if span.bytes else ""
+    sent = f" (of {format_bytes(evidence['bytes'])} sent)" if span.bytes else ""
     after_ns = span.start_ns - step.backward_end_ns
     writer = case.lookup.writer(worst.index)
     name = "" if writer is None else case.lookup.spans[writer].name
@@ -363,30 +357,28 @@ def _last_bucket(
     others = ""
     if len(tail) > 1:
         others = f" (with {plural(len(tail) - 1, 'other')}, {format_ns(cost_ns)})"
-    return Finding(
-        kind="last-bucket",
-        rank=step.rank,
-        step=step.step,
-        cost_ns=cost_ns,
+    return finding(
+        "last-bucket",
+        step,
+        cost_ns,
         says=(
-            f"The last {named(span)}{told} starts {when}: "
+            f"The last {named(span)}{sent} starts {when}: "
             f"{format_ns(worst.remaining_ns)} of computation are left to hide it, and "
             f"{of_whole(worst.exposed.get('sending_last', 0), span.duration_ns)} are "
             f"exposed{others}.{saves}"
         ),
         remedy=_last_remedy(span.name, bool(uncut)),
-        evidence={
-            **evidence,
-            "last_bytes": span.bytes,
-            "start_after_backward_ns": after_ns,
-            "last_kernel": name,
-            "remaining_computation_ns": worst.remaining_ns,
-            "waited_for": worst.waited_for,
-            "bytes_per_s": rate,
-            "half_would_save_ns": half_ns if rate is not None and not uncut else None,
-            "is_one_tensor": bool(uncut),
-        },
-        spans=(worst.index, *(c.index for c in tail if c is not worst)),
+        **evidence,
+        last_bytes=span.bytes,
+        start_after_backward_ns=after_ns,
+        last_kernel=name,
+        remaining_computation_ns=worst.remaining_ns,
+        waited_for=worst.waited_for,
+        bytes_per_s=rate,
+        half_would_save_ns=half_ns if rate is not None and not uncut else None,
+        is_one_tensor=bool(uncut),
+        spans=(worst, *(c for c in tail if c is not worst)),
+        most_spans=None,
     )
 
 

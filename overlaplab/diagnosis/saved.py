@@ -83,14 +83,14 @@ def check_serial(case: Case, serial: Case) -> None:
     Raises:
         ValueError: it sends other bytes, or computes or sends for quite another time.
     """
-    told = case.told
-    if told is None:
+    step = case.described
+    if step is None:
         return
-    own = _of_rank(serial, told)
-    sent = [sum(c.span.bytes for c in case.of(told))]
+    own = _of_rank(serial, step)
+    sent = [sum(c.span.bytes for c in case.of(step))]
     sent.append(_median(sum(c.span.bytes for c in serial.of(s)) for s in own))
-    computed = told.compute_ns, _median(s.compute_ns for s in own)
-    moved = _moving_ns(case, told), _median(_moving_ns(serial, s) for s in own)
+    computed = step.compute_ns, _median(s.compute_ns for s in own)
+    moved = _moving_ns(case, step), _median(_moving_ns(serial, s) for s in own)
     differs = ""
     if not all(moved) or not all(computed):
         if any(moved) and not all(moved):
@@ -135,18 +135,18 @@ def _basis(case: Case, contention: Contention, by_model: bool) -> str:
     if case.timeline.origin == "virtual":
         return "by the hardware model"
     compared, beside = contention.compared_ns, contention.beside_ns
-    told = "computation as it ran"
+    basis = "computation as it ran"
     if beside and compared >= beside // 2:
-        told = (
+        basis = (
             f"computation by the same kernels without communication beside them, which "
             f"{of_whole(compared, beside)} have"
         )
     elif beside:
-        told += ": too few of its kernels also ran without communication beside them"
+        basis += ": too few of its kernels also ran without communication beside them"
     if not by_model:
-        return f"{told}; communication as it ran, once all ranks were there"
+        return f"{basis}; communication as it ran, once all ranks were there"
     name = "spans" if case.hardware is None else case.hardware.name
-    return f"{told}; communication by {name}"
+    return f"{basis}; communication by {name}"
 
 
 def _moving_ns(case: Case, step: Step) -> int:

@@ -15,12 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from overlaplab.diagnosis.account import Entry, Piece, account, sums
+from overlaplab.diagnosis.account import Entry, Stretch, account, sums
 from overlaplab.diagnosis.lookup import Lookup
 from overlaplab.timeline import Span
-from overlaplab.timeline.intervals import Interval, intersect, merge, total
+from overlaplab.timeline.intervals import Interval, intersect, total
+from overlaplab.timeline.report import union
 
 _OPTIMIZERS = ("optimizer", "adam", "sgd", "lamb", "foreach", "multi_tensor")
+LEAST_SHARE = 0.005  # of a step: what costs less is not reported
 PROMPT_NS = 20_000  # a device starts what is ready within this time
 _MOST_EPILOGUE = 0.35  # of a step's computation; more is no optimizer
 
@@ -35,11 +37,10 @@ class Step:
         compute, communication: indices of its spans, by start.
         compute_ns, communication_ns, hidden_ns, memcpy_ns, memset_ns: of its own spans,
             as `Report` defines them.
-        pieces: its account, see `overlaplab.diagnosis.account`.
+        stretches: its account, see `overlaplab.diagnosis.account`.
         parts: nanoseconds of each entry of the account; they add up to `step_ns`.
         backward_end_ns: end of the last computation that is no optimizer's.
         knows_launches: whether the launch of any of its device spans is known.
-        num_launches: device spans that the CPU launched.
     """
 
     rank: int
@@ -53,11 +54,10 @@ class Step:
     hidden_ns: int
     memcpy_ns: int
     memset_ns: int
-    pieces: tuple[Piece, ...]
+    stretches: tuple[Stretch, ...]
     parts: Mapping[Entry, int]
     backward_end_ns: int
     knows_launches: bool
-    num_launches: int
 
     @property
     def step_ns(self) -> int:
@@ -83,6 +83,10 @@ class Step:
         if not self.knows_launches:
             return None
         return self.parts["idle_cpu"] + self.parts["idle_sync"]
+
+    def worth_reporting(self, cost_ns: int) -> bool:
+        """Whether a cost is large enough, in this step, to be a finding."""
+        return cost_ns > 0 and cost_ns >= LEAST_SHARE * self.step_ns
 
 
 def steps_of(lookup: Lookup) -> tuple[Step, ...]:
@@ -112,10 +116,12 @@ def _step(lookup: Lookup, rank: int, number: int | None) -> Iterator[Step]:
     compute = tuple(i for i in device if spans[i].kind == "compute")
     communication = tuple(i for i in device if spans[i].kind == "communication")
     backward_end_ns, epilogue_ns = _epilogue(lookup, compute, communication, end)
-    pieces = account(lookup, rank, (start, end), epilogue_ns)
+    stretches = account(lookup, rank, (start, end), epilogue_ns)
 
-    def union(kind: str) -> list[Interval]:
-        return merge(_times(spans[i] for i in device if spans[i].kind == kind))
+    unions = {
+        kind: union([spans[i] for i in device], kind)
+        for kind in ("compute", "communication", "memcpy", "memset")
+    }
 
     yield Step(
         rank=rank,
@@ -124,23 +130,18 @@ def _step(lookup: Lookup, rank: int, number: int | None) -> Iterator[Step]:
         end_ns=end,
         compute=compute,
         communication=communication,
-        compute_ns=total(union("compute")),
-        communication_ns=total(union("communication")),
-        hidden_ns=total(intersect(union("compute"), union("communication"))),
-        memcpy_ns=total(union("memcpy")),
-        memset_ns=total(union("memset")),
-        pieces=pieces,
-        parts=sums(pieces),
+        compute_ns=total(unions["compute"]),
+        communication_ns=total(unions["communication"]),
+        hidden_ns=total(intersect(unions["compute"], unions["communication"])),
+        memcpy_ns=total(unions["memcpy"]),
+        memset_ns=total(unions["memset"]),
+        stretches=stretches,
+        parts=sums(stretches),
         backward_end_ns=backward_end_ns,
         # On the virtual cluster a launch that costs nothing leaves no span.
         knows_launches=lookup.timeline.origin == "virtual"
         or any(lookup.launch(i) is not None for i in device),
-        num_launches=sum(1 for i in cpu if spans[i].kind == "launch"),
     )
-
-
-def _times(spans: Iterator[Span]) -> Iterator[Interval]:
-    return ((span.start_ns, span.end_ns) for span in spans)
 
 
 def _window(

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from overlaplab.diagnosis.collectives import Collective, WaitedFor
+from overlaplab.diagnosis.result import Result
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import gb_per_s, short
+from overlaplab.view import Table
 from overlaplab.view.units import decimals, format_bytes, format_ns, time_unit
-
-if TYPE_CHECKING:
-    from overlaplab.diagnosis.diagnosis import Diagnosis
 
 _AFTER: Mapping[WaitedFor, str] = {
     "its launch": "its launch",
@@ -25,46 +22,16 @@ _AFTER: Mapping[WaitedFor, str] = {
 MOST_ROWS = 16  # of ranks; more are the slowest ones
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A table of text.
-
-    Args:
-        header: of the columns.
-        rows: as many cells each.
-        left: number of columns, from the left, whose text starts at the left.
-        note: under it.
-    """
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int = 1
-    note: str = ""
-
-    def lines(self) -> list[str]:
-        """The table, aligned."""
-        table = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = []
-        for cells in table:
-            aligned = [
-                cell.ljust(width) if place < self.left else cell.rjust(width)
-                for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-            ]
-            lines.append("  ".join(aligned).rstrip())
-        return [*lines, self.note] if self.note else lines
-
-
-def numbers(diagnosis: Diagnosis) -> Rows:
-    """One row a rank, of the step that is told of."""
-    steps = list(diagnosis.case.representative)
+def numbers(result: Result) -> Table:
+    """One row a rank, of the step that is described."""
+    steps = list(result.case.representative)
     note = ""
     if len(steps) > MOST_ROWS:
         shown = sorted(steps, key=lambda s: -s.step_ns)[:MOST_ROWS]
         note = f"The {MOST_ROWS} slowest of {len(steps)} ranks. "
         steps = sorted(shown, key=lambda s: s.rank)
-    if diagnosis.timeline.steps and steps:
-        every = [s.step_ns for s in diagnosis.case.steps]
+    if result.timeline.steps and steps:
+        every = [s.step_ns for s in result.case.steps]
         note += (
             f"Step {steps[0].step}, the slowest rank's step of median length; "
             f"all steps: {format_ns(min(every))} to {format_ns(max(every))}."
@@ -72,16 +39,16 @@ def numbers(diagnosis: Diagnosis) -> Rows:
     return _numbers_of(steps, note)
 
 
-def every_step(diagnosis: Diagnosis) -> Rows:
+def every_step(result: Result) -> Table:
     """One row a rank and step."""
-    return _numbers_of(diagnosis.case.steps, "")
+    return _numbers_of(result.case.steps, "")
 
 
-def exposed(diagnosis: Diagnosis, most: int = 6) -> Rows:
+def exposed(result: Result, most: int = 6) -> Table:
     """The longest exposed collectives, and what each of them waited for."""
-    found = [c for c in diagnosis.case.collectives if c.exposed_ns]
+    found = [c for c in result.case.collectives if c.exposed_ns]
     found.sort(key=lambda c: -c.exposed_ns)
-    spans = diagnosis.timeline.spans
+    spans = result.timeline.spans
     rows = []
     for one in found[:most]:
         after = _AFTER[one.waited_for]
@@ -101,31 +68,22 @@ def exposed(diagnosis: Diagnosis, most: int = 6) -> Rows:
                 format_ns(one.waiting_ns) if one.knows_ready else "?",
             )
         )
-    steps = " / step" if diagnosis.timeline.steps else ""
-    header = (
-        f"rank{steps}",
-        "collective",
-        "bytes",
-        "started after",
-        "took",
-        "exposed",
-        "for peers",
-    )
-    return Rows(header, tuple(rows), left=2)
+    steps = " / step" if result.timeline.steps else ""
+    header = f"rank{steps};collective;bytes;started after;took;exposed;for peers"
+    return Table(tuple(header.split(";")), tuple(rows), left=2)
 
 
-def bandwidth(diagnosis: Diagnosis, most: int = 6) -> Rows:
+def bandwidth(result: Result, most: int = 6) -> Table:
     """Medians of messages of like size: those that move longest, smallest first."""
     groups: dict[tuple[str, int | None, int], list[Collective]] = defaultdict(list)
-    for one in diagnosis.case.collectives:
+    for one in result.case.collectives:
         if one.span.bytes and one.moving_ns > 0:
             size = one.span.bytes.bit_length()
             groups[one.span.name, one.group_size, size].append(one)
     longest = sorted(groups.values(), key=lambda of: -sum(c.moving_ns for c in of))
     ordered = sorted(longest[:most], key=lambda of: (of[0].span.name, _median_of(of)))
     cut = len(longest) - len(ordered)
-    cut_note = f"{cut} more sizes move less and are left out. " if cut > 0 else ""
-    hw = diagnosis.case.hardware
+    note = f"{cut} more sizes move less and are left out. " if cut > 0 else ""
     rows = []
     for of in ordered:
         alone = [c.alone_ns for c in of if c.alone_ns is not None]
@@ -133,7 +91,7 @@ def bandwidth(diagnosis: Diagnosis, most: int = 6) -> Rows:
             (
                 of[0].span.name,
                 f"{len(of)}",
-                _median_bytes(of),
+                format_bytes(_median_of(of)),
                 "?" if of[0].group_size is None else f"{of[0].group_size}",
                 format_ns(round(median(c.moving_ns for c in of))),
                 format_ns(round(median(alone))) if alone else "?",
@@ -142,16 +100,16 @@ def bandwidth(diagnosis: Diagnosis, most: int = 6) -> Rows:
             )
         )
     header = ("", "number", "bytes", "ranks", "moving", "predicted", "algbw", "busbw")
-    if hw is None:
-        return Rows(header, tuple(rows), note=cut_note)
-    guess = ", a guess" if diagnosis.case.is_guess else ""
-    note = f"{cut_note}predicted: by {hw.name}{guess}; its link reaches "
-    return Rows(header, tuple(rows), note=note + gb_per_s(hw.link.bytes_per_s))
+    if (hw := result.case.hardware) is not None:
+        guess = ", a guess" if result.case.is_guess else ""
+        note += f"predicted: by {hw.name}{guess}; its link reaches "
+        note += gb_per_s(hw.link.bytes_per_s)
+    return Table(header, tuple(rows), note)
 
 
-def twins(diagnosis: Diagnosis, most: int = 6) -> Rows:
+def twins(result: Result, most: int = 6) -> Table:
     """Kernels that ran both alone and beside communication, the costliest first."""
-    num_steps = max(1, len(diagnosis.timeline.steps))
+    num_steps = max(1, len(result.timeline.steps))
     rows = [
         (
             f"rank {one.rank}",
@@ -161,60 +119,44 @@ def twins(diagnosis: Diagnosis, most: int = 6) -> Rows:
             f"{one.ratio:.2f}",
             format_ns(one.cost_ns // num_steps),
         )
-        for one in diagnosis.case.twins[:most]
+        for one in result.case.twins[:most]
         if one.cost_ns > 0
     ]
     header = ("", "kernel", "alone", "beside", "ratio", "cost a step")
-    return Rows(header, tuple(rows), left=2)
+    return Table(header, tuple(rows), left=2)
 
 
-def _numbers_of(steps: Sequence[Step], note: str) -> Rows:
+def _numbers_of(steps: Sequence[Step], note: str) -> Table:
     scale, unit = time_unit(max((s.step_ns for s in steps), default=0))
     times = [(s.step_ns, s.compute_ns, s.communication_ns) for s in steps]
     digits = decimals(ns / scale for row in times for ns in row)
 
-    def told(time_ns: int | None) -> str:
+    def shown(time_ns: int | None) -> str:
         return "?" if time_ns is None else f"{time_ns / scale:.{digits}f}"
 
     rows = [
         (
             where(step),
-            told(step.step_ns),
-            told(step.compute_ns),
-            told(step.communication_ns),
-            _hidden(step, told(step.hidden_ns), told(step.communication_ns)),
-            told(step.exposed_ns) if step.communication else "none",
-            told(step.parts["copying"]),
-            told(step.idle_ns),
-            told(step.cpu_bound_ns),
+            shown(step.step_ns),
+            shown(step.compute_ns),
+            shown(step.communication_ns),
+            f"{shown(step.hidden_ns)} of {shown(step.communication_ns)}"
+            if step.communication
+            else "none",
+            shown(step.exposed_ns) if step.communication else "none",
+            shown(step.parts["copying"]),
+            shown(step.idle_ns),
+            shown(step.cpu_bound_ns),
         )
         for step in steps
     ]
-    header = (
-        unit,
-        "step",
-        "compute",
-        "comm",
-        "hidden",
-        "exposed",
-        "copying",
-        "idle",
-        "CPU-bound",
-    )
-    return Rows(header, tuple(rows), note=note)
-
-
-def _hidden(step: Step, hidden: str, communication: str) -> str:
-    return f"{hidden} of {communication}" if step.communication else "none"
+    header = "step compute comm hidden exposed copying idle CPU-bound"
+    return Table((unit, *header.split()), tuple(rows), note)
 
 
 def where(step: Step) -> str:
     where = f"rank {step.rank}"
     return where if step.step is None else f"{where} step {step.step}"
-
-
-def _median_bytes(collectives: Sequence[Collective]) -> str:
-    return format_bytes(_median_of(collectives))
 
 
 def _median_of(collectives: Sequence[Collective]) -> int:

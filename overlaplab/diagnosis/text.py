@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from overlaplab.diagnosis import tables
+from overlaplab.diagnosis.findings import Finding
 from overlaplab.diagnosis.makers import UNKNOWN
+from overlaplab.diagnosis.result import Result
+from overlaplab.diagnosis.saved import Saved
 from overlaplab.diagnosis.wording import of_whole, plural, short
+from overlaplab.view import Table
 from overlaplab.view.units import format_ns
-
-if TYPE_CHECKING:
-    from overlaplab.diagnosis.diagnosis import Diagnosis
-    from overlaplab.diagnosis.findings import Finding
-    from overlaplab.diagnosis.saved import Saved
 
 WIDTH = 96
 EXPOSED_TITLE = "Longest exposed collectives, and what each of them waited for"
 
 
-def text(diagnosis: Diagnosis, *, details: bool = False) -> str:
+def text(result: Result, *, details: bool = False) -> str:
     """The whole of it; with `details` the tables behind the findings, too."""
-    parts = [_head(diagnosis), _numbers(diagnosis), _findings(diagnosis)]
+    parts = [_head(result), _numbers(result), _findings(result)]
     if details:
         parts += [
-            _table(EXPOSED_TITLE, tables.exposed(diagnosis)),
-            _table("Bandwidth, by size of message", tables.bandwidth(diagnosis)),
-            _table("Kernels alone and beside communication", tables.twins(diagnosis)),
+            _table(EXPOSED_TITLE, tables.exposed(result)),
+            _table("Bandwidth, by size of message", tables.bandwidth(result)),
+            _table("Kernels alone and beside communication", tables.twins(result)),
         ]
-    parts.append(_remarks(diagnosis, details))
-    told = "\n\n".join(part for part in parts if part)
+    parts.append(_remarks(result, details))
+    whole = "\n\n".join(part for part in parts if part)
     # A terminal obeys what it is sent, and names come from traces.
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in told)
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in whole)
 
 
-def headline(diagnosis: Diagnosis) -> list[str]:
+def headline(result: Result) -> list[str]:
     """What was looked at, and who made the collectives."""
-    timeline = diagnosis.timeline
+    timeline = result.timeline
     devices = sorted({short(name) for _, name in timeline.source.devices})
-    num_ranks = len(diagnosis.case.lookup.ranks)
+    num_ranks = len(result.case.lookup.ranks)
     what = [plural(num_ranks, "rank")]
     if timeline.steps:
         what.append(plural(len(timeline.steps), "step"))
@@ -47,37 +44,34 @@ def headline(diagnosis: Diagnosis) -> list[str]:
     measured = f"virtual, {timeline.hardware}"
     what.append(measured if timeline.origin == "virtual" else "measured")
     lines = [", ".join(what)]
-    if diagnosis.has_communication:
-        made = "; ".join(str(maker) for maker in diagnosis.makers)
-        if diagnosis.makers[0].name == UNKNOWN:
+    if result.has_communication:
+        made = "; ".join(str(maker) for maker in result.makers)
+        if result.makers[0].name == UNKNOWN:
             made = "an unknown maker: no range or operator names one"
         lines.append(f"Collectives launched by {made}")
-    hw = diagnosis.case.hardware
+    hw = result.case.hardware
     if hw is not None and timeline.origin != "virtual":
-        how = ", guessed from the card's name" if diagnosis.case.is_guess else ""
+        how = ", guessed from the card's name" if result.case.is_guess else ""
         lines.append(f"Bandwidth compared with {hw.name}{how}")
     return lines
 
 
-def saved_lines(diagnosis: Diagnosis) -> list[str]:
-    """Hidden and saved, of the slowest of the steps that are told."""
-    steps = diagnosis.case.representative
-    if not diagnosis.has_communication:
+def saved_lines(result: Result) -> list[str]:
+    """Hidden and saved, of the slowest of the steps described."""
+    steps = result.case.representative
+    if not result.has_communication:
         return ["No communication kernels found: nothing can be said of overlap."]
     if not steps:
         return []
     step = max(steps, key=lambda s: s.step_ns)
-    saved = diagnosis.saved[step.rank, step.step]
+    saved = result.saved[step.rank, step.step]
     where = f"Rank {step.rank}" + ("" if step.step is None else f", step {step.step}")
-    lines = [
+    return [
         f"{where}: hidden {of_whole(step.hidden_ns, step.communication_ns)} of "
-        f"communication. {_saved(saved)}"
-    ]
-    lines.append(
+        f"communication. {_saved(saved)}",
         f"(Alone: {format_ns(saved.compute_alone_ns)} of computation and "
-        f"{format_ns(saved.communication_alone_ns)} of communication; {saved.basis}.)"
-    )
-    return lines
+        f"{format_ns(saved.communication_alone_ns)} of communication; {saved.basis}.)",
+    ]
 
 
 def _saved(saved: Saved) -> str:
@@ -85,7 +79,7 @@ def _saved(saved: Saved) -> str:
     possible = f"{format_ns(saved.possible_ns)} that overlap could save at most"
     if saved.serial_step_ns is not None:
         return _saved_of_serial(saved)
-    if saved.saved_ns > saved.possible_ns:  # rounding of a model; never told as more
+    if saved.saved_ns > saved.possible_ns:  # rounding of a model; never said to be more
         return f"Saved all of the {possible}."
     if saved.saved_ns < 0:
         return (
@@ -104,14 +98,14 @@ def _saved_of_serial(saved: Saved) -> str:
     )
     if saved.saved_ns < 0:
         return f"Saved nothing: {steps}."
-    told = of_whole(min(saved.saved_ns, saved.possible_ns), saved.possible_ns)
+    gain = of_whole(min(saved.saved_ns, saved.possible_ns), saved.possible_ns)
     more_ns = saved.saved_ns - saved.possible_ns
     rest = ""
     if more_ns > 0:
         rest = (
             f", {format_ns(more_ns)} of it by less other or idle time, not by overlap"
         )
-    return f"Saved {told} possible: {steps}{rest}."
+    return f"Saved {gain} possible: {steps}{rest}."
 
 
 def finding_title(finding: Finding) -> str:
@@ -127,22 +121,22 @@ def finding_title(finding: Finding) -> str:
         more.append(plural(len(steps), "step"))
     if len(ranks) > 1:
         more.append(plural(len(ranks), "rank"))
-    told = f"seen in {' and '.join(more)}" if more else ""
+    extent = f"seen in {' and '.join(more)}" if more else ""
     most_ns = max((item["ns"] for item in seen), default=finding.cost_ns)
     if most_ns > finding.cost_ns:
-        told = f"up to {format_ns(most_ns)}; {told}"
-    told = f" ({told})" if told else ""
-    return f"{finding.kind}: {format_ns(finding.cost_ns)} {where}{told}"
+        extent = f"up to {format_ns(most_ns)}; {extent}"
+    extent = f" ({extent})" if extent else ""
+    return f"{finding.kind}: {format_ns(finding.cost_ns)} {where}{extent}"
 
 
-def unexplained_lines(diagnosis: Diagnosis) -> list[str]:
-    """What no finding names, if that is worth telling."""
-    return [] if diagnosis.unexplained is None else [str(diagnosis.unexplained)]
+def unexplained_lines(result: Result) -> list[str]:
+    """What no finding names, if that is worth reporting."""
+    return [] if result.unexplained is None else [str(result.unexplained)]
 
 
-def source_lines(diagnosis: Diagnosis) -> list[str]:
+def source_lines(result: Result) -> list[str]:
     """What was read, dropped, and by which names a kernel counts as communication."""
-    source = diagnosis.timeline.source
+    source = result.timeline.source
     lines = []
     if source.num_events:
         line = f"Read {plural(source.num_events, 'event')} of "
@@ -155,49 +149,42 @@ def source_lines(diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
-def _head(diagnosis: Diagnosis) -> str:
-    return "\n".join(
-        line for told in headline(diagnosis) for line in _wrap(told, "", "  ")
-    )
+def _head(result: Result) -> str:
+    return "\n".join(_wrap(line, "", "  ") for line in headline(result))
 
 
-def _numbers(diagnosis: Diagnosis) -> str:
-    lines = [*tables.numbers(diagnosis).lines(), ""]
-    for told in saved_lines(diagnosis):
-        lines += _wrap(told, "", "")
-    return "\n".join(lines)
+def _numbers(result: Result) -> str:
+    saved = (_wrap(line, "", "") for line in saved_lines(result))
+    return "\n".join([str(tables.numbers(result)), "", *saved])
 
 
-def _findings(diagnosis: Diagnosis) -> str:
-    if not diagnosis.findings:
+def _findings(result: Result) -> str:
+    if not result.findings:
         none = "Findings: none that costs 1/200 of a step."
-        return "\n".join([none, *unexplained_lines(diagnosis)])
+        return "\n".join([none, *unexplained_lines(result)])
     lines = [
         "Findings, the most expensive first (two may be the same time, seen twice)"
     ]
-    for number, finding in enumerate(diagnosis.findings, 1):
-        lines.append("")
-        lines += _wrap(finding_title(finding), f"{number:2}. ", "    ")
-        lines += _wrap(finding.says, "    ", "    ")
-        lines += _wrap(finding.remedy, "    -> ", "       ")
-    lines += ["", *unexplained_lines(diagnosis)] if diagnosis.unexplained else []
+    for number, finding in enumerate(result.findings, 1):
+        lines += ["", _wrap(finding_title(finding), f"{number:2}. ", "    ")]
+        lines += [_wrap(finding.says, "    ", "    ")]
+        lines += [_wrap(finding.remedy, "    -> ", "       ")]
+    lines += ["", *unexplained_lines(result)] if result.unexplained else []
     return "\n".join(lines)
 
 
-def _table(title: str, table: tables.Rows) -> str:
-    return "\n".join([title, *table.lines()]) if table.rows else ""
+def _table(title: str, table: Table) -> str:
+    return f"{title}\n{table}" if table.rows else ""
 
 
-def _remarks(diagnosis: Diagnosis, details: bool) -> str:
-    told = list(diagnosis.remarks)
-    if details:
-        told += source_lines(diagnosis)
-    return "\n".join(line for one in told for line in _wrap(one, "* ", "  "))
+def _remarks(result: Result, details: bool) -> str:
+    remarks = [*result.remarks, *(source_lines(result) if details else ())]
+    return "\n".join(_wrap(remark, "* ", "  ") for remark in remarks)
 
 
-def _wrap(told: str, first: str, then: str) -> Sequence[str]:
-    return textwrap.wrap(
-        told,
+def _wrap(text: str, first: str, then: str) -> str:
+    return textwrap.fill(
+        text,
         WIDTH,
         initial_indent=first,
         subsequent_indent=then,

@@ -26,8 +26,8 @@ def named(span: Span) -> str:
     """'all_reduce "bucket 3" of 25 MiB'."""
     label = str(span.attributes.get("label", ""))
     name = short(span.name)
-    told = f'{name} "{short(label)}"' if label else name
-    return f"{told} of {format_bytes(span.bytes)}" if span.bytes else told
+    name = f'{name} "{short(label)}"' if label else name
+    return f"{name} of {format_bytes(span.bytes)}" if span.bytes else name
 
 
 def count_of(collectives: Sequence[Collective]) -> str:

@@ -1,7 +1,7 @@
 """What each kind of time looks like: for pictures and legends.
 
 Colours are those of Okabe and Ito ("Color Universal Design", 2008), which people with
-any kind of colour blindness tell apart; hatching and outline say the same once more.
+any kind of colour blindness distinguish; hatching and outline say the same once more.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from overlaplab.timeline import SHARES, Timeline
@@ -16,21 +16,27 @@ class Table:
     """Rows of text that print, and show as a table in a notebook.
 
     Args:
-        header: of the columns; the first is the name's and empty.
-        rows: one a timeline, as many cells as the header has.
+        header: of the columns.
+        rows: as many cells each as the header has.
         note: a line under the table.
+        left: columns, from the left, whose text starts at the left.
     """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    note: str
+    note: str = ""
+    left: int = 1
 
     def __str__(self) -> str:
-        lines = [self.header, *self.rows]
-        widths = [
-            max(len(cell) for cell in column) for column in zip(*lines, strict=True)
-        ]
-        return "\n".join([*(_aligned(cells, widths) for cells in lines), self.note])
+        table = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = []
+        for cells in table:
+            pairs = list(zip(cells, widths, strict=True))
+            aligned = [cell.ljust(width) for cell, width in pairs[: self.left]]
+            aligned += [cell.rjust(width) for cell, width in pairs[self.left :]]
+            lines.append("  ".join(aligned).rstrip())
+        return "\n".join([*lines, self.note] if self.note else lines)
 
     def __repr__(self) -> str:
         return str(self)
@@ -79,10 +85,3 @@ def table(timelines: Mapping[str, Timeline]) -> Table:
     columns += [f"{share} %" for share in SHARES]
     note = "%: shares of the critical path. saved = compute + communication - step."
     return Table(("", *columns), tuple(rows), note)
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    name, *numbers = cells
-    columns = [name.ljust(widths[0])]
-    columns += [n.rjust(w) for n, w in zip(numbers, widths[1:], strict=True)]
-    return "  ".join(columns).rstrip()

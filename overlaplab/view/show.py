@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ class Shown:
         Raises:
             FileNotFoundError: the folder does not exist.
         """
-        return write_html(path, self.page())
+        return write_html(path, self.page)
 
     def __repr__(self) -> str:
         first, *second = (len(timeline.spans) for timeline in self.timelines)
@@ -136,12 +136,12 @@ class Shown:
 show = Shown
 
 
-def write_html(path: str | os.PathLike[str], text: str) -> Path:
-    """Write a page; see `Shown.save_html`."""
+def write_html(path: str | os.PathLike[str], make: Callable[[], str]) -> Path:
+    """Write a page, made once its folder is known to exist; see `Shown.save_html`."""
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path}: no folder {path.parent}")
-    write_whole(path, text.encode("utf-8", "replace"))
+    write_whole(path, make().encode("utf-8", "replace"))
     return path
 
 

@@ -1,4 +1,4 @@
-"""The live timeline of a cell: its state as it tells it, its knobs and its buttons."""
+"""The live timeline of a cell: its state as it shows it, its knobs and its buttons."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Live:
         self.root.wait_for()
 
     def state(self, name: str) -> str:
-        """What it tells of itself: "step-ns", "theme", ..."""
+        """What it says of itself: "step-ns", "theme", ..."""
         value = self.root.get_attribute(f"data-{name}")
         assert value is not None, f"the timeline has no data-{name}"
         return value

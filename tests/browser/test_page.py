@@ -131,7 +131,7 @@ def test_the_wheel_zooms_around_the_pointer_and_only_after_a_click(opened):
     )
 
 
-def test_hovering_a_message_tells_all_of_it(opened):
+def test_hovering_a_message_shows_all_of_it(opened):
     sent = Span(
         0, "comm", "communication", "all_reduce", 20_000, 60_000, bytes=2**20,
         attributes={

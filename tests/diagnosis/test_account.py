@@ -137,7 +137,7 @@ def test_every_account_adds_up_to_its_step_and_exposed_to_its_sending(made: Time
     for step in found.case.steps:
         assert sum(step.parts.values()) == step.step_ns
         assert all(ns >= 0 for ns in step.parts.values())
-        ordered = [(p.start_ns, p.end_ns) for p in step.pieces]
+        ordered = [(p.start_ns, p.end_ns) for p in step.stretches]
         assert all(a[1] <= b[0] for a, b in pairwise(ordered))
     for one in found.findings:
         assert one.cost_ns > 0

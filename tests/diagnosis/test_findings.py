@@ -103,7 +103,7 @@ def test_collectives_launched_in_time_that_queue_are_not_launched_late():
     assert found == [("last-bucket", 20)]
 
 
-def test_the_forwards_thread_tells_one_late_message_from_one_bucket():
+def test_the_forwards_thread_separates_one_late_message_from_one_bucket():
     backward = [compute(0, 20, thread=1), compute(20, 80, thread=2)]
     late = [*backward, send(80, 100, thread=1)]
     hook = [*backward, send(80, 100, thread=2)]
@@ -111,7 +111,7 @@ def test_the_forwards_thread_tells_one_late_message_from_one_bucket():
     assert kinds(*hook) == [("one-bucket", 20)]
 
 
-def test_the_phase_tells_the_same_on_the_virtual_cluster():
+def test_the_phase_shows_the_same_on_the_virtual_cluster():
     backward = [compute(0, 20, phase="forward"), compute(20, 80, phase="backward")]
     assert kinds(*backward, send(80, 100)) == [("launched-late", 20)]
     assert kinds(*backward, send(80, 100, phase="backward")) == [("one-bucket", 20)]
@@ -332,7 +332,7 @@ def test_other_shapes_are_no_twins():
 
 
 @pytest.mark.parametrize("took_us, found", [(2000, True), (190, False)])
-def test_a_link_far_under_the_profiles_is_told(took_us: int, found: bool):
+def test_a_link_far_under_the_profiles_is_reported(took_us: int, found: bool):
     # h200-nvlink moves 50 MiB between two ranks in 190 us.
     ranks = [
         span_
@@ -368,7 +368,7 @@ def test_the_cards_name_gives_a_profile_and_that_it_is_a_guess_is_said():
 # --- which of many -------------------------------------------------------------------
 
 
-def test_the_median_step_of_the_rank_that_loses_most_is_told():
+def test_the_median_step_of_the_rank_that_loses_most_is_described():
     spans = []
     for number, (at, tail) in enumerate(((0, 20), (200, 40), (400, 30)), start=1):
         spans += [
@@ -381,7 +381,7 @@ def test_the_median_step_of_the_rank_that_loses_most_is_told():
     assert [item["ns"] for item in one.evidence["seen"]] == [20_000, 40_000, 30_000]
 
 
-def test_what_happens_in_one_step_of_three_is_told_of_that_step():
+def test_what_happens_in_one_step_of_three_is_reported_of_that_step():
     spans = [compute(100 * n, 100 * n + 100, step=n) for n in (1, 3)]
     spans += [compute(200, 250, step=2), copy(250, 300, step=2)]
     (one,) = findings(*spans)

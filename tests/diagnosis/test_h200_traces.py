@@ -43,7 +43,7 @@ def test_each_way_to_send_has_findings_of_its_own(name: str, kinds: list[str]):
     assert [one.kind for one in diagnosis(name).findings] == kinds
 
 
-def test_ddp_and_our_reducer_are_told_apart():
+def test_ddp_and_our_reducer_are_kept_apart():
     assert [m.name for m in diagnosis("ddp-default-b8").makers] == [
         "DistributedDataParallel"
     ]
@@ -126,7 +126,7 @@ def test_the_slow_links_bandwidth_is_far_under_the_cards_profile():
     assert found.case.hardware.link.bytes_per_s > 300e9
 
 
-def test_the_slow_link_is_told_first_with_what_to_look_at():
+def test_the_slow_link_is_reported_first_with_what_to_look_at():
     found = diagnosis("ours-100-b2-slow-link-rank0")
     link, bound = found.findings
     assert "NCCL_P2P_DISABLE" in link.remedy and "topo" in link.remedy
@@ -147,11 +147,11 @@ def test_the_serial_step_says_what_was_saved_and_another_batchs_is_refused():
     serial = ol.read_trace(FOLDER / "serial-b8-rank0.json.gz")
     ours = ol.read_trace(FOLDER / "ours-100-b8" / "rank_0.json.gz")
     found = ol.diagnose(ours, serial=serial)
-    told = found.case.told
-    assert told is not None
-    saved = found.saved[told.rank, told.step]
+    described = found.case.described
+    assert described is not None
+    saved = found.saved[described.rank, described.step]
     assert saved.serial_step_ns is not None
-    assert saved.saved_ns == saved.serial_step_ns - told.step_ns > 1 * MS
+    assert saved.saved_ns == saved.serial_step_ns - described.step_ns > 1 * MS
     words = " ".join(str(found).split())
     assert "Saved 1.29" in words and "the serial step takes 68.5 ms" in words
     with pytest.raises(ValueError, match="not of the same work: it computes"):

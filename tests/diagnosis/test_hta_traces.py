@@ -45,9 +45,9 @@ def test_the_reports_numbers_are_the_exact_ones(name: str):
         assert us(step["communication_ns"]) == pytest.approx(exact["comm_us"], 1e-4)
         assert us(step["hidden_ns"]) == pytest.approx(exact["overlap_us"], rel=1e-4)
         assert sum(step["parts"].values()) == step["step_ns"]
-    told = text(found, details=True)
-    assert max(map(len, told.splitlines())) <= 104
-    assert "%" not in told
+    said = text(found, details=True)
+    assert max(map(len, said.splitlines())) <= 104
+    assert "%" not in said
 
 
 def test_a_trace_without_gpu_events_says_so_and_finds_nothing_about_a_gpu():

@@ -26,18 +26,18 @@ def makers(*spans) -> list[str]:
         ({}, "unknown"),
     ],
 )
-def test_ranges_and_operators_of_the_computation_tell(more: dict, maker: str):
+def test_ranges_and_operators_of_the_computation_name_it(more: dict, maker: str):
     assert makers(compute(0, 10, **more), send(5, 20)) == [maker]
 
 
-def test_a_reducer_is_told_by_its_class_around_the_bucket():
+def test_a_reducer_is_known_by_its_class_around_the_bucket():
     ranges = ["step", "BucketedReducer", "bucket 3"]
     assert makers(compute(0, 10), send(5, 20, label="bucket 3", ranges=ranges)) == [
         "BucketedReducer"
     ]
 
 
-def test_bucket_labels_alone_tell_no_class():
+def test_bucket_labels_alone_name_no_class():
     found = ol.diagnose(
         timeline(
             compute(0, 10),
@@ -53,7 +53,7 @@ def test_a_kernel_called_bucket_is_no_evidence():
     assert makers(compute(0, 10, label="bucket 3"), send(5, 20)) == ["unknown"]
 
 
-def test_both_are_told_where_both_are_there():
+def test_both_are_named_where_both_are_there():
     found = makers(
         compute(0, 10, label="DistributedDataParallel.forward"),
         compute(10, 20, label="DistributedDataParallel.forward"),

@@ -24,7 +24,7 @@ def bound(**more: object) -> str:
     return one.remedy
 
 
-def test_bf16_gradients_are_not_told_to_become_bf16():
+def test_bf16_gradients_are_not_advised_to_become_bf16():
     assert "bf16" in bound(dtype="Float")
     assert "bf16" not in bound(dtype="BFloat16") + bound(dtype="c10::BFloat16")
 

@@ -152,11 +152,11 @@ def test_a_page_never_replaces_a_trace(tmp_path: Path):
     assert not (tmp_path / "new.json").exists()
 
 
-def test_without_a_trace_the_usage_is_told():
+def test_without_a_trace_the_usage_is_shown():
     result = report()
     assert result.exit_code == 2 and "TRACE" in result.output
 
 
 def test_help_documents_the_exit_codes():
-    told = " ".join(report("--help").output.split())
-    assert "3 if no kernel communicates" in told and "2 if a trace cannot" in told
+    said = " ".join(report("--help").output.split())
+    assert "3 if no kernel communicates" in said and "2 if a trace cannot" in said

@@ -29,10 +29,10 @@ def usual() -> Timeline:
 
 
 def test_the_text_fits_a_terminal_and_has_no_bare_percentage():
-    told = text(ol.diagnose(usual()), details=True)
-    assert max(map(len, told.splitlines())) <= 100
-    assert "%" not in told
-    assert "hidden 200 of 400 us" in told and "Saved 200 of 400 us" in told
+    said = text(ol.diagnose(usual()), details=True)
+    assert max(map(len, said.splitlines())) <= 100
+    assert "%" not in said
+    assert "hidden 200 of 400 us" in said and "Saved 200 of 400 us" in said
 
 
 def test_no_communication_is_said_and_is_neither_0_nor_100_percent():
@@ -48,14 +48,14 @@ def test_no_communication_is_said_and_is_neither_0_nor_100_percent():
     assert "No communication kernels found" in str(found)
 
 
-def test_an_empty_timeline_is_told_without_failing(tmp_path: Path):
+def test_an_empty_timeline_is_reported_without_failing(tmp_path: Path):
     found = ol.diagnose(Timeline.of([]))
     assert "No communication kernels found" in str(found)
     assert found.to_dict()["steps"] == []
     assert found.save_html(tmp_path / "a.html").exists()
 
 
-def test_what_was_dropped_and_by_which_names_is_told():
+def test_what_was_dropped_and_by_which_names_is_reported():
     source = Source(
         files=("a.json",),
         num_events=10,
@@ -63,12 +63,12 @@ def test_what_was_dropped_and_by_which_names_is_told():
         communication_names=("nccl",),
         remarks=("3 kernels have no launch record",),
     )
-    told = text(ol.diagnose(dataclasses.replace(usual(), source=source)), details=True)
-    assert "Read 10 events of 1 file; dropped: 3 cut off." in told
+    said = text(ol.diagnose(dataclasses.replace(usual(), source=source)), details=True)
+    assert "Read 10 events of 1 file; dropped: 3 cut off." in said
     short = str(ol.diagnose(dataclasses.replace(usual(), source=source)))
     assert "were dropped, and count nowhere: 3 cut off" in short
-    assert "by these names: nccl" in told
-    assert "3 kernels have no launch record" in told
+    assert "by these names: nccl" in said
+    assert "3 kernels have no launch record" in said
 
 
 def test_the_record_is_json_and_has_the_keys_that_programs_rely_on():
@@ -93,20 +93,20 @@ def test_names_from_a_trace_stay_text_on_the_page_and_harmless_on_a_terminal():
         device=f"NVIDIA {HOSTILE}",
     )
     found = ol.diagnose(made)
-    told = page_module.page(found)
-    assert "<script>alert" not in told and "<img src=x" not in told
+    page = page_module.page(found)
+    assert "<script>alert" not in page and "<img src=x" not in page
     assert "\x1b" not in text(found, details=True)
 
 
 def test_the_page_needs_no_network_and_has_all_of_it(tmp_path: Path):
     found = ol.diagnose(usual())
-    told = found.save_html(tmp_path / "report.html").read_text()
+    page = found.save_html(tmp_path / "report.html").read_text()
     # Names of XML's namespaces are no addresses that anything is loaded from.
-    assert not re.search(r'(src|href)\s*=\s*"?(https?:)?//', told)
-    assert "@import" not in told and "fetch(" not in told
+    assert not re.search(r'(src|href)\s*=\s*"?(https?:)?//', page)
+    assert "@import" not in page and "fetch(" not in page
     for finding in found.findings:
-        assert f'data-kind="{finding.kind}"' in told
-    assert "ol-timeline-data" in told and "Everything." in told
+        assert f'data-kind="{finding.kind}"' in page
+    assert "ol-timeline-data" in page and "Everything." in page
 
 
 def test_the_page_replaces_the_old_one_whole_or_not_at_all(tmp_path: Path, monkeypatch):
@@ -124,15 +124,15 @@ def test_the_page_replaces_the_old_one_whole_or_not_at_all(tmp_path: Path, monke
         ol.diagnose(usual()).save_html(tmp_path / "none" / "report.html")
 
 
-def test_of_many_steps_the_page_draws_the_one_that_is_told_of_and_says_so():
+def test_of_many_steps_the_page_draws_the_one_that_is_described_and_says_so():
     spans = [
         compute(1000 * n, 1000 * n + 500 + 100 * (n == 2), step=n) for n in (1, 2, 3)
     ]
     found = ol.diagnose(timeline(*spans))
-    drawn, told = page_module.shown(found)
+    drawn, said = page_module.shown(found)
     # Windows of 500, 1100 and 900 us: each begins where the step before ended.
     assert [s.attributes["step"] for s in drawn.spans] == [3]
-    assert told == "Step 3, of 3 steps."
+    assert said == "Step 3, of 3 steps."
     assert "step 3" in str(found) and "step 2" not in str(found)
 
 
@@ -148,16 +148,19 @@ def test_the_drawn_step_is_as_long_as_the_table_says_though_the_cpu_runs_ahead()
         send(2500, 3100, step=3, launch=0),
     ]
     found = ol.diagnose(timeline(*spans))
-    told = found.case.told
-    assert told is not None
+    described = found.case.described
+    assert described is not None
     drawn, _ = page_module.shown(found)
     report = drawn.report()
-    assert (drawn.start_ns, drawn.end_ns) == (told.start_ns, told.end_ns)
-    assert (report.step_ns, report.exposed_ns) == (told.step_ns, told.exposed_ns)
-    assert drawn.steps == (told.step,)
+    assert (drawn.start_ns, drawn.end_ns) == (described.start_ns, described.end_ns)
+    assert (report.step_ns, report.exposed_ns) == (
+        described.step_ns,
+        described.exposed_ns,
+    )
+    assert drawn.steps == (described.step,)
 
 
-def test_up_to_is_the_most_of_all_steps_and_the_step_told_of_stands_first():
+def test_up_to_is_the_most_of_all_steps_and_the_step_described_stands_first():
     spans = []
     for number, sent in ((1, 100), (2, 160), (3, 120)):
         at = 1000 * number
@@ -168,7 +171,7 @@ def test_up_to_is_the_most_of_all_steps_and_the_step_told_of_stands_first():
         ]
     found = ol.diagnose(timeline(*spans))
     (one,) = found.findings
-    assert found.case.told is not None and one.step == found.case.told.step
+    assert found.case.described is not None and one.step == found.case.described.step
     costs = {item["step"]: item["ns"] for item in one.evidence["seen"]}
     assert costs == {1: 100_000, 2: 160_000, 3: 120_000}
     title = finding_title(one)
@@ -207,12 +210,12 @@ def test_of_too_many_spans_the_page_draws_the_slowest_ranks_and_longest_spans(
         for rank, number in ((0, 8), (1, 9))
         for i in range(number)
     ]
-    drawn, told = page_module.shown(ol.diagnose(timeline(*spans)))
+    drawn, said = page_module.shown(ol.diagnose(timeline(*spans)))
     assert {s.rank for s in drawn.spans} == {1}
-    assert "The slowest 1 rank of 2." in told
+    assert "The slowest 1 rank of 2." in said
     monkeypatch.setattr(page_module, "MOST_SPANS", 5)
-    drawn, told = page_module.shown(ol.diagnose(timeline(*spans)))
-    assert len(drawn.spans) == 4 and "4 of its 9 spans" in told
+    drawn, said = page_module.shown(ol.diagnose(timeline(*spans)))
+    assert len(drawn.spans) == 4 and "4 of its 9 spans" in said
 
 
 def test_what_is_no_timeline_is_refused_with_what_gives_one():

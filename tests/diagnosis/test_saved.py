@@ -27,9 +27,9 @@ def saved(made, **more):
 def test_all_is_hidden_and_5_of_the_possible_50_ms_are_saved_against_the_serial_run():
     serial = timeline(compute(0, 100 * MS), send(100 * MS, 150 * MS))
     assert saved(overlapped(), serial=serial) == (95, 0, 5, 50)
-    told = text(ol.diagnose(overlapped(), serial=serial))
-    assert "hidden 95 of 95 ms" in told and "Saved 5 of 50 ms possible" in told
-    assert "measured in the serial run" in " ".join(told.split())
+    said = text(ol.diagnose(overlapped(), serial=serial))
+    assert "hidden 95 of 95 ms" in said and "Saved 5 of 50 ms possible" in said
+    assert "measured in the serial run" in " ".join(said.split())
 
 
 def test_spans_that_know_what_they_take_alone_say_the_same():
@@ -39,8 +39,8 @@ def test_spans_that_know_what_they_take_alone_say_the_same():
 def test_where_nothing_is_known_of_alone_the_text_says_so():
     made = overlapped()
     assert saved(made) == (95, 0, 95, 95)
-    told = " ".join(str(ol.diagnose(made)).split())
-    assert "as it ran: too few of its kernels also ran without communication" in told
+    said = " ".join(str(ol.diagnose(made)).split())
+    assert "as it ran: too few of its kernels also ran without communication" in said
 
 
 def test_contention_is_the_finding_and_costs_what_computation_grew_by():

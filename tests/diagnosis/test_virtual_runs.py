@@ -53,7 +53,7 @@ def bucketed(bucket_mib: float) -> Callable[[nn.Module], object]:
         (bucketed(0.3), "last-bucket"),
     ],
 )
-def test_when_a_reducer_launches_is_told_from_the_timeline(make, kind: str):
+def test_when_a_reducer_launches_is_seen_in_the_timeline(make, kind: str):
     found = diagnosis(training(make))
     assert [one.kind for one in found.findings] == [kind]
 

@@ -139,7 +139,7 @@ def public_names() -> Iterator[tuple[str, object]]:
 
 
 def test_every_public_name_has_a_docstring() -> None:
-    # Constants (PROFILES) have no __doc__ of their own: their module tells.
+    # Constants (PROFILES) have no __doc__ of their own: their module says it.
     bare = [
         name
         for name, value in public_names()

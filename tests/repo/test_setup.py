@@ -93,7 +93,7 @@ def test_a_python_that_is_missing_or_too_old_is_named(checkout: Path) -> None:
     assert installs(checkout) == []
 
 
-def test_a_python_without_venv_is_told_what_to_install(checkout: Path) -> None:
+def test_a_python_without_venv_says_what_to_install(checkout: Path) -> None:
     script(checkout / "bare", 'case "$2" in *ensurepip*) exit 1;; esac\n')
 
     result = setup(checkout, "./bare")
