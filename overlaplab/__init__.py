@@ -14,7 +14,7 @@ from overlaplab.timeline.timeline import set_page_writer
 if TYPE_CHECKING:
     __version__: str
     from overlaplab.capture import capture_step as capture_step
-    from overlaplab.checkup.doctor import doctor as doctor
+    from overlaplab.checkup import doctor as doctor
     from overlaplab.cluster.run import Run as Run
     from overlaplab.cluster.run import run as run
     from overlaplab.diagnosis import diagnose as diagnose
@@ -68,7 +68,7 @@ _HOMES = {
     "grading": ("check",),
     "hardware": ("PROFILES", "Hardware", "Link"),
     "capture": ("capture_step",),
-    "checkup.doctor": ("doctor",),
+    "checkup": ("doctor",),
     "profiling.nvtx": ("nvtx",),
     "profiling.profile": ("profile",),
     "profiling.read": ("read_trace",),

@@ -137,7 +137,7 @@ def doctor_command(as_json: bool) -> None:
 
     The exit code is 0, or 1 if something is broken. A machine without GPUs is not.
     """
-    from overlaplab.checkup.doctor import doctor
+    from overlaplab.checkup import doctor
 
     checkup = doctor()
     click.echo(json.dumps(checkup.to_dict(), indent=2) if as_json else str(checkup))

@@ -6,7 +6,6 @@ not even die.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -18,7 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from overlaplab.checkup import probe as doctor_probe
+import msgspec
+
+from overlaplab.checkup import probe
 from overlaplab.checkup.system import System, look_at_system
 from overlaplab.version import find_version
 
@@ -52,6 +53,14 @@ class Section:
     facts: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     hung: bool = False
+
+    @property
+    def failure(self) -> str:
+        """Why it did not end well; "" if it did."""
+        return self.error or ("no answer in time" if self.hung else "")
+
+
+_ABSENT = {"torch": Section(), "gloo": Section(error="not reached")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +100,24 @@ class Facts:
     @property
     def gpus(self) -> Sequence[Mapping[str, Any]]:
         """Those that CUDA or ROCm sees, in its order."""
-        found: Sequence[Mapping[str, Any]] = self.sections.get(
-            "gpus", Section()
-        ).facts.get("gpus", ())
+        found: Sequence[Mapping[str, Any]] = self.section("gpus").facts.get("gpus", ())
         return found
+
+    def section(self, name: str) -> Section:
+        """One that is absent was not reached, or is what hung."""
+        return self.sections.get(name, _ABSENT.get(name, Section(hung=True)))
 
 
 def gather(
     *,
-    probe: Sequence[str] | None = None,
+    command: Sequence[str] | None = None,
     probe_timeout_s: float = PROBE_TIMEOUT_S,
     smi_timeout_s: float = SMI_TIMEOUT_S,
 ) -> Facts:
     """Look at this machine.
 
     Args:
-        probe: the command that runs the probe. By default this interpreter's, or no
+        command: runs the probe. By default this interpreter's, or no
             child at all where torch is loaded here and has no CUDA.
         probe_timeout_s, smi_timeout_s: deadlines of the children.
     """
@@ -116,10 +127,10 @@ def gather(
         remember_cuda_start()
     listed = output_of(["nvidia-smi", "-L"], smi_timeout_s)
     topology = output_of(["nvidia-smi", "topo", "-m"], smi_timeout_s) if listed else ""
-    if probe is None and _torch_without_cuda_is_loaded():
-        sections = read_probe(_probe_here())
+    if command is None and _torch_without_cuda_is_loaded():
+        sections = {name: Section(**probe.look(name)) for name in probe.SECTIONS}
     else:
-        command = probe or [sys.executable, "-P", doctor_probe.__file__]
+        command = command or [sys.executable, "-P", probe.__file__]
         sections = read_probe(output_of(command, probe_timeout_s) or "")
     gpus = sections.get("gpus", Section()).facts.get("gpus", ())
     return Facts(
@@ -164,6 +175,13 @@ def output_of(command: Sequence[str], timeout_s: float) -> str | None:
     return out.decode("utf-8", "replace")
 
 
+class _Line(msgspec.Struct):
+    begin: str = ""
+    end: str = ""
+    facts: dict[str, Any] = {}
+    error: str = ""
+
+
 def read_probe(printed: str) -> dict[str, Section]:
     """The sections of the probe from what it printed; a begun one that has no end hung.
 
@@ -175,17 +193,13 @@ def read_probe(printed: str) -> dict[str, Section]:
     sections: dict[str, Section] = {}
     for line in printed.splitlines():
         try:
-            said = json.loads(line)
-        except ValueError:
+            said = msgspec.json.decode(line, type=_Line)
+        except msgspec.DecodeError:
             continue
-        if not isinstance(said, dict):
-            continue
-        if "begin" in said:
-            sections[str(said["begin"])] = Section(hung=True)
-        elif "end" in said:
-            sections[str(said["end"])] = Section(
-                said.get("facts", {}), said.get("error", "")
-            )
+        if said.begin:
+            sections[said.begin] = Section(hung=True)
+        elif said.end:
+            sections[said.end] = Section(said.facts, said.error)
     return sections
 
 
@@ -195,8 +209,7 @@ def parse_gpus(listed: str) -> tuple[str, ...]:
     >>> parse_gpus("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)")
     ('NVIDIA H100 80GB HBM3',)
     """
-    names = re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", listed, re.MULTILINE)
-    return tuple(names)
+    return tuple(re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", listed, re.MULTILINE))
 
 
 def parse_topology(printed: str) -> tuple[tuple[int, int, str], ...]:
@@ -288,10 +301,3 @@ def _seen_by_cuda() -> tuple[dict[str, str] | None, bool]:
 def _torch_without_cuda_is_loaded() -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and torch.version.cuda is None and not torch.version.hip
-
-
-def _probe_here() -> str:
-    lines = []
-    for name in doctor_probe.SECTIONS:
-        lines.append(json.dumps({"end": name, **doctor_probe.look(name)}))
-    return "\n".join(lines)

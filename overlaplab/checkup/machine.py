@@ -7,7 +7,8 @@ missed; where it would be missed, says that it cannot be seen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 
 from overlaplab.checkup.facts import Facts
 from overlaplab.checkup.settings import Remark
@@ -30,28 +31,25 @@ _LEAST_LOCKED_BYTES = 2**30
 _LEAST_SHARED_BYTES = 2**30
 
 
-def judge_machine(facts: Facts) -> list[Remark]:
+def judge_machine(facts: Facts) -> Iterator[Remark]:
     """Remarks on what lies around the GPUs; none where there is no GPU."""
-    if not facts.gpus:
-        return []
-    return [
-        *_links(facts),
-        *_peers(facts),
-        *_network(facts),
-        *_cores(facts),
-        *_memory(facts),
-        *_profilers(facts.system),
-    ]
+    if facts.gpus:
+        yield from _links(facts)
+        yield from _peers(facts)
+        yield from _network(facts)
+        yield from _cores(facts)
+        yield from _memory(facts)
+        yield from _profilers(facts.system)
 
 
-def _links(facts: Facts) -> list[Remark]:
+def _links(facts: Facts) -> Iterator[Remark]:
     """Which pairs of GPUs have which link."""
-    pairs: dict[str, list[tuple[int, int]]] = {}
+    pairs: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for a, b, way in facts.links:
-        pairs.setdefault(way, []).append((a, b))
+        pairs[way].append((a, b))
     if not pairs:
-        return []
-    told = "; ".join(
+        return
+    listed = "; ".join(
         f"{way} ({_way(way)}): {_pairs(found, len(facts.links))}"
         for way, found in sorted(pairs.items())
     )
@@ -62,7 +60,7 @@ def _links(facts: Facts) -> list[Remark]:
         means += "fewer."
         if len(slow) < len(pairs):
             means += " One ring over all GPUs is as fast as its slowest link."
-    return [Remark("ok", f"links between GPUs: {told}", means)]
+    yield Remark("ok", f"links between GPUs: {listed}", means)
 
 
 def _pairs(found: list[tuple[int, int]], num_all: int) -> str:
@@ -79,69 +77,61 @@ def _way(link: str) -> str:
     return _WAYS.get(link, "unknown")
 
 
-def _peers(facts: Facts) -> list[Remark]:
+def _peers(facts: Facts) -> Iterator[Remark]:
     count = len(facts.gpus)
     peers = {tuple(pair) for pair in facts.sections["gpus"].facts["peers"]}
     missing = [
         (a, b) for b in range(count) for a in range(b) if not {(a, b), (b, a)} <= peers
     ]
-    if not missing:
-        return []
-    pairs = _pairs(missing, count * (count - 1) // 2)
-    return [
-        Remark(
+    if missing:
+        pairs = _pairs(missing, count * (count - 1) // 2)
+        yield Remark(
             "warning",
             f"not every GPU can read every other's memory: not {pairs}",
             "NCCL goes through the host's memory for those, many times slower.",
             "In a container or virtual machine, ask for peer access.",
         )
-    ]
 
 
-def _network(facts: Facts) -> list[Remark]:
+def _network(facts: Facts) -> Iterator[Remark]:
     """Cards that reach memory by themselves, and whether they reach the GPUs'."""
     system = facts.system
     if system.ports is None:
-        return [
-            Remark(
-                "note",
-                "InfiniBand, RoCE, GPUDirect RDMA: cannot be seen (no /sys/class here)",
-                "Matters between machines only.",
-                "NCCL_DEBUG=INFO names the network that NCCL takes, and says GDRDMA "
-                "where cards reach the GPUs.",
-            )
-        ]
-    active = [port for port in system.ports if port.is_active]
-    if not active:
-        down = ", ".join(port.card for port in system.ports)
-        return [
-            Remark(
-                "note",
-                f"no InfiniBand or RoCE port is up ({down})"
-                if down
-                else "no InfiniBand or RoCE card",
-                "Between machines NCCL uses TCP, unless it has a plugin for their "
-                "network: more latency, less bandwidth, and the CPU takes part. Within "
-                "this machine nothing changes.",
-                "Has each port a cable, and the network a subnet manager?"
-                if down
-                else "",
-            )
-        ]
-    kinds: dict[str, list[str]] = {}
-    for port in active:
+        yield Remark(
+            "note",
+            "InfiniBand, RoCE, GPUDirect RDMA: cannot be seen (no /sys/class here)",
+            "Matters between machines only.",
+            "NCCL_DEBUG=INFO names the network that NCCL takes, and says GDRDMA "
+            "where cards reach the GPUs.",
+        )
+        return
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for port in system.ports:
         name = {"Ethernet": "RoCE"}.get(port.link, port.link or "unknown link")
         rate = port.rate.partition(" (")[0] or "unknown rate"
-        kinds.setdefault(f"{name}, {rate}", []).append(port.card)
-    told = "; ".join(
-        f"{', '.join(dict.fromkeys(cards))} ({kind})" for kind, cards in kinds.items()
+        if port.is_active:
+            kinds[f"{name}, {rate}"].append(port.card)
+    if kinds:
+        listed = "; ".join(
+            f"{', '.join(dict.fromkeys(cards))} ({kind})"
+            for kind, cards in kinds.items()
+        )
+        yield Remark("ok", f"network between machines: {listed}")
+        yield _gpudirect(system)
+        yield from _distance(facts)
+        yield from _locked(system)
+        return
+    down = ", ".join(port.card for port in system.ports)
+    yield Remark(
+        "note",
+        f"no InfiniBand or RoCE port is up ({down})"
+        if down
+        else "no InfiniBand or RoCE card",
+        "Between machines NCCL uses TCP, unless it has a plugin for their network: "
+        "more latency, less bandwidth, and the CPU takes part. Within this machine "
+        "nothing changes.",
+        "Has each port a cable, and the network a subnet manager?" if down else "",
     )
-    return [
-        Remark("ok", f"network between machines: {told}"),
-        _gpudirect(system),
-        *_distance(facts),
-        *_locked(system),
-    ]
 
 
 def _gpudirect(system: System) -> Remark:
@@ -153,10 +143,8 @@ def _gpudirect(system: System) -> Remark:
     if "Open Kernel Module" in system.driver and (
         system.kernel is not None and system.kernel >= _DMABUF_KERNEL
     ):
-        version = ".".join(map(str, system.kernel))
-        return Remark(
-            "ok", f"GPUDirect RDMA: by dma-buf (open driver, Linux {version})"
-        )
+        linux = "Linux {}.{}".format(*system.kernel)
+        return Remark("ok", f"GPUDirect RDMA: by dma-buf (open driver, {linux})")
     if system.modules is None and not system.driver:
         return Remark(
             "note",
@@ -175,35 +163,30 @@ def _gpudirect(system: System) -> Remark:
     )
 
 
-def _distance(facts: Facts) -> list[Remark]:
+def _distance(facts: Facts) -> Iterator[Remark]:
     """GPUs from which every network card is far."""
     ways = list(_WAYS)
     nearest: dict[int, str] = {}
     for gpu, _, way in facts.cards:
         if way in ways:
             nearest[gpu] = min(nearest.get(gpu, way), way, key=ways.index)
-    far = [gpu for gpu, way in nearest.items() if way not in _DIRECT]
-    if not far:
-        return []
-    return [
-        Remark(
+    far = {gpu: way for gpu, way in nearest.items() if way not in _DIRECT}
+    if far:
+        yield Remark(
             "note",
             f"GPUs {format_numbers(far)}: the nearest network card is beyond the CPU "
-            f"({', '.join(sorted({nearest[gpu] for gpu in far}))})",
+            f"({', '.join(sorted(set(far.values())))})",
             "NCCL does not let a card read a GPU over that way unless "
             "NCCL_NET_GDR_LEVEL allows it, and copies through the host instead.",
             "On a virtual machine, take the topology file of its provider "
             "(NCCL_TOPO_FILE).",
         )
-    ]
 
 
-def _locked(system: System) -> list[Remark]:
+def _locked(system: System) -> Iterator[Remark]:
     limit = system.locked_bytes
-    if limit is None or limit >= _LEAST_LOCKED_BYTES:
-        return []
-    return [
-        Remark(
+    if limit is not None and limit < _LEAST_LOCKED_BYTES:
+        yield Remark(
             "warning",
             f"limit on locked memory: {_bytes(limit)} (ulimit -l)",
             "Network cards need their buffers locked: NCCL over InfiniBand or RoCE may "
@@ -212,72 +195,62 @@ def _locked(system: System) -> list[Remark]:
             if system.is_container
             else "ulimit -l unlimited, or memlock in /etc/security/limits.conf.",
         )
-    ]
 
 
-def _cores(facts: Facts) -> list[Remark]:
+def _cores(facts: Facts) -> Iterator[Remark]:
     """Whether each rank can have a core of its own, near its GPU."""
-    remarks = []
-    count = len(facts.gpus)
+    count, mine = len(facts.gpus), facts.system.cores
     if facts.cores < count:
-        remarks.append(
-            Remark(
-                "warning",
-                f"{facts.cores} CPU core(s) for {count} GPUs",
-                "Every rank launches from the CPU. Ranks that share a core wait for "
-                "one another: the step becomes launch-bound, and collectives wait for "
-                "the last rank.",
-                "Ask for more cores, two or more a GPU.",
-            )
+        yield Remark(
+            "warning",
+            f"{facts.cores} CPU core(s) for {count} GPUs",
+            "Every rank launches from the CPU. Ranks that share a core wait for one "
+            "another: the step becomes launch-bound, and collectives wait for the last "
+            "rank.",
+            "Ask for more cores, two or more a GPU.",
         )
     nodes = dict(facts.system.node_cores)
-    places: dict[int, list[int]] = {}
+    places: dict[int, list[int]] = defaultdict(list)
     for gpu, node in enumerate(facts.system.gpu_nodes[:count]):
         if node is not None and node in nodes:
-            places.setdefault(node, []).append(gpu)
+            places[node].append(gpu)
     if len(nodes) < 2 or not places:
-        return remarks
-    mine = facts.system.cores
-    told = "; ".join(
+        return
+    listed = "; ".join(
         f"{format_numbers(gpus)} at node {node} (cores {format_numbers(nodes[node])})"
         for node, gpus in sorted(places.items())
     )
-    far = {
-        node: gpus for node, gpus in places.items() if mine and not nodes[node] & mine
-    }
+    far = [
+        gpu
+        for node, gpus in places.items()
+        for gpu in gpus
+        if mine and not nodes[node] & mine
+    ]
     if far:
-        gpus = format_numbers(gpu for gpus in far.values() for gpu in gpus)
-        remarks.append(
-            Remark(
-                "warning",
-                f"GPUs by NUMA node: {told}; this process may use cores "
-                f"{format_numbers(mine)} only",
-                f"For GPU {gpus} every launch, and every copy from pinned memory, "
-                "crosses the link between the CPUs.",
-                "Give each rank cores of its GPU's node: numactl --cpunodebind=NODE "
-                "--membind=NODE, or srun --gpu-bind=closest.",
-            )
+        yield Remark(
+            "warning",
+            f"GPUs by NUMA node: {listed}; this process may use cores "
+            f"{format_numbers(mine)} only",
+            f"For GPU {format_numbers(far)} every launch, and every copy from pinned "
+            "memory, crosses the link between the CPUs.",
+            "Give each rank cores of its GPU's node: numactl --cpunodebind=NODE "
+            "--membind=NODE, or srun --gpu-bind=closest.",
         )
     else:
-        remarks.append(
-            Remark(
-                "note",
-                f"GPUs by NUMA node: {told}",
-                "A rank on the other node's cores launches later and copies slower; "
-                "the others wait for it in every collective.",
-                "numactl --cpunodebind=NODE --membind=NODE for each rank.",
-            )
+        yield Remark(
+            "note",
+            f"GPUs by NUMA node: {listed}",
+            "A rank on the other node's cores launches later and copies slower; the "
+            "others wait for it in every collective.",
+            "numactl --cpunodebind=NODE --membind=NODE for each rank.",
         )
-    return remarks
 
 
-def _memory(facts: Facts) -> list[Remark]:
+def _memory(facts: Facts) -> Iterator[Remark]:
     """Memory that ranks share."""
     shared = facts.system.shared_bytes
-    if shared is None or shared >= _LEAST_SHARED_BYTES or len(facts.gpus) < 2:
-        return []
-    return [
-        Remark(
+    if shared is not None and shared < _LEAST_SHARED_BYTES and len(facts.gpus) > 1:
+        yield Remark(
             "warning",
             f"/dev/shm has {_bytes(shared)}",
             "NCCL between GPUs without peer access and the workers of a DataLoader "
@@ -286,48 +259,34 @@ def _memory(facts: Facts) -> list[Remark]:
             if facts.system.is_container
             else "sudo mount -o remount,size=8g /dev/shm",
         )
-    ]
 
 
-def _profilers(system: System) -> list[Remark]:
-    remarks = []
+def _profilers(system: System) -> Iterator[Remark]:
     if system.counters_restricted:
-        remarks.append(
-            Remark(
-                "note",
-                "only root may read the GPU's counters (RmProfilingAdminOnly: 1)",
-                "Timelines need none of them: torch.profiler and nsys see every "
-                "kernel. Nsight Compute and nsys --gpu-metrics-devices are refused "
-                "(ERR_NVGPUCTRPERM).",
-                "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in "
-                "/etc/modprobe.d on the host, then reboot; or a container with "
-                "--cap-add=SYS_ADMIN.",
-            )
+        yield Remark(
+            "note",
+            "only root may read the GPU's counters (RmProfilingAdminOnly: 1)",
+            "Timelines need none of them: torch.profiler and nsys see every kernel. "
+            "Nsight Compute and nsys --gpu-metrics-devices are refused "
+            "(ERR_NVGPUCTRPERM).",
+            "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d "
+            "on the host, then reboot; or a container with --cap-add=SYS_ADMIN.",
         )
     if "nsys" not in system.tools:
-        remarks.append(
-            Remark(
-                "note",
-                "nsys (Nsight Systems) is not on PATH",
-                "torch.profiler needs no nsys; what happens outside of torch (NCCL's "
-                "own threads, other processes) only nsys shows.",
-                "Install Nsight Systems, or add its bin folder to PATH.",
-            )
+        yield Remark(
+            "note",
+            "nsys (Nsight Systems) is not on PATH",
+            "torch.profiler needs no nsys; what happens outside of torch (NCCL's own "
+            "threads, other processes) only nsys shows.",
+            "Install Nsight Systems, or add its bin folder to PATH.",
         )
-    return remarks
 
 
-def told_limits(system: System) -> str:
+def describe_limits(system: System) -> str:
     """Limits that bear on pinned memory, as a clause; "" if none is known."""
-    limits: Mapping[str, int | None] = {
-        "ulimit -l": system.locked_bytes,
-        "memory of this container" if system.is_container else "memory": (
-            system.memory_bytes
-        ),
-    }
-    return ", ".join(
-        f"{name} {_bytes(n)}" for name, n in limits.items() if n is not None
-    )
+    memory = "memory of this container" if system.is_container else "memory"
+    limits = (("ulimit -l", system.locked_bytes), (memory, system.memory_bytes))
+    return ", ".join(f"{name} {_bytes(n)}" for name, n in limits if n is not None)
 
 
 def _bytes(number: int) -> str:

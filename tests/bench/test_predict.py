@@ -23,7 +23,7 @@ from overlaplab.models import TransformerConfig
 from overlaplab.profiling.processes import run_ranks
 from overlaplab.program import Program, resolve
 from overlaplab.techniques.data_parallel import BucketedReducer
-from tests.profiling.small_plan import SMALL as SMALL_PLAN
+from tests.calibrate.small_plan import SMALL as SMALL_PLAN
 
 RESULTS = Path(__file__).parents[2] / "overlaplab/bench/results"
 PAGE = Path(__file__).parents[2] / "course/prediction.md"

@@ -26,7 +26,7 @@ from overlaplab.cli import main
 from overlaplab.errors import OverlaplabError
 from overlaplab.hardware import compute_ns, read_profile
 from overlaplab.hardware.points import check_points, interpolate
-from tests.profiling.small_plan import SMALL, TINY
+from tests.calibrate.small_plan import SMALL, TINY
 
 
 def device() -> dict[str, Any]:

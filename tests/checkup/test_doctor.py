@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from overlaplab import cli
-from overlaplab.checkup import facts as doctor_facts
-from overlaplab.checkup.doctor import judge
+from overlaplab.checkup import facts as gathering
+from overlaplab.checkup import judge, probe
 from overlaplab.checkup.facts import (
     Facts,
     Section,
@@ -22,7 +22,7 @@ from overlaplab.checkup.facts import (
     read_probe,
 )
 from overlaplab.checkup.settings import SETTINGS, judge_settings
-from tests.profiling.machines import (
+from tests.checkup.machines import (
     H100,
     LAPTOP,
     SERVER,
@@ -161,7 +161,7 @@ def test_what_works_otherwise_than_one_thinks_is_a_warning(
         assert word in line
 
 
-def test_gpus_over_pcie_are_told_as_slower() -> None:
+def test_gpus_over_pcie_are_reported_as_slower() -> None:
     text = str(judge(replace(SERVER, links=((0, 1, "SYS"),))))
     assert "SYS (PCIe and the link between two CPUs)" in text
     assert "Slower than NVLink" in text
@@ -193,7 +193,7 @@ def test_nvidia_smi_without_a_gpu_is_a_note_with_a_way_on() -> None:
         ("TORCH_NCCL_SOMETHING_NEW", "1", "note", "not known here"),
     ],
 )
-def test_a_setting_is_told_by_what_it_does_to_overlap(
+def test_a_setting_is_described_by_what_it_does_to_overlap(
     name: str, value: str, status: str, word: str
 ) -> None:
     (remark,) = judge_settings({name: value, "HOME": "/"}, has_gpus=True)
@@ -213,8 +213,8 @@ def test_a_setting_is_told_by_what_it_does_to_overlap(
         ("PATH", "/bin"),
     ],
 )
-def test_a_setting_at_its_default_is_not_told(name: str, value: str) -> None:
-    assert judge_settings({name: value}, has_gpus=True) == []
+def test_a_setting_at_its_default_is_not_reported(name: str, value: str) -> None:
+    assert list(judge_settings({name: value}, has_gpus=True)) == []
 
 
 def test_settings_of_gpus_do_not_alarm_a_laptop() -> None:
@@ -231,7 +231,7 @@ def test_every_warning_says_what_to_do() -> None:
 # Changed too late
 
 
-def test_a_change_after_cuda_started_is_told_to_have_no_effect() -> None:
+def test_a_change_after_cuda_started_is_reported_to_have_no_effect() -> None:
     late = replace(
         SERVER,
         environ={"CUDA_DEVICE_MAX_CONNECTIONS": "32"},
@@ -243,7 +243,7 @@ def test_a_change_after_cuda_started_is_told_to_have_no_effect() -> None:
     assert "no effect" in line
 
 
-def test_a_change_that_may_be_too_late_is_told_as_one() -> None:
+def test_a_change_that_may_be_too_late_is_reported_as_one() -> None:
     late = replace(
         SERVER,
         environ={},
@@ -266,17 +266,17 @@ def test_the_environment_is_kept_when_cuda_starts(
     import torch
 
     queued: list = []
-    monkeypatch.setattr(doctor_facts, "_at_cuda_start", None)
+    monkeypatch.setattr(gathering, "_at_cuda_start", None)
     monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: queued.append(call))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    doctor_facts.remember_cuda_start()
+    gathering.remember_cuda_start()
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     for call in queued:
         call()  # CUDA starts
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
 
-    facts = gather(probe=["false"])
+    facts = gather(command=["false"])
 
     assert facts.seen_exactly and facts.seen_by_cuda is not None
     assert facts.seen_by_cuda["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
@@ -325,14 +325,14 @@ def test_this_machine_is_looked_at_without_a_child_where_torch_has_no_cuda(
 
     if torch.version.cuda is not None or torch.version.hip is not None:
         pytest.skip("this torch has CUDA")
-    monkeypatch.setattr(doctor_facts, "output_of", lambda *_: None)
+    monkeypatch.setattr(gathering, "output_of", lambda *_: None)
     checkup = judge(gather())
     assert checkup.exit_code == 0, str(checkup)
 
 
 def test_the_probe_of_a_process_of_its_own_says_the_same() -> None:
-    command = [sys.executable, "-P", doctor_facts.doctor_probe.__file__]
-    checkup = judge(gather(probe=command))
+    command = [sys.executable, "-P", probe.__file__]
+    checkup = judge(gather(command=command))
     assert checkup.exit_code == 0, str(checkup)
 
 
@@ -343,27 +343,27 @@ def test_the_probe_of_a_process_of_its_own_says_the_same() -> None:
 def test_the_command_prints_text_or_json(
     facts: Facts, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overlaplab.checkup.doctor.gather", lambda: facts)
+    monkeypatch.setattr("overlaplab.checkup.gather", lambda: facts)
     text = CliRunner().invoke(cli.main, ["doctor"])
     as_json = CliRunner().invoke(cli.main, ["doctor", "--json"])
 
     assert text.exit_code == as_json.exit_code == code
     assert text.output.startswith("overlaplab doctor: ")
-    told = json.loads(as_json.output)
-    assert told["exit_code"] == code
-    assert {"status", "what", "means", "do"} == set(told["remarks"][0])
+    found = json.loads(as_json.output)
+    assert found["exit_code"] == code
+    assert {"status", "what", "means", "do"} == set(found["remarks"][0])
 
 
 def test_the_command_fails_only_where_something_is_broken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = with_section(LAPTOP, gloo=Section(hung=True))
-    monkeypatch.setattr("overlaplab.checkup.doctor.gather", lambda: broken)
+    monkeypatch.setattr("overlaplab.checkup.gather", lambda: broken)
     assert CliRunner().invoke(cli.main, ["doctor"]).exit_code == 1
 
 
 def test_no_line_is_wider_than_a_terminal() -> None:
-    environ = {setting.name: "1" for setting in SETTINGS}
+    environ = {name: "1" for setting in SETTINGS for name in setting.names}
     for facts in (LAPTOP, SERVER):
         for line in str(judge(replace(facts, environ=environ))).splitlines():
             assert len(line) <= 80

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from overlaplab.checkup.doctor import judge
+from overlaplab.checkup import judge
 from overlaplab.checkup.facts import Facts, Section
 from overlaplab.checkup.settings import Remark, judge_files, judge_settings
 from overlaplab.checkup.system import Port, System
-from tests.profiling.machines import H100, LAPTOP, SERVER, with_section
+from tests.checkup.machines import H100, LAPTOP, SERVER, with_section
 
 UP = Port("mlx5_0", "InfiniBand", True, "400 Gb/sec (4X NDR)")
 ROCE = Port("mlx5_1", "Ethernet", True, "100 Gb/sec (4X EDR)")
@@ -41,7 +41,7 @@ def all_pairs(count: int) -> list[list[int]]:
 # Links
 
 
-def test_the_pairs_of_each_link_are_told() -> None:
+def test_the_pairs_of_each_link_are_listed() -> None:
     links = [(a, b, "NV4" if b == a + 4 else "SYS") for b in range(8) for a in range(b)]
     links = tuple(sorted(links, key=lambda link: link[:2]))
 
@@ -53,7 +53,7 @@ def test_the_pairs_of_each_link_are_told() -> None:
     assert "as fast as its slowest link" in found.means
 
 
-def test_one_link_everywhere_is_told_in_a_word() -> None:
+def test_one_link_everywhere_is_described_in_a_word() -> None:
     links = tuple((a, b, "NV18") for b in range(8) for a in range(b))
     found = remark(eight_gpus(links=links), "links between GPUs")
     assert found.what == "links between GPUs: NV18 (18 NVLinks): all 28 pairs"
@@ -71,7 +71,7 @@ def test_pairs_without_peer_access_are_named() -> None:
 # Network
 
 
-def test_cards_are_told_with_their_network_and_rate() -> None:
+def test_cards_are_listed_with_their_network_and_rate() -> None:
     found = remark(with_system(ports=(UP, UP, ROCE, DOWN)), "network between machines")
     assert found.what == (
         "network between machines: mlx5_0 (InfiniBand, 400 Gb/sec); "
@@ -144,7 +144,7 @@ TWO_NODES = {
 }
 
 
-def test_the_node_of_each_gpu_is_told() -> None:
+def test_the_node_of_each_gpu_is_reported() -> None:
     found = remark(with_system(**TWO_NODES), "GPUs by NUMA node")
     assert found.status == "note"
     assert "0 at node 0 (cores 0-15); 1 at node 1 (cores 16-31)" in found.what
@@ -177,7 +177,7 @@ def test_little_shared_memory_is_a_warning_where_gpus_share_it() -> None:
     assert found.status == "warning" and "--shm-size" in found.do
 
 
-def test_pinned_memory_is_told_with_its_limits() -> None:
+def test_pinned_memory_is_reported_with_its_limits() -> None:
     facts = with_system(locked_bytes=2**40, memory_bytes=2**35, is_container=True)
     found = remark(facts, "copies from pinned memory")
     assert found.what.endswith("(ulimit -l 1024 GiB, memory of this container 32 GiB)")
@@ -205,12 +205,12 @@ def test_a_machine_that_hides_all_of_it_is_no_alarm() -> None:
     assert {r.status for r in checkup.remarks} == {"ok", "note"}
 
 
-def test_nothing_around_gpus_is_told_where_there_are_none() -> None:
+def test_nothing_around_gpus_is_reported_where_there_are_none() -> None:
     facts = replace(LAPTOP, system=System(ports=(DOWN,), locked_bytes=2**16))
     assert len(judge(facts).remarks) == len(judge(LAPTOP).remarks)
 
 
-def test_a_machine_of_amd_is_told_in_its_own_words() -> None:
+def test_a_machine_of_amd_is_described_in_its_own_words() -> None:
     mi300 = {"name": "AMD Instinct MI300X", "bytes": 192 * 2**30, "processors": 304}
     torch = {"torch": "2.11.0+rocm7.1", "cuda": None, "hip": "7.1", "nccl": "2.27.7"}
     facts = replace(
@@ -250,7 +250,7 @@ def test_a_setting_of_nccls_own_file_counts_as_one_of_the_environment() -> None:
 
 def test_the_environment_goes_before_a_file() -> None:
     lines = [("NCCL_P2P_DISABLE", "1", "/etc/nccl.conf")]
-    assert judge_files(lines, {"NCCL_P2P_DISABLE": "0"}, has_gpus=True) == []
+    assert not list(judge_files(lines, {"NCCL_P2P_DISABLE": "0"}, has_gpus=True))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_the_environment_goes_before_a_file() -> None:
         ("HIP_LAUNCH_BLOCKING", "1", "warning", "Nothing overlaps"),
     ],
 )
-def test_more_settings_are_told_by_what_they_do(
+def test_more_settings_are_described_by_what_they_do(
     name: str, value: str, status: str, word: str
 ) -> None:
     (found,) = judge_settings({name: value}, has_gpus=True)
@@ -276,6 +276,6 @@ def test_more_settings_are_told_by_what_they_do(
     assert word in found.means
 
 
-def test_the_default_of_error_handling_is_not_told() -> None:
+def test_the_default_of_error_handling_is_not_reported() -> None:
     environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
-    assert judge_settings(environ, has_gpus=True) == []
+    assert list(judge_settings(environ, has_gpus=True)) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from overlaplab.checkup.doctor import Checkup
+from overlaplab.checkup import Checkup
 from overlaplab.checkup.facts import Facts, Section
 from overlaplab.checkup.system import Port, System
 
