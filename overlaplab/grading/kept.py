@@ -1,8 +1,9 @@
-"""What a lab keeps of its learner: solutions that passed; predictions are told."""
+"""What a lab keeps of its learner: solutions that passed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Any
 
 
@@ -10,7 +11,8 @@ class Kept:
     """The learner's solutions of one lab, and the course's own in their place.
 
     Args:
-        ours: by exercise, what later cells run until it is solved.
+        ours: by exercise, what later cells run until it is solved: the solution, or
+            "package.module:name", which is imported when it first runs.
     """
 
     def __init__(self, ours: Mapping[str, Any]) -> None:
@@ -30,7 +32,13 @@ class Kept:
             print(
                 f"({exercise_id} is not solved yet: the course's own runs in its place)"
             )
-        return self._mine.get(exercise_id, self._ours[exercise_id])
+            own = self._ours[exercise_id]
+            return resolve_name(own) if isinstance(own, str) else own
+        return self._mine[exercise_id]
+
+    def whose(self, exercise_id: str) -> str:
+        """ "yours", or "the course's" where the learner's has not passed."""
+        return "yours" if exercise_id in self else "the course's"
 
 
 def side_by_side(what: str, yours: object, seen: object) -> None:

@@ -15,6 +15,14 @@ def test_the_courses_own_runs_until_the_learner_has_solved_it_and_says_so(capsys
     assert "1.4" not in Kept({"1.4": min})
 
 
+def test_the_courses_own_is_imported_only_where_it_runs():
+    kept = Kept({"1.4": "math:prod", "1.5": "overlaplab_course.no_such:solution"})
+    assert kept.mine_or_ours("1.4")([2, 3]) == 6 and kept.whose("1.4") == "the course's"
+
+    kept.keep("1.5", max)
+    assert kept.mine_or_ours("1.5") is max and kept.whose("1.5") == "yours"
+
+
 def test_a_prediction_stands_beside_the_outcome_even_if_none_was_made(capsys):
     side_by_side("step in ms", None, 105)
     side_by_side("step in ms", 100, 105)

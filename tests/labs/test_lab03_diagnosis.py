@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab03 import repair
-from overlaplab_course.lab03.repair import Case, right_diagnosis
+from overlaplab_course.lab03 import checks
+from overlaplab_course.lab03.given import Case
 
 
 def look_up(towers):
@@ -25,18 +25,18 @@ def graded(said):
 
 
 def test_what_is_not_filled_in_is_told_in_one_line(faults):
-    right = right_diagnosis(Case("3.3b", 3))
-    told = faults(graded({**right, "kind": None, "tensor": None}))[repair.DIAGNOSIS]
+    right = checks.REPAIRS["3.3b"].truth(3)
+    told = faults(graded({**right, "kind": None, "tensor": None}))[checks.DIAGNOSIS]
     assert "not filled in: kind, tensor" in told
     assert "is not what the run shows" not in told
 
 
 def test_a_wrong_answer_is_told_where_to_look(faults):
-    right = right_diagnosis(Case("3.3b", 3))
+    right = checks.REPAIRS["3.3b"].truth(3)
     verdict = graded({**right, "rank": 1 - right["rank"]})
     told = faults(verdict)
-    assert list(told) == [repair.DIAGNOSIS]
-    assert "is not what the run shows" in told[repair.DIAGNOSIS]
+    assert list(told) == [checks.DIAGNOSIS]
+    assert "is not what the run shows" in told[checks.DIAGNOSIS]
     assert "rank: look at the finding's first line" in verdict.hint
 
 

@@ -10,16 +10,18 @@ import pytest
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
 from overlaplab.hardware import Link, find_hardware
-from overlaplab_course.lab03 import enough, knobs
-from overlaplab_course.lab03.enough import finish_with, steps_ms
+from overlaplab_course.lab03 import checks, given
 from overlaplab_course.lab03.four_races import PROGRAMS
-from overlaplab_course.lab03.measured import (
+from overlaplab_course.lab03.given import finish_with, steps_ms
+from overlaplab_course.lab03.show import (
+    MATMUL,
+    MESSAGE_BYTES,
     beside_the_sanitizer,
     measured,
     off_by,
+    predicted_ms,
     sanitizer_report,
 )
-from overlaplab_course.lab03.predicted import MATMUL, MESSAGE_BYTES, predicted_ms
 
 ENOUGH = {"kernels": 1, "one chain": 1, "batches": 3}
 
@@ -42,8 +44,8 @@ def test_the_fewest_streams_pass(said):
 )
 def test_too_many_or_too_few_streams_are_refused(change, reason, faults):
     found = faults(judge(find_exercise("3.5"), {**ENOUGH, **change}))
-    assert reason in found[enough.FEWEST]
-    assert len(found[enough.FEWEST].splitlines()) == 1
+    assert reason in found[checks.FEWEST]
+    assert len(found[checks.FEWEST].splitlines()) == 1
 
 
 def test_more_streams_than_engines_make_the_batches_slower():
@@ -96,13 +98,13 @@ def by_asking(side, work):
 @pytest.mark.parametrize(
     ("finish", "sentence", "reason"),
     [
-        (side_only, enough.WAITED, "went on at 2.0 ms, the sum was there at 6.0 ms"),
-        (side_only, enough.SAFE, "nobody waits for all_reduce"),
-        (work_only, enough.WAITED, "went on at 0.000 ms"),
-        (everything, enough.NO_MORE, "went on at 13.0 ms"),
-        (by_the_main_stream, enough.NO_MORE, "went on at 13.0 ms"),
-        (event_before_the_wait, enough.WAITED, "went on at 2.0 ms"),
-        (event_before_the_wait, enough.SAFE, "hazard"),
+        (side_only, checks.WAITED, "went on at 2.0 ms, the sum was there at 6.0 ms"),
+        (side_only, checks.SUM_READ, "nobody waits for all_reduce"),
+        (work_only, checks.WAITED, "went on at 0.000 ms"),
+        (everything, checks.NO_MORE, "went on at 13.0 ms"),
+        (by_the_main_stream, checks.NO_MORE, "went on at 13.0 ms"),
+        (event_before_the_wait, checks.WAITED, "went on at 2.0 ms"),
+        (event_before_the_wait, checks.SUM_READ, "hazard"),
     ],
 )
 def test_a_finish_too_early_or_too_late_is_refused(finish, sentence, reason, faults):
@@ -144,19 +146,24 @@ def test_settings_that_do_as_asked_pass(found):
 @pytest.mark.parametrize(
     ("name", "settings", "sentence", "reason"),
     [
-        ("dear", {"gbit_per_s": 100, "batch_mib": 512}, knobs.IS_DEAR, "costs 0.0 %"),
-        ("free", {"gbit_per_s": 400, "ktokens": 8}, knobs.IS_FREE, "staging costs"),
+        ("dear", {"gbit_per_s": 100, "batch_mib": 512}, checks.IS_DEAR, "costs 0.0 %"),
+        ("free", {"gbit_per_s": 400, "ktokens": 8}, checks.IS_FREE, "staging costs"),
         (
             "free",
             {"gbit_per_s": 400, "batch_mib": 1, "ktokens": 32},
-            knobs.IS_FREE,
+            checks.IS_FREE,
             "busy 40%",
         ),
-        ("copy", {"gbit_per_s": 25}, knobs.IS_COPY, "the copy takes 1.0"),
-        ("copy", {"gbit_per_s": 200, "batch_mib": 512}, knobs.IS_COPY, "staging costs"),
-        ("copy", {"gbit": 25}, knobs.SETTINGS, "there is no knob 'gbit'"),
-        ("copy", {"gbit_per_s": 30}, knobs.SETTINGS, "gbit_per_s is 30"),
-        ("dear", None, knobs.SETTINGS, "you have not filled in 'dear'"),
+        ("copy", {"gbit_per_s": 25}, checks.IS_COPY, "the copy takes 1.0"),
+        (
+            "copy",
+            {"gbit_per_s": 200, "batch_mib": 512},
+            checks.IS_COPY,
+            "staging costs",
+        ),
+        ("copy", {"gbit": 25}, checks.SETTINGS, "there is no knob 'gbit'"),
+        ("copy", {"gbit_per_s": 30}, checks.SETTINGS, "gbit_per_s is 30"),
+        ("dear", None, checks.SETTINGS, "you have not filled in 'dear'"),
     ],
 )
 def test_settings_that_do_not_are_refused(name, settings, sentence, reason, faults):
@@ -166,7 +173,7 @@ def test_settings_that_do_not_are_refused(name, settings, sentence, reason, faul
 
 
 def test_no_wish_is_met_where_the_sliders_start():
-    start = {name: knob.default for name, knob in knobs.KNOBS.items()}
+    start = {name: knob.default for name, knob in given.KNOBS.items()}
     verdict = judge(find_exercise("3.7"), dict.fromkeys(FOUND, start))
     assert [check.passed for check in verdict.checks] == [True, False, False, False]
 
@@ -238,14 +245,14 @@ def test_the_sanitizers_words_are_shown(tmp_path):
 
 
 def test_a_misspelled_knob_is_told_in_a_line():
-    assert "no knob 'gbit'" in knobs.problem_with("dear", {"dear": {"gbit": 25}})
-    assert knobs.problem_with("dear", FOUND) == ""
+    assert "no knob 'gbit'" in given.problem_with("dear", {"dear": {"gbit": 25}})
+    assert given.problem_with("dear", FOUND) == ""
 
 
 def test_the_start_of_the_sliders_is_not_yet_dear(faults):
     start = {"gbit_per_s": 200, "batch_mib": 64, "ktokens": 8}
     found = faults(judge(find_exercise("3.7"), {**FOUND, "dear": start}))
-    assert list(found) == [knobs.IS_DEAR]
+    assert list(found) == [checks.IS_DEAR]
 
 
 def test_a_prediction_is_set_against_the_stored_row(tmp_path):

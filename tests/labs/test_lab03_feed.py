@@ -8,8 +8,8 @@ import torch
 import overlaplab as ol
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab03 import feed
-from overlaplab_course.lab03.feed import LOOPS, feed_loop
+from overlaplab_course.lab03 import checks
+from overlaplab_course.lab03.given import LOOPS, feed_loop
 
 
 class Feed:
@@ -157,20 +157,20 @@ class Backwards(Feed):
 
 
 WRONG = {
-    Plain: (feed.SHORT, "30.0 ms of copies are exposed"),
-    PageableAhead: (feed.SHORT, "ms of copies are exposed"),
-    OnTheMainStream: (feed.SHORT, "15.0 ms of copies are exposed"),
-    Blocking: (feed.SHORT, "ms of copies are exposed"),
-    NoWait: (feed.SAFE, "step"),
-    WaitsForAnEventBeforeTheCopy: (feed.SAFE, "step"),
-    FillsTooEarly: (feed.SAFE, "a stream and the CPU use"),
-    StreamWaitsWhereTheCpuMust: (feed.SAFE, "a stream and the CPU use"),
-    ForgetsTheAllocator: (feed.SAFE, "is handed out again"),
-    LaunchesAfterTheStep: (feed.SHORT, "15.0 ms of copies are exposed"),
-    AllAtOnce: (feed.LEAN, "holds 5 batches"),
-    SynchronizesEverything: (feed.SHORT, "ms of copies are exposed"),
-    LeavesOutTheLast: (feed.VALUES, "ran 4 steps"),
-    Backwards: (feed.VALUES, "saw another batch"),
+    Plain: (checks.FIRST_COPY, "30.0 ms of copies are exposed"),
+    PageableAhead: (checks.FIRST_COPY, "ms of copies are exposed"),
+    OnTheMainStream: (checks.FIRST_COPY, "15.0 ms of copies are exposed"),
+    Blocking: (checks.FIRST_COPY, "ms of copies are exposed"),
+    NoWait: (checks.NOBODY_EARLY, "step"),
+    WaitsForAnEventBeforeTheCopy: (checks.NOBODY_EARLY, "step"),
+    FillsTooEarly: (checks.NOBODY_EARLY, "a stream and the CPU use"),
+    StreamWaitsWhereTheCpuMust: (checks.NOBODY_EARLY, "a stream and the CPU use"),
+    ForgetsTheAllocator: (checks.NOBODY_EARLY, "is handed out again"),
+    LaunchesAfterTheStep: (checks.FIRST_COPY, "15.0 ms of copies are exposed"),
+    AllAtOnce: (checks.LEAN, "holds 5 batches"),
+    SynchronizesEverything: (checks.FIRST_COPY, "ms of copies are exposed"),
+    LeavesOutTheLast: (checks.OWN_BATCH, "ran 4 steps"),
+    Backwards: (checks.OWN_BATCH, "saw another batch"),
 }
 
 

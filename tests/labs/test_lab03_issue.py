@@ -6,9 +6,9 @@ import pytest
 
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab03 import schedule
-from overlaplab_course.lab03.jobs import COMPUTE, backward_job, drawn_job
-from overlaplab_course.lab03.play import play
+from overlaplab_course.lab03 import checks
+from overlaplab_course.lab03.checks import drawn_job
+from overlaplab_course.lab03.jobs import COMPUTE, backward_job, play
 from overlaplab_course.lab03.reference import issue as plain_issue
 
 
@@ -156,20 +156,20 @@ class AStreamForEachTask(Issue):
 
 
 WRONG = {
-    OneStream: (schedule.SHORT, "29.0 ms, as on one stream"),
-    WaitsForTheWholeStream: (schedule.SHORT, "29.0 ms, as on one stream"),
-    WaitsForTheWholeStreamIfItNeedsOne: (schedule.SHORT, "the step took 29.0 ms"),
-    NoWaits: (schedule.SAFE, "does not wait for"),
-    NoBegin: (schedule.SAFE, "input"),
-    NoEnd: (schedule.SAFE, "collect"),
-    RecordsTooEarly: (schedule.SAFE, "back 4"),
-    OneEventForAll: (schedule.SHORT, "something waits for too much"),
-    AStreamForEachTask: (schedule.SHORT, "the step took 20.0 ms"),
-    WrongStreamWaits: (schedule.SAFE, "stream 1"),
-    CpuWaitsForEachNeed: (schedule.FREE_CPU, "the CPU waits in event.synchronize"),
-    SynchronizesAtTheEnd: (schedule.FREE_CPU, "the CPU waits in synchronize"),
-    ForgetsTheLast: (schedule.VALUES, "the result of opt 1 is wrong"),
-    RunsTwice: (schedule.SHORT, "the step took"),
+    OneStream: (checks.SHORT_STEPS, "29.0 ms, as on one stream"),
+    WaitsForTheWholeStream: (checks.SHORT_STEPS, "29.0 ms, as on one stream"),
+    WaitsForTheWholeStreamIfItNeedsOne: (checks.SHORT_STEPS, "the step took 29.0 ms"),
+    NoWaits: (checks.SAFE, "does not wait for"),
+    NoBegin: (checks.SAFE, "input"),
+    NoEnd: (checks.SAFE, "collect"),
+    RecordsTooEarly: (checks.SAFE, "back 4"),
+    OneEventForAll: (checks.SHORT_STEPS, "something waits for too much"),
+    AStreamForEachTask: (checks.SHORT_STEPS, "the step took 20.0 ms"),
+    WrongStreamWaits: (checks.SAFE, "stream 1"),
+    CpuWaitsForEachNeed: (checks.FREE_CPU, "the CPU waits in event.synchronize"),
+    SynchronizesAtTheEnd: (checks.FREE_CPU, "the CPU waits in synchronize"),
+    ForgetsTheLast: (checks.ALL_RUN, "the result of opt 1 is wrong"),
+    RunsTwice: (checks.SHORT_STEPS, "the step took"),
 }
 
 
@@ -266,7 +266,7 @@ def test_a_right_issue_passes_however_it_is_written(right):
     assert verdict.step_ns == verdict.target_ns
 
 
-@pytest.mark.parametrize("seed", schedule.SEEDS)
+@pytest.mark.parametrize("seed", checks.SEEDS)
 def test_on_each_job_by_lot_waiting_for_streams_loses_a_tenth(seed):
     job = drawn_job(seed)
     best = play(job, plain_issue).step_ns

@@ -12,8 +12,8 @@ import torch.distributed as dist
 import overlaplab as ol
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab03 import broken, repair
-from overlaplab_course.lab03.repair import Case, right_diagnosis
+from overlaplab_course.lab03 import broken, checks
+from overlaplab_course.lab03.given import Case
 
 COURSE = Path(__file__).parents[2] / "course" / "03_streams.py"
 NUMBERS = (3, 4, 11)
@@ -134,18 +134,18 @@ class PacksOnTheMainStream(Flat):
 
 
 WRONG_FLAT = {
-    Flat: (repair.SAFE, "all_reduce"),
-    RecordStreamOnly: (repair.SAFE, "all_reduce"),
-    EventBeforeThePacking: (repair.SAFE, "all_reduce"),
-    PackingWaitsForNobody: (repair.SAFE, "does not wait for"),
-    SynchronizesEverything: (repair.FREE_CPU, "the CPU waits in synchronize"),
-    CpuWaitsForThePacking: (repair.FREE_CPU, "stream.synchronize"),
-    WaitsInTheLoop: (repair.SHORT, "the step took"),
-    SendsAllAtTheEnd: (repair.SHORT, "the step took"),
-    NeverPacks: (repair.VALUES, "flat"),
-    MainWaitsForThePacking: (repair.BESIDE, "'pack 4' runs from"),
-    MainWaitsForAnEvent: (repair.BESIDE, "'pack 4' runs from"),
-    PacksOnTheMainStream: (repair.BESIDE, "'pack 4' runs from"),
+    Flat: (checks.SAFE, "all_reduce"),
+    RecordStreamOnly: (checks.SAFE, "all_reduce"),
+    EventBeforeThePacking: (checks.SAFE, "all_reduce"),
+    PackingWaitsForNobody: (checks.SAFE, "does not wait for"),
+    SynchronizesEverything: (checks.FREE_CPU, "the CPU waits in synchronize"),
+    CpuWaitsForThePacking: (checks.FREE_CPU, "stream.synchronize"),
+    WaitsInTheLoop: (checks.OVERLAP_KEPT, "the step took"),
+    SendsAllAtTheEnd: (checks.OVERLAP_KEPT, "the step took"),
+    NeverPacks: (checks.VALUES, "flat"),
+    MainWaitsForThePacking: (checks.BESIDE, "'pack 4' runs from"),
+    MainWaitsForAnEvent: (checks.BESIDE, "'pack 4' runs from"),
+    PacksOnTheMainStream: (checks.BESIDE, "'pack 4' runs from"),
 }
 
 
@@ -233,13 +233,13 @@ class ForwardOnly(Towers):
 
 
 WRONG_EVENT = {
-    WaitsForTheLast: (repair.SAFE, "combine"),
-    WaitsForTheFirst: (repair.SAFE, "combine"),
-    WaitsInside: (repair.SHORT, "the step took"),
-    JoinsWithTheCpu: (repair.FREE_CPU, "event.synchronize"),
-    SynchronizesBetween: (repair.SHORT, "the step took"),
-    TowersInTurn: (repair.SHORT, "the step took"),
-    ForwardOnly: (repair.VALUES, "is wrong"),
+    WaitsForTheLast: (checks.SAFE, "combine"),
+    WaitsForTheFirst: (checks.SAFE, "combine"),
+    WaitsInside: (checks.OVERLAP_KEPT, "the step took"),
+    JoinsWithTheCpu: (checks.FREE_CPU, "event.synchronize"),
+    SynchronizesBetween: (checks.OVERLAP_KEPT, "the step took"),
+    TowersInTurn: (checks.OVERLAP_KEPT, "the step took"),
+    ForwardOnly: (checks.VALUES, "is wrong"),
 }
 
 
@@ -326,14 +326,14 @@ class SkipsTheLast(Train):
 
 
 WRONG_REUSE = {
-    Train: (repair.SAFE, "is handed out again"),
-    RecordsTheWrongStream: (repair.SAFE, "is handed out again"),
-    NoOrderAtAll: (repair.SAFE, "two streams use"),
-    LoadingWaitsForTheStep: (repair.SHORT, "the step took"),
-    LoadsOnTheMainStream: (repair.SHORT, "the step took"),
-    KeepsThemAll: (repair.LEAN, "holds 6 batches"),
-    SynchronizesEachStep: (repair.FREE_CPU, "the CPU waits in synchronize"),
-    SkipsTheLast: (repair.VALUES, "step 6 is wrong"),
+    Train: (checks.SAFE, "is handed out again"),
+    RecordsTheWrongStream: (checks.SAFE, "is handed out again"),
+    NoOrderAtAll: (checks.SAFE, "two streams use"),
+    LoadingWaitsForTheStep: (checks.OVERLAP_KEPT, "the step took"),
+    LoadsOnTheMainStream: (checks.OVERLAP_KEPT, "the step took"),
+    KeepsThemAll: (checks.LEAN, "holds 6 batches"),
+    SynchronizesEachStep: (checks.FREE_CPU, "the CPU waits in synchronize"),
+    SkipsTheLast: (checks.VALUES, "step 6 is wrong"),
 }
 
 
@@ -367,7 +367,7 @@ RIGHT = [(e, r) for e, (_, right) in CASES.items() for r in right]
 
 
 def diagnosis(exercise, number):
-    truth = dict(right_diagnosis(Case(exercise, number)))
+    truth = dict(checks.REPAIRS[exercise].truth(number))
     return {k: min(v) if isinstance(v, frozenset) else v for k, v in truth.items()}
 
 
@@ -397,8 +397,8 @@ def test_every_field_of_a_diagnosis_counts(exercise, faults):
     program = CASES[exercise][1][0]
     for key in right:
         found = faults(graded(exercise, 3, program(), {**right, key: None}))
-        assert list(found) == [repair.DIAGNOSIS]
-        assert key in found[repair.DIAGNOSIS]
+        assert list(found) == [checks.DIAGNOSIS]
+        assert key in found[checks.DIAGNOSIS]
 
 
 @pytest.mark.parametrize("exercise", CASES)

@@ -9,22 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab03 import waits
+from overlaplab_course import lab03
+from overlaplab_course.lab03 import checks
 from overlaplab_course.lab03.jobs import (
     LOAD,
     WIRE,
     Job,
     Piece,
-    fewest_waits,
-    pipeline_job,
+    pipeline,
 )
-from overlaplab_course.lab03.waits import pipeline
 
 NUMBERS = (0, 1, 2, 3, 17)
 
 
 def without(number, *dropped):
-    return [w for w in fewest_waits(pipeline(number).job) if w not in dropped]
+    return [w for w in pipeline(number).fewest_waits if w not in dropped]
 
 
 def over_ordered():
@@ -33,45 +32,45 @@ def over_ordered():
 
 
 WRONG = {
-    "every wait": (lambda: pipeline(3).every_wait, 3, waits.FEW, "19 waits"),
+    "every wait": (lambda: pipeline(3).every_wait, 3, checks.FEW, "19 waits"),
     "one too many": (
         lambda: [*without(3), ("load 3", "send 3")],
         3,
-        waits.FEW,
+        checks.FEW,
         "12 waits",
     ),
-    "one twice": (lambda: [*without(3), without(3)[0]], 3, waits.FEW, "12 waits"),
-    "none": (lambda: [], 3, waits.SAFE, "does not wait for"),
+    "one twice": (lambda: [*without(3), without(3)[0]], 3, checks.FEW, "12 waits"),
+    "none": (lambda: [], 3, checks.SAFE, "does not wait for"),
     "no wait before overwriting": (
         lambda: without(3, ("send 1", "load 3")),
         3,
-        waits.SAFE,
+        checks.SAFE,
         "load 3",
     ),
     "a message too early": (
         lambda: without(3, ("work 2", "send 2")),
         3,
-        waits.SAFE,
+        checks.SAFE,
         "send 2",
     ),
-    "another task's wait": (over_ordered, 2, waits.SAFE, "load 2"),
+    "another task's wait": (over_ordered, 2, checks.SAFE, "load 2"),
     "backwards": (
         lambda: [*without(3), ("work 1", "load 1")],
         3,
-        waits.KNOWN,
+        checks.KNOWN,
         "not recorded yet",
     ),
     "no such task": (
         lambda: [*without(3), ("lode 1", "work 1")],
         3,
-        waits.KNOWN,
+        checks.KNOWN,
         "no pair of tasks",
     ),
-    "no pair": (lambda: [*without(3), "load 1"], 3, waits.KNOWN, "no pair of tasks"),
+    "no pair": (lambda: [*without(3), "load 1"], 3, checks.KNOWN, "no pair of tasks"),
     "a wait for what it does not need": (
         lambda: [*without(2), ("send 1", "work 2")],
         2,
-        waits.SHORT,
+        checks.SHORT_STEP,
         "the step took",
     ),
 }
@@ -97,23 +96,23 @@ def by_trial(own):
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_fewest_pass_and_each_of_them_is_needed(number):
     own = pipeline(number)
-    verdict = judge(find_exercise("3.2"), number, fewest_waits(own.job))
+    verdict = judge(find_exercise("3.2"), number, own.fewest_waits)
     assert verdict.passed, str(verdict)
-    for wait in fewest_waits(own.job):
+    for wait in own.fewest_waits:
         assert own.play(without(number, wait)).findings, wait
 
 
 def test_leaving_out_by_trial_finds_the_same_waits():
-    assert set(by_trial(pipeline(1))) == set(fewest_waits(pipeline(1).job))
+    assert set(by_trial(pipeline(1))) == set(pipeline(1).fewest_waits)
 
 
 def test_a_set_of_lists_in_any_order_passes():
-    told = [list(wait) for wait in reversed(fewest_waits(pipeline(3).job))]
+    told = [list(wait) for wait in reversed(pipeline(3).fewest_waits)]
     assert judge(find_exercise("3.2"), 3, iter(told)).passed
 
 
 def test_numbers_draw_jobs_that_differ():
-    assert len({str(pipeline_job(n)) for n in range(12)}) >= 6
+    assert len({str(pipeline(n)) for n in range(12)}) >= 6
 
 
 def test_a_wait_that_cannot_be_is_refused_before_anything_runs():
@@ -131,7 +130,7 @@ def test_needs_are_the_last_writer_and_the_readers_since():
             Piece("read again", WIRE, 1, ("a",), "b"),
         ),
     )
-    assert [job.needs(p.name) for p in job.pieces] == [
+    assert [job.needs[p.name] for p in job.pieces] == [
         (),
         ("fill",),
         ("read",),
@@ -142,8 +141,8 @@ def test_needs_are_the_last_writer_and_the_readers_since():
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6))
 def test_the_fewest_waits_imply_every_wait(number):
-    job = pipeline_job(number)
-    edges = {*fewest_waits(job), *zip_streams(job)}
+    job = pipeline(number)
+    edges = {*job.fewest_waits, *zip_streams(job)}
     reach = {p.name: {p.name} for p in job.pieces}
     for piece in job.pieces:
         for first, then in edges:
@@ -160,11 +159,11 @@ def zip_streams(job):
 
 def test_a_wait_too_many_does_not_give_the_number_away(faults):
     verdict = judge(find_exercise("3.2"), 3, pipeline(3).every_wait)
-    assert faults(verdict) == {waits.FEW: "19 waits, expected fewer"}
+    assert faults(verdict) == {checks.FEW: "19 waits, expected fewer"}
 
 
 def test_a_guess_stands_beside_what_is_needed(capsys):
-    waits.compare_waits(pipeline(3), 13)
+    lab03.compare_waits(pipeline(3), 13)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "waits needed:  you said 13, it is 11"
     assert len(lines) == 1 + 19 - 11

@@ -1,32 +1,31 @@
 """What the notebook of lab 03 calls: `from overlaplab_course import lab03 as lab`.
 
-Its exercises are graded in `schedule`, `waits`, `repair`, `feed`, `enough` and `knobs`.
+Graders stand in `checks`; nothing here imports them or the course's solutions.
 """
 
 from __future__ import annotations
 
 from overlaplab.grading.kept import Kept, side_by_side
-from overlaplab_course.lab03 import reference, schedule  # noqa: F401 (registers 3.1)
-from overlaplab_course.lab03.enough import finish_with, on_streams, steps_ms
-from overlaplab_course.lab03.feed import feed_loop
-from overlaplab_course.lab03.jobs import backward_job
-from overlaplab_course.lab03.knobs import (
+from overlaplab_course.lab03.given import (
     KNOBS,
+    Case,
     copy_ms,
+    feed_loop,
+    finish_with,
+    on_streams,
     problem_with,
+    steps_ms,
     turn,
 )
-from overlaplab_course.lab03.measured import (
+from overlaplab_course.lab03.jobs import Pipeline, backward_job, pipeline, play
+from overlaplab_course.lab03.show import (
     beside_the_sanitizer,
     measured,
     measured_ratio,
     off_by,
+    predicted_ms,
     sanitizer_report,
 )
-from overlaplab_course.lab03.play import play
-from overlaplab_course.lab03.predicted import predicted_ms
-from overlaplab_course.lab03.repair import Case
-from overlaplab_course.lab03.waits import compare_waits, num_needed, pipeline
 
 __all__ = [
     "KNOBS",
@@ -55,15 +54,20 @@ __all__ = [
     "whose",
 ]
 
-_kept = Kept({"3.1": reference.issue, "3.4": reference.feed})
-keep, mine_or_ours = _kept.keep, _kept.mine_or_ours
+case = Case
+_OURS = "overlaplab_course.lab03.reference:"
+_kept = Kept({"3.1": _OURS + "issue", "3.4": _OURS + "feed"})
+keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose
 
 
-def whose(exercise_id: str) -> str:
-    """ "yours", or "the course's" where the learner's has not passed."""
-    return "yours" if exercise_id in _kept else "the course's"
+def num_needed(mine: Pipeline) -> int:
+    """How many waits are enough."""
+    return len(mine.fewest_waits)
 
 
-def case(exercise_id: str, number: int) -> Case:
-    """The broken program's objects that belong to a learner's number."""
-    return Case(exercise_id, number)
+def compare_waits(mine: Pipeline, said: object) -> None:
+    """Print the number that are needed beside a guess, and which follow from others."""
+    side_by_side("waits needed", said, num_needed(mine))
+    for pair in mine.every_wait:
+        if pair not in mine.fewest_waits:
+            print(f"follows from others: {pair}")

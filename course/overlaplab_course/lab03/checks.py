@@ -1,3 +1,627 @@
-"""The graders of lab 03."""
+"""The graders of lab 03. They look at what the streams did, never at the code.
 
-import overlaplab_course.lab03  # noqa: F401 (it registers the exercises)
+How many streams, events or passes it takes is free; values, findings, the CPU's waits
+and the step are judged on two ranks, in slow motion.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from overlaplab.grading import Sheet, Violation, exercise, laws
+from overlaplab.grading.forms import (
+    Examined,
+    KnobTask,
+    KnobTasks,
+    Repair,
+    Settings,
+    judge_results,
+    judge_step,
+    need_dict,
+)
+from overlaplab.grading.violation import ms
+from overlaplab.program import Finding
+from overlaplab_course.lab03 import given, reference
+from overlaplab_course.lab03.jobs import (
+    COMPUTE,
+    INPUT,
+    NUM_RANKS,
+    SET_UP,
+    WIRE,
+    Issue,
+    Job,
+    Piece,
+    Played,
+    Wait,
+    backward_job,
+    one_stream,
+    pipeline,
+    play,
+)
+
+SAFE = "no stream touches bytes that another may still use"
+VALUES = "every result is right on every rank"
+FREE_CPU = "the CPU waits for nothing"
+LEAN = "Python holds at most three batches at a time"
+
+
+def wrong_results(
+    seen: Examined,
+    right: Examined,
+    describe: Callable[[str, int], str] = lambda name, rank: (
+        f"{name} is wrong on rank {rank}"
+    ),
+    *,
+    expected: str = "each is computed, packed, sent and stepped once",
+    hint: str = "",
+) -> list[Violation]:
+    """Every result on every rank is what the course's own solution gives.
+
+    Args:
+        describe: what is wrong, from the result's name and the rank.
+    """
+    return [
+        Violation("values", describe(name, rank), expected, hint, rank=rank)
+        for rank, ours in enumerate(right.values)
+        for name, tensor in ours.items()
+        if name not in (mine := seen.values[rank])
+        or not torch.allclose(mine[name], tensor, rtol=1e-5, atol=1e-6)
+    ]
+
+
+def cpu_waits(seen: Examined) -> list[Violation]:
+    """Nothing blocks the CPU: no synchronize, no item()."""
+    return [
+        Violation(
+            "cpu",
+            f"on rank {op.rank} the CPU waits in {op.name}"
+            + (f" [{op.source}]" if op.source else ""),
+            "streams wait for events; the CPU goes on",
+            "wait_event makes a stream wait, synchronize makes the CPU wait",
+            rank=op.rank,
+        )
+        for ops in seen.program.ranks
+        for op in ops
+        if op.kind == "host_wait" and op.label != SET_UP
+    ]
+
+
+def crowded(seen: Examined) -> list[Violation]:
+    """On every rank Python refers to at most three batches at a time.
+
+    After `record_stream` the allocator keeps a dropped batch until the device is
+    there; how many that are is a matter of how far the CPU is ahead, and not judged.
+    """
+    found = []
+    for rank, ops in enumerate(seen.program.ranks):
+        lives = [
+            (life.born, len(ops) if life.freed is None else life.freed)
+            for life in seen.program.storages
+            if life.rank == rank and life.name.startswith("batch ")
+        ]
+        most = max(
+            (sum(b <= at < freed for b, freed in lives) for at, _ in lives), default=0
+        )
+        if most > 3:
+            found.append(
+                Violation(
+                    "memory",
+                    f"Python on rank {rank} holds {most} batches at a time",
+                    "at most 3",
+                    "when may a batch go? Who keeps it?",
+                    rank=rank,
+                )
+            )
+    return found
+
+
+# -- 3.1: two streams, with events between them
+
+ALL_RUN = "every task runs once, and every result is right on every rank"
+SHORT_STEPS = "the steps are as short as the reference's, 2 % more at most"
+
+# Random jobs on which one stream, and streams that wait for all of one another, lose
+# more than a tenth (a test holds them to it).
+SEEDS = (9, 21, 46, 52)
+
+
+def drawn_job(seed: int, num_pieces: int = 12) -> Job:
+    """A random job on two streams: each piece reads one or two of the last five."""
+    draw = random.Random(seed)
+    pieces: list[Piece] = []
+    for number in range(num_pieces):
+        on = draw.choice((COMPUTE, COMPUTE, WIRE)) if number else COMPUTE
+        recent = [p.writes for p in pieces[-5:]]
+        reads = draw.sample(recent, min(len(recent), draw.choice((1, 1, 2))))
+        if not reads or draw.random() < 0.15:
+            reads = [INPUT]
+        name = f"{'c' if on == COMPUTE else 'w'}{number}"
+        pieces.append(Piece(name, on, draw.randint(1, 4), tuple(reads), f"of {name}"))
+    return Job(f"by lot, no. {seed}", tuple(pieces))
+
+
+@lru_cache(maxsize=1)
+def jobs() -> tuple[Job, ...]:
+    """The lesson's job, then four that the learner has not seen."""
+    return (backward_job(), *map(drawn_job, SEEDS))
+
+
+@lru_cache(maxsize=8)
+def best_issue(index: int) -> Played:
+    """The course's own solution on job `index`."""
+    return play(jobs()[index], reference.issue)
+
+
+@exercise(
+    "3.1",
+    title="issue tasks on two streams",
+    solution="issue",
+    verifies=(SAFE, ALL_RUN, FREE_CPU, SHORT_STEPS),
+    points=3,
+    timeout_s=60.0,
+)
+def grade_issue(sheet: Sheet, issue: Issue) -> None:
+    """Play five jobs; the first that is wrong is described and drawn."""
+    first = None
+    for index, job in enumerate(jobs()):
+        table = f"\n{job}" if index else ""
+        sheet.ran(f"job '{job.name}' on {NUM_RANKS} ranks, in slow motion{table}")
+        played, right = play(job, issue), best_issue(index)
+        first = first or played
+        played.draw_on(sheet, right.step_ns, f"your run of '{job.name}'")
+        sheet.verify(SAFE, [_with_missing_edge(f) for f in played.findings])
+        sheet.verify(ALL_RUN, wrong_tasks(played, right))
+        sheet.verify(FREE_CPU, cpu_waits(played))
+        sheet.stop_if_wrong()
+        sheet.verify(SHORT_STEPS, slow(played, right))
+        sheet.stop_if_wrong()
+    assert first is not None
+    sheet.ran(f"{len(jobs())} jobs on {NUM_RANKS} ranks, in slow motion")
+    first.draw_on(sheet, best_issue(0).step_ns, f"your run of '{first.job.name}'")
+
+
+def wrong_tasks(seen: Played, right: Played) -> list[Violation]:
+    """Every buffer on every rank holds what the job computes in launch order."""
+
+    def describe(buffer: str, rank: int) -> str:
+        writers = [p.name for p in seen.job.pieces if p.writes == buffer]
+        return (
+            f"job '{seen.job.name}', rank {rank}: the result of "
+            f"{' and '.join(writers) or buffer} is wrong"
+        )
+
+    expected = "each task is run once, after the tasks that it needs"
+    hint = "is run() of every task called, once?"
+    return wrong_results(seen, right, describe, expected=expected, hint=hint)
+
+
+def _with_missing_edge(finding: Finding) -> Violation:
+    """A hazard, and which edge of the three kinds is missing."""
+    (violation,) = laws.no_findings_law([finding])
+    first, _, then = str(finding).partition("\n  then")
+    hint = (
+        "an event stands for what its stream held when it was recorded: is it "
+        "recorded after the task, and does the right stream wait for it?"
+    )
+    if ", input" in first:
+        hint = (
+            "your second stream begins while the caller's stream still writes the "
+            "input: what must it wait for first?"
+        )
+    elif ", collect" in then:
+        hint = (
+            "when issue returns, the caller reads the results on its own stream: "
+            "which stream has not been waited for?"
+        )
+    return replace(violation, hint=hint)
+
+
+def slow(played: Played, right: Played) -> list[Violation]:
+    """`step_law`, with what the learner's streams may be waiting for."""
+    wrong = laws.step_law(played.step_ns, right.step_ns)
+    if not wrong:
+        return []
+    serial = play(played.job, one_stream).step_ns * 0.99 <= played.step_ns
+    names = {piece.name for piece in played.job.pieces}
+    used = {op.launch_stream for op in played.program.ranks[0] if op.label in names}
+    hint = "wait_stream waits for everything launched there so far; an event waits for "
+    hint += "one task"
+    if len(used) == 1:
+        hint = (
+            f"all tasks ran on '{used.pop()}': which stream is current when run() is "
+        )
+        hint += "called?"
+    return [
+        replace(
+            violation,
+            message=f"job '{played.job.name}': {violation.message}"
+            + (", as on one stream" if serial else "")
+            + " (right results, but something waits for too much)",
+            hint=hint,
+        )
+        for violation in wrong
+    ]
+
+
+# -- 3.2: the fewest waits
+
+KNOWN = "every wait is for a task that is launched earlier"
+SHORT_STEP = "the step is as short as with every wait, 2 % more at most"
+FEW = "no wait is left that stream order and the others imply"
+
+
+@lru_cache(maxsize=16)
+def with_every_wait(number: int) -> Played:
+    """The learner's job with a wait for each need."""
+    own = pipeline(number)
+    return own.play(own.every_wait)
+
+
+@exercise(
+    "3.2",
+    title="the fewest waits",
+    solution=("my_number", "my_waits"),
+    verifies=(KNOWN, SAFE, VALUES, SHORT_STEP, FEW),
+    points=2,
+    timeout_s=30.0,
+)
+def grade_waits(sheet: Sheet, my_number: int, my_waits: Iterable[Wait]) -> None:
+    """Any set of waits will do that keeps order and overlap and is as small."""
+    own, waits = pipeline(my_number), list(my_waits)
+    sheet.ran(f"your job, no. {my_number}, with {len(waits)} waits, on 2 ranks")
+    pair = "(who must have ended, who waits for it)"
+    sheet.verify(KNOWN, [Violation("waits", m, pair) for m in own.misfits(waits)])
+    sheet.stop_if_wrong()
+    played, full = own.play(waits), with_every_wait(my_number)
+    played.draw_on(sheet, full.step_ns, f"your run with {len(waits)} waits")
+    hint = "the finding names two tasks: which wait, or chain of waits, leads from the "
+    hint += "first to the second?"
+    missing = laws.no_findings_law(played.findings)
+    sheet.verify(SAFE, [replace(violation, hint=hint) for violation in missing])
+    sheet.verify(VALUES, wrong_tasks(played, full))
+    sheet.stop_if_wrong()
+    hint = "which task waits for one that it does not need?"
+    judge_step(sheet, SHORT_STEP, played, full.step_ns, hint=hint)
+    spare = [w for w in waits if w not in own.fewest_waits] or waits[-1:]
+    too_many = [
+        Violation(
+            "waits",
+            f"{len(waits)} waits",
+            "fewer",
+            f"leave out {wait}: is there a finding? If not, who waits in its place?",
+        )
+        for wait in spare[:1]
+        if len(waits) > len(own.fewest_waits)
+    ]
+    sheet.verify(FEW, too_many)
+    sheet.note(
+        f"{len(own.waits)} waits would do, {len(waits)} are enough: all others "
+        "follow from stream order and these"
+    )
+
+
+# -- 3.3: three races
+
+DIAGNOSIS = "the diagnosis is right"
+OVERLAP_KEPT = "the overlap is kept: the step is as short as the reference's"
+BESIDE = "each pack runs beside the next layer's backward pass"
+
+
+def _flat_truth(number: int) -> Mapping[str, object]:
+    counts = given.num_grads(number)
+    first = len(counts) - counts.index(2)
+    return {"kind": "race", "tensor": f"flat {first}", "packed_on": "stream 1"}
+
+
+def _event_truth(number: int) -> Mapping[str, object]:
+    letters = given.tower_letters(number)
+    rank = 0 if len(letters[0]) == 2 else 1
+    return {"kind": "race", "rank": rank, "tensor": f"out {letters[rank][0]}"}
+
+
+def _reuse_truth(number: int) -> Mapping[str, object]:
+    """The first block that is given to a later batch too early, from the run itself."""
+    seen = given.Case("3.3c", number).as_handed_out()
+    first = seen.findings[0]
+    written = seen.program.ranks[first.rank][first.ops[1]].writes
+    now = {
+        life.name
+        for life in seen.program.storages
+        if life.rank == first.rank and life.storage in {a.storage for a in written}
+    }
+    return {"kind": "reuse", "tensor": first.name, "overwritten_by": frozenset(now)}
+
+
+def packed_in_turn(seen: Examined) -> list[Violation]:
+    """On every rank `pack N` runs beside `back N - 1`, the next layer's."""
+    when: dict[tuple[int, str], tuple[int, int]] = {}
+    for span in seen.run.timeline.spans:
+        key = span.rank, str(span.attributes.get("label"))
+        if span.kind == "compute":
+            start, end = when.get(key, (span.start_ns, span.end_ns))
+            when[key] = min(start, span.start_ns), max(end, span.end_ns)
+    found = []
+    for (rank, label), (start, end) in when.items():
+        word, _, number = label.partition(" ")
+        following = f"back {int(number) - 1}" if word == "pack" else ""
+        next_start, next_end = when.get((rank, following), (start, end))
+        if max(start, next_start) >= min(end, next_end):
+            found.append(
+                Violation(
+                    "overlap",
+                    f"rank {rank}: '{label}' runs from {ms(start)} to {ms(end)}, "
+                    f"'{following}' from {ms(next_start)} to {ms(next_end)}",
+                    f"'{label}' beside '{following}'",
+                    "the message must wait for the packing; the next backward pass "
+                    "need not. Which stream is current where the message is launched?",
+                    rank=rank,
+                )
+            )
+    return found
+
+
+def _repair(
+    exercise_id: str,
+    truth: Callable[[int], Mapping[str, object]],
+    solution: given.Program,
+    **also: Callable[[Examined], list[Violation]],
+) -> Repair:
+    return Repair(
+        diagnosis=DIAGNOSIS,
+        safe=SAFE,
+        values=VALUES,
+        kept=OVERLAP_KEPT,
+        truth=truth,
+        play=lambda number, program: given.Case(exercise_id, number).run(program),
+        reference=solution,
+        wrong=lambda _, seen, right: wrong_results(seen, right),
+        ran="your program on the objects of number {number}, 2 ranks",
+        also={FREE_CPU: cpu_waits, **also},
+        where={  # in the report of a finding
+            "kind": "'nothing orders them' is a race; 'handed out again' is a reuse",
+            "rank": "rank: look at the finding's first line",
+            "tensor": "tensor: look at the finding's first line",
+            "packed_on": "packed_on: the stream of pack's line",
+            "overwritten_by": "overwritten_by: the end of the line 'then written'",
+        },
+        title="your repair",
+        hint="what waits now that need not?",
+    )
+
+
+REPAIRS: Mapping[str, Repair] = {
+    "3.3a": _repair(
+        "3.3a", _flat_truth, reference.send_gradients, **{BESIDE: packed_in_turn}
+    ),
+    "3.3b": _repair("3.3b", _event_truth, reference.look_up),
+    "3.3c": _repair("3.3c", _reuse_truth, reference.train, **{LEAN: crowded}),
+}
+for _id, _title, _diagnosis, _program, _last in (
+    ("3.3a", "filled here, sent there", "flat", "send_gradients", (BESIDE,)),
+    ("3.3b", "one event for two", "event", "look_up", ()),
+    ("3.3c", "memory given away", "reuse", "train", (LEAN,)),
+):
+    exercise(
+        _id,
+        title=f"a race: {_title}",
+        solution=("my_number", f"{_diagnosis}_diagnosis", _program),
+        verifies=(DIAGNOSIS, SAFE, VALUES, FREE_CPU, OVERLAP_KEPT, *_last),
+        points=2,
+        timeout_s=30.0,
+    )(REPAIRS[_id].grade)
+
+
+# -- 3.4: batches go to the device from pinned memory, beside the compute
+
+OWN_BATCH = "every step gets its own batch, in order, on every rank"
+NOBODY_EARLY = "no stream, nor the CPU, touches bytes that another may still use"
+FIRST_COPY = "the steps are as short as the reference's: only the first copy is exposed"
+
+
+@lru_cache(maxsize=8)
+def best_feed(loop: given.Loop) -> given.Fed:
+    """The course's own."""
+    return given.feed_loop(reference.feed, loop)
+
+
+@exercise(
+    "3.4",
+    title="a batch to the device",
+    solution="feed",
+    verifies=(NOBODY_EARLY, OWN_BATCH, LEAN, FIRST_COPY),
+    points=3,
+    timeout_s=60.0,
+)
+def grade_feed(sheet: Sheet, feed: given.Feed) -> None:
+    """Feed each loop; the first that goes wrong is described and drawn."""
+    first = None
+    for loop in given.LOOPS:
+        sheet.ran(
+            f"{loop.num_batches} batches ({loop.name}), copies of {loop.copy_ms} ms, "
+            f"steps of {loop.step_ms} ms, {NUM_RANKS} ranks"
+        )
+        fed, right = given.feed_loop(feed, loop), best_feed(loop)
+        first = first or fed
+        fed.draw_on(sheet, right.step_ns, f"your run ({loop.name})")
+        wrong = wrong_losses(fed, right)
+        judge_results(
+            sheet, fed, wrong, safe=NOBODY_EARLY, values=OWN_BATCH, what="a loss"
+        )
+        sheet.verify(LEAN, crowded(fed))
+        sheet.stop_if_wrong()
+        sheet.verify(FIRST_COPY, _slow_feed(fed, right, loop))
+        sheet.stop_if_wrong()
+    sheet.ran(f"{len(given.LOOPS)} loops on {NUM_RANKS} ranks")
+    assert first is not None
+    best, name = best_feed(given.LOOPS[0]), given.LOOPS[0].name
+    first.draw_on(sheet, best.step_ns, f"your run ({name})")
+
+
+def wrong_losses(fed: given.Fed, right: given.Fed) -> list[Violation]:
+    """Every rank's losses are those of its own batches, in order."""
+    found = []
+    for rank, (mine, ours) in enumerate(zip(fed.values, right.values, strict=True)):
+        if len(mine) != len(ours):
+            seen, wanted = f"ran {len(mine)} steps", f"{len(ours)}, one for each sample"
+            found.append(Violation("values", f"rank {rank} {seen}", wanted, rank=rank))
+            continue
+        found += [
+            Violation(
+                "values",
+                f"step {number} on rank {rank} saw another batch",
+                f"sample {number}",
+                "in which order are the samples copied, and into what?",
+                rank=rank,
+                step=number,
+            )
+            for number, (a, b) in enumerate(zip(mine, ours, strict=True), start=1)
+            if not torch.allclose(a, b, rtol=1e-5)
+        ]
+    return found
+
+
+def _slow_feed(fed: given.Fed, right: given.Fed, loop: given.Loop) -> list[Violation]:
+    copies = [op for op in fed.program.ranks[0] if op.kind == "memcpy"]
+    hint = "launch the next copy before the step: the CPU waits in step for its loss"
+    if any(op.attributes.get("pinned") is False for op in copies):
+        hint = "some copies are from memory that is not pinned: the CPU waits for them"
+    elif all(op.stream == "default" for op in copies):
+        hint = "copies on the stream of the steps run in turn with them"
+    exposed = f"{fed.exposed_copy_ns / 1e6:.1f} ms of copies are exposed"
+    return [
+        replace(
+            violation, message=f"{loop.name}: {violation.message}; {exposed}", hint=hint
+        )
+        for violation in laws.step_law(fed.step_ns, right.step_ns)
+    ]
+
+
+# -- 3.5: how many streams are enough?
+
+FEWEST = "each is the fewest streams within 1 % of the shortest step"
+
+
+@exercise(
+    "3.5",
+    title="how many streams are enough",
+    solution="enough",
+    verifies=(FEWEST,),
+    points=1,
+    optional=True,
+    timeout_s=60.0,
+)
+def grade_enough(sheet: Sheet, enough: Mapping[str, int]) -> None:
+    """Compare with a sweep from 1 to 6 streams."""
+    sheet.ran("each job on 1 to 6 streams")
+    said = need_dict(enough, "enough")
+    wrong = []
+    for kind in given.KINDS:
+        steps = given.steps_ms(kind)
+        least = 1.01 * min(steps.values())
+        if said.get(kind) != min(n for n, step in steps.items() if step <= least):
+            wrong.append(
+                Violation(
+                    "regret",
+                    f"{kind}: {said.get(kind)!r} streams",
+                    "the fewest whose step no other number beats by more than 1 %",
+                    "count the engines that can work at once, then sweep",
+                )
+            )
+    sheet.verify(FEWEST, wrong, list_all=True)
+
+
+# -- 3.6: what a stream's synchronize does not wait for
+
+SUM_READ = "the CPU reads the sum only when it is there"
+WAITED = "the CPU goes on when the collective has ended, and not before"
+NO_MORE = "the CPU does not wait for other streams' work"
+
+
+@exercise(
+    "3.6",
+    title="what synchronize does not wait for",
+    solution=("my_number", "finish"),
+    verifies=(SUM_READ, WAITED, NO_MORE),
+    points=1,
+    optional=True,
+    timeout_s=30.0,
+)
+def grade_finish(sheet: Sheet, my_number: int, finish: given.Finish) -> None:
+    """The CPU goes on at the end of the collective: not before, not much later."""
+    sheet.ran(f"one all-reduce beside other work, sizes of number {my_number}, 2 ranks")
+    seen = given.finish_with(my_number, finish)
+    sheet.show(seen.timeline, title="your run")
+    sheet.verify(SUM_READ, laws.no_findings_law(seen.findings))
+    cpu_ns, sum_ns = seen.cpu_ns, seen.sum_ns
+    described = f"the CPU went on at {ms(cpu_ns)}, the sum was there at {ms(sum_ns)}"
+    sheet.expect(
+        WAITED,
+        cpu_ns >= sum_ns,
+        seen=described,
+        expected="the CPU goes on after the sum",
+        hint="the collective is on a stream of its communicator's: what puts the side "
+        "stream behind it?",
+    )
+    sheet.expect(
+        NO_MORE,
+        cpu_ns <= 1.02 * sum_ns,
+        seen=described,
+        expected="within 2 %",
+        hint="which stream is current when you call wait(), and what else is on it?",
+    )
+
+
+# -- 3.7: through the host's memory, or past it
+
+SETTINGS = "every setting is one that the sliders have"
+IS_DEAR = "'dear': staging makes the step 20 % longer or more"
+IS_FREE = (
+    "'free': the network is busy for half of the step, and staging costs under 1 %"
+)
+IS_COPY = "'copy': staging makes the copy 1.5 times as long, the step under 1 % longer"
+
+
+def staging(settings: Settings) -> dict[str, float]:
+    """What staging costs: of the step in percent, of the copy as a factor."""
+    direct = given.turn(**{**settings, "staged": False})
+    staged = given.turn(**{**settings, "staged": True})
+    return {
+        "costs": 100 * (staged.step_ns / direct.step_ns - 1),
+        "busy": direct.report().communication_ns / direct.step_ns,
+        "longer": given.copy_ms(staged) / given.copy_ms(direct),
+    }
+
+
+TASKS = KnobTasks(
+    given.turn,
+    usable=SETTINGS,
+    measure=staging,
+    seen="staging costs {costs:.1f} % of the step, the network is busy {busy:.0%} of "
+    "it, the copy takes {longer:.2f} times as long",
+    listed=[name for name in given.KNOBS if name != "staged"],
+    tasks=(
+        KnobTask("dear", IS_DEAR, lambda n: n["costs"] >= 20),
+        KnobTask("free", IS_FREE, lambda n: abs(n["costs"]) < 1 and n["busy"] >= 0.5),
+        KnobTask("copy", IS_COPY, lambda n: n["longer"] >= 1.5 and abs(n["costs"]) < 1),
+    ),
+)
+
+
+@exercise(
+    "3.7",
+    title="through the host, or past it",
+    solution="found",
+    verifies=TASKS.sentences,
+    points=1,
+    optional=True,
+    timeout_s=60.0,
+)
+def grade_knobs(sheet: Sheet, found: object) -> None:
+    """Resolve the learner's settings, staged and direct."""
+    sheet.ran("your three settings, each with staging and without")
+    TASKS.grade(sheet, found)

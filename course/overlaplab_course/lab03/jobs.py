@@ -1,17 +1,47 @@
-"""Jobs as data: pieces of work, the buffers that they touch, and who must wait.
+"""Jobs in slow motion: pieces of work as data, and how they are played on two ranks.
 
-Knows no torch and no cluster; `overlaplab_course.lab03.play` runs a job.
+A unit of work takes 1 ms, whatever works on it. A learner's function gets the pieces as
+tasks to launch; what the streams did is on the timeline.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlaplab import streams
+from overlaplab.cluster.run import run
+from overlaplab.grading.forms import Examined
+from overlaplab.hardware import Link, find_hardware
+from overlaplab.timeline import Span, Timeline
 
 COMPUTE, WIRE, LOAD = "compute", "wire", "load"
 INPUT = "input"  # the buffer that the caller fills before a job begins
+NUM_RANKS = 2
+SET_UP = "set up"
+WIDTH = 64  # buffers are 64 x 64 and more rows where the wire needs more bytes
+_UNIT_BYTES = 4 * WIDTH * WIDTH  # 1 ms of a wire or of a copy
+_UNIT_FLOPS = 2 * WIDTH**3  # 1 ms of computing
+
+SLOW = replace(
+    find_hardware("chalk"),
+    name="slow motion",
+    flops_per_s={"default": 1000 * _UNIT_FLOPS},
+    memory_bytes_per_s=10**15,
+    link=Link(latency_ns=0, bytes_per_s=1000 * _UNIT_BYTES, source="round numbers"),
+    host_bytes_per_s=1000 * _UNIT_BYTES,
+    pageable_bytes_per_s=500 * _UNIT_BYTES,
+    source=(
+        "round numbers: a unit of computing, sending or copying takes 1 ms; a copy "
+        "from memory that is not pinned takes twice as long"
+    ),
+)
 
 Wait = tuple[str, str]  # (who must have ended, who waits for it)
 
@@ -23,7 +53,7 @@ class Piece:
     Args:
         name: "back 3".
         on: what works on it: "compute", "wire" or "load".
-        ms: how long it takes alone, in the lab's slow motion.
+        ms: how long it takes alone.
         reads: names of the buffers that it reads.
         writes: name of the one that it writes.
     """
@@ -35,7 +65,7 @@ class Piece:
     writes: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Job:
     """Pieces in the order in which they are launched; it prints as a table.
 
@@ -48,85 +78,235 @@ class Job:
     pieces: tuple[Piece, ...]
 
     @cached_property
-    def _needs(self) -> dict[str, tuple[str, ...]]:
+    def needs(self) -> Mapping[str, tuple[str, ...]]:
+        """By piece, the names of those that must have ended before it starts.
+
+        Who wrote last what it reads, who read since then what it overwrites, and who
+        wrote that last if nobody read it. Everything earlier they have waited for.
+        """
         writer: dict[str, str] = {}
         readers: dict[str, list[str]] = {}
         needs: dict[str, tuple[str, ...]] = {}
+        order = [p.name for p in self.pieces]
         for piece in self.pieces:
             found = [writer[b] for b in piece.reads if b in writer]
             found += readers.get(piece.writes, [])
             if piece.writes in writer and not readers.get(piece.writes):
                 found.append(writer[piece.writes])
-            order = [p.name for p in self.pieces]
             needs[piece.name] = tuple(sorted(set(found), key=order.index))
             for buffer in piece.reads:
                 readers.setdefault(buffer, []).append(piece.name)
-            writer[piece.writes] = piece.name
-            readers[piece.writes] = []
+            writer[piece.writes], readers[piece.writes] = piece.name, []
         return needs
-
-    def needs(self, name: str) -> tuple[str, ...]:
-        """Names of the pieces that must have ended before the piece `name` starts.
-
-        Who wrote last what it reads, who read since then what it overwrites, and who
-        wrote that last if nobody read it. Everything earlier they have waited for.
-        """
-        return self._needs[name]
 
     @cached_property
     def waits(self) -> tuple[Wait, ...]:
         """Every need that is on another stream, in launch order."""
         on = {p.name: p.on for p in self.pieces}
         return tuple(
-            (need, p.name)
-            for p in self.pieces
-            for need in self.needs(p.name)
-            if on[need] != p.on
+            (need, name)
+            for name, needs in self.needs.items()
+            for need in needs
+            if on[need] != on[name]
         )
 
-    def __str__(self) -> str:
+    @cached_property
+    def fewest_waits(self) -> tuple[Wait, ...]:
+        """The waits that no chain of stream order and other waits implies."""
+        fewest: list[Wait] = []
+        behind: dict[str, set[str]] = {}  # what has ended before a piece starts
+        last: dict[str, str] = {}
+        for piece in self.pieces:
+            waits = [wait for wait in self.waits if wait[1] == piece.name]
+            before = {first for first, _ in waits} | {last.get(piece.on, piece.name)}
+            before.discard(piece.name)
+            implied = set[str]().union(*(behind[name] for name in before))
+            fewest += [wait for wait in waits if wait[0] not in implied]
+            behind[piece.name] = implied | before
+            last[piece.on] = piece.name
+        return tuple(fewest)
+
+    def __repr__(self) -> str:
         width = max(5, *(len(p.name) for p in self.pieces)) + 2
         rows = [f"{'piece':<{width}}{'on':<9}{'alone':>6}  must come after"]
         rows += [
             f"{p.name:<{width}}{p.on:<9}{p.ms:>3} ms  "
-            + (", ".join(self.needs(p.name)) or "the input")
+            + (", ".join(self.needs[p.name]) or "the input")
             for p in self.pieces
         ]
         return "\n".join(rows)
 
-    def __repr__(self) -> str:
-        return str(self)
+
+# -- playing
 
 
-def fewest_waits(job: Job) -> tuple[Wait, ...]:
-    """The waits that no chain of stream order and other waits implies."""
-    edges = {*job.waits, *_stream_order(job.pieces)}
-    return tuple(w for w in job.waits if not _implied(w, edges - {w}))
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One piece of work, ready to be launched.
+
+    Args:
+        name: "back 3".
+        on: the stream that it belongs on: "compute", "wire" (or "load").
+        needs: names of tasks that must have ended before it starts; all of them stand
+            earlier in the list.
+        run: launches its operators on the current stream.
+    """
+
+    name: str
+    on: str
+    needs: tuple[str, ...]
+    run: Callable[[], None]
 
 
-def _stream_order(pieces: Sequence[Piece]) -> Iterator[Wait]:
-    last: dict[str, str] = {}
-    for piece in pieces:
-        if piece.on in last:
-            yield last[piece.on], piece.name
-        last[piece.on] = piece.name
+Issue = Callable[[Sequence[Task]], object]
 
 
-def _implied(wait: Wait, edges: Iterable[Wait]) -> bool:
-    """Whether `edges` lead from the one to the other."""
-    first, goal = wait
-    nexts: dict[str, list[str]] = {}
-    for a, b in edges:
-        nexts.setdefault(a, []).append(b)
-    todo, seen = [first], {first}
-    while todo:
-        for name in nexts.get(todo.pop(), ()):
-            if name == goal:
-                return True
-            if name not in seen:
-                seen.add(name)
-                todo.append(name)
-    return False
+class Labelled(Examined):
+    """A run whose spans have the names of what they are part of."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """Rank 0's (all do the same)."""
+        return by_label(self.run.timeline).of_rank(0)
+
+
+@dataclass(frozen=True)
+class Played(Labelled):
+    """A job, played; `values`: by rank and buffer, what is in it at the end."""
+
+    job: Job
+
+
+def play(job: Job, issue: Issue) -> Played:
+    """Run `issue(tasks)` for `job` on two ranks.
+
+    The caller's stream writes the input before, and reads every buffer after.
+    """
+    return Played(run(_on_rank, job, issue, world_size=NUM_RANKS, hardware=SLOW), job)
+
+
+def _on_rank(job: Job, issue: Issue) -> dict[str, torch.Tensor]:
+    with streams.annotate(SET_UP):
+        rows = {INPUT: WIDTH}
+        for piece in job.pieces:
+            units = 1 if piece.on == COMPUTE else piece.ms
+            rows[piece.writes] = max(rows.get(piece.writes, 0), WIDTH * units)
+        buffers = {name: named_zeros(name, number) for name, number in rows.items()}
+        streams.synchronize()  # what follows need not wait for it
+    seed = torch.Generator().manual_seed(dist.get_rank())
+    start = torch.randn(WIDTH, WIDTH, generator=seed)
+    with streams.annotate("input"):
+        compute([start], buffers[INPUT], 1)
+    issue([_make_task(job, piece, buffers) for piece in job.pieces])
+    values = {name: buffer[:WIDTH] for name, buffer in buffers.items()}
+    with streams.annotate("collect"):
+        compute(list(values.values()), torch.empty(WIDTH, WIDTH), 1)
+    return {name: value.clone() for name, value in values.items()}
+
+
+def _make_task(job: Job, piece: Piece, buffers: Mapping[str, torch.Tensor]) -> Task:
+    inputs = [buffers[name][:WIDTH] for name in piece.reads]
+    output = buffers[piece.writes]
+    if piece.on == LOAD:
+        host = pinned(piece.ms, 0.1 * (1 + job.pieces.index(piece)))
+
+    def launch() -> None:
+        with streams.annotate(piece.name):
+            if piece.on == COMPUTE:
+                compute(inputs, output, piece.ms)
+            elif piece.on == WIRE:
+                output[:WIDTH].copy_(sum(inputs[1:], start=inputs[0]))
+                dist.all_reduce(output[: WIDTH * piece.ms])
+            else:
+                output[: WIDTH * piece.ms].copy_(host, non_blocking=True)
+
+    return Task(piece.name, piece.on, job.needs[piece.name], launch)
+
+
+def named_zeros(name: str, rows: int = WIDTH) -> torch.Tensor:
+    """Zeros on the device, called `name` in findings."""
+    made = torch.zeros(rows, WIDTH, device=streams.device())
+    streams.name_tensor(made, name)
+    return made
+
+
+def pinned(units: int, value: float) -> torch.Tensor:
+    """What takes `units` ms to copy to the device: pinned memory of the host."""
+    return torch.full((WIDTH * units, WIDTH), value, device="cpu").pin_memory()
+
+
+def compute(inputs: Sequence[torch.Tensor], output: torch.Tensor, units: int) -> None:
+    """One kernel of `units` milliseconds that reads all of `inputs`."""
+    factor = torch.full((1, 1), 0.01, device=output.device)
+    a, b = factor.expand(WIDTH, WIDTH * units), factor.expand(WIDTH * units, WIDTH)
+    torch.addmm(sum(inputs[1:], start=inputs[0]), a, b, out=output)
+
+
+def by_label(timeline: Timeline) -> Timeline:
+    """The same with labels in the place of operators' names: figures print them.
+
+    Messages without one are numbered as in findings. What the CPU does keeps its name;
+    what it did before the job is left out.
+    """
+    timeline = timeline.where(lambda span: span.attributes.get("label") != SET_UP)
+    messages = [s for s in timeline.spans if s.kind == "communication"]
+    ops = sorted({(s.rank, int(s.attributes["op"])) for s in messages})
+    first = {rank: place for place, (rank, _) in reversed(list(enumerate(ops)))}
+
+    def shown(span: Span) -> str:
+        if span.attributes.get("label"):
+            return str(span.attributes["label"])
+        if span.kind != "communication":
+            return span.name
+        place = ops.index((span.rank, int(span.attributes["op"])))
+        return f"{span.name} #{place - first[span.rank]}"
+
+    spans = (
+        s if s.kind in ("launch", "host") else replace(s, name=shown(s))
+        for s in timeline.spans
+    )
+    return replace(timeline, spans=tuple(spans))
+
+
+@dataclass(frozen=True)
+class IssueOn:
+    """Issue tasks on streams by name, with an event for each wait.
+
+    Args:
+        side: streams to make; the caller's has the name "compute".
+        stream_of: by task.
+        waits: who must have ended, who waits for it.
+    """
+
+    side: tuple[str, ...]
+    stream_of: Mapping[str, str]
+    waits: tuple[Wait, ...]
+
+    def __call__(self, tasks: Iterable[Task]) -> None:
+        caller = streams.current_stream()
+        side = {name: streams.Stream() for name in self.side}
+        for stream in side.values():
+            stream.wait_stream(caller)
+        ended: dict[str, Any] = {}
+        for task in tasks:
+            own = side.get(self.stream_of[task.name], caller)
+            for first, then in self.waits:
+                if then == task.name:
+                    own.wait_event(ended[first])
+            with streams.stream(own):
+                task.run()
+            ended[task.name] = own.record_event()
+        for stream in side.values():
+            caller.wait_stream(stream)
+
+
+def one_stream(tasks: Sequence[Task]) -> None:
+    """Everything on the caller's stream, in launch order."""
+    for task in tasks:
+        task.run()
+
+
+# -- the lesson's jobs
 
 
 def backward_job() -> Job:
@@ -144,24 +324,45 @@ def backward_job() -> Job:
     return Job("four layers", tuple(order))
 
 
-def drawn_job(seed: int, num_pieces: int = 12) -> Job:
-    """A job on two streams, by lot: each piece reads one or two of the last five."""
-    draw = random.Random(seed)
-    pieces: list[Piece] = []
-    for number in range(num_pieces):
-        on = draw.choice((COMPUTE, COMPUTE, WIRE)) if number else COMPUTE
-        recent = [p.writes for p in pieces[-5:]]
-        reads = draw.sample(recent, min(len(recent), draw.choice((1, 1, 2))))
-        if not reads or draw.random() < 0.15:
-            reads = [INPUT]
-        letter = "c" if on == COMPUTE else "w"
-        name = f"{letter}{number}"
-        pieces.append(Piece(name, on, draw.randint(1, 4), tuple(reads), f"of {name}"))
-    return Job(f"by lot, no. {seed}", tuple(pieces))
+class Pipeline(Job):
+    """One learner's job on three streams."""
+
+    @property
+    def every_wait(self) -> list[Wait]:
+        """A wait for each need on another stream: enough, and too many."""
+        return list(self.waits)
+
+    def play(self, waits: Iterable[Wait]) -> Played:
+        """Run the job with these waits.
+
+        Raises:
+            ValueError: a wait names no task, or one that is launched later.
+        """
+        waits = tuple(waits)
+        if problems := self.misfits(waits):
+            raise ValueError(problems[0])
+        stream_of = {piece.name: piece.on for piece in self.pieces}
+        return play(self, IssueOn((WIRE, LOAD), stream_of, waits))
+
+    def misfits(self, waits: Iterable[Wait]) -> list[str]:
+        """What is wrong with waits that are no pair of tasks in launch order."""
+        order = [p.name for p in self.pieces]
+        found = []
+        for wait in waits:
+            names = tuple(wait) if isinstance(wait, (tuple, list)) else (wait,)
+            if len(names) != 2 or any(name not in order for name in names):
+                found.append(f"{wait!r} is no pair of tasks of this job")
+            elif order.index(names[0]) >= order.index(names[1]):
+                found.append(
+                    f"{wait!r}: {names[0]!r} is launched after {names[1]!r}, so its "
+                    "event is not recorded yet; a GPU would not wait at all"
+                )
+        return found
 
 
-def pipeline_job(number: int, num_batches: int = 3) -> Job:
-    """Batches that are loaded, worked on and sent, on three streams.
+@lru_cache(maxsize=16)
+def pipeline(number: int) -> Pipeline:
+    """Batches that are loaded, worked on and sent: the job of a learner's number.
 
     Two buffers of each kind take turns, so batch 3 overwrites what batch 1 used. The
     number draws how long the pieces take and what else reads the buffers.
@@ -173,8 +374,7 @@ def pipeline_job(number: int, num_batches: int = 3) -> Job:
     load_ms, send_ms = draw.choice(((2, 3), (3, 2), (2, 2)))
     pieces: list[Piece] = []
     updates: list[Piece] = []
-    for i in range(1, num_batches + 1):
-        slot = "AB"[(i - 1) % 2]
+    for i, slot in enumerate("ABA", start=1):
         batch = [f"batch {slot}"] + ([f"labels {slot}"] if labels_too else [])
         pieces.append(Piece(f"load {i}", LOAD, load_ms, (), batch[0]))
         if labels_too:
@@ -189,4 +389,4 @@ def pipeline_job(number: int, num_batches: int = 3) -> Job:
     pieces += updates
     if norm_last:
         pieces.append(Piece("norm", WIRE, 1, ("weights", "out A", "out B"), "norm"))
-    return Job(f"three streams, no. {number}", tuple(pieces))
+    return Pipeline(f"three streams, no. {number}", tuple(pieces))

@@ -16,9 +16,15 @@ import torch.distributed as dist
 from overlaplab import streams
 from overlaplab.bench.timing import Step, time_in_turn
 from overlaplab_course.lab03 import reference
-from overlaplab_course.lab03.jobs import COMPUTE, INPUT, Job, Piece, backward_job
-from overlaplab_course.lab03.play import Task
-from overlaplab_course.lab03.schedule import one_stream
+from overlaplab_course.lab03.jobs import (
+    COMPUTE,
+    INPUT,
+    Job,
+    Piece,
+    Task,
+    backward_job,
+    one_stream,
+)
 from overlaplab_course.lab03.stream_races import races, sanitizer
 
 ROUNDS, STEPS = 8, 4
@@ -117,7 +123,7 @@ def _tasks(job: Job, size: int, unit_bytes: int) -> list[Task]:
             dist.all_reduce(message[piece.name][: piece.ms * unit_bytes // 4])
 
         launch = compute if piece.on == COMPUTE else send
-        return Task(piece.name, piece.on, job.needs(piece.name), launch)
+        return Task(piece.name, piece.on, job.needs[piece.name], launch)
 
     return [task(piece) for piece in job.pieces]
 

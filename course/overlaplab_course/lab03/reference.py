@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab_course.lab03.play import Task
+from overlaplab_course.lab03.jobs import Task
 
 
 def issue(tasks: Sequence[Task]) -> None:
