@@ -135,7 +135,8 @@ def _under_sanitizer(variant: str) -> dict[str, Any]:
 
 def _shortened(text: str) -> str:
     """Without this machine's folders; the first report only."""
-    text = re.sub(r'File "[^"]*/((torch|overlaplab|overlaplab_course)/[^"]*)"', r'File "\1"', text)
+    ours = r'File "[^"]*/((torch|overlaplab(_course)?)/[^"]*)"'
+    text = re.sub(ours, r'File "\1"', text)
     text = re.sub(r'File "[^"]*/races\.py"', 'File "races.py"', text)
     lines = text.strip().splitlines()
     return "\n".join(line[:200] for line in lines[:40])
