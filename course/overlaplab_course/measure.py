@@ -22,9 +22,8 @@ from overlaplab.bench.command import (
     out_option,
     run_command,
     world_size_option,
-    write_from_rank_0,
 )
-from overlaplab.bench.device import device_description
+from overlaplab.bench.workload import device_description, write_from_rank_0
 from overlaplab.profiling.processes import find_world_size, run_ranks
 
 PROGRAM = "overlaplab_course.measure"

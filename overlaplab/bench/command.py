@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,15 +15,24 @@ import click
 import torch.distributed as dist
 
 from overlaplab.bench import data_parallel, traces
-from overlaplab.bench.device import device_description
-from overlaplab.bench.predict.compare import compare
-from overlaplab.bench.predict.grid import GPU, LINKS, REHEARSAL
-from overlaplab.bench.predict.measure import describe, measure_on_link
-from overlaplab.bench.predict.page import claim, errors_table, fill
+from overlaplab.bench.predict.compare import claim, compare, errors_table
+from overlaplab.bench.predict.measure import (
+    GPU,
+    LINKS,
+    REHEARSAL,
+    describe,
+    measure_on_link,
+)
 from overlaplab.bench.read_traces.measure import Plan, known_files, measure
+from overlaplab.bench.workload import (
+    MAIN,
+    MODELS,
+    device_description,
+    write_from_rank_0,
+    write_json,
+)
 from overlaplab.calibrate.plan import CPU as CPU_PLAN
 from overlaplab.calibrate.plan import GPU as GPU_PLAN
-from overlaplab.files import write_whole
 from overlaplab.profiling.processes import find_world_size, run_ranks
 from overlaplab.version import find_version
 
@@ -57,7 +66,7 @@ def benchmarks() -> None:
 @click.option(
     "--models",
     multiple=True,
-    type=click.Choice(list(data_parallel.MODELS)),
+    type=click.Choice(list(MODELS)),
     help="Again for more.  [default: three]",
 )
 @click.option("--batches", multiple=True, type=int, help="Again for more.")
@@ -81,39 +90,22 @@ def data_parallel_command(
     plan = data_parallel.QUICK if quick else data_parallel.Plan()
     if tokens:
         plan = replace(plan, tokens=tokens)
-    run_ranks(
-        _measure_data_parallel,
-        heading("data-parallel", backend),
-        (models, batches, plan, quick, traces),
-        out,
-        backend=backend,
-        world_size=find_world_size(backend, world_size),
+    brief = plan if quick else replace(plan, **data_parallel.BRIEF)
+    cases = [
+        (name, batch, plan if name == MAIN else brief, traces)
+        for name in models or data_parallel.CASES
+        for batch in batches or data_parallel.CASES.get(name, (2,))
+    ]
+    measure_cases(
+        "data-parallel", data_parallel.measure_case, cases, out, backend, world_size
     )
-
-
-def _measure_data_parallel(
-    results: dict[str, Any],
-    what: tuple[Sequence[str], Sequence[int], data_parallel.Plan, bool, Path | None],
-    out: Path | None,
-) -> None:
-    """One process: measure every case, let rank 0 write after each."""
-    models, batches, plan, quick, traces = what
-    results |= {"world_size": dist.get_world_size(), **device_description()}
-    results["cases"] = []
-    for name in models or data_parallel.CASES:
-        if not quick and name != data_parallel.MAIN:
-            plan = replace(plan, **data_parallel.BRIEF)
-        for batch in batches or data_parallel.CASES.get(name, (2,)):
-            case = data_parallel.measure_case(name, batch, plan, traces)
-            results["cases"].append(case)
-            write_from_rank_0(results, out)
 
 
 @benchmarks.command("traces")
 @click.option(
     "--model",
-    type=click.Choice(list(data_parallel.MODELS)),
-    default=data_parallel.MAIN,
+    type=click.Choice(list(MODELS)),
+    default=MAIN,
     show_default=True,
 )
 @click.option("--batches", multiple=True, type=int, default=(2, 8), show_default=True)
@@ -135,25 +127,9 @@ def traces_command(
     world_size: int | None,
 ) -> None:
     """Traces of our reducers and of DistributedDataParallel, for `report`."""
-    run_ranks(
-        _measure_traces,
-        heading("traces", backend),
-        (model, batches, tokens, folder),
-        backend=backend,
-        world_size=find_world_size(backend, world_size),
-    )
-
-
-def _measure_traces(
-    results: dict[str, Any], what: tuple[str, Sequence[int], int, Path]
-) -> None:
-    model, batches, tokens, folder = what
-    results |= {"world_size": dist.get_world_size(), **device_description()}
-    results["cases"] = []
-    for batch in batches:
-        case = traces.measure_case(model, batch, tokens, folder / f"b{batch}")
-        results["cases"].append(case)
-        write_from_rank_0(results, folder / "traces.json")
+    cases = [(model, batch, tokens, folder / f"b{batch}") for batch in batches]
+    out = folder / "traces.json"
+    measure_cases("traces", traces.measure_case, cases, out, backend, world_size)
 
 
 @benchmarks.command("read-traces")
@@ -183,9 +159,7 @@ def read_traces_command(
     results["command"] = without_paths(results["command"])
     plan = Plan(hta_python, rounds, large, limit_gib * 2**30)
     results |= measure(files or known_files(), plan, click.echo)
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, (json.dumps(results, indent=1) + "\n").encode())
+    write_json(results, out)
 
 
 @benchmarks.group("predict")
@@ -231,38 +205,52 @@ def measure_command(
 
 
 @predict.command("compare")
-@click.argument(
-    "measured", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)
-)
+@click.argument("measured", type=click.Path(path_type=Path, exists=True))
 @click.option(
     "--programs",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Keep the recorded programs here, for the next time.",
 )
-@click.option(
-    "--page",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Make the tables of this page anew.",
-)
 @out_option
-def compare_command(
-    measured: Sequence[Path], programs: Path | None, page: Path | None, out: Path | None
-) -> None:
-    """Predict what MEASURED holds, from its calibration; no GPU is needed.
-
-    Of several files a later one's link stands instead of an earlier one's.
-    """
-    answer = compare(
-        [json.loads(path.read_text()) for path in measured],
-        lambda what: click.echo(what, err=True),
-        programs,
-    )
-    if out:
-        write_whole(out, (json.dumps(answer, indent=1) + "\n").encode())
-    if page:
-        write_whole(page, fill(page.read_text(), answer).encode())
-    click.echo(errors_table(answer))
+def compare_command(measured: Path, programs: Path | None, out: Path | None) -> None:
+    """Predict what MEASURED holds, from its calibration; no GPU is needed."""
+    stored = json.loads(measured.read_text())
+    answer = compare(stored, lambda what: click.echo(what, err=True), programs)
+    write_json(answer, out)
+    click.echo(errors_table(answer).markdown())
     click.echo(claim(answer))
+
+
+def measure_cases(
+    benchmark: str,
+    measure: Callable[..., dict[str, Any]],
+    cases: Sequence[tuple[Any, ...]],
+    out: Path | None,
+    backend: str,
+    world_size: int | None,
+) -> None:
+    """Call `measure` with each of `cases` on all ranks; write after each.
+
+    Args:
+        measure: a function of a module; rank 0's answer counts.
+    """
+    head = heading(benchmark, backend)
+    size = find_world_size(backend, world_size)
+    work = (head, measure, cases, out)
+    run_ranks(_measure_cases, *work, backend=backend, world_size=size)
+
+
+def _measure_cases(
+    results: dict[str, Any],
+    measure: Callable[..., dict[str, Any]],
+    cases: Sequence[tuple[Any, ...]],
+    out: Path | None,
+) -> None:
+    found: list[dict[str, Any]] = []
+    results |= {"world_size": dist.get_world_size(), **device_description()}
+    for case in cases:
+        found.append(measure(*case))
+        write_from_rank_0({**results, "cases": found}, out)
 
 
 def heading(
@@ -281,12 +269,6 @@ def heading(
 def without_paths(command: str) -> str:
     """Files by their names alone: results speak of no machine's folders."""
     return " ".join(word.rpartition("/")[2] for word in command.split(" "))
-
-
-def write_from_rank_0(results: dict[str, Any], out: Path | None) -> None:
-    if out and dist.get_rank() == 0:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def run_command(command: click.Command, program: str) -> int:

@@ -8,7 +8,6 @@ variant's gradients with a plain all-reduce before any time is believed.
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,23 +24,10 @@ from overlaplab.bench import variants
 from overlaplab.bench.kernels import kernel_sums
 from overlaplab.bench.timing import Samples, time_in_turn
 from overlaplab.bench.variants import Variant
+from overlaplab.bench.workload import build, release_memory, say
 from overlaplab.errors import CaptureError
-from overlaplab.models import Transformer, TransformerConfig
 from overlaplab.profiling.profile import profile
 
-MODELS: dict[str, TransformerConfig] = {
-    "tiny": TransformerConfig(),
-    "gpt-162m": TransformerConfig(
-        num_layers=12, d_model=768, num_heads=12, vocab_size=50304
-    ),
-    "gpt-738m": TransformerConfig(
-        num_layers=12, d_model=2048, num_heads=16, vocab_size=32768
-    ),
-    "gpt-1.4b": TransformerConfig(
-        num_layers=24, d_model=2048, num_heads=16, vocab_size=50304
-    ),
-}
-MAIN = "gpt-738m"
 CASES = {"gpt-738m": (1, 2, 8), "gpt-162m": (2, 8), "gpt-1.4b": (1, 2)}
 PROFILED = (
     "compute",
@@ -101,22 +87,10 @@ def measure_case(
     name: str, batch_size: int, plan: Plan, traces: Path | None = None
 ) -> dict[str, Any]:
     """All variants of one model and batch size. Collective; rank 0's result counts."""
-    device = streams.device()
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with torch.device(device):  # on one CPU thread this would take many seconds
-        torch.manual_seed(0)
-        model = Transformer(MODELS[name]).to(dtype)
-    num_parameters = sum(p.numel() for p in model.parameters())
-    say(f"\n{name}: {num_parameters / 1e6:.1f} M parameters, batch {batch_size}")
-    batch = random_batch(MODELS[name], batch_size, plan.tokens, device)
+    model, batch, head = build(name, batch_size, plan.tokens)
+    millions = head["num_parameters"] / 1e6
+    say(f"\n{name}: {millions:.1f} M parameters, batch {batch_size}")
     case = _Case(model, batch, plan)
-    head = {
-        "model": name,
-        "num_parameters": num_parameters,
-        "dtype": str(dtype).removeprefix("torch."),
-        "batch": batch_size,
-        "tokens": plan.tokens,
-    }
     result = head | case.run(traces and traces / f"{name}-b{batch_size}")
     del case, model
     release_memory()
@@ -326,26 +300,3 @@ def _graph_groups() -> dict[str, dist.ProcessGroup]:
         return {}
     priority = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     return {"ours": dist.new_group(pg_options=priority), "ddp": dist.new_group()}
-
-
-def say(text: str) -> None:
-    """Progress, from rank 0 only."""
-    if dist.get_rank() == 0:
-        print(text, flush=True)
-
-
-def release_memory() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def random_batch(
-    config: TransformerConfig, size: int, tokens: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Random tokens, other ones on every rank."""
-    generator = torch.Generator(device).manual_seed(1 + dist.get_rank())
-    text = torch.randint(
-        config.vocab_size, (size, tokens + 1), generator=generator, device=device
-    )
-    return text[:, :-1].contiguous(), text[:, 1:].contiguous()

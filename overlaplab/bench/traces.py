@@ -8,23 +8,21 @@ costs, and how much exposed communication it sees.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from overlaplab import streams
 from overlaplab.bench import variants
-from overlaplab.bench.data_parallel import MODELS, random_batch, release_memory, say
 from overlaplab.bench.timing import run_block, slowest, time_in_turn
 from overlaplab.bench.variants import Variant
-from overlaplab.models import Transformer
+from overlaplab.bench.workload import build, release_memory, say
 from overlaplab.profiling.profile import Profile, profile
 
 ONE_BUCKET_MIB = 1 << 20
+DDP_100: dict[str, Any] = {"bucket_cap_mb": 100, "views": True, "static_graph": True}
 WARMUP_STEPS = 12  # DDP has found its buckets by then
 PROFILER_WARMUP = 2
 PROFILED_STEPS = 3
@@ -47,32 +45,20 @@ def measure_case(
     Returns:
         The head of the case and the unprofiled times; rank 0's result counts.
     """
-    device = streams.device()
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with torch.device(device):
-        torch.manual_seed(0)
-        model = Transformer(MODELS[name]).to(dtype)
-    batch = random_batch(MODELS[name], batch_size, tokens, device)
-    makers: dict[str, Callable[[], Variant]] = {
-        "compute": functools.partial(variants.compute, model, batch),
-        "serial": functools.partial(variants.serial, model, batch),
-        "per-parameter": functools.partial(variants.hooks, model, batch),
-        "ddp-default": functools.partial(variants.ddp, model, batch),
-        "ddp-100": functools.partial(
-            variants.ddp,
-            model,
-            batch,
-            bucket_cap_mb=100,
-            views=True,
-            static_graph=True,
+    model, batch, head = build(name, batch_size, tokens)
+    case = model, batch
+    built: dict[str, Variant] = {
+        "compute": variants.compute(*case),
+        "serial": variants.serial(*case),
+        "per-parameter": variants.hooks(*case),
+        "ddp-default": variants.ddp(*case),
+        "ddp-100": variants.ddp(
+            *case, bucket_cap_mb=100, views=True, static_graph=True
         ),
-        "ours-25": functools.partial(variants.bucketed, model, batch, 25),
-        "ours-100": functools.partial(variants.bucketed, model, batch, 100),
-        "ours-one-bucket": functools.partial(
-            variants.bucketed, model, batch, ONE_BUCKET_MIB
-        ),
+        "ours-25": variants.bucketed(*case, 25),
+        "ours-100": variants.bucketed(*case, 100),
+        "ours-one-bucket": variants.bucketed(*case, ONE_BUCKET_MIB),
     }
-    built = {variant: make() for variant, make in makers.items()}
     steps: Mapping[str, Callable[[], object]] = {k: v.step for k, v in built.items()}
     for step in steps.values():
         for _ in range(WARMUP_STEPS):
@@ -88,14 +74,11 @@ def measure_case(
     for made in built.values():
         made.close()
     result = {
-        "model": name,
-        "dtype": str(dtype).removeprefix("torch."),
-        "batch": batch_size,
-        "tokens": tokens,
+        **head,
         "variants": {k: t.to_json() for k, t in times.items()},
         "profile_modes": modes,
     }
-    del built, steps, model
+    del built, steps, case, model
     release_memory()
     return result
 

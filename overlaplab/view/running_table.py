@@ -41,10 +41,15 @@ class Table:
     def __repr__(self) -> str:
         return str(self)
 
-    def _repr_markdown_(self) -> str:
-        rule = ("---", *["---:"] * (len(self.header) - 1))
+    def markdown(self) -> str:
+        """The table without its note."""
+        right = len(self.header) - self.left
+        rule = ["---"] * self.left + ["---:"] * right
         lines = [f"| {' | '.join(c)} |" for c in (self.header, rule, *self.rows)]
-        return "\n".join([*lines, "", self.note])
+        return "\n".join(lines)
+
+    def _repr_markdown_(self) -> str:
+        return f"{self.markdown()}\n\n{self.note}"
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)

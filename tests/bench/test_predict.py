@@ -10,11 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.bench.predict.compare import compare
-from overlaplab.bench.predict.errors import Row, quantile, ranking, summary
-from overlaplab.bench.predict.grid import GPU, Grid
-from overlaplab.bench.predict.measure import describe, measure_on_link
-from overlaplab.bench.predict.page import claim, fill
+from overlaplab.bench.predict.compare import (
+    Row,
+    claim,
+    compare,
+    quantile,
+    ranking,
+    summary,
+)
+from overlaplab.bench.predict.measure import GPU, Grid, describe, measure_on_link
 from overlaplab.bench.predict.predict import middle_step, repeat, step_ends
 from overlaplab.calibrate.plan import GPU as CALIBRATION
 from overlaplab.calibrate.recorded import record_steps, step_starts
@@ -23,6 +27,7 @@ from overlaplab.models import TransformerConfig
 from overlaplab.profiling.processes import run_ranks
 from overlaplab.program import Program, resolve
 from overlaplab.techniques.data_parallel import BucketedReducer
+from prediction import fill
 from tests.calibrate.small_plan import SMALL as SMALL_PLAN
 
 RESULTS = Path(__file__).parents[2] / "overlaplab/bench/results"
@@ -123,7 +128,7 @@ def test_steps_that_differ_are_refused() -> None:
 
 
 def test_no_configuration_of_the_grid_is_calibrated_on() -> None:
-    from overlaplab.bench.data_parallel import MODELS
+    from overlaplab.bench.workload import MODELS
 
     calibrated = {
         (case.d_model, case.num_layers)
@@ -174,11 +179,11 @@ def test_both_halves_on_the_cpu(tmp_path: Path) -> None:
     cases = measured["links"]["nvlink"]["cases"]
     assert [case["launch_bound"] for case in cases] == [False, True]
     assert set(cases[0]["variants"]) == {"serial", "per parameter", "bucketed 0.2"}
-    answer = compare([measured], lambda what: None, tmp_path / "programs")
+    answer = compare(measured, lambda what: None, tmp_path / "programs")
     assert len(answer["rows"]) == len(answer["launch_bound"]["rows"]) == 3
     assert all(row["predicted_step_ms"] > 0 for row in answer["rows"])
     assert answer["summary"]["configurations"] == 3
-    again = compare([measured], lambda what: None, tmp_path / "programs")
+    again = compare(measured, lambda what: None, tmp_path / "programs")
     assert again == answer
     assert "3 configurations" in claim(answer)
 

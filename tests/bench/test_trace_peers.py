@@ -15,8 +15,9 @@ import pytest
 
 import overlaplab as ol
 from overlaplab.bench import command
-from overlaplab.bench.read_traces import growth, hta_rules, measure, page
+from overlaplab.bench.read_traces import growth, hta_rules, measure
 from overlaplab.timeline import Source, Span, Timeline
+from tests.bench.trace_tables import tables
 
 US = 1000
 TRACES = Path(__file__).parents[1] / "traces" / "hta"
@@ -318,7 +319,7 @@ def test_our_stored_numbers_are_the_exact_ones(stored: dict[str, Any]) -> None:
 def test_the_page_shows_the_newest_results() -> None:
     newest = json.loads(STORED[-1].read_text())
     shown = (RESULTS / "README.md").read_text()
-    assert all(table in shown for table in page.tables(newest))
+    assert all(table in shown for table in tables(newest))
 
 
 def test_a_file_that_hta_cannot_read_has_its_error_in_the_table() -> None:
@@ -328,5 +329,5 @@ def test_a_file_that_hta_cannot_read_has_its_error_in_the_table() -> None:
         "ours": SIDE,
         "hta": {"error": "IndexError"},
     }
-    costs, _ = page.tables({"files": [row]})
+    costs, _ = tables({"files": [row]})
     assert "| x | 1.0 | 0.000 | IndexError | - | - | 0 | - | - | - |" in costs

@@ -310,7 +310,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = Path(arguments.out)
     folder.mkdir(parents=True, exist_ok=True)
-    from overlaplab.bench.device import device_description
+    from overlaplab.bench.workload import device_description
 
     names = arguments.cases or list(CASES)
     errors = _run_on_gpus(names, str(folder))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from overlaplab.bench.data_parallel import MODELS
+from overlaplab.bench.workload import MODELS
 from overlaplab.models import LLAMA_70B, Transformer, TransformerConfig
 from overlaplab.models.transformer import Block
 

@@ -1,6 +1,6 @@
 """The half that needs GPUs: calibrate, then time every configuration of the grid.
 
-The calibration comes first and from other programs, see `profiling.calibrate.plan`. The
+The calibration comes first and from other programs, see `calibrate.plan`. The
 file is written after each case, so that a kill loses nothing. Each link has processes
 of its own: NCCL reads `NCCL_P2P_DISABLE` when it starts.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,16 @@ from torch import nn
 
 from overlaplab import streams
 from overlaplab.bench import variants
-from overlaplab.bench.data_parallel import (
-    MODELS,
-    random_batch,
-    release_memory,
-    say,
-)
 from overlaplab.bench.kernels import kernel_sums
-from overlaplab.bench.predict.grid import Grid
 from overlaplab.bench.timing import time_in_turn
 from overlaplab.bench.variants import Variant
+from overlaplab.bench.workload import (
+    MODELS,
+    build,
+    release_memory,
+    say,
+    write_from_rank_0,
+)
 from overlaplab.calibrate.clock import sleep
 from overlaplab.calibrate.measure import (
     measure_device,
@@ -37,13 +37,76 @@ from overlaplab.calibrate.measure import (
     measure_link,
 )
 from overlaplab.calibrate.plan import CalibrationPlan
-from overlaplab.files import write_whole
-from overlaplab.models import Transformer
 from overlaplab.profiling.profile import profile
 
 PROFILED_STEPS = 2
 LEAST_ROUNDS = 2
 AHEAD_NS = 100_000_000
+# Set before NCCL starts; without P2P the GPUs talk through the host's memory.
+LINKS: dict[str, dict[str, str]] = {"nvlink": {}, "p2p-off": {"NCCL_P2P_DISABLE": "1"}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The configurations of the comparison.
+
+    Args:
+        batches: sizes for each model of `data_parallel.MODELS`.
+        launch_bound: the same, of steps that wait for the CPU; they are reported apart.
+        buckets_mib: caps of the bucketed reducer.
+        tokens: sequence length.
+        links: of `LINKS`.
+        rounds: most blocks of each variant; the time that is left may allow fewer.
+        steps_a_round: counted steps of a block.
+        warmup: steps before a variant is timed.
+    """
+
+    batches: Mapping[str, tuple[int, ...]]
+    launch_bound: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    buckets_mib: tuple[float, ...] = (12, 50, 200, 800)
+    tokens: int = 1024
+    links: tuple[str, ...] = tuple(LINKS)
+    rounds: int = 5
+    steps_a_round: int = 3
+    warmup: int = 3
+
+    def cases(self) -> list[tuple[str, int, bool]]:
+        """(model, batch, whether it is bound by launches)."""
+        return [
+            (name, batch, apart)
+            for sizes, apart in ((self.batches, False), (self.launch_bound, True))
+            for name, several in sizes.items()
+            for batch in several
+        ]
+
+    def variants(self) -> dict[str, float | None]:
+        """Name to bucket cap, None where there is none."""
+        return {
+            "serial": None,
+            "per parameter": None,
+            **{f"bucketed {cap:g}": cap for cap in self.buckets_mib},
+        }
+
+
+# Batches that keep the GPU busy: earlier measurements of this benchmark (results/
+# data_parallel-2xH100-2026-11-28.json) say that eager steps of fewer sequences are
+# bound by launches here, and then vary by a fifth from one round to the next.
+GPU = Grid(
+    batches={
+        "gpt-162m": (20, 28, 40),
+        "gpt-738m": (6, 8, 12),
+        "gpt-1.4b": (5, 6, 8),
+    },
+    launch_bound={"gpt-162m": (8,), "gpt-738m": (2,)},
+)
+REHEARSAL = Grid(
+    batches={"tiny": (1, 2)},
+    buckets_mib=(0.05, 0.2),
+    tokens=16,
+    rounds=1,
+    steps_a_round=2,
+    warmup=1,
+)
 
 
 def measure_on_link(
@@ -67,21 +130,17 @@ def measure_on_link(
     found: dict[str, Any] = {"cases": [], "skipped": []}
     results.setdefault("links", {})[link] = found
 
-    def tell(what: str) -> None:
+    def progress(what: str) -> None:
         say(f"{link}: {what} ({until - time.time():.0f} s left)")
 
-    def write() -> None:
-        if dist.get_rank() == 0:
-            write_whole(out, (json.dumps(results, indent=1) + "\n").encode())
-
     found["calibration"] = {
-        **measure_link(plan, tell),
-        "launches": measure_launches(plan, tell),
+        **measure_link(plan, progress),
+        "launches": measure_launches(plan, progress),
     }
     if "device" not in results:
-        results["device"] = measure_device(plan, tell)
+        results["device"] = measure_device(plan, progress)
     release_memory()
-    write()
+    write_from_rank_0(results, out)
     cases = grid.cases()
     weights = [_weight(name, batch) for name, batch, _ in cases]
     slowness = 0.0  # least seconds for a weight of one, of the slowest case so far
@@ -91,15 +150,15 @@ def measure_on_link(
         if _agree(until - begin < slowness * weights[number]):
             found["skipped"].append([name, batch])
             continue
-        tell(f"{name}, batch {batch}")
+        progress(f"{name}, batch {batch}")
         case = _measure_case(name, batch, grid, share, 0 if apart else AHEAD_NS)
         spare_s = (case["rounds"] - LEAST_ROUNDS) * case["round_s"]
         slowness = max(slowness, (time.time() - begin - spare_s) / weights[number])
         found["cases"].append({"launch_bound": apart, **case})
-        write()
+        write_from_rank_0(results, out)
     if not _agree(until - time.time() < 12):
-        found["calibration"]["launches_after"] = measure_launches(plan, tell)
-    write()
+        found["calibration"]["launches_after"] = measure_launches(plan, progress)
+    write_from_rank_0(results, out)
 
 
 def _weight(name: str, batch: int) -> float:
@@ -121,12 +180,7 @@ def _measure_case(
 ) -> dict[str, Any]:
     """All variants of one model and batch size. Collective."""
     begin = time.time()
-    device = streams.device()
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with torch.device(device):
-        torch.manual_seed(0)
-        model = Transformer(MODELS[name]).to(dtype)
-    inputs = random_batch(MODELS[name], batch, grid.tokens, device)
+    model, inputs, head = build(name, batch, grid.tokens)
     built = _build(model, inputs, grid)
     steps = {kind: variant.step for kind, variant in built.items()}
     for _ in range(grid.warmup):
@@ -139,7 +193,7 @@ def _measure_case(
     left_s = share_s - (time.time() - begin) - 2 - (PROFILED_STEPS + 2) * once_s
     round_s = once_s * (grid.steps_a_round + 1)
     rounds = max(LEAST_ROUNDS, min(grid.rounds, int(left_s / round_s)))
-    both = torch.tensor([rounds], device=device)
+    both = torch.tensor([rounds], device=streams.device())
     dist.all_reduce(both, dist.ReduceOp.MIN)
     stolen = _stolen_ticks()
     times = time_in_turn(
@@ -150,10 +204,7 @@ def _measure_case(
         _profile_in_turn(steps, num_steps=PROFILED_STEPS, ahead_ns=ahead_ns)
     )
     result = {
-        "model": name,
-        "batch": batch,
-        "tokens": grid.tokens,
-        "dtype": str(dtype).removeprefix("torch."),
+        **head,
         "rounds": int(both.item()),
         "round_s": round(round_s, 3),
         "stolen_ticks": _stolen_ticks() - stolen,
@@ -170,7 +221,7 @@ def _measure_case(
         variant.close()
     del built, steps, model, inputs
     release_memory()
-    if device.type == "cuda":
+    if streams.device().type == "cuda":
         result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         torch.cuda.reset_peak_memory_stats()
     return result
@@ -244,7 +295,7 @@ def _build(
 
 
 def _stolen_ticks() -> int:
-    """CPU time that the host gave to others, in ticks; 0 where nobody tells."""
+    """CPU time that the host gave to others, in ticks; 0 where nobody says."""
     try:
         return int(Path("/proc/stat").read_text().split("\n")[0].split()[8])
     except (OSError, IndexError, ValueError):
@@ -252,7 +303,7 @@ def _stolen_ticks() -> int:
 
 
 def _device_state(step: Any) -> dict[str, Any]:
-    """Clock, power and temperature in the middle of a step, where NVML tells."""
+    """Clock, power and temperature in the middle of a step, where NVML says it."""
     if streams.device().type != "cuda":
         return {}
     for _ in range(3):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from overlaplab.bench.data_parallel import MODELS
+from overlaplab.bench.workload import MODELS
 from overlaplab.calibrate.recorded import record_steps, step_starts
 from overlaplab.hardware import Hardware
 from overlaplab.program import Op, Program, resolve

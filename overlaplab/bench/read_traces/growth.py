@@ -8,6 +8,7 @@ everything else is as many times as large. The same input gives the same bytes.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -32,10 +33,7 @@ def grow(source: Path, target: Path, at_least_bytes: int) -> int:
     Returns:
         How many times the events of `source` are in `target`.
     """
-    data = source.read_bytes()
-    trace = json.loads(
-        gzip.decompress(data) if source.suffix == ".gz" else data, parse_float=Decimal
-    )
+    trace = json.loads(read_unpacked(source), parse_float=Decimal)
     events = trace.pop("traceEvents")
     copies = repeat(events)
     times = 0
@@ -47,6 +45,12 @@ def grow(source: Path, target: Path, at_least_bytes: int) -> int:
             times += 1
         file.write(b"\n]}\n")
     return times
+
+
+def read_unpacked(file: Path) -> bytes:
+    """The whole of a trace's text."""
+    data = file.read_bytes()
+    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
 def repeat(events: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -65,11 +69,9 @@ def repeat(events: Iterable[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]
     ids = max((i for event in events for i in _ids(event)), default=0) + 1
     steps = {int(e["name"].split("#")[1]) for e in complete if _is_step(e)}
     step = max(steps, default=0) - min(steps, default=0) + 1
-    number = 0
-    while True:
+    for number in itertools.count():
         shift, offset = number * period - begin, number * ids
         yield [_later(event, shift, offset, number * step) for event in events]
-        number += 1
 
 
 def _later(

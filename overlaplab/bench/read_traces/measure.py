@@ -7,7 +7,6 @@ for time, the leanest for memory.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from overlaplab.bench.read_traces import child
-from overlaplab.bench.read_traces.growth import grow
+from overlaplab.bench.read_traces.growth import grow, read_unpacked
 from overlaplab.bench.read_traces.hta_rules import agrees, explain
 from overlaplab.errors import OverlaplabError
 from overlaplab.profiling.read import read_trace
@@ -245,27 +244,21 @@ def device_steps(file: Path) -> list[Interval]:
     return marks
 
 
-def read_unpacked(file: Path) -> bytes:
-    """The whole of a trace's text."""
-    data = file.read_bytes()
-    return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-
-
 def line(row: dict[str, Any]) -> str:
     """One file's result for the terminal."""
     ours = row["ours"]
     if "error" in ours:
         return f"  ours: {ours['error']}"
-    said = f"  ours {ours['overlap_percent']} %, {ours['read_cpu_ns'] / 1e9:.2f} s CPU"
-    said += f", {ours['peak_bytes'] / 2**20:.0f} MiB"
-    if "ratios" in row:
-        said += f"; HTA {row['hta']['overlap_percent']} %"
-        said += (
-            f", {row['ratios']['cpu']}x the CPU, {row['ratios']['peak']}x the memory"
+    said = (
+        f"  ours {ours['overlap_percent']} %, {ours['read_cpu_ns'] / 1e9:.2f} s CPU, "
+        f"{ours['peak_bytes'] / 2**20:.0f} MiB"
+    )
+    if ratios := row.get("ratios"):
+        return (
+            f"{said}; HTA {row['hta']['overlap_percent']} %, {ratios['cpu']}x the CPU, "
+            f"{ratios['peak']}x the memory"
         )
-    elif "hta" in row:
-        said += f"; HTA {row['hta']['error']}"
-    return said
+    return f"{said}; HTA {row['hta']['error']}" if "hta" in row else said
 
 
 def known_files() -> list[Path]:

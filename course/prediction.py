@@ -1,0 +1,135 @@
+"""The tables of prediction.md, made from a stored comparison.
+
+    python course/prediction.py COMPARED.json
+
+The page has marked places, `<!-- NAME -->` to `<!-- end -->`; what stands between them
+is made here and nowhere else, and a test holds the page to the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from overlaplab.bench.predict.compare import Row, claim, errors_table, quantile
+from overlaplab.files import write_whole
+from overlaplab.view import Table
+
+PAGE = Path(__file__).with_name("prediction.md")
+_PLACE = re.compile(r"(<!-- (?P<name>[a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_CALIBRATED = (
+    ("latency of a collective, us", "latency_ns", 1e3),
+    ("and where a kernel runs, us more", "busy_latency_ns", 1e3),
+    ("link, GB/s", "link_bytes_per_s", 1e9),
+    ("speed of kernels beside it, %", "compute_rate_permille", 10),
+    ("its speed beside kernels, %", "wire_rate_permille", 10),
+    ("launch, forward, us", "launch_ns", 1e3),
+    ("launch, backward, us", "backward_launch_ns", 1e3),
+    ("launch of a collective, hook included, us", "collective_launch_ns", 1e3),
+    ("each further tensor of it, us", "collective_part_launch_ns", 1e3),
+)
+
+
+def fill(page: str, compared: Mapping[str, Any]) -> str:
+    """`page` with every marked place made anew.
+
+    Raises:
+        KeyError: a place of which nothing is known.
+    """
+    made = places(compared)
+    return _PLACE.sub(lambda m: f"{m[1]}{made[m['name']]}\n{m[3]}", page)
+
+
+def places(compared: Mapping[str, Any]) -> dict[str, str]:
+    """Text by the name of its place."""
+    rows = [Row(**row) for row in compared["rows"]]
+    apart = [Row(**row) for row in compared["launch_bound"]["rows"]]
+    return {
+        "claim": claim(compared),
+        "errors": errors_table(compared).markdown(),
+        "by variant": variants_table(rows).markdown(),
+        "steps": steps_table(rows).markdown(),
+        "launch bound": steps_table(apart).markdown(),
+        "calibrated": calibrated_table(compared["calibrated"]).markdown(),
+        "cards": cards_table(compared["cards"]).markdown(),
+        "machine": "\n".join(
+            f"- {link}: {m['num_cards']} x {m['card']}, driver {m['driver']}, torch "
+            f"{m['torch']}, NCCL {m['nccl']}, {m['date'][:10]}: `{m['command']}`"
+            for link, m in compared["machines"].items()
+        ),
+    }
+
+
+def variants_table(rows: Sequence[Row]) -> Table:
+    errors: dict[str, list[float]] = {}
+    for key in ("variant", "model"):
+        for row in rows:
+            errors.setdefault(getattr(row, key), []).append(row.error)
+    return Table(
+        ("", "median error", "least", "most"),
+        tuple(
+            (name, *map(_signed, (quantile(found, 0.5), min(found), max(found))))
+            for name, found in errors.items()
+        ),
+    )
+
+
+def steps_table(rows: Sequence[Row]) -> Table:
+    """Every configuration: measured, its spread, predicted, error."""
+    header = (
+        "link;model, batch;variant;measured ms;p10 to p90;predicted ms;error;"
+        "exposed ms;predicted"
+    )
+    cells = [
+        (
+            row.link,
+            f"{row.model}, {row.batch}",
+            row.variant,
+            _ms(row.step_ms),
+            f"{_ms(row.p10_ms)} to {_ms(row.p90_ms)}",
+            _ms(row.predicted_step_ms),
+            _signed(row.error),
+            _ms(row.exposed_ms),
+            _ms(row.predicted_exposed_ms),
+        )
+        for row in rows
+    ]
+    return Table(tuple(header.split(";")), tuple(cells), left=3)
+
+
+def calibrated_table(links: Mapping[str, Mapping[str, int]]) -> Table:
+    """The numbers of the two profiles that differ, and those that decide."""
+    rows = (
+        (name, *(f"{found[key] / unit:.1f}" for found in links.values()))
+        for name, key, unit in _CALIBRATED
+    )
+    return Table(("", *links), tuple(rows))
+
+
+def cards_table(cards: Sequence[Mapping[str, Any]]) -> Table:
+    """What clock and power were in the middle of serial steps."""
+    rows = []
+    for row in cards:
+        watts = row["power_mw"] and round(row["power_mw"] / 1000)
+        state = (row["sm_clock_mhz"], watts, row["temperature_c"])
+        cells = ("-" if value is None else str(value) for value in state)
+        rows.append((row["link"], f"{row['model']}, {row['batch']}", *cells))
+    header = ("link", "model, batch", "SM clock, MHz", "power, W", "temperature, C")
+    return Table(header, tuple(rows), left=2)
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+if __name__ == "__main__":
+    stored = json.loads(Path(sys.argv[1]).read_text())
+    write_whole(PAGE, fill(PAGE.read_text(), stored).encode())
