@@ -9,11 +9,11 @@ import pytest
 from overlaplab.grading import find_exercise, judge
 from overlaplab.program import resolve
 from overlaplab_course import lab00
-from overlaplab_course.lab00 import knobs as lab00_knobs
+from overlaplab_course.lab00 import checks_extra as graders
+from overlaplab_course.lab00 import given
 from overlaplab_course.lab00 import measured as lab00_measured
-from overlaplab_course.lab00 import reading as lab00_reading
-from overlaplab_course.lab00.reading import read, two_ranks
-from overlaplab_course.lab00.written import written_step
+from overlaplab_course.lab00.checks_extra import border_batch, read
+from overlaplab_course.lab00.given import step_of, two_ranks
 
 NUMBER = 6
 
@@ -69,13 +69,13 @@ def nothing(said):
 
 
 WRONG = {
-    first_to_come: lab00_reading.LATE,
-    whole_message: lab00_reading.HELD,
-    in_nanoseconds: lab00_reading.HELD,
-    other_rank_looks: lab00_reading.LOOKS,
-    end_of_the_wait: lab00_reading.LOOKS,
-    all_products: lab00_reading.DONE,
-    nothing: lab00_reading.DONE,
+    first_to_come: graders.LATE,
+    whole_message: graders.HELD,
+    in_nanoseconds: graders.HELD,
+    other_rank_looks: graders.LOOKS,
+    end_of_the_wait: graders.LOOKS,
+    all_products: graders.DONE,
+    nothing: graders.DONE,
 }
 
 
@@ -89,13 +89,13 @@ def test_a_wrong_reading_is_refused_by_its_sentence(slip, faults):
 
 def test_each_wrong_reading_is_told_where_to_read_it_and_how_exactly(faults):
     found = faults(judge(find_exercise("0.5"), NUMBER, {"held_us": 1}))
-    assert "held_us is 1, expected from the start" in found[lab00_reading.HELD]
-    assert "to within 3 %" in found[lab00_reading.HELD]
-    assert "there is no 'products'" in found[lab00_reading.DONE]
+    assert "held_us is 1, expected from the start" in found[graders.HELD]
+    assert "to within 3 %" in found[graders.HELD]
+    assert "there is no 'products'" in found[graders.DONE]
 
 
 def test_numbers_draw_different_runs():
-    drawn = {lab00_reading._draw(number) for number in range(40)}
+    drawn = {given.draw_uneven(number) for number in range(40)}
     assert len(drawn) > 15
     late = [d.products[1] > d.products[0] for d in drawn]
     looks_late = [d.looks == (d.products[1] > d.products[0]) for d in drawn]
@@ -116,12 +116,12 @@ def test_every_number_draws_a_run_whose_answers_can_be_told_apart(number):
 FOUND = {
     "launch-bound": {"batch": 16},
     "GPU-bound": {"batch": 4096},
-    "border": lab00_knobs.border_batch(),
+    "border": border_batch(),
 }
 OTHER_FOUND = {
     "launch-bound": {"batch": 1024, "width": 128, "launch_us": 40, "teraflops": 100},
     "GPU-bound": {"width": 1024, "launch_us": 2, "batch": 512},
-    "border": {**lab00_knobs.BORDER_AT, "batch": lab00_knobs.border_batch()},
+    "border": {**given.BORDER_AT, "batch": border_batch()},
 }
 
 
@@ -131,26 +131,26 @@ def test_any_settings_that_do_it_pass(found):
     assert verdict.passed, str(verdict)
 
 
-BORDER = lab00_knobs.border_batch()
+BORDER = border_batch()
 WRONG_FOUND = {
     "swapped": (
         {"launch-bound": FOUND["GPU-bound"], "GPU-bound": FOUND["launch-bound"]},
-        {lab00_knobs.IS_LAUNCH, lab00_knobs.IS_GPU},
+        {graders.IS_LAUNCH, graders.IS_GPU},
     ),
     "where the sliders start, launch": (
-        {"launch-bound": {n: k.default for n, k in lab00_knobs.KNOBS.items()}},
-        {lab00_knobs.IS_LAUNCH},
+        {"launch-bound": {n: k.default for n, k in given.KNOBS.items()}},
+        {graders.IS_LAUNCH},
     ),
     "where the sliders start, GPU": (
-        {"GPU-bound": {n: k.default for n, k in lab00_knobs.KNOBS.items()}},
-        {lab00_knobs.IS_GPU},
+        {"GPU-bound": {n: k.default for n, k in given.KNOBS.items()}},
+        {graders.IS_GPU},
     ),
-    "one batch too small": ({"border": BORDER // 2}, {lab00_knobs.IS_BORDER}),
-    "one batch too large": ({"border": 2 * BORDER}, {lab00_knobs.IS_BORDER}),
-    "no batch of the slider": ({"border": BORDER + 1}, {lab00_knobs.USABLE}),
-    "left out": ({"GPU-bound": None}, {lab00_knobs.USABLE}),
-    "no such knob": ({"GPU-bound": {"rows": 1}}, {lab00_knobs.USABLE}),
-    "no such value": ({"GPU-bound": {"batch": 10**6}}, {lab00_knobs.USABLE}),
+    "one batch too small": ({"border": BORDER // 2}, {graders.IS_BORDER}),
+    "one batch too large": ({"border": 2 * BORDER}, {graders.IS_BORDER}),
+    "no batch of the slider": ({"border": BORDER + 1}, {graders.USABLE}),
+    "left out": ({"GPU-bound": None}, {graders.USABLE}),
+    "no such knob": ({"GPU-bound": {"rows": 1}}, {graders.USABLE}),
+    "no such value": ({"GPU-bound": {"batch": 10**6}}, {graders.USABLE}),
 }
 
 
@@ -163,7 +163,7 @@ def test_settings_that_do_not_do_it_are_refused(name, faults):
 
 def test_at_the_border_the_kernels_take_as_long_as_the_launches():
     for batch, longer in ((BORDER // 2, "launch"), (BORDER, "compute")):
-        spans = lab00_knobs.turn(**{**lab00_knobs.BORDER_AT, "batch": batch}).spans
+        spans = given.turn(**{**given.BORDER_AT, "batch": batch}).spans
         total = {kind: 0 for kind in ("launch", "compute")}
         for span in spans:
             total[span.kind] += span.duration_ns
@@ -247,7 +247,7 @@ def test_what_the_lesson_says_of_the_stored_numbers_is_so():
     assert last["finished_ms"] > 2 * last["returned_ms"]
     hardware = lab00_measured.profile_of(stored)
     steps = stored["steps"]
-    first = written_step(steps["layers"], steps["width"], launch_bound[0]["batch"])
+    first = step_of(steps["layers"], steps["width"], launch_bound[0]["batch"])
     assert resolve(first, hardware).end_ns / 1e6 < 0.8 * times[0]
     products = stored["products"][0]
     bare_us = 1000 * products["returned_ms"] / products["number"]
@@ -267,7 +267,7 @@ def test_what_the_lesson_says_of_the_stored_numbers_is_so():
 
 
 def test_a_launch_table_tells_when_each_operator_runs():
-    timeline = lab00_reading.two_ranks(NUMBER)
+    timeline = two_ranks(NUMBER)
     rows = lab00.launch_table(timeline).splitlines()[1:]
     assert rows[0].split()[:6] == ["mm", "0", "to", "10", "10", "to"]
     assert all("us" in row for row in rows)

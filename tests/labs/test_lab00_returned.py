@@ -8,16 +8,16 @@ import pytest
 
 import overlaplab as ol
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab00 import returned as lab00
-from overlaplab_course.lab00 import runs
-from overlaplab_course.lab00.returned import count, step_of
-from overlaplab_course.lab00.written import written_step
+from overlaplab_course.lab00 import checks as lab00
+from overlaplab_course.lab00 import given
+from overlaplab_course.lab00.checks import step_and_slower
+from overlaplab_course.lab00.given import count, step_of
 
 NUMBER = 6
 
 
 def right(number=NUMBER):
-    timeline, slower = step_of(number)
+    timeline, slower = step_and_slower(number)
     seen = count(timeline)
     return {
         "returned_us": seen.returned_us,
@@ -40,12 +40,12 @@ def test_counts_as_floats_and_with_more_keys_pass():
 
 
 def kernels():
-    return [s for s in step_of(NUMBER)[0].spans if s.kind == "compute"]
+    return [s for s in step_and_slower(NUMBER)[0].spans if s.kind == "compute"]
 
 
 WRONG = {
     "returned when the GPU ends": (
-        lambda: {"returned_us": step_of(NUMBER)[0].end_ns / 1000},
+        lambda: {"returned_us": step_and_slower(NUMBER)[0].end_ns / 1000},
         lab00.RETURNED,
         "the CPU does not wait for it",
     ),
@@ -55,7 +55,7 @@ WRONG = {
         "that is in ns",
     ),
     "launches and kernels": (
-        lambda: {"launched": len(step_of(NUMBER)[0].spans)},
+        lambda: {"launched": len(step_and_slower(NUMBER)[0].spans)},
         lab00.LAUNCHED,
         "launches and kernels together",
     ),
@@ -93,7 +93,7 @@ WRONG = {
         lambda: {
             "finished_if_slower": sum(
                 s.kind == "compute" and s.end_ns <= 1000 * right()["returned_us"]
-                for s in step_of(NUMBER)[1].spans
+                for s in step_and_slower(NUMBER)[1].spans
             )
         },
         lab00.SLOWER,
@@ -144,10 +144,10 @@ def test_when_backward_returns_most_is_launched_and_not_finished(number):
     assert len({*counts.values()}) == len(counts)
 
 
-def test_the_written_step_has_the_operators_of_the_recorded_one():
-    model, x = runs.model_and_batch(NUMBER)
-    recorded = ol.run(runs.train_step, model, x, world_size=1, hardware=runs.GPU)
-    written = written_step(len(model) // 2, x.shape[1], x.shape[0])
+def test_the_step_with_knobs_has_the_operators_of_the_recorded_one():
+    model, x = given.model_and_batch(NUMBER)
+    recorded = ol.run(given.train_step, model, x, world_size=1, hardware=given.GPU)
+    on_shapes = step_of(len(model) // 2, x.shape[1], x.shape[0])
 
     def told(program):
         return [
@@ -155,11 +155,11 @@ def test_the_written_step_has_the_operators_of_the_recorded_one():
             for op in program.ranks[0]
         ]
 
-    assert told(written) == told(recorded.program)
+    assert told(on_shapes) == told(recorded.program)
 
 
 def test_launches_twice_as_long_return_twice_as_late():
-    timeline, slower = step_of(NUMBER)
+    timeline, slower = step_and_slower(NUMBER)
     assert count(slower).returned_us == 2 * count(timeline).returned_us
-    free = ol.resolve(written_step(4, 64, 32), replace(runs.GPU, launch_ns=0))
+    free = ol.resolve(step_of(4, 64, 32), replace(given.GPU, launch_ns=0))
     assert all(span.kind != "launch" for span in free.spans)

@@ -9,16 +9,16 @@ import pytest
 
 import overlaplab as ol
 from overlaplab.grading import find_exercise, judge
+from overlaplab_course.lab00 import checks as lab00
+from overlaplab_course.lab00 import given
 from overlaplab_course.lab00 import launches as lab00_launches
-from overlaplab_course.lab00 import runs
-from overlaplab_course.lab00 import schedule as lab00
+from overlaplab_course.lab00.checks import unseen
 from overlaplab_course.lab00.launches import (
     LAUNCH_US,
     Launch,
     as_program,
     resolved,
     six_launches,
-    unseen,
 )
 
 NUMBERS = (6, 1, 17)
@@ -217,7 +217,7 @@ def test_truth_is_what_the_resolver_says_of_the_written_program():
         Launch("item", "cpu", 0, (1,)),
         Launch("mm 2", "default", 5),
     ]
-    timeline = ol.resolve(as_program(lines), runs.GPU)
+    timeline = ol.resolve(as_program(lines), given.GPU)
     assert timeline.order(("memcpy", "compute", "host")) == "\n".join(
         [
             "0 copy copy 1 10000-40000",

@@ -13,8 +13,8 @@ import torch
 
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab00 import runs, sources
-from overlaplab_course.lab00 import syncs as lab00
+from overlaplab_course.lab00 import checks as lab00
+from overlaplab_course.lab00 import given, reference
 
 LESSON = Path(__file__).parents[2] / "course" / "00_start.py"
 
@@ -174,7 +174,7 @@ STOPPING = {
     prints: "what about `if`?",
     copies_to_the_cpu: "what about `if`?",
     synchronizes: "what about `if`?",
-    lab00.broken_train: "two lines",
+    reference.broken_train: "two lines",
 }
 
 
@@ -211,17 +211,17 @@ def test_every_waiting_line_is_told_with_its_text_and_how_often_it_waits(faults)
 
 def test_the_time_asked_for_is_the_one_that_is_judged(faults):
     told = faults(judge(find_exercise("0.3"), with_float))[lab00.AHEAD]
-    given, best = lab00._ends(lab00.SHAPES[0])
+    stopping, best = lab00.ends(lab00.SHAPES[0])
     limit_ns = best.timeline.end_ns + (given.timeline.end_ns - best.timeline.end_ns) / 4
     assert f"expected at most {limit_ns / 1e6:.2f} ms" in told
 
 
 def test_a_file_of_the_learners_keeps_its_name():
     hazard = "[1161135425.py:4 in step] and [mine.py:12 in step]"
-    assert sources.readable(hazard) == (
+    assert lab00.readable(hazard) == (
         "[your cell, line 4 in step] and [mine.py:12 in step]"
     )
-    assert sources.line_of("gone.py:3 in f") == "gone.py:3 in f"
+    assert lab00.line_of("gone.py:3 in f") == "gone.py:3 in f"
 
 
 # Wrong values
@@ -318,21 +318,21 @@ def test_the_loop_of_the_lesson_is_the_one_that_is_graded():
 
     text = LESSON.read_text(encoding="utf-8")
     shown = text[text.index("def given_loop") : text.index("given = lab.train")]
-    assert plain(shown) == plain(inspect.getsource(lab00.broken_train))
+    assert plain(shown) == plain(inspect.getsource(reference.broken_train))
 
 
 def test_looking_after_the_update_costs_next_to_nothing():
-    given, best = lab00._ends(lab00.SHAPES[0])
-    late = lab00.train(lab00.late_train, *lab00.SHAPES[0])
-    assert late.losses == given.losses and late.worst == given.worst
+    stopping, best = lab00.ends(lab00.SHAPES[0])
+    late = lab00.train(given.late_train, *lab00.SHAPES[0])
+    assert late.losses == stopping.losses and late.worst == stopping.worst
     assert len(late.waits) == len(late.losses)
     assert late.timeline.end_ns < 1.01 * best.timeline.end_ns
-    assert given.timeline.end_ns > 1.2 * best.timeline.end_ns
+    assert stopping.timeline.end_ns > 1.2 * best.timeline.end_ns
 
 
 def test_waiting_costs_the_given_loop_a_sixth_or_more():
     for shape in lab00.SHAPES:
-        given, best = lab00._ends(shape)
+        given, best = lab00.ends(shape)
         assert given.timeline.end_ns > 1.17 * best.timeline.end_ns
         assert best.idle_ns < 0.01 * best.timeline.end_ns
         assert len(best.waits) == 1
@@ -352,4 +352,4 @@ def test_waiting_costs_the_given_loop_a_sixth_or_more():
     ],
 )
 def test_lines_of_the_table_hold_the_cpu_or_not(text, waits):
-    assert runs.holds_the_cpu(runs.LINES[text]) is waits
+    assert given.holds_the_cpu(given.LINES[text]) is waits

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from overlaplab import streams
-from overlaplab_course.lab00.meet import reference as beside
-from overlaplab_course.lab00.syncs import broken_train, good_train
+from overlaplab_course.lab00 import reference
 
 NUM_PRODUCTS = 50
 NUM_LAYERS = 12
@@ -119,7 +118,10 @@ def _loops(model: nn.Module, batch: int, width: int, rounds: int) -> dict[str, f
     ]
     batches = [rows[i % 2] for i in range(NUM_BATCHES)]
     times = {}
-    for name, loop in (("item", broken_train), ("at the end", good_train)):
+    for name, loop in (
+        ("item", reference.broken_train),
+        ("at the end", reference.good_train),
+    ):
         timed = _timed(lambda loop=loop: loop(model, batches), rounds)  # type: ignore[misc]
         times[f"{name}_ms"] = round(timed["finished_ms"] / NUM_BATCHES, 4)
     return times
@@ -150,5 +152,5 @@ def _two_ranks(
         "product_ms": finished(lambda: a @ a),
         "message_ms": finished(lambda: dist.all_reduce(x)),
         "product first_ms": finished(lambda: one_after_the_other(x, a)),
-        "message first_ms": finished(lambda: beside(x, a)),
+        "message first_ms": finished(lambda: reference.step(x, a)),
     }

@@ -1,116 +1,131 @@
 """What lab 00 shows of real GPUs: stored measurements, beside what the model says.
 
-`python -m overlaplab_course.measure 00` makes them (overlaplab_course.measure
-.lab00). Where none are stored, every table says so and nothing else.
+`python -m overlaplab_course.measure 00` makes them. Where none are stored, every table
+says so and nothing else.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from overlaplab.cluster.run import run
 from overlaplab.hardware import Hardware, find_hardware
-from overlaplab.program import resolve
-from overlaplab.timeline import Timeline
-from overlaplab_course.lab00.runs import last_launch_ns
-from overlaplab_course.lab00.written import written_products, written_step
-
-_ELEMENT_BYTES = {"bfloat16": 2, "float32": 4}
+from overlaplab.program import Program, resolve
+from overlaplab_course.lab00.given import last_launch_ns, step_of
 
 STORED = Path(__file__).with_name("measured.json")
 NOTHING = "No measurement of this lesson is stored yet."
 
+Stored = Mapping[str, Any]
 
-def read(path: Path = STORED) -> Mapping[str, Any] | None:
+
+def read(path: Path = STORED) -> Stored | None:
     """The stored measurement, None if there is none."""
     if not path.exists():
         return None
-    stored: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    stored: Stored = json.loads(path.read_text(encoding="utf-8"))
     return stored
 
 
-def machine(stored: Mapping[str, Any]) -> str:
+def _machine(stored: Stored) -> str:
     """Where and when it was measured, one line."""
     return "Measured: {world_size} x {card}, torch {torch}, NCCL {nccl}, {day}".format(
         **{"card": "CPU", "nccl": "-", **stored}, day=stored["date"][:10]
     )
 
 
-def profile_of(stored: Mapping[str, Any]) -> Hardware:
+def profile_of(stored: Stored) -> Hardware:
     """The profile that stands for the card."""
     card = str(stored.get("card", ""))
     return find_hardware("h200-nvlink" if "H200" in card else "h100-nvlink")
 
 
-def launches(stored: Mapping[str, Any] | None) -> str:
+def _table(lines: Callable[[Stored], list[str]]) -> Callable[[Stored | None], str]:
+    @wraps(lines)
+    def table(stored: Stored | None) -> str:
+        return NOTHING if stored is None else "\n".join(lines(stored))
+
+    return table
+
+
+@_table
+def launches(stored: Stored) -> list[str]:
     """A queue of products: when the CPU was through, and when the GPU was."""
-    if stored is None:
-        return NOTHING
-    hardware = profile_of(stored)
-    rows = []
-    for row in stored["products"]:
-        width, number = row["width"], row["number"]
-        dtype = stored["steps"]["dtype"]
-        program = written_products(
-            number, width, dtype=dtype, element_bytes=_ELEMENT_BYTES[dtype]
-        )
-        timeline = resolve(program, hardware)
-        rows.append((f"{number} products, {width} wide", row, timeline))
-    return _returned_and_finished(rows, stored, hardware)
+    dtype = getattr(torch, stored["steps"]["dtype"])
+    return _returned_and_finished(
+        stored,
+        (
+            (
+                f"{row['number']} products, {row['width']} wide",
+                row,
+                _queue_of(row["number"], row["width"], dtype),
+            )
+            for row in stored["products"]
+        ),
+    )
 
 
-def backwards(stored: Mapping[str, Any] | None) -> str:
+def _queue_of(number: int, width: int, dtype: torch.dtype) -> Program:
+    """Equal products, on shapes alone."""
+
+    def multiply(a: torch.Tensor) -> None:
+        for _ in range(number):
+            torch.mm(a, a)
+
+    a = torch.empty(width, width, dtype=dtype)
+    program = run(multiply, a, world_size=1, fake=True).program
+    assert program is not None
+    return program
+
+
+@_table
+def backwards(stored: Stored) -> list[str]:
     """Forward and backward pass: when `backward()` returned, and when it was done."""
-    if stored is None:
-        return NOTHING
-    hardware, steps = profile_of(stored), stored["steps"]
-    rows = []
-    for row in steps["rows"]:
-        program = written_step(
-            steps["layers"],
-            steps["width"],
-            row["batch"],
-            dtype=steps["dtype"],
-            element_bytes=_ELEMENT_BYTES[steps["dtype"]],
+    steps = stored["steps"]
+    layers, width, dtype = steps["layers"], steps["width"], steps["dtype"]
+    rows = (
+        (
+            f"batch {row['batch']}",
+            row,
+            step_of(layers, width, row["batch"], getattr(torch, dtype)),
         )
-        timeline = resolve(program, hardware)
-        rows.append((f"batch {row['batch']}", row, timeline))
-    head = f"{steps['layers']} layers, {steps['width']} wide, {steps['dtype']}\n"
-    return head + _returned_and_finished(rows, stored, hardware)
+        for row in steps["rows"]
+    )
+    head = f"{layers} layers, {width} wide, {dtype}"
+    return [head, *_returned_and_finished(stored, rows)]
 
 
 def _returned_and_finished(
-    rows: Sequence[tuple[str, Mapping[str, float], Timeline]],
-    stored: Mapping[str, Any],
-    hardware: Hardware,
-) -> str:
-    width = max(len(name) for name, _, _ in rows)
+    stored: Stored, rows: Iterable[tuple[str, Mapping[str, float], Program]]
+) -> list[str]:
+    rows, hardware = list(rows), profile_of(stored)
+    wide = max(len(name) for name, _, _ in rows)
     lines = [
-        f"{'':{width}}  {'measured (ms)':>20}  {'predicted (ms)':>20}",
-        f"{'':{width}}  {'returned  finished':>20}  {'returned  finished':>20}",
+        f"{'':{wide}}  {'measured (ms)':>20}  {'predicted (ms)':>20}",
+        f"{'':{wide}}  {'returned  finished':>20}  {'returned  finished':>20}",
     ]
-    for name, row, timeline in rows:
-        said = last_launch_ns(timeline) / 1e6, timeline.end_ns / 1e6
+    for name, row, program in rows:
+        timeline = resolve(program, hardware)
         lines.append(
-            f"{name:{width}}  {row['returned_ms']:>10.2f}{row['finished_ms']:>10.2f}"
-            f"  {said[0]:>10.2f}{said[1]:>10.2f}"
+            f"{name:{wide}}  {row['returned_ms']:>10.2f}{row['finished_ms']:>10.2f}"
+            f"  {last_launch_ns(timeline) / 1e6:>10.2f}{timeline.end_ns / 1e6:>10.2f}"
         )
-    return "\n".join([*lines, machine(stored), f"Predicted: {hardware.name}"])
+    return [*lines, _machine(stored), f"Predicted: {hardware.name}"]
 
 
-def launch_costs(stored: Mapping[str, Any] | None) -> str:
+@_table
+def launch_costs(stored: Stored) -> list[str]:
     """What an operator costs the CPU, bare and in a training step, where it bounds."""
-    if stored is None:
-        return NOTHING
     products, steps = stored["products"][0], stored["steps"]
-    row = steps["rows"][0]
-    num_ops = len(written_step(steps["layers"], steps["width"], row["batch"]).ranks[0])
-    hardware = profile_of(stored)
-    costs = {
+    row, hardware = steps["rows"][0], profile_of(stored)
+    num_ops = len(step_of(steps["layers"], steps["width"], row["batch"]).ranks[0])
+    costs_ms = {
         f"a product of {products['number']}, {products['width']} wide": (
             products["returned_ms"] / products["number"]
         ),
@@ -119,13 +134,12 @@ def launch_costs(stored: Mapping[str, Any] | None) -> str:
         ),
         f"a launch of the profile {hardware.name}": hardware.launch_ns / 1e6,
     }
-    return "\n".join(f"{name:<44}{1e3 * ms:>5.0f} us" for name, ms in costs.items())
+    return [f"{name:<44}{1e3 * ms:>5.0f} us" for name, ms in costs_ms.items()]
 
 
-def loops(stored: Mapping[str, Any] | None) -> str:
-    """The two loops of exercise 0.3, ms a step, and what looking costs."""
-    if stored is None:
-        return NOTHING
+@_table
+def loops(stored: Stored) -> list[str]:
+    """The two loops of exercise 0.3, ms per step, and what looking costs."""
     table = stored["loops"]
     lines = [
         f"{table['layers']} layers, {table['width']} wide, ms a step",
@@ -136,13 +150,12 @@ def loops(stored: Mapping[str, Any] | None) -> str:
         lines.append(
             f"batch {row['batch']:<6}{item:>10.2f}{end:>12.2f}{item / end - 1:>14.0%}"
         )
-    return "\n".join([*lines, machine(stored)])
+    return [*lines, _machine(stored)]
 
 
-def two_ranks(stored: Mapping[str, Any] | None) -> str:
+@_table
+def two_ranks(stored: Stored) -> list[str]:
     """Exercise 0.4 on real GPUs: the two orders, and both parts alone."""
-    if stored is None:
-        return NOTHING
     table = stored["two ranks"]
     parts = {
         "the product alone": table["product_ms"],
@@ -150,11 +163,13 @@ def two_ranks(stored: Mapping[str, Any] | None) -> str:
         "product first, then the message": table["product first_ms"],
         "message first, the product beside it": table["message first_ms"],
     }
-    lines = [f"{name:<38}{ms:>8.2f} ms" for name, ms in parts.items()]
     alone = min(table["product_ms"], table["message_ms"])
     saved = table["product first_ms"] - table["message first_ms"]
-    lines.append(f"saved: {saved:.2f} of the {alone:.2f} ms that could be")
-    return "\n".join([*lines, machine(stored)])
+    return [
+        *(f"{name:<38}{ms:>8.2f} ms" for name, ms in parts.items()),
+        f"saved: {saved:.2f} of the {alone:.2f} ms that could be",
+        _machine(stored),
+    ]
 
 
 def measure_it_here() -> str:

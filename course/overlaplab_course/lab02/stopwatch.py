@@ -22,7 +22,7 @@ from overlaplab.cluster.virtual.recorder import Frontier
 from overlaplab.cluster.virtual.streams import VirtualEvent, VirtualProvider
 from overlaplab.hardware import Hardware
 from overlaplab.timeline import CPU_LANE, Timeline
-from overlaplab_course.lab00.runs import GPU
+from overlaplab_course.lab00.given import GPU
 
 # Lab 00's round numbers, 64 times slower at products: those of 64 x 64, which a laptop
 # computes at once, take as long as its GPU's of 256 x 256.
