@@ -344,7 +344,7 @@ for text, line in lab.LINES.items():
 # Here is a training loop with a log, as people write it.
 
 
-# %% name="given-loop"
+# %% name="given-loop" reference=true
 def given_loop(model, batches):
     losses, worst = [], 0.0
     for x in batches:
@@ -389,7 +389,7 @@ view.draw(given.timeline, title="the given loop")
 # </details>
 
 
-# %% name="train" kind="exercise" exercise="0.3"
+# %% name="train" kind="exercise" exercise="0.3" reference=true
 def train(model, batches):
     ### BEGIN SOLUTION
     kept = []
@@ -493,7 +493,7 @@ beside_us = 280
 # </details>
 
 
-# %% name="step" kind="exercise" exercise="0.4"
+# %% name="step" kind="exercise" exercise="0.4" reference=true
 def step(x, a):
     ### BEGIN SOLUTION
     work = dist.all_reduce(x, async_op=True)

@@ -340,7 +340,7 @@ _ = check("1.3", my_number, reading)
 # </details>
 
 
-# %% name="ratios" kind="exercise" exercise="1.4"
+# %% name="ratios" kind="exercise" exercise="1.4" reference=true
 def ratios(tc, tm, sent, hidden, step):
     """(overlap fraction, saved fraction, efficiency)."""
     ### BEGIN SOLUTION
@@ -455,7 +455,7 @@ view.draw(two_a_bucket, title="ten layers, two a bucket")
 # </details>
 
 
-# %% name="schedule" kind="exercise" exercise="1.5"
+# %% name="schedule" kind="exercise" exercise="1.5" reference=true
 def schedule(num_layers, layer_ms, message_ms, per_bucket):
     """(start, end) of each message, from the start of the backward pass."""
     ### BEGIN SOLUTION
@@ -790,7 +790,7 @@ for letter, job in jobs.items():
 #   cannot, the step is the bound.
 
 
-# %% name="forecast" kind="exercise" exercise="1.9"
+# %% name="forecast" kind="exercise" exercise="1.9" broken=true
 def forecast(tc, tm, a):
     """(step, speed-up, best speed-up)."""
     step = tc + (1 - a) * tm

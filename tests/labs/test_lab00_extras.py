@@ -9,10 +9,10 @@ import pytest
 from overlaplab.grading import find_exercise, judge
 from overlaplab.program import resolve
 from overlaplab_course import lab00
-from overlaplab_course.lab00 import checks_extra as graders
+from overlaplab_course.lab00 import checks as graders
 from overlaplab_course.lab00 import given
 from overlaplab_course.lab00 import measured as lab00_measured
-from overlaplab_course.lab00.checks_extra import border_batch, read
+from overlaplab_course.lab00.checks import border_batch, read
 from overlaplab_course.lab00.given import step_of, two_ranks
 
 NUMBER = 6
@@ -147,10 +147,10 @@ WRONG_FOUND = {
     ),
     "one batch too small": ({"border": BORDER // 2}, {graders.IS_BORDER}),
     "one batch too large": ({"border": 2 * BORDER}, {graders.IS_BORDER}),
-    "no batch of the slider": ({"border": BORDER + 1}, {graders.USABLE}),
-    "left out": ({"GPU-bound": None}, {graders.USABLE}),
-    "no such knob": ({"GPU-bound": {"rows": 1}}, {graders.USABLE}),
-    "no such value": ({"GPU-bound": {"batch": 10**6}}, {graders.USABLE}),
+    "no batch of the slider": ({"border": BORDER + 1}, {graders.TASKS.usable}),
+    "left out": ({"GPU-bound": None}, {graders.TASKS.usable}),
+    "no such knob": ({"GPU-bound": {"rows": 1}}, {graders.TASKS.usable}),
+    "no such value": ({"GPU-bound": {"batch": 10**6}}, {graders.TASKS.usable}),
 }
 
 

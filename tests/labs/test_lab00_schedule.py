@@ -179,7 +179,7 @@ def test_rules_that_many_programs_show_are_called_right_beside_a_broken_one():
 
 def test_operators_that_run_at_once_in_one_stream_are_drawn_beside_each_other():
     lines = [Launch("mm 1", "default", 20), Launch("mm 2", "default", 20)]
-    spans = lab00.said_timeline(lines, 10, [(10, 30), (20, 40)]).spans
+    spans = lab00.draw_pairs(lines, 10, [(10, 30), (20, 40)]).spans
     lanes = {span.name: span.lane for span in spans if span.kind == "compute"}
     assert lanes == {"mm 1": "default", "mm 2": "default, at once"}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from overlaplab import streams
 from overlaplab_course.lab00 import reference
+from overlaplab_course.lab00.given import linear_layers, train_step
 
 NUM_PRODUCTS = 50
 NUM_LAYERS = 12
@@ -32,32 +34,22 @@ def measure() -> dict[str, Any]:
     width, wide, rounds = (2048, 4096, ROUNDS) if on_gpu else (64, 96, 3)
     batches = (16, 64, 256, 1024, 4096, 16384) if on_gpu else (4, 16, 64)
     dtype = torch.bfloat16 if on_gpu else torch.float32
+    matrix = partial(torch.randn, device=device, dtype=dtype)
+    products = [_products(matrix(w, w) / w**0.5, rounds) for w in (width // 8, wide)]
+    torch.manual_seed(0)
+    model = nn.Sequential(*linear_layers(NUM_LAYERS, width)).to(device, dtype)
+    steps = [_backward(model, matrix(b, width), rounds) for b in batches]
+    loops = []
+    for b in batches[len(batches) // 2 :]:
+        rows = [matrix(b, width) for _ in range(2)]
+        loops.append(_loops(model, rows * (NUM_BATCHES // 2), max(3, rounds // 3)))
     shape = {"layers": NUM_LAYERS, "width": width, "dtype": str(dtype)[6:]}
-    with torch.no_grad():
-        products = [
-            {"width": w, "number": NUM_PRODUCTS, **_products(w, device, dtype, rounds)}
-            for w in (width // 8, wide)
-        ]
-    model = _model(width, device, dtype)
-    steps = [{"batch": b, **_backward(model, b, width, rounds)} for b in batches]
-    loops = [
-        {"batch": b, **_loops(model, b, width, max(3, rounds // 3))}
-        for b in batches[len(batches) // 2 :]
-    ]
     return {
         "products": products,
         "steps": {**shape, "rows": steps},
         "loops": {**shape, "batches": NUM_BATCHES, "rows": loops},
-        "two ranks": _two_ranks(2 * wide, device, dtype, rounds),
+        "two ranks": _two_ranks(matrix(2 * wide, 2 * wide), rounds),
     }
-
-
-def _model(width: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    layers: list[nn.Module] = []
-    for _ in range(NUM_LAYERS):
-        layers += [nn.Linear(width, width), nn.ReLU()]
-    torch.manual_seed(0)
-    return nn.Sequential(*layers).to(device, dtype)
 
 
 def _timed(launch: Callable[[], Any], rounds: int) -> dict[str, float]:
@@ -80,65 +72,44 @@ def _timed(launch: Callable[[], Any], rounds: int) -> dict[str, float]:
     }
 
 
-def _products(
-    width: int, device: torch.device, dtype: torch.dtype, rounds: int
-) -> dict[str, float]:
+def _products(a: Tensor, rounds: int) -> dict[str, float]:
     """A queue of equal products, each into the same memory."""
-    a = torch.randn(width, width, device=device, dtype=dtype) / width**0.5
     out = torch.empty_like(a)
 
     def launch() -> None:
-        for _ in range(NUM_PRODUCTS):
-            torch.mm(a, a, out=out)
+        with torch.no_grad():
+            for _ in range(NUM_PRODUCTS):
+                torch.mm(a, a, out=out)
 
-    return _timed(launch, rounds)
+    return {"width": len(a), "number": NUM_PRODUCTS, **_timed(launch, rounds)}
 
 
-def _backward(
-    model: nn.Module, batch: int, width: int, rounds: int
-) -> dict[str, float]:
+def _backward(model: nn.Module, x: Tensor, rounds: int) -> dict[str, float]:
     """Forward and backward pass: when `backward()` returned, and when it was done."""
-    first = next(model.parameters())
-    x = torch.randn(batch, width, device=first.device, dtype=first.dtype)
 
     def launch() -> None:
-        for param in model.parameters():
-            param.grad = None
-        model(x).square().mean().backward()
+        model.zero_grad()
+        train_step(model, x)
 
-    return _timed(launch, rounds)
+    return {"batch": len(x), **_timed(launch, rounds)}
 
 
-def _loops(model: nn.Module, batch: int, width: int, rounds: int) -> dict[str, float]:
-    """The two training loops of exercise 0.3, ms a step."""
-    first = next(model.parameters())
-    rows = [
-        torch.randn(batch, width, device=first.device, dtype=first.dtype)
-        for _ in range(2)
-    ]
-    batches = [rows[i % 2] for i in range(NUM_BATCHES)]
-    times = {}
-    for name, loop in (
-        ("item", reference.broken_train),
-        ("at the end", reference.good_train),
-    ):
-        timed = _timed(lambda loop=loop: loop(model, batches), rounds)  # type: ignore[misc]
+def _loops(model: nn.Module, batches: list[Tensor], rounds: int) -> dict[str, float]:
+    """The two training loops of exercise 0.3, ms per step."""
+    times: dict[str, float] = {"batch": len(batches[0])}
+    for name, loop in (("item", reference.given_loop), ("at the end", reference.train)):
+        timed = _timed(partial(loop, model, batches), rounds)
         times[f"{name}_ms"] = round(timed["finished_ms"] / NUM_BATCHES, 4)
     return times
 
 
-def _two_ranks(
-    width: int, device: torch.device, dtype: torch.dtype, rounds: int
-) -> dict[str, Any]:
+def _two_ranks(x: Tensor, rounds: int) -> dict[str, Any]:
     """Exercise 0.4: beside one another, the product first, and both alone."""
-    x = torch.ones(width, width, device=device, dtype=dtype)
-    a = torch.randn(width, width, device=device, dtype=dtype) / width**0.5
+    a: Tensor = x / len(x) ** 0.5
 
-    def one_after_the_other(x: Tensor, a: Tensor) -> Tensor:
+    def one_after_the_other() -> Tensor:
         product = a @ a
-        work = dist.all_reduce(x, async_op=True)
-        assert work is not None
-        work.wait()
+        dist.all_reduce(x)
         return product + x
 
     def finished(launch: Callable[[], Any]) -> float:
@@ -146,11 +117,11 @@ def _two_ranks(
         return _timed(launch, rounds)["finished_ms"]
 
     return {
-        "width": width,
+        "width": len(x),
         "bytes": x.numel() * x.element_size(),
         "ranks": dist.get_world_size(),
         "product_ms": finished(lambda: a @ a),
         "message_ms": finished(lambda: dist.all_reduce(x)),
-        "product first_ms": finished(lambda: one_after_the_other(x, a)),
+        "product first_ms": finished(one_after_the_other),
         "message first_ms": finished(lambda: reference.step(x, a)),
     }

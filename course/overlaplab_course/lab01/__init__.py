@@ -7,7 +7,7 @@ Its exercises are graded in `shortest`, `bounds`, `formula`, `ratios`, `layers`,
 from __future__ import annotations
 
 from overlaplab.grading.kept import Kept, side_by_side
-from overlaplab_course.lab01 import bounds, messages, reference, share  # noqa: F401 (they register exercises)
+from overlaplab_course.lab01 import bounds, messages, reference, share
 from overlaplab_course.lab01.figures import a_gigabyte, count, draw_counted
 from overlaplab_course.lab01.formula import cards, with_contention
 from overlaplab_course.lab01.knobs import KNOBS, WHAT_IF, saved_percent, turn

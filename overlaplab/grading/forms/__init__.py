@@ -1,5 +1,12 @@
 """Forms of exercises that recur from lab to lab: a lab declares them as data."""
 
+from overlaplab.grading.forms.answers import (
+    as_number,
+    is_close,
+    read_numbers,
+    read_pairs,
+    said_timeline,
+)
 from overlaplab.grading.forms.knobs import KnobProgram, KnobTask, KnobTasks, Settings
 from overlaplab.grading.forms.repair import Repair, check_diagnosis
 from overlaplab.grading.forms.results import (
@@ -16,8 +23,13 @@ __all__ = [
     "KnobTasks",
     "Repair",
     "Settings",
+    "as_number",
     "check_diagnosis",
+    "is_close",
     "judge_results",
     "judge_step",
     "need_dict",
+    "read_numbers",
+    "read_pairs",
+    "said_timeline",
 ]
