@@ -185,7 +185,7 @@ view.draw(racing.timeline, title="two streams and no waits")
 # </details>
 
 
-# %% name="issue" kind="exercise" exercise="3.1"
+# %% name="issue" kind="exercise" exercise="3.1" reference=true
 def issue(tasks):
     """Launch the tasks on two streams, each behind those that it needs."""
     ### BEGIN SOLUTION
@@ -341,7 +341,7 @@ lab.compare_waits(mine, needed)
 # stream. A layer with one gradient sends that, unpacked.
 
 
-# %% name="flat" kind="exercise" exercise="3.3a"
+# %% name="flat" kind="exercise" exercise="3.3a" reference=true broken=true
 def send_gradients(layers):
     packing = streams.Stream()
     works = []
@@ -418,7 +418,7 @@ _ = check("3.3a", my_number, flat_diagnosis, send_gradients)
 # spread over the ranks: one has two, the other one.
 
 
-# %% name="event" kind="exercise" exercise="3.3b"
+# %% name="event" kind="exercise" exercise="3.3b" reference=true broken=true
 def look_up(towers):
     main = streams.current_stream()
     ### BEGIN SOLUTION
@@ -494,7 +494,7 @@ _ = check("3.3b", my_number, event_diagnosis, look_up)
 # waits are all there. And yet.
 
 
-# %% name="reuse" kind="exercise" exercise="3.3c"
+# %% name="reuse" kind="exercise" exercise="3.3c" reference=true broken=true
 def train(batches, step):
     loading = streams.Stream()
     compute = streams.current_stream()
@@ -653,7 +653,7 @@ feed_ms = 23
 # </details>
 
 
-# %% name="feed" kind="exercise" exercise="3.4"
+# %% name="feed" kind="exercise" exercise="3.4" reference=true
 def feed(samples, step):
     main, loading = streams.current_stream(), streams.Stream()
     buffers = [torch.empty_like(samples[0], pin_memory=True) for _ in range(2)]
