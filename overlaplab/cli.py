@@ -255,8 +255,7 @@ def calibrate_command(out: Path, quick: bool, backend: str | None) -> None:
     Matrix products, operators of small transformers, copies, launches, collectives, and
     what computing and sending cost one another. Then: ol.run(..., hardware=OUT).
     """
-    from overlaplab.calibrate.run import calibrate
-    from overlaplab.calibrate.summary import table
+    from overlaplab.calibrate import calibrate, table
 
     click.echo(table(calibrate(out, backend=backend, is_quick=quick)))
     click.echo(f"Profile: {out}. Use it as ol.run(..., hardware={str(out)!r}).")

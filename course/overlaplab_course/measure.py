@@ -24,7 +24,7 @@ from overlaplab.bench.command import (
     world_size_option,
 )
 from overlaplab.bench.workload import device_description, write_from_rank_0
-from overlaplab.profiling.processes import find_world_size, run_ranks
+from overlaplab.processes import find_world_size, run_ranks
 
 PROGRAM = "overlaplab_course.measure"
 

@@ -31,9 +31,9 @@ from overlaplab.bench.workload import (
     write_from_rank_0,
     write_json,
 )
-from overlaplab.calibrate.plan import CPU as CPU_PLAN
-from overlaplab.calibrate.plan import GPU as GPU_PLAN
-from overlaplab.profiling.processes import find_world_size, run_ranks
+from overlaplab.calibrate import CPU as CPU_PLAN
+from overlaplab.calibrate import GPU as GPU_PLAN
+from overlaplab.processes import find_world_size, run_ranks
 from overlaplab.version import find_version
 
 # Of the minutes of `predict measure`, for the first of two links: it measures the

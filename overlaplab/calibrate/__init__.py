@@ -1,1 +1,169 @@
-"""Calibration: measure this machine, and make a hardware profile of it."""
+"""`overlaplab calibrate`: measure this machine, and make a hardware profile of it.
+
+What is measured is data (`plan`); `device`, `launch` and `link` measure it; `profile`
+makes a `Hardware` of the measurements, which are JSON values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from overlaplab.calibrate.device import measure_device
+from overlaplab.calibrate.launch import measure_launches
+from overlaplab.calibrate.link import measure_link
+from overlaplab.calibrate.plan import CPU, GPU, CalibrationPlan, ModelCase, quick
+from overlaplab.calibrate.profile import build_profile
+from overlaplab.hardware import Hardware, write_profile
+from overlaplab.processes import find_world_size, run_ranks
+
+__all__ = [
+    "CPU",
+    "GPU",
+    "CalibrationPlan",
+    "ModelCase",
+    "build_profile",
+    "calibrate",
+    "measure_device",
+    "measure_launches",
+    "measure_link",
+    "quick",
+    "table",
+]
+
+_STAGES = 6  # that are reported, apart from the models
+
+
+def calibrate(
+    out: Path,
+    *,
+    backend: str | None = None,
+    is_quick: bool = False,
+    plan: CalibrationPlan | None = None,
+) -> Hardware:
+    """Measure this machine and write its profile to `out`.
+
+    One process a GPU with "nccl", two on the CPU with "gloo". The file appears when all
+    is measured, whole; an interrupt or an error leaves what was there before.
+
+    Args:
+        out: a file whose name ends in .json, as `hardware=` takes it.
+        backend: "nccl" or "gloo"; None: by whether there are GPUs.
+        is_quick: fewer models, sizes and repeats.
+        plan: what to measure; None: the usual of the backend.
+
+    Returns:
+        The profile. On one GPU it has no link; its notes say so.
+
+    Raises:
+        ValueError: no such backend here, or a name without .json.
+        OSError: the folder is missing or not writable; found before anything runs.
+    """
+    if out.suffix != ".json":
+        raise ValueError(f"{out}: expected a name that ends in .json")
+    if not os.access(out.parent, os.W_OK):
+        raise FileNotFoundError(f"{out.parent}: no folder that can be written to")
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    size = find_world_size(backend)
+    if plan is None:
+        plan = GPU if backend == "nccl" else CPU
+        plan = quick(plan) if is_quick else plan
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, "measured.json")
+        run_ranks(_measure, plan, answer, backend=backend, world_size=size)
+        found = json.loads(answer.read_text())
+    hardware = build_profile(out.stem, **found, where=_describe(backend))
+    write_profile(hardware, out)
+    return hardware
+
+
+def _measure(plan: CalibrationPlan, answer: Path) -> None:
+    """One rank; rank 0 reports how far it is, and writes."""
+    several = dist.get_world_size() > 1
+    num_stages = len(plan.models) + _STAGES - (0 if several else 2)
+    with _reporting(num_stages) as report:
+        found = {
+            "device": measure_device(plan, report),
+            "link": measure_link(plan, report) if several else None,
+            "launches": measure_launches(plan, report),
+        }
+    if dist.get_rank() == 0:
+        answer.write_text(json.dumps(found))
+
+
+@contextlib.contextmanager
+def _reporting(num_stages: int) -> Iterator[Callable[[str], None]]:
+    """On rank 0 a bar on a terminal, or a line per stage elsewhere."""
+    if dist.get_rank():
+        yield lambda what: None
+        return
+    if not sys.stderr.isatty():
+        yield lambda what: print(what, file=sys.stderr, flush=True)
+        return
+    bar = Progress(
+        TextColumn("calibrate"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+    )
+    task = bar.add_task("", total=num_stages, completed=-1)  # the first begins
+    with bar:
+        yield lambda what: bar.update(task, description=what, advance=1)
+        bar.update(task, description="measured", completed=num_stages)
+
+
+def _describe(backend: str) -> str:
+    found: dict[str, Any] = {"torch": torch.__version__}
+    if backend == "nccl":
+        read: Any = torch.cuda.nccl.version
+        nccl = ".".join(map(str, read()))
+        found = {"card": torch.cuda.get_device_name(), **found, "NCCL": nccl}
+    found["on"] = datetime.now(UTC).strftime("%Y-%m-%d")
+    return ", ".join(f"{key} {value}" for key, value in found.items())
+
+
+def table(hardware: Hardware) -> str:
+    """The main numbers of a profile, in the units that people use."""
+    link = hardware.link
+    rows = [
+        (f"{dtype} products", _rate(rate))
+        for dtype, rate in hardware.flops_per_s.items()
+        if dtype != "default"
+    ]
+    rows += [
+        ("device memory", f"{hardware.memory_bytes_per_s / 1e9:.0f} GB/s"),
+        ("shortest kernel", f"{hardware.kernel_floor_ns / 1e3:.1f} us"),
+        ("launch, forward", f"{hardware.launch_ns / 1e3:.1f} us"),
+        ("launch, backward", f"{(hardware.backward_launch_ns or 0) / 1e3:.1f} us"),
+    ]
+    if "compute_rate_permille" in hardware.notes:
+        rows += [
+            ("collective launch", f"{hardware.collective_launch_ns / 1e3:.1f} us"),
+            ("link latency", f"{link.latency_ns / 1e3:.1f} us"),
+            ("link", f"{link.bytes_per_s / 1e9:.1f} GB/s"),
+            ("compute beside it", f"{hardware.compute_rate_permille / 10:.0f} %"),
+            ("link beside compute", f"{hardware.wire_rate_permille / 10:.0f} %"),
+        ]
+    else:
+        rows.append(("link", hardware.notes["link"]))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _rate(flops_per_s: int) -> str:
+    if flops_per_s >= 10**12:
+        return f"{flops_per_s / 1e12:.1f} TFLOP/s"
+    return f"{flops_per_s / 1e9:.1f} GFLOP/s"

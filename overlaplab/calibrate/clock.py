@@ -34,7 +34,7 @@ def sleep(ns: int) -> None:
 
 
 def device_ns(
-    call: Call, num_calls: int, *, repeats: int = 5, align: Call | None = None
+    call: Call, num_calls: int, *, repeats: int = 5, align: Call = lambda: None
 ) -> int:
     """Median nanoseconds of one call, of `num_calls` in a row, back to back.
 
@@ -44,21 +44,14 @@ def device_ns(
         repeats: the median is of so many.
         align: launched before the first; a small collective lets ranks start together.
     """
+    if not on_cuda():
+        return host_ns(call, num_calls, repeats=repeats, align=align)
     call()
     found = []
     for _ in range(repeats):
         streams.synchronize()
-        if not on_cuda():
-            if align is not None:
-                align()
-            begin = time.perf_counter_ns()
-            for _ in range(num_calls):
-                call()
-            found.append((time.perf_counter_ns() - begin) // num_calls)
-            continue
         sleep(min(num_calls * _LAUNCH_NS, _MOST_NS))
-        if align is not None:
-            align()
+        align()
         first, last = (streams.Event(enable_timing=True) for _ in range(2))
         first.record()
         for _ in range(num_calls):
@@ -69,12 +62,18 @@ def device_ns(
     return int(statistics.median(found))
 
 
-def host_ns(call: Call, num_calls: int, *, repeats: int = 5) -> int:
-    """Median nanoseconds that the CPU spends in one call; the device may lag."""
+def host_ns(
+    call: Call, num_calls: int, *, repeats: int = 5, align: Call = lambda: None
+) -> int:
+    """Median nanoseconds that the CPU spends in one call; the device may lag.
+
+    Arguments as in `device_ns`.
+    """
     call()
     found = []
     for _ in range(repeats):
         streams.synchronize()
+        align()
         begin = time.perf_counter_ns()
         for _ in range(num_calls):
             call()

@@ -31,14 +31,18 @@ Row = dict[str, Any]
 _STEPS = 8
 
 
-def measure_launches(plan: CalibrationPlan) -> Row:
+def measure_launches(plan: CalibrationPlan, report: Callable[[str], None]) -> Row:
     """The CPU's time of a step: alone, and with each reducer. Collective.
+
+    Args:
+        report: called with the name of the stage when it begins.
 
     Returns:
         "forward_ops", "backward_ops", "parameters", and for each of "variants" the
         medians "forward_ns", "backward_ns", "wait_ns", "step_ns" and its "buckets".
         Without a process group there is no variant but "compute".
     """
+    report("launches")
     model, tokens, targets = build(plan.launch_model, plan.dtype)
     with TimedOperators() as timed:
         model(tokens, targets).backward()
@@ -83,16 +87,8 @@ def measure_launches(plan: CalibrationPlan) -> Row:
     variants = {}
     for name, rows in times.items():
         reducer = reducers[name]
-        forward, backward, wait = (
-            int(statistics.median(column)) for column in zip(*rows, strict=True)
-        )
-        variants[name] = {
-            "forward_ns": forward,
-            "backward_ns": backward,
-            "wait_ns": wait,
-            "step_ns": int(statistics.median(map(sum, rows))),
-            "quartiles_ns": [int(q) for q in statistics.quantiles(map(sum, rows), n=4)],
-            "buckets": 0 if reducer is None else len(tuple(reducer.plan)),
+        variants[name] = _medians(rows) | {
+            "buckets": 0 if reducer is None else len(tuple(reducer.plan))
         }
         if reducer is not None:
             reducer.remove()
@@ -103,3 +99,16 @@ def measure_launches(plan: CalibrationPlan) -> Row:
         "parameters": sum(1 for _ in model.parameters()),
         "variants": variants,
     }
+
+
+def _medians(rows: list[tuple[int, int, int]]) -> Row:
+    steps = [sum(row) for row in rows]
+    columns = {
+        "forward_ns": [forward for forward, _, _ in rows],
+        "backward_ns": [backward for _, backward, _ in rows],
+        "wait_ns": [wait for _, _, wait in rows],
+        "step_ns": steps,
+    }
+    found: Row = {key: int(statistics.median(of)) for key, of in columns.items()}
+    found["quartiles_ns"] = [int(q) for q in statistics.quantiles(steps, n=4)]
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,45 +23,65 @@ _IN_A_ROW = 16  # so that several sends lie beside them
 _AHEAD_NS = 40_000_000  # the CPU launches meanwhile
 
 
-def measure_collectives(plan: CalibrationPlan) -> list[Row]:
+def measure_link(plan: CalibrationPlan, report: Callable[[str], None]) -> Row:
+    """Collectives and what they cost beside computing. Collective; 2 ranks or more.
+
+    Args:
+        report: called with the name of each stage when it begins.
+
+    Returns:
+        "num_ranks"; "collectives", rows of each alone; "collective_launches_ns", the
+        CPU's time of an asynchronous all-reduce and its wait, by number of tensors;
+        "contention".
+    """
+    report("collectives")
+    found: Row = {
+        "num_ranks": dist.get_world_size(),
+        "collectives": _measure_collectives(plan),
+        "collective_launches_ns": {
+            str(num): host_ns(
+                _coalesced(num, num * 4096, wait=True), 20, repeats=plan.repeats
+            )
+            for num in (1, 16)
+        },
+    }
+    report("computing beside collectives")
+    found["contention"] = _measure_contention(plan)
+    return found
+
+
+def _measure_collectives(plan: CalibrationPlan) -> list[Row]:
     """Each alone, on the current stream: {"operation", "bytes", "tensors", "ns"}.
 
     "bytes" as the cost formulas count them: the full tensor, or what is gathered.
     """
-    size, rows = dist.get_world_size(), []
-    for num_bytes in plan.wire_bytes:
-        for name, call in _collectives(num_bytes, size).items():
-            rows.append(
-                {
-                    "operation": name,
-                    "bytes": num_bytes,
-                    "tensors": 1,
-                    "ns": _wire_ns(call, num_bytes, plan),
-                }
-            )
-    for num_tensors, num_bytes in plan.coalesced:
-        call = coalesced(num_tensors, num_bytes, wait=False)
-        rows.append(
-            {
-                "operation": "all_reduce",
-                "bytes": num_bytes,
-                "tensors": num_tensors,
-                "ns": _wire_ns(call, num_bytes, plan),
-            }
+    rows: list[Row] = []
+
+    def measure(operation: str, num_bytes: int, num_tensors: int, call: Call) -> None:
+        ns = device_ns(
+            call,
+            20 if num_bytes <= 2**24 else 4,
+            repeats=plan.repeats if num_bytes <= 2**27 else 2,
+            align=_align(),
         )
+        about = {"operation": operation, "bytes": num_bytes, "tensors": num_tensors}
+        rows.append({**about, "ns": ns})
+
+    size = dist.get_world_size()
+    for num_bytes in plan.wire_bytes:
+        full = _tensor(max(size, num_bytes // 2 // size * size))
+        shard = _tensor(full.numel() // size)
+        scatter = partial(reduce_scatter_single, shard, full, _average())
+        measure("all_reduce", num_bytes, 1, partial(dist.all_reduce, full, _average()))
+        measure("all_gather", num_bytes, 1, partial(all_gather_single, full, shard))
+        measure("reduce_scatter", num_bytes, 1, scatter)
+    for num_tensors, num_bytes in plan.coalesced:
+        call = _coalesced(num_tensors, num_bytes, wait=False)
+        measure("all_reduce", num_bytes, num_tensors, call)
     return rows
 
 
-def measure_collective_launches(plan: CalibrationPlan) -> Row:
-    """CPU time of an asynchronous all-reduce and its wait, by number of tensors."""
-    found = {}
-    for num_tensors in (1, 16):
-        call = coalesced(num_tensors, num_tensors * 4096, wait=True)
-        found[str(num_tensors)] = host_ns(call, 20, repeats=plan.repeats)
-    return found
-
-
-def coalesced(num_tensors: int, num_bytes: int, *, wait: bool) -> Call:
+def _coalesced(num_tensors: int, num_bytes: int, *, wait: bool) -> Call:
     """One averaging all-reduce of several equal tensors, as reducers launch it.
 
     Args:
@@ -82,40 +103,13 @@ def coalesced(num_tensors: int, num_bytes: int, *, wait: bool) -> Call:
     return call
 
 
-def _wire_ns(call: Call, num_bytes: int, plan: CalibrationPlan) -> int:
-    token = _tensor(1)
-    return device_ns(
-        call,
-        20 if num_bytes <= 2**24 else 4,
-        repeats=plan.repeats if num_bytes <= 2**27 else 2,
-        align=lambda: dist.all_reduce(token),
-    )
-
-
-def _collectives(num_bytes: int, size: int) -> dict[str, Call]:
-    full = _tensor(max(size, num_bytes // 2 // size * size))
-    shard = _tensor(full.numel() // size)
-
-    def gather() -> None:
-        all_gather_single(full, shard)
-
-    def scatter() -> None:
-        reduce_scatter_single(shard, full, _average())
-
-    return {
-        "all_reduce": lambda: dist.all_reduce(full, _average()),
-        "all_gather": gather,
-        "reduce_scatter": scatter,
-    }
-
-
-def measure_contention(plan: CalibrationPlan) -> dict[str, Any]:
+def _measure_contention(plan: CalibrationPlan) -> Row:
     """Loops of computing beside all-reduces, for three kinds of computing.
 
     Returns:
         For "step" (a transformer's), "matmul" and "memory": "compute_alone_ns",
         "compute_beside_ns", "wire_alone_ns", "wire_beside_ns" and "bytes". And "small":
-        rows {"bytes", "alone_ns", "beside_ns"} of small all-reduces beside steps.
+        rows of the same of small all-reduces beside steps.
     """
     dtype = getattr(torch, plan.dtype)
     side = plan.matmul_beside
@@ -123,7 +117,7 @@ def measure_contention(plan: CalibrationPlan) -> dict[str, Any]:
     c = torch.empty_like(a)
     source, target = (_tensor(plan.memory_beside // 2) for _ in "st")
     step = step_of(plan.contention, plan.dtype)
-    found: dict[str, Any] = {
+    found: Row = {
         name: _beside(compute, plan.beside_bytes, plan)
         for name, compute in (
             ("step", step),
@@ -138,10 +132,7 @@ def measure_contention(plan: CalibrationPlan) -> dict[str, Any]:
 def _beside(compute: Call, num_bytes: int, plan: CalibrationPlan) -> Row:
     """Both loops alone and both at once, each long enough for the card to get hot."""
     payload = _tensor(num_bytes // 2)
-
-    def send() -> None:
-        dist.all_reduce(payload, _average())
-
+    send = partial(dist.all_reduce, payload, _average())
     send()
     wire = device_ns(send, 8, repeats=plan.repeats, align=_align())
     alone = device_ns(compute, 3, repeats=2, align=_align())
@@ -183,7 +174,7 @@ def _window(
     _align()()
     sleep(_AHEAD_NS)
     marks: list[tuple[Any, Any]] = []
-    first = last = None
+    first = None
     for number in range(rounds):
         begins = streams.Event(enable_timing=True)
         begins.record(main)
@@ -242,8 +233,8 @@ def _beside_on_cpu(
 
 
 def _align() -> Call:
-    token = _tensor(1)
-    return lambda: dist.all_reduce(token)
+    """A small collective: ranks that waited for it start together."""
+    return partial(dist.all_reduce, _tensor(1))
 
 
 def _average() -> Any:

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from overlaplab.calibrate.plan import ModelCase
 from overlaplab.calibrate.recorded import operators_of_step
 from overlaplab.hardware import Hardware, Link
 from overlaplab.hardware.collectives import collective_ns
-from overlaplab.models import TransformerConfig
 
 Points = tuple[tuple[int, int], ...]
 _SIMILAR_PERMILLE = 1150  # work within 15 % is averaged to one point
@@ -39,7 +39,9 @@ def build_profile(
     """
     notes: dict[str, str] = {}
     points = _operator_points(device, notes)
-    points["bytes"] = _curve((row["bytes"], row["ns"]) for row in device["memory"])
+    points["bytes"] = curve_through(
+        (row["bytes"], row["ns"]) for row in device["memory"]
+    )
     notes["points['bytes']"] = "copies of one tensor in device memory, read and write"
     rates = _matmul_rates(device["matmuls"])
     notes["flops_per_s"] = "the best of square products of " + ", ".join(
@@ -73,7 +75,7 @@ def _operator_points(
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for key, work, ns in joined_operators(device):
         found[key].append((work, ns))
-    points = {key: _curve(pairs) for key, pairs in sorted(found.items())}
+    points = {key: curve_through(pairs) for key, pairs in sorted(found.items())}
     cases = ", ".join(
         f"{m['case']['d_model']}x{m['case']['batch']}" for m in device["models"]
     )
@@ -92,20 +94,14 @@ def joined_operators(device: Mapping[str, Any]) -> Iterable[tuple[str, int, int]
         ValueError: the device ran other operators than the virtual cluster records.
     """
     for model in device["models"]:
-        case, measured = model["case"], model["operators"]
-        config = TransformerConfig(
-            num_layers=case["num_layers"],
-            d_model=case["d_model"],
-            num_heads=case["num_heads"],
-            vocab_size=case["vocab_size"],
-        )
-        ops = operators_of_step(config, case["batch"], case["tokens"], model["dtype"])
+        case, measured = ModelCase(**model["case"]), model["operators"]
+        ops = operators_of_step(case, model["dtype"])
         if len(ops) != len(measured) or any(
             not _same(op.name, row[0]) for op, row in zip(ops, measured, strict=True)
         ):
             raise ValueError(
-                f"the device ran {len(measured)} operators in a step of {config}, the "
-                f"virtual cluster records {len(ops)}: "
+                f"the device ran {len(measured)} operators in a step of "
+                f"{case.config()}, the virtual cluster records {len(ops)}: "
                 f"{[row[0] for row in measured]} and {[op.name for op in ops]}"
             )
         for op, (_, _, ns) in zip(ops, measured, strict=True):
@@ -125,40 +121,33 @@ def _same(recorded: str, measured: str) -> bool:
     )
 
 
-def _curve(pairs: Iterable[tuple[int, int]]) -> Points:
+def curve_through(pairs: Iterable[tuple[int, int]]) -> Points:
     """Points that ascend: similar work averaged, and no more work in less time."""
     groups: list[list[tuple[int, int]]] = []
-    for work, ns in sorted(pairs):
-        if work <= 0:
-            continue
+    for work, ns in sorted(pair for pair in pairs if pair[0] > 0):
         if groups and work * 1000 <= groups[-1][0][0] * _SIMILAR_PERMILLE:
             groups[-1].append((work, ns))
         else:
             groups.append([(work, ns)])
-    # Each of a group counts alike by its rate, so that their sum comes out right.
-    means: list[tuple[int, float]] = []
+    # Pool adjacent violators (Ayer et al. 1955): the nearest times that do not fall.
+    pooled: list[tuple[list[int], float]] = []  # works, and the time of each
     for group in groups:
         work = sum(w for w, _ in group) // len(group)
-        means.append((work, sum(ns * work / w for w, ns in group) / len(group)))
-    # Pool adjacent violators (Ayer et al. 1955): the nearest times that do not fall.
-    pooled: list[list[Any]] = []
-    for work, mean in means:
-        pooled.append([[work], mean, 1])
-        while len(pooled) > 1 and pooled[-2][1] > pooled[-1][1]:
-            works, ns, weight = pooled.pop()
-            before = pooled[-1]
-            total = before[2] + weight
-            before[1] = (before[1] * before[2] + ns * weight) / total
-            before[0] += works
-            before[2] = total
-    return tuple((work, max(1, round(ns))) for works, ns, _ in pooled for work in works)
+        # Each of a group counts alike by its rate, so that their sum comes out right.
+        works, mean = [work], sum(ns * work / w for w, ns in group) / len(group)
+        while pooled and pooled[-1][1] > mean:
+            before, longer = pooled.pop()
+            total = len(before) + len(works)
+            mean = (longer * len(before) + mean * len(works)) / total
+            works = [*before, *works]
+        pooled.append((works, mean))
+    return tuple((work, max(1, round(ns))) for works, ns in pooled for work in works)
 
 
 def _matmul_rates(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    best: dict[str, int] = {}
+    best: dict[str, int] = defaultdict(int)
     for row in rows:
-        rate = _rate(row["flops"], row["ns"])
-        best[row["dtype"]] = max(best.get(row["dtype"], 0), rate)
+        best[row["dtype"]] = max(best[row["dtype"]], _rate(row["flops"], row["ns"]))
     return {"default": best.get("float32") or min(best.values()), **best}
 
 
@@ -167,9 +156,8 @@ def _host_rates(
 ) -> dict[str, int]:
     best: dict[bool, dict[str, int]] = {True: {}, False: {}}
     for row in rows:
-        found = best[row["pinned"]]
-        rate = _rate(row["bytes"], row["ns"])
-        found[row["direction"]] = max(found.get(row["direction"], 0), rate)
+        found, way = best[row["pinned"]], row["direction"]
+        found[way] = max(found.get(way, 0), _rate(row["bytes"], row["ns"]))
     rates = {}
     for pinned, key in ((True, "host_bytes_per_s"), (False, "pageable_bytes_per_s")):
         if best[pinned]:
@@ -241,7 +229,7 @@ def _link(
         ):
             crossing = collective_ns(unit, "all_reduce", num, row["bytes"])[1]
             pairs.append((crossing, row["ns"]))
-    curve = _curve(pairs)
+    curve = curve_through(pairs)
     latency = curve[0][1]
     times = tuple((work, max(0, ns - latency)) for work, ns in curve)
     beside = link["contention"]["step"]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from overlaplab import streams
+from overlaplab.calibrate.plan import ModelCase
 from overlaplab.models import Transformer, TransformerConfig
 from overlaplab.program import Op, Program
 
@@ -68,10 +69,8 @@ def step_starts(ops: tuple[Op, ...]) -> list[int]:
     return [op.index for op in ops if op.name == _FIRST and op.phase == "forward"]
 
 
-def operators_of_step(
-    config: TransformerConfig, batch: int, tokens: int, dtype: str
-) -> tuple[Op, ...]:
-    """The operators of one step without a reducer, in order."""
-    program = record_steps(config, batch, tokens, dtype, num_steps=1)
+def operators_of_step(case: ModelCase, dtype: str) -> tuple[Op, ...]:
+    """The operators of one step of `case` without a reducer, in order."""
+    program = record_steps(case.config(), case.batch, case.tokens, dtype, num_steps=1)
     (ops,) = program.ranks
     return ops[step_starts(ops)[0] :]

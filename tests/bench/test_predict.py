@@ -24,7 +24,7 @@ from overlaplab.calibrate.plan import GPU as CALIBRATION
 from overlaplab.calibrate.recorded import record_steps, step_starts
 from overlaplab.hardware import find_hardware
 from overlaplab.models import TransformerConfig
-from overlaplab.profiling.processes import run_ranks
+from overlaplab.processes import run_ranks
 from overlaplab.program import Program, resolve
 from overlaplab.techniques.data_parallel import BucketedReducer
 from prediction import fill

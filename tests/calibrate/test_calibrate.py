@@ -12,16 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import overlaplab as ol
-from overlaplab.calibrate import run
-from overlaplab.calibrate.plan import (
-    CPU,
-    GPU,
-    ModelCase,
-    quick,
-)
-from overlaplab.calibrate.profile import _curve, build_profile
+from overlaplab import calibrate
+from overlaplab.calibrate import CPU, GPU, ModelCase, build_profile, quick, table
+from overlaplab.calibrate.profile import curve_through
 from overlaplab.calibrate.recorded import operators_of_step
-from overlaplab.calibrate.summary import table
 from overlaplab.cli import main
 from overlaplab.errors import OverlaplabError
 from overlaplab.hardware import compute_ns, read_profile
@@ -31,7 +25,7 @@ from tests.calibrate.small_plan import SMALL, TINY
 
 def device() -> dict[str, Any]:
     """As measured on a device that needs a microsecond for each operator."""
-    ops = operators_of_step(TINY.config(), TINY.batch, TINY.tokens, "float32")
+    ops = operators_of_step(TINY, "float32")
     rows = [[op.name, op.phase == "backward", 1_200] for op in ops]
     case = {name: getattr(TINY, name) for name in ModelCase.__dataclass_fields__}
     model = {
@@ -104,7 +98,7 @@ def test_each_number_of_a_profile_is_the_measured_one() -> None:
 
 def test_operators_take_what_they_took_less_the_marks() -> None:
     hw = build_profile("here", device(), LAUNCHES, LINK, "today")
-    for op in operators_of_step(TINY.config(), TINY.batch, TINY.tokens, "float32"):
+    for op in operators_of_step(TINY, "float32"):
         moved = op.read_bytes + op.write_bytes
         assert compute_ns(hw, op.flops, op.dtype, moved, op.name) == 1_000, op.name
 
@@ -130,8 +124,8 @@ def test_large_all_reduces_are_those_of_several_tensors() -> None:
 
 def test_every_number_says_how_it_was_measured() -> None:
     hw = build_profile("here", device(), LAUNCHES, LINK, "today")
-    told = set(hw.notes)
-    assert told >= {
+    described = set(hw.notes)
+    assert described >= {
         "flops_per_s",
         "memory_bytes_per_s",
         "kernel_floor_ns",
@@ -164,7 +158,7 @@ def test_a_device_that_ran_other_operators_is_refused() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 10**12), st.integers(1, 10**9)), min_size=1))
 def test_a_curve_is_one_that_profiles_take(pairs: list[tuple[int, int]]) -> None:
-    curve = check_points("points", _curve(pairs))
+    curve = check_points("points", curve_through(pairs))
     low, high = min(ns for _, ns in pairs), max(ns for _, ns in pairs)
     assert curve[0][1] <= high * 1.15 + 1 and curve[-1][1] >= low / 1.15 - 1
 
@@ -177,8 +171,8 @@ def test_a_curve_through_points_that_ascend_goes_through_them(
     times: list[int], factor: int
 ) -> None:
     pairs = [(factor**n, ns) for n, ns in enumerate(sorted(times), 1)]
-    assert _curve(pairs) == tuple(pairs)
-    assert all(interpolate(_curve(pairs), work) == ns for work, ns in pairs)
+    assert curve_through(pairs) == tuple(pairs)
+    assert all(interpolate(curve_through(pairs), work) == ns for work, ns in pairs)
 
 
 def test_a_quick_plan_keeps_the_largest_of_everything() -> None:
@@ -192,7 +186,7 @@ def test_a_calibration_of_this_machine_writes_a_profile_that_times_programs(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "mine.json"
-    hw = run.calibrate(out, backend="gloo", plan=SMALL)
+    hw = calibrate.calibrate(out, backend="gloo", plan=SMALL)
     assert read_profile(out) == hw and hw.name == "mine"
     assert f"torch {torch.__version__}" in hw.source
     assert hw.launch_ns > 0 and hw.link.latency_ns > 0 and "mm" in str(hw.points)
@@ -209,11 +203,11 @@ def test_an_interrupted_calibration_leaves_the_old_file(
 ) -> None:
     out = tmp_path / "mine.json"
     out.write_text("before")
-    monkeypatch.setattr(run, "run_ranks", fail)
-    told = CliRunner().invoke(
+    monkeypatch.setattr(calibrate, "run_ranks", fail)
+    answer = CliRunner().invoke(
         main, ["calibrate", "--backend", "gloo", "--out", str(out)]
     )
-    assert told.exit_code == 130 and "interrupted" in told.output
+    assert answer.exit_code == 130 and "interrupted" in answer.output
     assert out.read_text() == "before" and list(tmp_path.iterdir()) == [out]
 
 
@@ -233,6 +227,6 @@ def test_what_cannot_work_is_said_before_anything_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    told = CliRunner().invoke(main, ["calibrate", *arguments])
-    assert told.exit_code == 2 and fact in told.output
-    assert not isinstance(told.exception, OverlaplabError)
+    answer = CliRunner().invoke(main, ["calibrate", *arguments])
+    assert answer.exit_code == 2 and fact in answer.output
+    assert not isinstance(answer.exception, OverlaplabError)

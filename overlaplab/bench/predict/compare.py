@@ -12,7 +12,7 @@ from typing import Any
 
 from overlaplab.bench.predict.measure import PROFILED_STEPS
 from overlaplab.bench.predict.predict import predict, record_variant
-from overlaplab.calibrate.profile import build_profile
+from overlaplab.calibrate import build_profile
 from overlaplab.hardware import Hardware
 from overlaplab.program import Op
 from overlaplab.view import Table

@@ -30,13 +30,13 @@ from overlaplab.bench.workload import (
     say,
     write_from_rank_0,
 )
-from overlaplab.calibrate.clock import sleep
-from overlaplab.calibrate.measure import (
+from overlaplab.calibrate import (
+    CalibrationPlan,
     measure_device,
     measure_launches,
     measure_link,
 )
-from overlaplab.calibrate.plan import CalibrationPlan
+from overlaplab.calibrate.clock import sleep
 from overlaplab.profiling.profile import profile
 
 PROFILED_STEPS = 2

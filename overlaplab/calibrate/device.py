@@ -1,0 +1,105 @@
+"""One device: matmul rates by dtype and size, copies, operators of models.
+
+Rows are JSON values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlaplab import streams
+from overlaplab.calibrate.clock import device_ns, host_ns, on_cuda
+from overlaplab.calibrate.operators import measure_operators
+from overlaplab.calibrate.plan import CalibrationPlan
+
+Row = dict[str, Any]
+
+
+def measure_device(
+    plan: CalibrationPlan, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """What does not need a link. Collective where there is a process group.
+
+    Args:
+        report: called with the name of each stage when it begins.
+
+    Returns:
+        "matmuls", "memory", "small_kernel", "host_copies" and "models": those of the
+        rank with the slowest device, for which the others wait.
+    """
+    found: dict[str, Any] = {}
+    report("matrix products")
+    found["matmuls"] = _measure_matmuls(plan)
+    report("memory")
+    found["memory"] = _measure_memory(plan)
+    found["small_kernel"] = _measure_small_kernel(plan)
+    report("copies to and from the host")
+    found["host_copies"] = _measure_host_copies(plan)
+    found["models"] = []
+    for number, case in enumerate(plan.models, 1):
+        report(f"operators of model {number} of {len(plan.models)}")
+        found["models"].append(measure_operators(plan, case))
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return found
+    answers: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, found)
+    steps = [[model["step_ns"] for model in answer["models"]] for answer in answers]
+    slowest = max(range(len(steps)), key=lambda rank: sum(steps[rank]))
+    return {**answers[slowest], "rank": slowest, "step_ns_by_rank": steps}
+
+
+def _measure_matmuls(plan: CalibrationPlan) -> list[Row]:
+    """Products of square matrices: {"dtype", "size", "flops", "ns"}."""
+    rows = []
+    for name in plan.matmul_dtypes:
+        for size in plan.matmul_sizes:
+            a, b = (_random((size, size), getattr(torch, name)) for _ in range(2))
+            call = partial(torch.mm, a, b, out=torch.empty_like(a))
+            ns = device_ns(call, 10, repeats=plan.repeats)
+            rows.append({"dtype": name, "size": size, "flops": 2 * size**3, "ns": ns})
+    return rows
+
+
+def _measure_memory(plan: CalibrationPlan) -> list[Row]:
+    """Copies in device memory: {"bytes" read and written, "ns"}."""
+    rows = []
+    for size in plan.memory_bytes:
+        source = _random((size // 2,), torch.bfloat16)
+        call = partial(torch.empty_like(source).copy_, source)
+        ns = device_ns(call, 10, repeats=plan.repeats)
+        rows.append({"bytes": 2 * size, "ns": ns})
+    return rows
+
+
+def _measure_small_kernel(plan: CalibrationPlan) -> Row:
+    """The shortest kernel there is, and what the CPU needs to launch it."""
+    call = partial(torch.ones(1, device=streams.device()).add_, 1)
+    return {
+        "device_ns": device_ns(call, 100, repeats=plan.repeats),
+        "launch_ns": host_ns(call, 100, repeats=plan.repeats),
+    }
+
+
+def _measure_host_copies(plan: CalibrationPlan) -> list[Row]:
+    """Copies to and from the host: {"direction", "pinned", "bytes", "ns"}; CUDA."""
+    rows: list[Row] = []
+    for size in plan.memory_bytes[:-1] if on_cuda() else ():
+        device = torch.empty(size, dtype=torch.uint8, device=streams.device())
+        for pinned in (True, False):
+            host = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
+            for way, to, of in (("h2d", device, host), ("d2h", host, device)):
+                ns = device_ns(partial(to.copy_, of, non_blocking=True), 2, repeats=3)
+                rows.append(
+                    {"direction": way, "pinned": pinned, "bytes": size, "ns": ns}
+                )
+    return rows
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Random, not zeros: the power that a product draws depends on its bits."""
+    return torch.randn(shape, device=streams.device()).to(dtype)
