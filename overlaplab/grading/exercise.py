@@ -48,14 +48,20 @@ class Sheet:
         self._note = text
 
     def verify(
-        self, name: str, violations: Sequence[Violation], *, list_all: bool = False
+        self,
+        name: str,
+        violations: Sequence[Violation],
+        *,
+        list_all: bool = False,
+        hint: str = "",
     ) -> bool:
         """The sentence `name` holds if there is no violation; returns whether.
 
         Args:
             name: the sentence.
-            violations: the first is told, the others are counted.
-            list_all: tell all, a line each.
+            violations: the first is described, the others are counted.
+            list_all: describe all, a line each.
+            hint: in the place of the first violation's own.
         """
         if not violations:
             return self.expect(name, True)
@@ -67,7 +73,9 @@ class Sheet:
             expected = "\n".join(dict.fromkeys(v.expected for v in violations))
         elif more:
             seen += f"\n(and {more} more like it)"
-        return self.expect(name, False, seen=seen, expected=expected, hint=first.hint)
+        return self.expect(
+            name, False, seen=seen, expected=expected, hint=hint or first.hint
+        )
 
     def expect(
         self,

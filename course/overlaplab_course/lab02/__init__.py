@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from overlaplab.grading.kept import Kept, side_by_side
 from overlaplab.timeline.intervals import intersect, merge, total
-from overlaplab_course.lab02 import exposed, merging, names, rows, timing, totals  # noqa: F401
+from overlaplab_course.lab02 import exposed, merging, names, rows, timing, totals
 from overlaplab_course.lab02 import gaps as _gaps
 from overlaplab_course.lab02.bill import both_steps, pairs, pay
 from overlaplab_course.lab02.broken import profile_with, truth

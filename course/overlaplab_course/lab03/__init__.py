@@ -27,33 +27,6 @@ from overlaplab_course.lab03.show import (
     sanitizer_report,
 )
 
-__all__ = [
-    "KNOBS",
-    "backward_job",
-    "beside_the_sanitizer",
-    "case",
-    "compare_waits",
-    "copy_ms",
-    "feed_loop",
-    "finish_with",
-    "keep",
-    "measured",
-    "measured_ratio",
-    "mine_or_ours",
-    "num_needed",
-    "off_by",
-    "on_streams",
-    "pipeline",
-    "play",
-    "predicted_ms",
-    "problem_with",
-    "sanitizer_report",
-    "side_by_side",
-    "steps_ms",
-    "turn",
-    "whose",
-]
-
 case = Case
 _OURS = "overlaplab_course.lab03.reference:"
 _kept = Kept({"3.1": _OURS + "issue", "3.4": _OURS + "feed"})

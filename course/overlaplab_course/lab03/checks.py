@@ -279,26 +279,22 @@ def grade_waits(sheet: Sheet, my_number: int, my_waits: Iterable[Wait]) -> None:
     sheet.stop_if_wrong()
     played, full = own.play(waits), with_every_wait(my_number)
     played.draw_on(sheet, full.step_ns, f"your run with {len(waits)} waits")
-    hint = "the finding names two tasks: which wait, or chain of waits, leads from the "
-    hint += "first to the second?"
-    missing = laws.no_findings_law(played.findings)
-    sheet.verify(SAFE, [replace(violation, hint=hint) for violation in missing])
+    sheet.verify(
+        SAFE,
+        laws.no_findings_law(played.findings),
+        hint="the finding names two tasks: which wait, or chain of waits, leads from "
+        "the first to the second?",
+    )
     sheet.verify(VALUES, wrong_tasks(played, full))
     sheet.stop_if_wrong()
     hint = "which task waits for one that it does not need?"
     judge_step(sheet, SHORT_STEP, played, full.step_ns, hint=hint)
-    spare = [w for w in waits if w not in own.fewest_waits] or waits[-1:]
-    too_many = [
-        Violation(
-            "waits",
-            f"{len(waits)} waits",
-            "fewer",
-            f"leave out {wait}: is there a finding? If not, who waits in its place?",
-        )
-        for wait in spare[:1]
-        if len(waits) > len(own.fewest_waits)
-    ]
-    sheet.verify(FEW, too_many)
+    if len(waits) > len(own.fewest_waits):
+        spare = next((w for w in waits if w not in own.fewest_waits), waits[-1])
+        hint = f"leave out {spare}: is there a finding? If not, who waits in its place?"
+        sheet.verify(FEW, [Violation("waits", f"{len(waits)} waits", "fewer", hint)])
+    else:
+        sheet.expect(FEW, True)
     sheet.note(
         f"{len(own.waits)} waits would do, {len(waits)} are enough: all others "
         "follow from stream order and these"

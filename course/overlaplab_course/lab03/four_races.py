@@ -81,3 +81,25 @@ PROGRAMS: Mapping[str, Callable[[bool], torch.Tensor]] = {
     "flat": flat,
     "no_wait": no_wait,
 }
+
+
+def run_all(repaired: bool) -> None:
+    """Run each on one GPU and print what is reported of it, under its name.
+
+    Collectives of one rank are enough to see whether a sanitizer knows on which stream
+    NCCL works.
+    """
+    torch.cuda.set_device(0)
+    device = torch.device("cuda", 0)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
+    for name, program in PROGRAMS.items():
+        print("#### " + name, flush=True)
+        try:
+            program(repaired)
+            torch.cuda.synchronize()
+            print("no report", flush=True)
+        except Exception as error:
+            print(type(error).__name__, error, flush=True)
+        torch.cuda.synchronize()
+    dist.destroy_process_group()

@@ -11,19 +11,16 @@ import re
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-import overlaplab
 from overlaplab import streams
 from overlaplab.bench.timing import Step, time_in_turn
-from overlaplab_course.lab03 import reference
+from overlaplab_course.lab03 import four_races, reference
 from overlaplab_course.lab03.jobs import COMPUTE, Piece, Task, backward_job, one_stream
 from overlaplab_course.lab03.show import MATMUL, MESSAGE_BYTES
 
@@ -413,24 +410,22 @@ def _under_sanitizer(variant: str) -> dict[str, Any]:
     own = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     environment = {k: v for k, v in os.environ.items() if k not in own}
     environment["TORCH_CUDA_SANITIZER"] = "1"
-    folders = (Path(overlaplab.__file__).parents[1], Path(__file__).parents[2])
-    paths = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "races.py").write_text(_CHILD, encoding="utf-8")
-        try:
-            ran = subprocess.run(
-                [sys.executable, "races.py", variant],
-                cwd=folder,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,  # the reports go there
-                text=True,
-                timeout=90,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": "no answer in 90 s"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    code = (
+        f"from {four_races.__name__} import run_all; run_all({variant == 'repaired'})"
+    )
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,  # the reports go there
+            text=True,
+            timeout=90,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "no answer in 90 s"}
     answer: dict[str, Any] = {}
     for part in ran.stdout.split("#### ")[1:]:
         name, _, text = part.partition("\n")
@@ -445,31 +440,4 @@ def _shortened(text: str) -> str:
     """Without this machine's folders; the first report only."""
     ours = r'File "[^"]*/((torch|overlaplab(_course)?)/[^"]*)"'
     text = re.sub(ours, r'File "\1"', text)
-    text = re.sub(r'File "[^"]*/races\.py"', 'File "races.py"', text)
     return "\n".join(line[:200] for line in text.strip().splitlines()[:40])
-
-
-# One process, one GPU: the collectives have one rank, which is enough to see whether
-# the sanitizer knows on which stream NCCL works.
-_CHILD = """
-import sys, tempfile, torch
-import torch.distributed as dist
-from overlaplab_course.lab03.four_races import PROGRAMS
-
-torch.cuda.set_device(0)
-with tempfile.TemporaryDirectory() as folder:
-    dist.init_process_group(
-        "nccl", init_method=f"file://{folder}/store", rank=0, world_size=1,
-        device_id=torch.device("cuda", 0),
-    )
-    for name, program in PROGRAMS.items():
-        print("#### " + name, flush=True)
-        try:
-            program(sys.argv[1] == "repaired")
-            torch.cuda.synchronize()
-            print("no report", flush=True)
-        except Exception as error:
-            print(type(error).__name__, error, flush=True)
-        torch.cuda.synchronize()
-    dist.destroy_process_group()
-"""

@@ -25,7 +25,7 @@ from overlaplab.streams import annotate
 from overlaplab.timeline import Timeline
 from overlaplab.view.stacking import Picture
 from overlaplab.view.units import percentages
-from overlaplab_course.lab06 import choose, plan, reduce, reference  # noqa: F401 (they register exercises)
+from overlaplab_course.lab06 import choose, plan, reduce, reference
 from overlaplab_course.lab06.measured import (
     machine,
     measured,

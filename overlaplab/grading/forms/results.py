@@ -10,7 +10,7 @@ judge_step(sheet, SHORT, seen, best_ns)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 from overlaplab.cluster.run import Run, run
@@ -106,7 +106,7 @@ def judge_step(
 ) -> None:
     """The step is at most `factor` of the reference's."""
     slow = laws.step_law(seen.step_ns, best_ns, factor=factor)
-    sheet.verify(sentence, [replace(v, hint=hint) for v in slow])
+    sheet.verify(sentence, slow, hint=hint)
 
 
 def need_dict(said: object, name: str) -> Mapping[str, Any]:
