@@ -126,8 +126,24 @@ def synchronize() -> None:
 
 
 def annotate(name: str) -> AbstractContextManager[Any]:
-    """Label what the `with` block launches: a profiler range on real devices."""
+    """Label what the `with` block launches: a profiler range on real devices.
+
+    "step 3", or "step" for the next one, marks a step as well: see `step`.
+    """
     return provider().annotate(name)
+
+
+def step(number: int) -> AbstractContextManager[Any]:
+    """Mark what the `with` block launches as step `number`; see `Timeline.steps`.
+
+    `annotate(f"step {number}")` does the same, and labels it besides on the virtual
+    cluster. Steps do not nest: the outer one counts.
+    """
+    mark = getattr(provider(), "step", None)
+    marked: AbstractContextManager[Any] = (
+        annotate(f"step {number}") if mark is None else mark(number)
+    )
+    return marked
 
 
 @contextlib.contextmanager
@@ -152,6 +168,31 @@ def ranges_are_wanted() -> bool:
 def name_tensor(tensor: torch.Tensor, name: str) -> None:
     """Name the bytes of `tensor` in reports from now on (virtual cluster only)."""
     provider().name_tensor(tensor, name)
+
+
+GRADIENT = "grad "  # before the name of a parameter: its gradient's, in reports
+
+
+def name_gradients(model: torch.nn.Module, prefix: str = GRADIENT) -> None:
+    """Name each gradient when it is complete, `prefix` and its parameter's name.
+
+    Hooks run in the order of their registration: call it before a reducer is made.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            hook = _NameGradient(prefix + name)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+
+class _NameGradient:
+    """A hook that names `.grad`; a class, so that a copy per rank keeps its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None and not parameter.grad.is_sparse:
+            name_tensor(parameter.grad, self._name)
 
 
 def _range(name: str) -> AbstractContextManager[Any]:

@@ -40,7 +40,7 @@ Exceptions of the learner's code need no care: let them pass, they become the ve
 `check(id, *objects)` calls `grade(sheet, *objects)`, in the order of `solution`.
 
 Evidence (`Trained.evidence`; or `reading.collect_evidence(program, timeline)` of a run
-whose step called `watch(model)` before the reducer was made, and `mark_step(k)`):
+that called `watch(model)` before the reducer was made, steps in `streams.step(k)`):
 `.gradients` (ready_ns, sent_bytes, sends), `.sends` (covers, stale_bytes, pack),
 `.bucket(names, step)` (ready, armed, pack, previous end, start), `.step_ns`.
 

@@ -9,8 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from overlaplab.grading.clock import Clock
-from overlaplab.program import Op, Program
+from overlaplab.program import Collective, Program
+from overlaplab.program.graph import (
+    Graph,
+    StreamOrder,
+    build_graph,
+    first_collectives,
+)
+from overlaplab.program.times import Times
 from overlaplab.timeline import Timeline
 
 
@@ -144,16 +150,28 @@ class Evidence:
         return min((len(marks) for marks in self.marks), default=0)
 
     @cached_property
-    def clock(self) -> Clock:
+    def times(self) -> Times:
         """Start and end of every operator."""
-        return Clock(self.program, self.timeline)
+        return Times(self.program, self.timeline)
+
+    @cached_property
+    def _graph(self) -> Graph:
+        return build_graph(self.program)
+
+    def collectives_waited_for(self, rank: int, step: int) -> dict[int, Collective]:
+        """For the operators of `step` that come after a collective of that step: the
+        first such one."""
+        base = self._graph.base[rank]
+        ids = (base + index for index in self.ops_of(rank, step))
+        found = first_collectives(self._graph, ids)
+        return {g - base: op.collective for g, op in found.items() if op.collective}
 
     @cached_property
     def step_ns(self) -> tuple[int, ...]:
         """Time of each step: from the last end before it to its own, over all ranks."""
         before = min(
             (
-                self.clock.launch_start(rank, marks[0])
+                self.times.launch_start(rank, marks[0])
                 for rank, marks in enumerate(self.marks)
                 if marks and marks[0] < len(self.program.ranks[rank])
             ),
@@ -162,7 +180,7 @@ class Evidence:
         times = []
         for step in range(1, self.num_steps + 1):
             ends = [
-                self.clock.end(rank, op)
+                self.times.end(rank, op)
                 for rank in range(self.num_ranks)
                 for op in self.ops_of(rank, step)
             ]
@@ -196,7 +214,7 @@ class Evidence:
     def begin_ns(self, step: int) -> int:
         """The first start of anything of the step: where `step_timeline` begins."""
         starts = (
-            self.clock.launch_start(rank, ops[0])
+            self.times.launch_start(rank, ops[0])
             for rank in range(self.num_ranks)
             if (ops := self.ops_of(rank, step))
         )
@@ -266,7 +284,8 @@ def _bucket_on_rank(
     gradients = tuple(g for g in gradients if g.bytes)
     if not gradients:
         return None
-    clock, ops = evidence.clock, evidence.program.ranks[rank]
+    times, ops = evidence.times, evidence.program.ranks[rank]
+    order = StreamOrder(ops)
     last_hook = max(g.since for g in gradients)
     sends = [
         send
@@ -279,15 +298,15 @@ def _bucket_on_rank(
     streams_used = {ops[g.writer].stream for g in gradients if g.writer is not None}
     armed = max(
         (
-            clock.end(rank, _last_on_stream(ops, stream, last_hook))
-            for stream in streams_used
+            times.end(rank, last_hook if last is None else last)
+            for last in (order.before(stream, last_hook) for stream in streams_used)
         ),
         default=0,
     )
     in_hook = [op for op in own if op >= last_hook]
-    launched = clock.launch_end(rank, last_hook - 1) if last_hook else 0
-    launched += sum(clock.launch_ns(rank, op) for op in in_hook)
-    launched += sum(clock.launch_ns(rank, s.op) for s in sends if s.op >= last_hook)
+    launched = times.launch_end(rank, last_hook - 1) if last_hook else 0
+    launched += sum(times.launch_ns(rank, op) for op in in_hook)
+    launched += sum(times.launch_ns(rank, s.op) for s in sends if s.op >= last_hook)
     last = max(sends, key=lambda send: (send.start_ns, send.op), default=None)
     return BucketEvidence(
         step=step,
@@ -295,20 +314,14 @@ def _bucket_on_rank(
         rank=rank,
         ready_ns=max(g.ready_ns for g in gradients),
         armed_ns=armed,
-        pack_ns=sum(clock.duration(rank, op) for op in own),
+        pack_ns=sum(times.duration(rank, op) for op in own),
         launched_ns=launched,
-        previous_end_ns=_previous_end(clock, last),
+        previous_end_ns=_previous_end(times, last),
         start_ns=None if last is None else last.start_ns,
     )
 
 
-def _last_on_stream(ops: Sequence[Op], stream: str, before: int) -> int:
-    return next(
-        (i for i in range(before - 1, -1, -1) if ops[i].stream == stream), before
-    )
-
-
-def _previous_end(clock: Clock, send: SendEvidence | None) -> int:
+def _previous_end(times: Times, send: SendEvidence | None) -> int:
     if send is None or send.sequence == 0:
         return 0
-    return clock.wire(send.group, send.sequence - 1)[1]
+    return times.wire(send.group, send.sequence - 1)[1]

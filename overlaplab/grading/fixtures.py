@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from overlaplab import streams
 from overlaplab.grading import origins
 from overlaplab.grading.evidence import Evidence
-from overlaplab.grading.reading import collect_evidence, mark_step, watch
+from overlaplab.grading.reading import collect_evidence, watch
 from overlaplab.hardware import Hardware, Link, find_hardware
 from overlaplab.models.toy_nets import TOY_NETS
 
@@ -238,16 +239,16 @@ def _train_rank(
     )
     gradients: list[Gradients] = []
     for step in range(1, steps + 1):
-        mark_step(step)
-        optimizer.zero_grad(set_to_none=fixture.set_to_none)
-        batch = fixture.make_batch(rank, step)
-        notes += origins.given(batch)
-        fixture.loss(model, *batch).backward()  # type: ignore[no-untyped-call]
-        reducer.wait()
-        _let_ranks_meet()
-        notes += origins.returned([p.grad for p in model.parameters()])
-        gradients.append(_copy_gradients(model))
-        optimizer.step()
+        with streams.step(step):
+            optimizer.zero_grad(set_to_none=fixture.set_to_none)
+            batch = fixture.make_batch(rank, step)
+            notes += origins.given(batch)
+            fixture.loss(model, *batch).backward()  # type: ignore[no-untyped-call]
+            reducer.wait()
+            _let_ranks_meet()
+            notes += origins.returned([p.grad for p in model.parameters()])
+            gradients.append(_copy_gradients(model))
+            optimizer.step()
     return origins.Held((gradients, _copy_parameters(model)), tuple(notes))
 
 

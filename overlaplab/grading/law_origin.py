@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from overlaplab.grading.provenance import runs
 from overlaplab.grading.violation import Violation
 from overlaplab.program import Access, Op, Program, TensorName
+from overlaplab.program.access import byte_runs
 from overlaplab.timeline.intervals import Interval, intersect, merge, subtract, total
 
 # Names by which `origins` notes both ends of a step.
@@ -93,15 +93,15 @@ class _Ledger:
         reads = _sent(op) if op.collective else op.reads
         reason = next(filter(None, map(self.fault, reads)), "")
         if not reason and op.kind == "host" and name not in _MOVES and _size(op.reads):
-            reason = f"what {_told(op)} computed on the CPU"
+            reason = f"what {_described(op)} computed on the CPU"
         elif reason and _WENT not in reason:
-            reason += _WENT + _told(op)
+            reason += _WENT + _described(op)
         for access in op.writes:
             self._write(access, reason)
 
     def fault(self, access: Access) -> str:
         """What is wrong with these bytes, "" if nothing."""
-        wanted = merge(runs(access))
+        wanted = merge(byte_runs(access))
         if total(wanted) <= CONSTANTS_BYTES and not self._touches(access, wanted):
             return ""
         for where, reason in self._doubtful.get(access.storage, ()):
@@ -115,7 +115,7 @@ class _Ledger:
         return bool(intersect(self._known[access.storage], wanted))
 
     def _write(self, access: Access, reason: str) -> None:
-        written = merge(runs(access))
+        written = merge(byte_runs(access))
         known = self._known[access.storage]
         self._known[access.storage] = merge([*known, *written])
         before = self._doubtful.get(access.storage, [])
@@ -137,9 +137,9 @@ def _sent(op: Op) -> tuple[Access, ...]:
 
 def _size(accesses: Sequence[Access]) -> bool:
     """Whether these are more than a constant."""
-    sizes = (total(merge(runs(access))) for access in accesses)
+    sizes = (total(merge(byte_runs(access))) for access in accesses)
     return sum(sizes) > CONSTANTS_BYTES
 
 
-def _told(op: Op) -> str:
+def _described(op: Op) -> str:
     return f"{op.name} [{op.source}]" if op.source else op.name

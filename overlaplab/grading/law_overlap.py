@@ -138,15 +138,15 @@ def unblocked_law(
     """
     found = []
     for rank in range(evidence.num_ranks):
-        waits_for = _collectives_waited_for(evidence, rank)
         for step in steps or range(1, evidence.num_steps + 1):
+            waited = evidence.collectives_waited_for(rank, step)
             gradients = evidence.gradients_of(rank, step)
             zero = evidence.begin_ns(step)
             for g in sorted(gradients, key=lambda g: g.writer or 0):
-                sent = waits_for.get((step, -1 if g.writer is None else g.writer))
+                sent = None if g.writer is None else waited.get(g.writer)
                 if sent is None:
                     continue
-                start, end = evidence.clock.wire(*sent)
+                start, end = evidence.times.wire(sent.group, sent.sequence)
                 found.append(
                     Violation(
                         "blocked",
@@ -161,38 +161,6 @@ def unblocked_law(
                 )
                 break
     return found
-
-
-def _collectives_waited_for(
-    evidence: Evidence, rank: int
-) -> dict[tuple[int, int], tuple[str, int]]:
-    """(step, operator) -> a meeting of the same step that it comes after."""
-    ops = evidence.program.ranks[rank]
-    before: dict[tuple[int, int], tuple[str, int]] = {}
-    for step in range(1, evidence.num_steps + 1):
-        indices = evidence.ops_of(rank, step)
-        known: dict[int, tuple[str, int]] = {}
-        last_on: dict[str, int] = {}
-        cpu: tuple[str, int] | None = None
-        for index in indices:
-            op = ops[index]
-            meeting = cpu
-            previous = last_on.get(op.stream)
-            # Within a communicator collectives follow one another: no wait of ours.
-            follows = op.after if op.collective else (*op.after, previous)
-            for earlier in follows:
-                if earlier is not None and earlier in known:
-                    meeting = known[earlier]
-            if meeting is not None:
-                before[step, index] = meeting
-            if op.collective is not None:
-                meeting = (op.collective.group, op.collective.sequence)
-            if meeting is not None:
-                known[index] = meeting
-                if op.kind == "host_wait":
-                    cpu = meeting
-            last_on[op.stream] = index
-    return before
 
 
 def step_law(

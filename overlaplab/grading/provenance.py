@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from overlaplab.program import Access, Op
+from overlaplab.program.access import byte_runs, num_bytes
 
 # Operators that carry what they read to what they write, element by element.
 _COPIES = {"copy_", "copy", "_foreach_copy_", "_foreach_copy"}
@@ -38,7 +39,6 @@ _MAPS = {
 _OVERWRITES = {"zero_", "fill_", "uniform_", "normal_", "random_", "set_"}
 # A collective that hands sent bytes back, after a reduce_scatter for example.
 _RETURNS = {"all_gather", "broadcast", "gather", "scatter"}
-_MOST_RUNS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Ledger:
     def name(self, access: Access, gradient: int) -> None:
         """From here on the bytes of `access` are gradient number `gradient`."""
         position = 0
-        for start, end in runs(access):
+        for start, end in byte_runs(access):
             self._erase(access.storage, start, end)
             length = end - start
             mark = Mark(start, end, gradient, position, position + length)
@@ -139,24 +139,24 @@ class Ledger:
         returns = op.collective is not None and op.collective.operation in _RETURNS
         fresh = tuple(mark for mark in found if not mark.sent)
         stale = () if returns else tuple(mark for mark in found if mark.sent)
-        total = sum(length(access) for access in op.reads)
+        total = sum(num_bytes(access) for access in op.reads)
         cargo = Cargo(fresh, stale, total, sum(m.end - m.start for m in found))
         self._deliver(op)
         return cargo
 
     def _deliver(self, op: Op) -> None:
         """Mark a collective's outputs as sent, as exactly as its shapes allow."""
-        sizes_in = sum(length(access) for access in op.reads)
-        sizes_out = sum(length(access) for access in op.writes)
+        sizes_in = sum(num_bytes(access) for access in op.reads)
+        sizes_out = sum(num_bytes(access) for access in op.writes)
         if sizes_in == sizes_out:
-            pieces = self._pieces(op.reads, sizes_in)
+            parts = self._parts(op.reads, sizes_in)
         else:
             # A shard of everything, or everything from shards: which bytes went where
             # is the peers' business; that they were sent is what counts.
-            pieces = self._pieces(op.reads, sizes_out)
+            parts = self._parts(op.reads, sizes_out)
         self._erase_all(op.writes)
         self._lay(
-            [(a, b, replace(mark, via=(), sent=True)) for a, b, mark in pieces],
+            [(a, b, replace(mark, via=(), sent=True)) for a, b, mark in parts],
             op.writes,
         )
 
@@ -165,42 +165,42 @@ class Ledger:
     ) -> None:
         moved = []
         for source, target in zip(sources, targets, strict=True):
-            pieces = self._pieces([source], length(target))
-            moved.append((pieces, target))
-        for pieces, target in moved:
+            parts = self._parts([source], num_bytes(target))
+            moved.append((parts, target))
+        for parts, target in moved:
             self._erase_all([target])
-            self._lay(_through(pieces, op), [target])
+            self._lay(_through(parts, op), [target])
 
     def _join(self, sources: Sequence[Access], target: Access, op: int) -> None:
-        pieces = self._pieces(sources, length(target))
+        parts = self._parts(sources, num_bytes(target))
         self._erase_all([target])
-        self._lay(_through(pieces, op), [target])
+        self._lay(_through(parts, op), [target])
 
-    def _pieces(
+    def _parts(
         self, sources: Sequence[Access], target_bytes: int
     ) -> list[tuple[int, int, Mark]]:
         """(first, end, mark) of the marks of `sources`, in bytes of the target."""
-        total = sum(length(source) for source in sources)
+        total = sum(num_bytes(source) for source in sources)
         if total == 0:
             return []
-        pieces = []
+        parts = []
         base = 0
         for source in sources:
             for position, mark in self._found(source):
                 first = (base + position) * target_bytes // total
                 last = base + position + mark.end - mark.start
-                pieces.append((first, last * target_bytes // total, mark))
-            base += length(source)
-        return pieces
+                parts.append((first, last * target_bytes // total, mark))
+            base += num_bytes(source)
+        return parts
 
     def _lay(
-        self, pieces: Sequence[tuple[int, int, Mark]], targets: Sequence[Access]
+        self, parts: Sequence[tuple[int, int, Mark]], targets: Sequence[Access]
     ) -> None:
-        """Put `pieces`, counted along `targets` one after another, into storages."""
+        """Put `parts`, counted along `targets` one after another, into storages."""
         base = 0
         for target in targets:
-            for start, end in runs(target):
-                for first, last, mark in pieces:
+            for start, end in byte_runs(target):
+                for first, last, mark in parts:
                     low, high = max(first, base), min(last, base + end - start)
                     if low >= high:
                         continue
@@ -218,7 +218,7 @@ class Ledger:
         if not marks:
             return
         position = 0
-        for start, end in runs(access):
+        for start, end in byte_runs(access):
             inside = (m.cut(start, end) for m in marks if m.start < end > start < m.end)
             for mark in sorted(inside, key=lambda m: m.start):
                 yield position + mark.start - start, mark
@@ -230,7 +230,7 @@ class Ledger:
     def _erase_all(self, accesses: Sequence[Access]) -> None:
         for access in accesses:
             if self._marks.get(access.storage):
-                for start, end in runs(access):
+                for start, end in byte_runs(access):
                     self._erase(access.storage, start, end)
 
     def _erase(self, storage: int, start: int, end: int) -> None:
@@ -247,35 +247,6 @@ class Ledger:
 
 
 def _through(
-    pieces: Sequence[tuple[int, int, Mark]], op: int
+    parts: Sequence[tuple[int, int, Mark]], op: int
 ) -> list[tuple[int, int, Mark]]:
-    return [(a, b, replace(mark, via=(*mark.via, op))) for a, b, mark in pieces]
-
-
-def length(access: Access) -> int:
-    """Bytes of an access, those of overlapping runs counted each time."""
-    total = access.run_bytes
-    for size, _ in access.dims:
-        total *= size
-    return total
-
-
-def runs(access: Access) -> list[tuple[int, int]]:
-    """The contiguous runs of an access, [start, end) in its storage.
-
-    Where they fill their hull (a transposed matrix), or are too many to follow one by
-    one, the hull stands for them.
-    """
-    if access.run_bytes == 0:
-        return []
-    last = sum((size - 1) * stride for size, stride in access.dims)
-    hull = (access.offset_bytes, access.offset_bytes + last + access.run_bytes)
-    total = length(access)
-    if total == 0:
-        return []
-    if total == hull[1] - hull[0] or total // access.run_bytes > _MOST_RUNS:
-        return [hull]
-    starts = [access.offset_bytes]
-    for size, stride in access.dims:
-        starts = [start + i * stride for start in starts for i in range(size)]
-    return [(start, start + access.run_bytes) for start in starts]
+    return [(a, b, replace(mark, via=(*mark.via, op))) for a, b, mark in parts]

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import torch
 
 from overlaplab import streams
-from overlaplab.grading.clock import Clock
 from overlaplab.grading.evidence import Evidence, GradientEvidence, SendEvidence
-from overlaplab.grading.provenance import Ledger, length, runs
+from overlaplab.grading.provenance import Ledger
 from overlaplab.program import Access, Op, Program, TensorName
+from overlaplab.program.access import byte_runs, num_bytes
+from overlaplab.program.steps import step_starts
+from overlaplab.program.times import Times
 from overlaplab.timeline import Timeline
 
-_GRADIENT = "grad "
 _PARAMETER = "param "
-_STEP = "overlaplab step "
 # Autograd may hand a gradient on through one of these before it becomes `.grad`.
 _HANDED_ON = {"clone", "_to_copy", "copy_"}
 
@@ -35,44 +35,24 @@ def watch(model: torch.nn.Module) -> None:
     """
     for name, parameter in model.named_parameters():
         streams.name_tensor(parameter, _PARAMETER + name)
-        if parameter.requires_grad:
-            hook = _NameGradient(name)
-            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-
-
-class _NameGradient:
-    """A hook that names `.grad`; a class, so that a copy per rank keeps its name."""
-
-    def __init__(self, name: str) -> None:
-        self._name = _GRADIENT + name
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None and not parameter.grad.is_sparse:
-            streams.name_tensor(parameter.grad, self._name)
-
-
-def mark_step(step: int) -> None:
-    """Say that step `step` (from 1) begins here; used on each rank by fixtures."""
-    streams.name_tensor(torch.empty(1), f"{_STEP}{step}")
+    streams.name_gradients(model)
 
 
 def collect_evidence(program: Program, timeline: Timeline) -> Evidence:
-    """Read the evidence of a run in which `watch` and `mark_step` were called.
+    """Read the evidence of a run that called `watch` and marked its steps.
 
     Args:
-        program: the record, with the names that the harness gave.
+        program: the record, with the names that the harness gave and steps from 1.
         timeline: the same program, resolved; spans carry "op".
     """
-    clock = Clock(program, timeline)
+    times, marks = Times(program, timeline), step_starts(program)
     gradients: list[GradientEvidence] = []
     sends: list[SendEvidence] = []
-    marks = []
     for rank in range(len(program.ranks)):
-        rank_marks, rank_gradients, rank_sends = _read_rank(program, clock, rank)
-        marks.append(rank_marks)
-        gradients += rank_gradients
-        sends += rank_sends
-    return Evidence(program, timeline, tuple(gradients), tuple(sends), tuple(marks))
+        of_rank = _read_rank(program, times, rank, marks[rank])
+        gradients += of_rank[0]
+        sends += of_rank[1]
+    return Evidence(program, timeline, tuple(gradients), tuple(sends), marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +69,10 @@ class _Named:
 
 
 def _read_rank(
-    program: Program, clock: Clock, rank: int
-) -> tuple[tuple[int, ...], list[GradientEvidence], list[SendEvidence]]:
+    program: Program, times: Times, rank: int, marks: Sequence[int]
+) -> tuple[list[GradientEvidence], list[SendEvidence]]:
     ops = program.ranks[rank]
     names = [n for n in program.names if n.rank == rank]
-    marks = tuple(n.since for n in names if n.name.startswith(_STEP))
     named = _named_gradients(ops, names, marks)
     by_index: dict[int, list[int]] = defaultdict(list)
     for number, gradient in enumerate(named):
@@ -128,7 +107,7 @@ def _read_rank(
             else:
                 stale[gradient.name] += size
         group, sequence = op.collective.group, op.collective.sequence
-        start_ns, end_ns = clock.wire(group, sequence)
+        start_ns, end_ns = times.wire(group, sequence)
         sends.append(
             SendEvidence(
                 rank=rank,
@@ -139,7 +118,7 @@ def _read_rank(
                 operation=op.collective.operation,
                 start_ns=start_ns,
                 end_ns=end_ns,
-                own_start_ns=clock.start(rank, op.index),
+                own_start_ns=times.start(rank, op.index),
                 bytes=cargo.bytes,
                 covers=tuple(covers.items()),
                 stale=tuple(stale.items()),
@@ -152,18 +131,18 @@ def _read_rank(
             rank=rank,
             step=g.step,
             name=g.name,
-            bytes=length(g.access),
+            bytes=num_bytes(g.access),
             writer=g.writer,
             origin=g.origin,
             since=g.since,
-            ready_ns=0 if g.writer is None else clock.end(rank, g.writer),
-            origin_ns=0 if g.origin is None else clock.end(rank, g.origin),
+            ready_ns=0 if g.writer is None else times.end(rank, g.writer),
+            origin_ns=0 if g.origin is None else times.end(rank, g.origin),
             sent_bytes=sent[number],
             sends=tuple(senders[number]),
         )
         for number, g in enumerate(named)
     ]
-    return marks, gradients, sends
+    return gradients, sends
 
 
 def _named_gradients(
@@ -178,7 +157,7 @@ def _named_gradients(
     taken: set[tuple[int | None, int, int]] = set()
     named = []
     for entry in names:
-        if not entry.name.startswith(_GRADIENT):
+        if not entry.name.startswith(streams.GRADIENT):
             continue
         writer = _last_writer(ops, writes, entry.access, entry.since)
         origin, access = _origin(ops, writes, writer, entry.access)
@@ -189,7 +168,7 @@ def _named_gradients(
         taken.add(key)
         named.append(
             _Named(
-                name=entry.name.removeprefix(_GRADIENT),
+                name=entry.name.removeprefix(streams.GRADIENT),
                 step=bisect_right(marks, entry.since),
                 access=entry.access,
                 since=entry.since,
@@ -204,13 +183,13 @@ def _named_gradients(
 def _last_writer(
     ops: Sequence[Op], writes: Mapping[int, Sequence[int]], access: Access, before: int
 ) -> int | None:
-    wanted = runs(access)
+    wanted = byte_runs(access)
     for index in reversed(writes.get(access.storage, ())):
         if index < before and any(
             low < end and start < high
             for write in ops[index].writes
             if write.storage == access.storage
-            for low, high in runs(write)
+            for low, high in byte_runs(write)
             for start, end in wanted
         ):
             return index
@@ -227,7 +206,7 @@ def _origin(
     if writer is None or ops[writer].name.split(".")[0] not in _HANDED_ON:
         return writer, access
     sources = [r for r in ops[writer].reads if r not in ops[writer].writes]
-    if len(sources) != 1 or length(sources[0]) != length(access):
+    if len(sources) != 1 or num_bytes(sources[0]) != num_bytes(access):
         return writer, access
     before = _last_writer(ops, writes, sources[0], writer)
     return (writer, access) if before is None else (before, sources[0])

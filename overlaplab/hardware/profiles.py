@@ -86,7 +86,7 @@ def with_link(
     latency_ns: int | None = None,
     bytes_per_s: int | None = None,
 ) -> Hardware:
-    """`hw` with another link; its name gets a "+link" so that reports tell.
+    """`hw` with another link; its name gets a "+link", so that reports show it.
 
     A bandwidth stands instead of the link's measured points. Between nodes there is
     `network`, which stays; edit it with `dataclasses.replace`.

@@ -26,6 +26,7 @@ from overlaplab.program.record import (
 )
 from overlaplab.program.replay import rebucket, replay
 from overlaplab.program.resolve import resolve
+from overlaplab.program.steps import only_step
 
 __all__ = [
     "Access",
@@ -35,7 +36,6 @@ __all__ = [
     "Op",
     "PayloadTensor",
     "OpKind",
-    "Part",
     "Program",
     "ProgramBuilder",
     "StorageLife",
@@ -48,6 +48,7 @@ __all__ = [
     "gradient_payload",
     "held_at_peak",
     "live_bytes",
+    "only_step",
     "peak_bytes",
     "rebucket",
     "replay",

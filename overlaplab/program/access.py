@@ -1,10 +1,42 @@
-"""Do two accesses share a byte? Exact for strided ranges, without listing them."""
+"""The bytes of an access: how many, where, and whether two share one.
+
+`overlap` is exact for strided ranges, without listing them.
+"""
 
 from __future__ import annotations
 
 from math import gcd
 
 from overlaplab.program.record import Access
+
+_MOST_RUNS = 1024
+
+
+def num_bytes(access: Access) -> int:
+    """Bytes of an access, those of overlapping runs counted each time."""
+    total = access.run_bytes
+    for size, _ in access.dims:
+        total *= size
+    return total
+
+
+def byte_runs(access: Access) -> list[tuple[int, int]]:
+    """The contiguous runs of an access, [start, end) in its storage.
+
+    Where they fill their hull (a transposed matrix), or are too many to follow one by
+    one, the hull stands for them.
+    """
+    total = num_bytes(access)
+    if total == 0:
+        return []
+    last = sum((size - 1) * stride for size, stride in access.dims)
+    hull = (access.offset_bytes, access.offset_bytes + last + access.run_bytes)
+    if total == hull[1] - hull[0] or total // access.run_bytes > _MOST_RUNS:
+        return [hull]
+    starts = [access.offset_bytes]
+    for size, stride in access.dims:
+        starts = [start + i * stride for start in starts for i in range(size)]
+    return [(start, start + access.run_bytes) for start in starts]
 
 
 def overlap(one: Access, other: Access) -> bool:

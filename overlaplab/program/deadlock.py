@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from overlaplab.errors import DeadlockError
-from overlaplab.program.graph import Graph, build_graph, describe, iter_collectives
+from overlaplab.program.graph import (
+    Graph,
+    build_graph,
+    describe,
+    iter_collectives,
+    list_ranks,
+)
 from overlaplab.program.record import Op, Program
 
 
@@ -93,7 +99,7 @@ def _blocking(
 def _state(graph: Graph, waits_for: list[int], rank: int, op: Op | None) -> str:
     if op is not None:
         missing = _missing(graph, waits_for, op)
-        absent = f" for {_ranks(missing)}" if missing else ""
+        absent = f" for {list_ranks(missing)}" if missing else ""
         where = f" [{op.source}]" if op.source else ""
         return f"waits in {describe(op)}{absent}{where}"
     launched = sum(1 for _ in iter_collectives(graph.program.ranks[rank]))
@@ -162,8 +168,8 @@ def _first_difference(
                     return {one, other}, [
                         f"Their orders part at collective {place} of those that both "
                         "take part in:",
-                        f"  rank {one}: {_told(a)}",
-                        f"  rank {other}: {_told(b)}",
+                        f"  rank {one}: {_described(a)}",
+                        f"  rank {other}: {_described(b)}",
                         _rule(a, b),
                     ]
     return set(), [
@@ -192,11 +198,7 @@ def _key(op: Op) -> tuple[str, int, str, int, str]:
     return c.group, c.sequence, c.operation, c.bytes, op.label
 
 
-def _ranks(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-def _told(op: Op | None) -> str:
+def _described(op: Op | None) -> str:
     if op is None:
         return "nothing, its program ends"
     where = f" [{op.source}]" if op.source else ""

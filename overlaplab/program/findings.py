@@ -2,20 +2,29 @@
 
 Exact and without time: two accesses to a byte, one of them a write, with no chain of
 happens-before between them, are a hazard on every machine, also where the clock hides
-it. No false alarms: any chain counts (see `clocks`).
+it. No false alarms: any chain counts (see `graph.Clocks`). A message names both
+accesses, when, where, and the missing edge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from overlaplab.program.clocks import Clocks, compute_clocks
-from overlaplab.program.graph import Graph, build_graph
-from overlaplab.program.hazard_report import tell, times_of, where
-from overlaplab.program.hazards import Hazard, find_unordered, touches_of
-from overlaplab.program.record import Finding, Program
+from overlaplab.program.access import overlap
+from overlaplab.program.graph import (
+    Clocks,
+    Graph,
+    build_graph,
+    compute_clocks,
+    describe,
+    list_ranks,
+)
+from overlaplab.program.hazards import Hazard, Use, find_unordered, touches_of
+from overlaplab.program.record import Access, Finding, Op, Program
 from overlaplab.program.reuse import find_reuses
+from overlaplab.program.times import Times
 from overlaplab.timeline import Timeline
+from overlaplab.timeline.span import CPU_LANE
 
 
 def find_findings(
@@ -23,13 +32,13 @@ def find_findings(
 ) -> tuple[Finding, ...]:
     """All findings of `program`: unmatched, unwaited, hazards; by rank and operator.
 
-    One hazard is told for each collective and stream that get in each other's way (or
-    each storage and pair of streams, where no collective is involved): the first, with
-    the number of other tensors.
+    One hazard is reported for each collective and stream that get in each other's way
+    (or each storage and pair of streams, where no collective is involved): the first,
+    with the number of other tensors.
 
     Args:
         program: the record.
-        timeline: of the same program: with it, hazards tell when both accesses ran.
+        timeline: of the same program: with it, hazards say when both accesses ran.
             It decides nothing.
 
     Raises:
@@ -58,8 +67,8 @@ def _unmatched(graph: Graph) -> Iterator[Finding]:
         yield Finding(
             "unmatched",
             op.rank,
-            f"unmatched: {where(op)} was launched by {_ranks(came)} and never by "
-            f"{_ranks(missing)}.\n  On GPUs it never ends.\n"
+            f"unmatched: {_where(op)} was launched by {list_ranks(came)} and never by "
+            f"{list_ranks(missing)}.\n  On GPUs it never ends.\n"
             f"  Repair: launch it on every rank of {op.collective.group!r} or on none.",
             (op.index,),
         )
@@ -85,7 +94,7 @@ def _unwaited(graph: Graph, clocks: Clocks) -> Iterator[Finding]:
         yield Finding(
             "unwaited",
             rank,
-            f"unwaited: on rank {rank} nobody waits for {where(left[0])}{more}.\n"
+            f"unwaited: on rank {rank} nobody waits for {_where(left[0])}{more}.\n"
             "  Its result may be read before it is there, and nothing says when its "
             "memory is free.\n"
             "  Repair: keep the work that the call with async_op=True returns, and "
@@ -111,15 +120,15 @@ def _hazards(
             found.setdefault(_cause(graph, clocks, hazard), []).append(hazard)
     if not found:
         return
-    times = times_of(timeline)
+    times = Times(graph.program, timeline)
     for hazards in sorted(
         found.values(), key=lambda h: (h[0].other.g, h[0].one.g, h[0].is_reuse, len(h))
     ):
-        yield tell(graph, hazards, times)
+        yield _report(graph, hazards, times)
 
 
 def _cause(graph: Graph, clocks: Clocks, hazard: Hazard) -> tuple[object, ...]:
-    """What is told as one hazard."""
+    """What is reported as one hazard."""
     one, other = hazard.one, hazard.other
     first = graph.ops[one.g]
     lanes = sorted((clocks.lane[one.g], clocks.lane[other.g]))
@@ -131,5 +140,160 @@ def _cause(graph: Graph, clocks: Clocks, hazard: Hazard) -> tuple[object, ...]:
     return ("storage", first.rank, one.access.storage, *lanes)
 
 
-def _ranks(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+# -- what people read about a hazard
+
+
+def _report(graph: Graph, hazards: list[Hazard], times: Times) -> Finding:
+    """One finding for hazards of one cause; the first is described in full."""
+    hazard = hazards[0]
+    one, other = hazard.one, hazard.other
+    first, second = graph.ops[one.g], graph.ops[other.g]
+    name = _tensor_name(graph.program, first if hazard.is_reuse else second, one.access)
+    tensor = repr(name) if name else _unnamed(graph, first.rank, one.access)
+    storages = {h.one.access.storage for h in hazards}
+    if len(storages) > 1:
+        tensor += f" (and {len(storages) - 1} more tensors)"
+    if hazard.is_reuse:
+        what = f"the memory of {tensor} is handed out again while it may still be used."
+        owner = f", now {_new_owner(graph, second, other.access)}"
+        repair = _repair_reuse(graph, hazard)
+    else:
+        has_cpu = CPU_LANE in (first.stream, second.stream)
+        users = "a stream and the CPU" if has_cpu else "two streams"
+        what = f"{users} use {tensor}, and nothing orders them."
+        owner = ""
+        repair = _repair(graph, hazard)
+    message = (
+        f"hazard: on rank {first.rank} {what}\n"
+        f"  first {_verb(one)}: {_where(first, times)}\n"
+        f"  then {_verb(other)}: {_where(second, times)}{owner}\n"
+        f"  Missing: {_named(second)} does not wait for {_named(first)}."
+        f"{_luck(first, second, times)}\n"
+        f"  Repair: {repair}"
+    )
+    ops = (first.index, second.index)
+    return Finding("hazard", first.rank, message, ops, one.access.storage, name)
+
+
+def _tensor_name(program: Program, op: Op, access: Access) -> str:
+    """What the user calls the bytes of `access` at the time of `op`, "" if nothing."""
+    named = [
+        n
+        for n in program.names
+        if n.rank == op.rank and n.since <= op.index and overlap(n.access, access)
+    ]
+    if named:
+        return max(named, key=lambda n: n.since).name
+    for life in program.storages:
+        if life.rank == op.rank and life.storage == access.storage and life.name:
+            return life.name
+    return ""
+
+
+def _where(op: Op, times: Times | None = None) -> str:
+    """ "mm on stream 'default', 1.000 to 2.500 us, op 3 [lab.py:12 in train]"."""
+    label = f", {op.label}" if op.label and not op.collective else ""
+    source = f" [{_source(op)}]" if op.source else ""
+    name = describe(op) if op.collective else op.name
+    time = None if times is None else times.of(op)
+    when = "" if time is None else f", {_us(time[0])} to {_us(time[1])} us"
+    lane = "the CPU" if op.stream == CPU_LANE else f"stream {op.stream!r}"
+    return f"{name} on {lane}{when}, op {op.index}{label}{source}"
+
+
+def _unnamed(graph: Graph, rank: int, access: Access) -> str:
+    """A tensor without a name is known by the operator that made it."""
+    for op in graph.program.ranks[rank]:
+        if any(write.storage == access.storage for write in op.writes):
+            source = f" [{_source(op)}]" if op.source else ""
+            return f"the result of {_named(op)}{source}"
+    return f"storage {access.storage}"
+
+
+def _new_owner(graph: Graph, op: Op, access: Access) -> str:
+    name = _tensor_name(graph.program, op, access)
+    return f"memory of {name!r}" if name else "memory of another tensor"
+
+
+def _luck(first: Op, second: Op, times: Times) -> str:
+    """A hazard that this run's timing hides is one on other hardware."""
+    one, other = times.of(first), times.of(second)
+    if one is None or other is None:
+        return ""
+    if other[1] < one[0]:
+        return f" Here it comes first: it ends {_us(one[0] - other[1])} us earlier."
+    if other[0] < one[1]:
+        together = min(one[1], other[1]) - max(one[0], other[0])
+        return f" Here they run together for {_us(together)} us."
+    return f" Here it starts {_us(other[0] - one[1])} us later, by luck."
+
+
+def _repair(graph: Graph, hazard: Hazard) -> str:
+    first, second = graph.ops[hazard.one.g], graph.ops[hazard.other.g]
+    doing = "writes" if hazard.other.writes else "reads"
+    if first.kind == "communication":
+        launcher = second.launch_stream
+        if second.stream == CPU_LANE:
+            return (
+                f"wait() for the work of {_named(first)} and synchronize the stream "
+                f"that waited before the CPU {doing} it."
+            )
+        return (
+            f"call wait() on the work of {_named(first)} while stream {launcher!r} is "
+            f"current, before {_named(second)} is launched."
+        )
+    if second.stream == CPU_LANE:
+        return (
+            f"record an event on stream {first.stream!r} after {_named(first)} and "
+            f"synchronize with it before the CPU {doing} it."
+        )
+    return (
+        f"let stream {second.launch_stream!r} wait (wait_stream, or wait_event with an "
+        f"event recorded on {first.stream!r} after {_named(first)}) before "
+        f"{_named(second)} is launched."
+    )
+
+
+def _repair_reuse(graph: Graph, hazard: Hazard) -> str:
+    first, second = graph.ops[hazard.one.g], graph.ops[hazard.other.g]
+    owner = next(
+        life.stream
+        for life in graph.program.storages
+        if life.rank == first.rank and life.storage == hazard.one.access.storage
+    )
+    user = first.launch_stream
+    if first.kind == "communication":
+        waiting = [
+            w.stream
+            for w in graph.program.waits
+            if w.rank == first.rank and w.op == first.index
+        ]
+        user = waiting[0] if waiting else user
+    if first.stream == owner:
+        return (
+            f"let stream {second.launch_stream!r} wait for {owner!r}, which allocated "
+            f"the new memory, before {_named(second)} is launched."
+        )
+    return (
+        f"keep a reference until stream {owner!r}, which allocated it, waits for "
+        f"{_named(first)}; or call record_stream on the tensor, with stream {user!r}, "
+        "before you drop it."
+    )
+
+
+def _source(op: Op) -> str:
+    """The line of the launch; in the backward pass also that of the forward."""
+    line = op.attributes.get("forward", "")
+    return f"{op.source}, backward of {line}" if line else op.source
+
+
+def _verb(use: Use) -> str:
+    return "written" if use.writes else "read"
+
+
+def _named(op: Op) -> str:
+    return describe(op) if op.collective else f"{op.name} (op {op.index})"
+
+
+def _us(time_ns: int) -> str:
+    return f"{time_ns / 1000:.3f}"

@@ -1,12 +1,15 @@
-"""Who must end before whom: the dependencies of a program, without any time.
+"""The order of a program, without any time: who must end before whom.
 
-`resolve`, `find_deadlock` and `find_findings` share it. Operators of all recorded ranks
-get one running number ("id"): rank by rank, each in the order of its CPU.
+The one reading that `resolve`, `find_deadlock`, `find_findings` and the graders' laws
+share. Operators of all recorded ranks get one running number ("id"): rank by rank, each
+in the order of its CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from overlaplab.errors import ProgramError
@@ -238,3 +241,127 @@ def describe(op: Op) -> str:
 def iter_collectives(ops: tuple[Op, ...]) -> Iterator[Op]:
     """The communication operators of one rank, in the order of its CPU."""
     return (op for op in ops if op.collective is not None)
+
+
+def list_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 1", "ranks 0, 2"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+class StreamOrder:
+    """The operators of one rank by stream, as indices in the order of their launch."""
+
+    def __init__(self, ops: Iterable[Op]) -> None:
+        self._indices: dict[str, list[int]] = defaultdict(list)
+        for op in ops:
+            self._indices[op.stream].append(op.index)
+
+    def before(self, stream: str, index: int) -> int | None:
+        """The last operator of `stream` that was launched before op `index`."""
+        at = bisect_left(self._indices[stream], index)
+        return self._indices[stream][at - 1] if at else None
+
+    def after(self, stream: str, index: int) -> int | None:
+        """Its first operator that was launched at op `index` or later."""
+        at = bisect_left(self._indices[stream], index)
+        return self._indices[stream][at] if at < len(self._indices[stream]) else None
+
+
+def first_collectives(graph: Graph, ids: Iterable[int]) -> dict[int, Op]:
+    """For each operator that comes after a collective of `ids`: the first such one.
+
+    That a communicator runs its collectives one after the other is no wait and does not
+    count.
+
+    Args:
+        ids: of one rank, in order, a step's for example.
+    """
+    known: dict[int, Op] = {}
+    found: dict[int, Op] = {}
+    for g in ids:
+        op = graph.ops[g]
+        before = [graph.last_host[g], *(g - op.index + a for a in op.after)]
+        if op.collective is None:
+            before.append(graph.previous[g])
+        for d in before:
+            if d in known:
+                found[g] = known[d]
+        if op.collective is not None:
+            known[g] = op
+        elif g in found:
+            known[g] = found[g]
+    return found
+
+
+# -- happens-before
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Vector clocks over the lanes of all recorded ranks, by operator id.
+
+    A lane is a stream, a communicator's stream or a CPU. An operator *knows* how far
+    every lane had got when it started. Knowledge travels along stream order,
+    communicator order, `after` (events, stream waits, works), from a host wait to all
+    later launches, and across ranks through collectives: nobody leaves one before all
+    have entered it. A collective itself counts from its start on its own rank (then it
+    may read and write) until its end there.
+
+    Args:
+        lane: of each operator, a running number over all ranks.
+        place: of each operator in its lane, from 1.
+        known: when it started, the place up to which each lane had ended. The entry of
+            its own lane may lag behind: there, `place` decides.
+        steps: the order of the walk, see `Graph.walk`.
+        waits_for: see `Graph.walk`.
+    """
+
+    lane: list[int]
+    place: list[int]
+    known: list[list[int]]
+    steps: list[tuple[int, ...]]
+    waits_for: list[int]
+
+    def before(self, one: int, other: int) -> bool:
+        """Had `one` certainly ended when `other` started?"""
+        lane = self.lane[one]
+        if lane == self.lane[other]:
+            return self.place[one] < self.place[other]
+        return self.known[other][lane] >= self.place[one]
+
+
+def compute_clocks(graph: Graph) -> Clocks:
+    """Clocks of everything that can end (a deadlocked rest knows nothing)."""
+    num = len(graph.ops)
+    numbers: dict[tuple[int, str], int] = {}
+    length: list[int] = []
+    lane, place = [0] * num, [0] * num
+    for g, op in enumerate(graph.ops):
+        key = (op.rank, op.stream)
+        lane[g] = numbers.setdefault(key, len(numbers))
+        if lane[g] == len(length):
+            length.append(0)
+        length[lane[g]] += 1
+        place[g] = length[lane[g]]
+    steps, waits_for = graph.walk()
+    nothing = [0] * len(length)
+    known, at_end = [nothing] * num, [nothing] * num
+    # Lists are shared between operators that know the same, and never changed.
+    for step in steps:
+        for g in step:
+            before = graph.previous[g]
+            knows = at_end[before] if before >= 0 else nothing
+            for d in (*graph.deps[g], graph.last_host[g]):
+                if d >= 0 and lane[d] != lane[g] and knows[lane[d]] < place[d]:
+                    knows = list(map(max, knows, at_end[d]))
+                    knows[lane[d]] = max(knows[lane[d]], place[d])
+            known[g] = at_end[g] = knows
+        if len(step) > 1:
+            joined = nothing
+            for g in step:
+                joined = list(map(max, joined, known[g]))
+            for g in step:
+                joined[lane[g]] = max(joined[lane[g]], place[g] - 1)
+            for g in step:
+                at_end[g] = joined
+    return Clocks(lane, place, known, steps, waits_for)

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from overlaplab.program.access import overlap
-from overlaplab.program.clocks import Clocks
-from overlaplab.program.graph import Graph
+from overlaplab.program.graph import Clocks, Graph
 from overlaplab.program.record import Access
 
 Key = tuple[int, int]  # rank, storage

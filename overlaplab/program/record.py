@@ -66,7 +66,7 @@ class Collective:
     Args:
         group: the communicator's name; "default" is the world's.
         ranks: its global ranks, in group order.
-        sequence: the how-manieth collective of this communicator, from 0.
+        sequence: zero-based index in this communicator.
         operation: "all_reduce", "all_gather", "reduce_scatter", "broadcast", ...
         reduce_op: "sum", "avg", "max", "min", "product" or "".
         root: global rank for broadcast, gather, scatter, reduce; -1 otherwise.
@@ -177,7 +177,7 @@ class StorageLife:
         host: in the CPU's memory; `pinned`: and page-locked, so that copies need no
             help of the CPU.
         freed_before: number of the first storage that was allocated after the release.
-            Tells, where both stand before the same operator, which came first; None:
+            Where both stand before the same operator it says which came first; None:
             the release.
     """
 

@@ -17,11 +17,11 @@ from overlaplab.hardware import Hardware, find_hardware
 from overlaplab.program.costs import Costs, copy_direction, engine, is_pinned
 from overlaplab.program.deadlock import deadlock_error
 from overlaplab.program.garbage import no_collections
-from overlaplab.program.graph import Graph, build_graph
+from overlaplab.program.graph import HOST_KINDS, Graph, build_graph
+from overlaplab.program.memory import memory_over_time
 from overlaplab.program.rates import Rates
 from overlaplab.program.record import Program
-from overlaplab.program.spans import timeline_of
-from overlaplab.timeline import Timeline
+from overlaplab.timeline import CPU_LANE, Kind, Span, Timeline
 
 _Event = tuple[int, int, int, int, int]  # time, running number, what, id, version
 _START, _LATENCY_OVER, _END = range(3)
@@ -47,7 +47,7 @@ def resolve(program: Program, hardware: str | Hardware) -> Timeline:
     Returns:
         A timeline with `causes`. Launches that cost nothing and waits that wait for
         nothing have no span. A collective that some rank never launched, and for which
-        nothing waits, has none either (`find_findings` tells of it).
+        nothing waits, has none either (`find_findings` reports it).
 
     Raises:
         DeadlockError: no rank can move; the message has the time.
@@ -58,10 +58,10 @@ def resolve(program: Program, hardware: str | Hardware) -> Timeline:
     """
     hardware = find_hardware(hardware)
     with no_collections():
-        return Resolution(build_graph(program), hardware).timeline()
+        return _Resolution(build_graph(program), hardware).timeline()
 
 
-class Resolution:
+class _Resolution:
     """The state of one `resolve`. Lists are indexed by operator id unless said."""
 
     def __init__(self, graph: Graph, hw: Hardware) -> None:
@@ -99,7 +99,7 @@ class Resolution:
         # Copies of one direction take turns: the first of its queue runs.
         self.turns: list[deque[int]] = [deque() for _ in range(2 * num_ranks)]
 
-        # Of meetings. What happens to one is told of its first member.
+        # Of meetings. What happens to one is noted for its first member.
         self.arrived = [0] * len(graph.meetings)
         self.ready = [0] * len(graph.meetings)
         self.on_wire = [0] * len(graph.meetings)
@@ -120,7 +120,7 @@ class Resolution:
                     self.due.append((what, g))
             self._settle()
         self._check_all_ended()
-        return timeline_of(self)
+        return self._timeline()
 
     def _push(self, time: int, what: int, g: int, version: int = 0) -> None:
         self.events += 1
@@ -319,3 +319,70 @@ class Resolution:
             end < 0 and not self.graph.unmatched(g) for g, end in enumerate(self.end)
         ):
             raise deadlock_error(self.graph, time_ns=max(self.now, *self.cpu_ns))
+
+    def _timeline(self) -> Timeline:
+        """Spans in the order that `Timeline` promises, and their causes."""
+        graph, num = self.graph, len(self.graph.ops)
+        # (start, rank, lane, end, code); the code is an id, or id + num for its launch.
+        rows: list[tuple[int, int, str, int, int]] = []
+        for g, op in enumerate(graph.ops):
+            start, end = self.start[g], self.end[g]
+            if op.kind in HOST_KINDS:
+                if end > start:
+                    rows.append((start, op.rank, CPU_LANE, end, g))
+                continue
+            if self.launched[g] > self.launch_ns[g]:
+                launch = self.launch_ns[g], op.rank, CPU_LANE, self.launched[g], g + num
+                rows.append(launch)
+            if end >= 0:
+                rows.append((start, op.rank, op.stream, end, g))
+        rows.sort()
+        place = {row[4]: index for index, row in enumerate(rows)}
+        causes = (
+            self.cpu_cause[code - num] if code >= num else self.cause[code]
+            for *_, code in rows
+        )
+        program = graph.program
+        starts_ns = [
+            [self.start[g] for g in graph.rank_ids(r)] for r in range(len(graph.base))
+        ]
+        return Timeline(
+            tuple(self._span(*row) for row in rows),
+            tuple(map(place.get, causes)),
+            num_ranks=len(program.ranks),
+            represents=program.represents,
+            origin="virtual",
+            hardware=self.hw.name,
+            memory=memory_over_time(program, starts_ns, max([0, *self.end])),
+        )
+
+    def _span(self, start: int, rank: int, lane: str, end: int, code: int) -> Span:
+        num = len(self.graph.ops)
+        g = code - num if code >= num else code
+        op = self.graph.ops[g]
+        attributes: dict[str, object] = {"op": op.index, "label": op.label}
+        if op.phase:
+            attributes["phase"] = op.phase
+        attributes.update(op.attributes)
+        name, moved, flops = op.name, 0, 0
+        kind: Kind
+        if code >= num:
+            kind, name = "launch", f"launch {name}"
+        elif op.kind in HOST_KINDS:
+            kind = "host"
+            if op.kind == "host_wait" and not name.startswith("wait"):
+                name = f"wait {name}"
+        elif op.collective is not None:
+            kind, moved = "communication", op.collective.bytes
+            m = self.graph.meeting[g]
+            attributes["ready_ns"] = self.ready[m]
+            attributes["latency_ns"] = self.on_wire[m] - self.ready[m]
+            attributes["wire_ns"] = end - self.on_wire[m]
+            attributes["alone_ns"] = sum(self.costs.meetings[m])
+        else:
+            kind = "memcpy" if op.kind == "memcpy" else "compute"
+            attributes["alone_ns"] = self.alone[g]
+            # What a copy reads here it writes there.
+            join = max if kind == "memcpy" else sum
+            moved, flops = join((op.read_bytes, op.write_bytes)), op.flops
+        return Span(rank, lane, kind, name, start, end, moved, flops, attributes)

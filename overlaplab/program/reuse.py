@@ -24,8 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from overlaplab.program.clocks import Clocks
-from overlaplab.program.graph import Graph
+from overlaplab.program.graph import Clocks, Graph, StreamOrder
 from overlaplab.program.hazards import Hazard, Key, Touch, Use
 from overlaplab.program.record import StorageLife
 from overlaplab.timeline.span import CPU_LANE
@@ -117,9 +116,7 @@ class _Allocator:
         self._pools: dict[tuple[str, bool], _Pool] = defaultdict(_Pool)
         self._blocks: dict[int, _Block] = {}  # storage -> what it lives in
         self._number = 0
-        self._ids: dict[str, list[int]] = defaultdict(list)
-        for g in graph.rank_ids(rank):
-            self._ids[graph.ops[g].stream].append(g)
+        self._order = StreamOrder(graph.program.ranks[rank])
         self._waits: dict[int, list[tuple[str, int]]] = defaultdict(list)
         for wait in graph.program.waits:
             if wait.rank == rank:
@@ -268,14 +265,12 @@ class _Allocator:
 
     def _before(self, stream: str, index: int) -> int | None:
         """The last operator of `stream` that was launched before op `index`."""
-        ids = self._ids.get(stream, [])
-        at = bisect_left(ids, self._base + index)
-        return ids[at - 1] if at else None
+        found = self._order.before(stream, index)
+        return None if found is None else self._base + found
 
     def _after(self, stream: str, index: int) -> int | None:
-        ids = self._ids.get(stream, [])
-        at = bisect_left(ids, self._base + index)
-        return ids[at] if at < len(ids) else None
+        found = self._order.after(stream, index)
+        return None if found is None else self._base + found
 
     def _place(self, life: StorageLife) -> tuple[int, _Pool]:
         size = -(-life.bytes // _ROUND_BYTES) * _ROUND_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -26,6 +27,22 @@ KINDS: tuple[Kind, ...] = (
 )
 CPU_LANE = "cpu"
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+_STEP_LABEL = re.compile(r"step(?: (\d{1,18}))?")
+
+
+def step_number(label: str, previous: int = 0) -> int | None:
+    """Which step a range called `label` marks, None if it marks none.
+
+    Args:
+        previous: the step before, of which "step" without a number is the next.
+
+    >>> step_number("step 3"), step_number("step", previous=7), step_number("stepping")
+    (3, 8, None)
+    """
+    found = _STEP_LABEL.fullmatch(label)
+    if found is None:
+        return None
+    return previous + 1 if found[1] is None else int(found[1])
 
 
 def _read_only(content: dict[str, Any]) -> MappingProxyType[str, Any]:
@@ -58,7 +75,8 @@ class Span:
             [ready_ns, end_ns), which add up to it;
             "alone_ns": how long it would have taken with nothing beside it;
             "phase": "forward" or "backward", where known;
-            "step": which step it belongs to: the one that launched it;
+            "step": which step it belongs to: the one that launched it, in a range
+            that marks it (`step_number`);
             "launch_ns": on a device: when the CPU's call that launched it began
             (measured runs; on the virtual cluster the launch has the same "op").
     """

@@ -31,10 +31,12 @@ class Script:
         self.num_ranks = num_ranks
         self._names: list[TensorName] = []
         self._next = [0] * num_ranks
+        self._steps: list[dict[str, object]] = [{} for _ in range(num_ranks)]
         for rank in range(num_ranks):
             self.builder.storage(rank, bytes=4)
 
     def compute(self, rank: int, name: str, **fields: object) -> int:
+        fields["attributes"] = self._steps[rank]
         self._next[rank] = self.builder.compute(rank, name, **fields) + 1
         return self._next[rank] - 1
 
@@ -46,6 +48,7 @@ class Script:
             bytes=sum(access.run_bytes for access in what),
             reads=what,
             writes=tuple(into) or what,
+            attributes=self._steps[rank],
             **more,
         )
         self._next[rank] = index + 1
@@ -55,7 +58,7 @@ class Script:
         self._names.append(TensorName(rank, access, name, self._next[rank]))
 
     def step(self, rank: int, number: int) -> None:
-        self.name(rank, Access(0, 0, 4), f"overlaplab step {number}")
+        self._steps[rank] = {"step": number}
 
     def gradient(self, rank: int, name: str, *, ns: int = LAYER_NS, **more) -> Access:
         """The kernel that computes it, and the harness's hook that names it."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.grading.provenance import Ledger, length, runs
+from overlaplab.grading.provenance import Ledger
 from overlaplab.program import Access, Op
+from overlaplab.program.access import byte_runs, num_bytes
 from tests.grading.handmade import GRADIENT_BYTES as SIZE
 from tests.grading.handmade import Script, on_every_rank, part
 
@@ -226,11 +227,11 @@ accesses = st.builds(
 
 @given(accesses)
 def test_runs_lie_inside_their_hull_and_have_the_length_of_the_access(access):
-    found = runs(access)
+    found = byte_runs(access)
     last = sum((n - 1) * stride for n, stride in access.dims) + access.run_bytes
     assert all(access.offset_bytes <= a < b for a, b in found)
     assert max(b for _, b in found) == access.offset_bytes + last
-    assert sum(b - a for a, b in found) == length(access)
+    assert sum(b - a for a, b in found) == num_bytes(access)
 
 
 @given(

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from overlaplab.cluster.virtual import run_virtual
 from overlaplab.program import Program, ProgramBuilder, find_findings
-from overlaplab.program.clocks import compute_clocks
-from overlaplab.program.graph import build_graph
+from overlaplab.program.graph import build_graph, compute_clocks
 from overlaplab.program.hazards import find_unordered, touches_of
 from tests.hazards.scripts import (
     edges,

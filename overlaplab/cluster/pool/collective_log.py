@@ -44,10 +44,10 @@ class Launch:
     """One collective that this rank launched.
 
     Args:
-        number: the how-manieth of the call, over all groups.
+        number: zero-based index in the call, over all groups.
         group: "default", or the communicator's name.
         ranks: its global ranks.
-        sequence: the how-manieth of its group, from 0.
+        sequence: zero-based index in its group.
         operation: "all_reduce", ...
         payload: "float32[4, 2]", the first tensor and how many more; "" without
             tensors. For point-to-point with the peer: "float32[4] with rank 1".

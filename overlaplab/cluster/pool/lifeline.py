@@ -41,7 +41,7 @@ def start(
 
 
 def start_template(parent: int, control_file: int) -> None:
-    """Become a template: fork a worker, or tell how one ended, as `parent` asks.
+    """Become a template: fork a worker, or report how one ended, as `parent` asks.
 
     Args:
         parent: process id.
@@ -83,7 +83,7 @@ def _fork(control: socket.socket, files: list[int]) -> int:
 def _poll(pid: int) -> int:
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:  # asked again after it was told
+    except ChildProcessError:  # asked again after it was reported
         return 0
     return os.waitstatus_to_exitcode(status) if ended else RUNNING
 

@@ -26,8 +26,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from overlaplab.cluster.virtual.meeting import Arrival, Meeting, Meetings
 from overlaplab.cluster.virtual.operators import dtype_name
 from overlaplab.cluster.virtual.recorder import Frontier, Lane, Recorder
-from overlaplab.cluster.virtual.storage import covered_bytes, runs
+from overlaplab.cluster.virtual.storage import runs
 from overlaplab.cluster.virtual.work import VirtualBarrier, VirtualWork
+from overlaplab.program.access import num_bytes as access_bytes
 from overlaplab.program.access import overlap
 from overlaplab.program.record import Access, Collective, PayloadTensor
 
@@ -150,8 +151,8 @@ class Communicator:
             reads=read,
             writes=write,
             dtype=dtype_name(payload[0].dtype) if payload else "",
-            read_bytes=sum(map(covered_bytes, read)),
-            write_bytes=sum(map(covered_bytes, write)),
+            read_bytes=sum(map(access_bytes, read)),
+            write_bytes=sum(map(access_bytes, write)),
             collective=collective,
         )
         if batch:  # what comes next on the group's stream comes after
@@ -181,7 +182,7 @@ class Communicator:
                         root=root,
                         inputs=inputs,
                         outputs=outputs,
-                        label=recorder.labels[-1] if recorder.labels else "",
+                        label=recorder.label,
                         tag=tag,
                     )
                 )

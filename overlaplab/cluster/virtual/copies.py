@@ -83,8 +83,8 @@ class HostMemory:
         if any(self._table.place_of(t) == PLACED for t in others):
             raise RuntimeError(
                 f"{facts.name}: expected all tensors to be on the same device, but "
-                f"found at least two: {_told(host[0])} in the host's memory and "
-                f"{_told(others[0])} in the GPU's. Move one with "
+                f"found at least two: {_described(host[0])} in the host's memory and "
+                f"{_described(others[0])} in the GPU's. Move one with "
                 "tensor.to(ol.device()) or tensor.cpu()"
             )
         # Nobody said where these are; beside the host's they can only be the host's.
@@ -207,5 +207,5 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
     return found
 
 
-def _told(tensor: torch.Tensor) -> str:
+def _described(tensor: torch.Tensor) -> str:
     return f"one of shape {tuple(tensor.shape)}"

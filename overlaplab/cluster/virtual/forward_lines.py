@@ -1,7 +1,7 @@
 """Which line of the user's code made an autograd node.
 
 Autograd numbers a thread's nodes as the forward pass makes them. Noted at each operator
-that it follows, the numbers tell in the backward pass whose node runs.
+that it follows, the numbers show in the backward pass whose node runs.
 """
 
 from __future__ import annotations

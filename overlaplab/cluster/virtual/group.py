@@ -229,7 +229,7 @@ class VirtualGroup(BaseGroup):  # type: ignore[misc]
 def _batch_size(frame: FrameType | None) -> int:
     """How many calls the `batch_isend_irecv` has to which this one belongs; 0: none.
 
-    torch calls `isend` and `irecv` for each of a batch: only the stack tells.
+    torch calls `isend` and `irecv` for each of a batch: only the stack shows.
     """
     for _ in range(3):
         if frame is None:

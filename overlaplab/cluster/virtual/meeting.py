@@ -55,7 +55,7 @@ class Meeting:
     Args:
         group: the communicator's name.
         ranks: its global ranks, in group order.
-        sequence: the how-manieth of the communicator.
+        sequence: zero-based index in the communicator.
         point_to_point: a message; `ranks` are who sends and who receives.
     """
 

@@ -158,9 +158,9 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._fake_collectives and name.startswith(NAMESPACE):
             return self._fake_collectives.run(func, args, kwargs)
         if name == "profiler::_record_function_enter_new":
-            self._recorder.labels.append(args[0])
-        elif name == "profiler::_record_function_exit" and self._recorder.labels:
-            self._recorder.labels.pop()
+            self._recorder.enter_label(args[0])
+        elif name == "profiler::_record_function_exit":
+            self._recorder.leave_label()
         return func(*args, **kwargs)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.streams import GRADIENT
 
 # What puts a gradient into `.grad`: as it is, or a copy.
 GRADIENT_OPERATORS = frozenset({"detach", "clone", "new_empty_strided"})
@@ -61,4 +62,4 @@ def name_gradient(recorder: Recorder, value: torch.Tensor) -> None:
     variable = getattr(variable, "_local_tensor", variable)
     name = recorder.storages.suggested(variable)
     if name:
-        recorder.storages.suggest(value, f"grad {name}", recorder.current().name)
+        recorder.storages.suggest(value, GRADIENT + name, recorder.current().name)

@@ -1,6 +1,6 @@
 """What an operator does to memory and how much it computes, from its schema.
 
-Facts that a schema does not tell (which operators are views, launch no kernel, or make
+Facts that a schema does not have (which operators are views, launch no kernel, or make
 the CPU wait) are listed here and nowhere else.
 """
 

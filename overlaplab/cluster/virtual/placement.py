@@ -1,11 +1,11 @@
 """Where a rank's tensors are: in the GPU's memory or in the host's.
 
-All memory of a virtual rank is this machine's, so a tensor's device does not tell. A
+All memory of a virtual rank is this machine's, so a tensor's device does not say. A
 storage stays where its program put it: `device="cpu"`, `.cpu()` and `.to("cpu")` mean
 the host's pageable memory, `pin_memory` the host's pinned memory, `ol.device()` and any
 "cuda" the GPU's. What nobody places is the GPU's, too. While a run is open, the calls
-that place are patched: in a rank's thread they tell its `StorageTable`, elsewhere they
-are torch's own. torch's code that names "cpu" places nothing: it means the device of
+that place are patched: in a rank's thread its `StorageTable` hears of them, elsewhere
+they are torch's own. torch's code that names "cpu" places nothing: it means the device of
 its tensors. To move a tensor, a call asks torch for a device with an index that no
 tensor has, which reaches the rank's mode as a `_to_copy` (copies.py).
 """
@@ -162,7 +162,7 @@ def _to(find: Callable[[], Recorder | None], original: Any) -> Any:
 
 
 def _destination(recorder: Recorder, tensor: torch.Tensor, target: str) -> torch.device:
-    """Where torch is told to move `tensor`: nowhere if it is there already."""
+    """Where torch is asked to move `tensor`: nowhere if it is there already."""
     on_host = recorder.storages.is_host(tensor)
     if target != PLACED:
         return _CPU if on_host else TO_HOST

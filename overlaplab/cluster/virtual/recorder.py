@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +21,7 @@ from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.source import user_line
 from overlaplab.cluster.virtual.storage import StorageTable
 from overlaplab.program.record import Access, Collective, Op, OpKind, WorkWait
-from overlaplab.timeline.span import CPU_LANE, NO_ATTRIBUTES
+from overlaplab.timeline.span import CPU_LANE, NO_ATTRIBUTES, step_number
 
 DEFAULT_LANE = "default"
 
@@ -90,7 +91,11 @@ class Recorder:
         self.waits: list[WorkWait] = []
         self.storages = StorageTable(rank, self.ops)
         self.lanes: dict[str, Lane] = {}
-        self.labels: list[str] = []
+        self._labels: list[
+            tuple[str, Mapping[str, Any]]
+        ] = []  # with `_of_step` outside
+        self._of_step: Mapping[str, Any] = NO_ATTRIBUTES  # what operators get of a step
+        self._step = 0  # the last one that began
         self.communicator_lanes: set[str] = set()
         self.moving = ""  # the call that moves a tensor, while it does
         self.printing = False  # a tensor's text is being made
@@ -118,6 +123,36 @@ class Recorder:
             self._num_streams += 1
             name = f"{name or 'stream'} {self._num_streams}"
         return self.lane(name)
+
+    @property
+    def label(self) -> str:
+        """The innermost one."""
+        return self._labels[-1][0] if self._labels else ""
+
+    def enter_label(self, name: str) -> None:
+        """What is launched from now on is called so; a step may begin."""
+        self._labels.append((name, self._of_step))
+        number = step_number(name, self._step)
+        if number is not None:
+            self.begin_step(number)
+
+    def leave_label(self) -> None:
+        """As it was before the last `enter_label`."""
+        if self._labels:
+            _, self._of_step = self._labels.pop()
+
+    def begin_step(self, number: int) -> Callable[[], None]:
+        """What is launched is of step `number` until the result is called. A step
+        inside another is a part of that."""
+        outer = self._of_step
+        if not outer:
+            self._step = number
+            self._of_step = MappingProxyType({"step": number})
+
+        def end() -> None:
+            self._of_step = outer
+
+        return end
 
     def current(self) -> Lane:
         """The lane of the next operator: in the backward pass, the forward's."""
@@ -188,7 +223,9 @@ class Recorder:
             self._forward_lines.note(source)
         backward = phase == "backward" and collective is None  # which a hook launches
         if backward and (line := self._forward_lines.of_node()):
-            attributes = {**attributes, "forward": line}
+            attributes = {**self._of_step, **attributes, "forward": line}
+        elif self._of_step:
+            attributes = {**self._of_step, **attributes}
         self.ops.append(
             Op(
                 index,
@@ -206,7 +243,7 @@ class Recorder:
                 writes,
                 collective,
                 0,
-                self.labels[-1] if self.labels else "",
+                self.label,
                 phase,
                 source,
                 attributes,
@@ -275,9 +312,10 @@ class Recorder:
                 after=after,
                 reads=reads,
                 writes=writes,
-                label=self.labels[-1] if self.labels else "",
+                label=self.label,
                 phase=self.phase(False),
                 source=user_line(),
+                attributes=self._of_step,
             )
         )
 

@@ -1,4 +1,4 @@
-"""What to tell when a run does not end well: deadlock, failure, time-out."""
+"""What to report when a run does not end well: deadlock, failure, time-out."""
 
 from __future__ import annotations
 

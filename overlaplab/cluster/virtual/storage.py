@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from overlaplab.program.access import num_bytes as access_bytes
 from overlaplab.program.access import overlap
 from overlaplab.program.record import Access, StorageLife, TensorName
 
@@ -53,7 +54,7 @@ class _Storage:
         if known is None:
             start, run, dims = canonical
             access = Access(self.number, start, run, dims)
-            known = self.known[canonical] = access, covered_bytes(access)
+            known = self.known[canonical] = access, access_bytes(access)
         self.known[key] = known
         return known
 
@@ -63,7 +64,7 @@ class StorageTable:
 
     Args:
         rank: global rank.
-        num_ops: tells how many operators the rank has launched so far.
+        ops: what the rank has launched so far.
     """
 
     def __init__(self, rank: int, ops: list[Any]) -> None:
@@ -285,11 +286,3 @@ def runs(
         else:
             outer.append((n, step))
     return run, tuple(reversed(outer))
-
-
-def covered_bytes(access: Access) -> int:
-    """How many bytes the access touches."""
-    total = access.run_bytes
-    for n, _ in access.dims:
-        total *= n
-    return total

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 
@@ -189,8 +187,21 @@ class VirtualProvider:
     def synchronize(self) -> None:
         self._recorder.host_wait("synchronize", self._recorder.everything())
 
-    def annotate(self, name: str) -> AbstractContextManager[Any]:
-        return _label(self._recorder, name)
+    @contextlib.contextmanager
+    def annotate(self, name: str) -> Iterator[None]:
+        self._recorder.enter_label(name)
+        try:
+            yield
+        finally:
+            self._recorder.leave_label()
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        end = self._recorder.begin_step(number)
+        try:
+            yield
+        finally:
+            end()
 
     def name_tensor(self, tensor: torch.Tensor, name: str) -> None:
         self._recorder.storages.name(tensor, name, self._recorder.current().name)
@@ -213,12 +224,3 @@ def _poll(recorder: Recorder, name: str, frontier: Frontier) -> bool:
         return False
     recorder.host_wait(name, frontier)
     return True
-
-
-@contextlib.contextmanager
-def _label(recorder: Recorder, name: str) -> Iterator[None]:
-    recorder.labels.append(name)
-    try:
-        yield
-    finally:
-        recorder.labels.pop()

@@ -119,7 +119,7 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
 
 
 class _Future(torch.futures.Future[Any]):
-    """Ends when told to, or when somebody waits for it.
+    """Ends when asked to, or when somebody waits for it.
 
     Args:
         result: called once, at the end.

@@ -16,6 +16,7 @@ from overlaplab.profiling.events import (
 )
 from overlaplab.profiling.trace.rows import integer
 from overlaplab.profiling.trace.tables import Ranges, Tables
+from overlaplab.timeline.span import step_number
 
 _STEP = "ProfilerStep#"
 _MOST_DIGITS = 19
@@ -77,7 +78,7 @@ class Labels:
 
     Attributes:
         window: (start, end) of the run that marked itself, else None.
-        has_steps: whether the profiler marked steps.
+        has_steps: whether the profiler marked steps, or a run of ours did.
         repeated: numbers of steps that one thread began twice -> how often.
         is_own: whether the run that was profiled marked itself.
     """
@@ -89,6 +90,7 @@ class Labels:
         self._annotations = annotations = tables.annotations
         steps, labels, calls = [], defaultdict(list), defaultdict(list)
         self._number_of: dict[int, int] = {}
+        own_steps: list[tuple[int, int]] = []  # of our run: (row, number)
         begun: Counter[tuple[Hashable, int]] = Counter()
         main_threads: set[Hashable] = set()
         for i in annotations.in_order():
@@ -109,6 +111,15 @@ class Labels:
                 calls[thread].append(i)
             elif not name.startswith(NOT_OPERATORS):
                 labels[thread].append(i)
+                last, number_before = own_steps[-1] if own_steps else (-1, 0)
+                number_here = step_number(name, number_before)
+                nested = last >= 0 and annotations.start[i] < annotations.end[last]
+                if number_here is not None and not nested:
+                    own_steps.append((i, number_here))
+        if self.is_own and not steps:
+            self._number_of = dict(own_steps)
+            steps = [row for row, _ in own_steps]
+            main_threads = {annotations.thread[row] for row in steps}
         self.has_steps = bool(steps)
         self.repeated = {step: num for (_, step), num in begun.items() if num > 1}
         self._steps = Innermost(annotations, steps)
@@ -135,7 +146,7 @@ class Labels:
         self._main_thread = next(iter(main_threads)) if len(main_threads) == 1 else None
 
     def step(self, at_ns: int) -> int | None:
-        """N of the `ProfilerStep#N` around `at_ns`."""
+        """N of the `ProfilerStep#N`, or of our run's "step N", around `at_ns`."""
         return self._number_of.get(self._steps.at(at_ns))
 
     def ranges(self, thread: Hashable, at_ns: int) -> list[str]:

@@ -110,7 +110,7 @@ class AllReduce:
             sent.append(flight.flags)
         if name_tensors:  # the flags get none: what has no name is no gradient
             for slot, tensor in zip(slots, sent, strict=False):
-                streams.name_tensor(tensor, f"grad {slot.name}")
+                streams.name_tensor(tensor, streams.GRADIENT + slot.name)
         numbers = [torch.view_as_real(t) for t in sent] if dtype.is_complex else sent
         flight.work = self._group.allreduce_coalesced(numbers, self._options)
         return flight
