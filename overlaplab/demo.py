@@ -188,7 +188,7 @@ def run_variant(
         hardware=hardware,
         timeout_s=120,
     )
-    later = [cut_step(result.timeline, step) for step in range(2, steps + 1)]
+    later = [result.timeline.of_step(step) for step in range(2, steps + 1)]
     middle = statistics.median_low(timeline.step_ns for timeline in later)
     chosen = next(timeline for timeline in later if timeline.step_ns == middle)
     return Variant(chosen, result.values)
@@ -208,7 +208,7 @@ def train(make_reducer: MakeReducer, steps: int, sizes: Sizes) -> Tensor:
     for step in range(1, steps + 1):
         tokens, targets = batch(rank, step, sizes)
         streams.synchronize()  # so that steps do not run into one another
-        with streams.annotate(step_label(step)):
+        with streams.step(step):
             loss = model(tokens.to(streams.device()), targets.to(streams.device()))
             loss.backward()
             reducer.wait()
@@ -253,27 +253,6 @@ def flat_parameters(model: torch.nn.Module) -> Tensor:
     """All parameters one after the other, a copy on the CPU."""
     flat = [p.detach().flatten() for p in model.parameters()]
     return torch.cat(flat).cpu()
-
-
-def step_label(step: int) -> str:
-    """The profiler range of a step."""
-    return f"step {step}"
-
-
-def cut_step(timeline: Timeline, step: int) -> Timeline:
-    """The spans of one step: on each rank from its first to the next step's first."""
-    starts: dict[tuple[int, str], int] = {}
-    for span in timeline.spans:
-        key = (span.rank, str(span.attributes.get("label", "")))
-        starts.setdefault(key, span.start_ns)  # spans are ordered by their start
-    after_ns = timeline.end_ns + 1
-    return timeline.where(
-        lambda span: (
-            starts[span.rank, step_label(step)]
-            <= span.start_ns
-            < starts.get((span.rank, step_label(step + 1)), after_ns)
-        )
-    )
 
 
 def compare(variants: Mapping[str, Variant], expected: Tensor) -> Sequence[str]:

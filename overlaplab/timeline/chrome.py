@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -22,20 +22,21 @@ from overlaplab.errors import TraceError
 from overlaplab.files import write_whole
 from overlaplab.timeline.memory import Memory
 from overlaplab.timeline.source import Source
-from overlaplab.timeline.span import NO_ATTRIBUTES, Span
+from overlaplab.timeline.span import NO_ATTRIBUTES, Span, lanes_of
 
-if TYPE_CHECKING:
-    from overlaplab.timeline.timeline import Timeline
-
+# A timeline as its fields by name: `Timeline` itself stands above this module.
+Fields = Mapping[str, Any]
+_PLAIN = ("num_ranks", "represents", "origin", "hardware")
 FORMAT = 1  # of otherData.overlaplab; a file of another number is refused
 
 
-def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> Path:
+def write_chrome(timeline: Fields, path: str | os.PathLike[str]) -> Path:
     """Write the trace; a reader sees the whole file or the one that was there before.
 
     Open it at https://ui.perfetto.dev or chrome://tracing: nothing is uploaded.
 
     Args:
+        timeline: the fields of a `Timeline`.
         path: usually "NAME.json"; the folder must exist.
 
     Returns:
@@ -52,16 +53,10 @@ def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> Path:
         "displayTimeUnit": "ns",
         "otherData": {
             "overlaplab": FORMAT,
-            "num_ranks": timeline.num_ranks,
-            "represents": timeline.represents,
-            "origin": timeline.origin,
-            "hardware": timeline.hardware,
-            "causes": bool(timeline.causes),
-            "memory": [
-                {"rank": m.rank, "steps": m.steps, "holders": m.holders}
-                for m in timeline.memory
-            ],
-            "source": asdict(timeline.source),
+            **{name: timeline[name] for name in _PLAIN},
+            "causes": bool(timeline["causes"]),
+            "memory": [asdict(memory) for memory in timeline["memory"]],
+            "source": asdict(timeline["source"]),
         },
         "traceEvents": list(_events(timeline)),
     }
@@ -69,15 +64,13 @@ def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def read_chrome(path: str | os.PathLike[str]) -> Timeline:
-    """Read what `write_chrome` wrote: an equal timeline.
+def read_chrome(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what `write_chrome` wrote: the fields of an equal timeline.
 
     Raises:
         FileNotFoundError: there is no such file.
         TraceError: the file is no such trace; says where it stopped and why.
     """
-    from overlaplab.timeline.timeline import Timeline
-
     path = Path(path)
     other, events = _open_trace(path)
     spans: list[Span] = []
@@ -91,16 +84,13 @@ def read_chrome(path: str | os.PathLike[str]) -> Timeline:
         for cause in causes:
             if cause is not None and not 0 <= cause < len(spans):
                 raise ValueError(f"cause {cause} of {len(spans)} spans")
-        return Timeline(
-            spans=tuple(spans),
-            causes=tuple(causes) if other["causes"] else (),
-            num_ranks=int(other["num_ranks"]),
-            represents=int(other["represents"]),
-            origin=str(other["origin"]),
-            hardware=str(other["hardware"]),
-            memory=tuple(_read_memory(m) for m in other.get("memory", ())),
-            source=_read_source(other.get("source", {})),
-        )
+        return {
+            **{name: other[name] for name in _PLAIN},
+            "spans": tuple(spans),
+            "causes": tuple(causes) if other["causes"] else (),
+            "memory": tuple(Memory(**_tuples(m)) for m in other.get("memory", ())),
+            "source": Source(**_tuples(other.get("source", {}))),
+        }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TraceError(
             f"{path}: damaged at span {len(spans)} ({type(error).__name__}: {error}). "
@@ -108,16 +98,17 @@ def read_chrome(path: str | os.PathLike[str]) -> Timeline:
         ) from error
 
 
-def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+def _events(timeline: Fields) -> Iterator[dict[str, Any]]:
+    spans, causes = timeline["spans"], timeline["causes"]
     threads: dict[tuple[int, str], int] = {}
-    for rank in sorted({s.rank for s in timeline.spans}):
+    for rank in sorted({s.rank for s in spans}):
         yield _metadata("process_name", rank, 0, {"name": f"rank {rank}"})
         yield _metadata("process_sort_index", rank, 0, {"sort_index": rank})
-        for thread, lane in enumerate(timeline.lanes(rank)):
+        for thread, lane in enumerate(lanes_of(spans, rank)):
             threads[rank, lane] = thread
             yield _metadata("thread_name", rank, thread, {"name": lane})
             yield _metadata("thread_sort_index", rank, thread, {"sort_index": thread})
-    for memory in timeline.memory:
+    for memory in timeline["memory"]:
         for time_ns, size in memory.steps:
             yield {
                 "ph": "C",
@@ -126,12 +117,11 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
                 "ts": time_ns / 1000,
                 "args": {"bytes": size},
             }
-    for index, span in enumerate(timeline.spans):
-        cause = timeline.causes[index] if timeline.causes else None
+    for index, span in enumerate(spans):
+        cause = causes[index] if causes else None
         yield _span_event(span, threads[span.rank, span.lane], cause)
         if cause is not None:
-            source = timeline.spans[cause]
-            yield from _flow(source, span, threads, index)
+            yield from _flow(spans[cause], span, threads, index)
 
 
 def _metadata(name: str, rank: int, thread: int, args: object) -> dict[str, Any]:
@@ -217,27 +207,11 @@ def _open_trace(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return other, events
 
 
-def _read_memory(stored: Mapping[str, Any]) -> Memory:
-    return Memory(
-        rank=int(stored["rank"]),
-        steps=tuple((int(time), int(size)) for time, size in stored["steps"]),
-        holders=tuple((str(name), int(size)) for name, size in stored["holders"]),
-    )
-
-
-def _read_source(stored: Mapping[str, Any]) -> Source:
-    def pairs(name: str) -> list[Any]:
-        return list(stored.get(name, ()))
-
-    return Source(
-        files=tuple(map(str, pairs("files"))),
-        devices=tuple((int(rank), str(name)) for rank, name in pairs("devices")),
-        num_events=int(stored.get("num_events", 0)),
-        dropped=tuple((str(why), int(n)) for why, n in pairs("dropped")),
-        communication_names=tuple(map(str, pairs("communication_names"))),
-        remarks=tuple(map(str, pairs("remarks"))),
-        zero_ns=int(stored.get("zero_ns", 0)),
-    )
+def _tuples(value: Any) -> Any:
+    """JSON's lists as tuples, also inside."""
+    if isinstance(value, dict):
+        return {key: _tuples(one) for key, one in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _read_span(event: Mapping[str, Any]) -> tuple[Span, int | None]:

@@ -7,16 +7,15 @@ are known and by the times where they are not (a measured run). Knows no hardwar
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from overlaplab.timeline.span import CPU_LANE, Span
 
-if TYPE_CHECKING:
-    from overlaplab.timeline.timeline import Timeline
-
+Spans = Sequence[Span]
+Causes = Sequence[int | None]  # as in `Timeline`; none where they are not known
 Share = Literal["compute", "wire", "latency", "launch", "idle"]
 SHARES: tuple[Share, ...] = ("compute", "wire", "latency", "launch", "idle")
 
@@ -93,14 +92,13 @@ class CriticalPath:
         )
 
 
-def critical_path(timeline: Timeline) -> CriticalPath:
+def critical_path(spans: Spans, causes: Causes) -> CriticalPath:
     """Walk back from the last end (the first such span in order) to the first start."""
-    spans = timeline.spans
     if not spans:
         return CriticalPath(())
     first_ns = min(s.start_ns for s in spans)
     last = max(range(len(spans)), key=lambda i: spans[i].end_ns)
-    walk = _Walk(timeline)
+    walk = _Walk(spans, causes)
     backwards: list[Segment] = []
     current: int | None = last
     time_ns = spans[last].end_ns
@@ -118,25 +116,25 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     return CriticalPath(tuple(_join_idle(reversed(backwards))))
 
 
-def likely_causes(timeline: Timeline) -> tuple[int | None, ...]:
+def likely_causes(spans: Spans, causes: Causes) -> Causes:
     """For each span the one that the path would go on with: known, or by the times.
 
     Returns:
-        Indices in `timeline.spans`, None where a span starts everything.
+        Indices in `spans`, None where a span starts everything.
     """
-    if timeline.causes:
-        return timeline.causes
-    walk = _Walk(timeline)
-    return tuple(walk.cause_alone(i) for i in range(len(timeline.spans)))
+    if causes:
+        return causes
+    walk = _Walk(spans, causes)
+    return tuple(walk.cause_alone(i) for i in range(len(spans)))
 
 
 class _Walk:
     """One walk: what a span contributes, and which span it goes on with."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._spans = timeline.spans
-        self._causes = timeline.causes
-        self._before = _Before(timeline.spans)
+    def __init__(self, spans: Spans, causes: Causes) -> None:
+        self._spans = spans
+        self._causes = causes
+        self._before = _Before(spans)
         self._seen: set[int] = set()  # causes of a damaged trace could go in a circle
 
     def step(self, index: int, time_ns: int) -> tuple[list[Segment], int | None]:
@@ -200,7 +198,7 @@ class _Walk:
 class _Before:
     """Finds what ended last before a moment, where no cause is known."""
 
-    def __init__(self, spans: tuple[Span, ...]) -> None:
+    def __init__(self, spans: Spans) -> None:
         self._spans = spans
         self._ends: dict[tuple[int, str | None], list[tuple[int, int, int]]] = {}
         self._collectives: dict[tuple[str, str], dict[int, list[int]]] = {}

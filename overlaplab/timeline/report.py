@@ -5,15 +5,11 @@ Knows spans and intervals; no causes, no hardware, no units other than nanosecon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from overlaplab.timeline.intervals import Interval, intersect, merge, total
 from overlaplab.timeline.span import KINDS, Span
-
-if TYPE_CHECKING:
-    from overlaplab.timeline.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +100,15 @@ class Report:
         return _ratio(self.saved_ns, self.serial_ns - self.bound_ns)
 
 
-def report(timeline: Timeline) -> Report:
+def report(spans: Iterable[Span]) -> Report:
     """See `Report`, which defines every number."""
     by_rank: dict[int, list[Span]] = {}
-    for span in timeline.spans:
+    for span in spans:
         by_rank.setdefault(span.rank, []).append(span)
     ranks = tuple(_report_rank(rank, by_rank[rank]) for rank in sorted(by_rank))
     if not ranks:
         return Report(-1, 0, 0, 0, 0, 0, 0, 0, 0)
-    slowest = max(ranks, key=lambda r: r.step_ns)
-    return Report(
-        rank=slowest.rank,
-        start_ns=slowest.start_ns,
-        end_ns=slowest.end_ns,
-        compute_ns=slowest.compute_ns,
-        communication_ns=slowest.communication_ns,
-        hidden_ns=slowest.hidden_ns,
-        waiting_ns=slowest.waiting_ns,
-        memcpy_ns=slowest.memcpy_ns,
-        memset_ns=slowest.memset_ns,
-        ranks=ranks,
-    )
+    return replace(max(ranks, key=lambda r: r.step_ns), ranks=ranks)
 
 
 def union(spans: Sequence[Span], kind: str) -> list[Interval]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -51,6 +51,12 @@ def _read_only(content: dict[str, Any]) -> MappingProxyType[str, Any]:
 
 # Spans travel from worker processes; neither a mapping proxy nor its class pickles.
 copyreg.pickle(MappingProxyType, lambda proxy: (_read_only, (dict(proxy),)))
+
+
+def lanes_of(spans: Iterable[Span], rank: int) -> list[str]:
+    """The lanes of `rank`, CPU first, in the order of their first span."""
+    seen = dict.fromkeys(s.lane for s in spans if s.rank == rank)
+    return sorted(seen, key=lambda lane: lane != CPU_LANE)
 
 
 @dataclass(frozen=True, slots=True)

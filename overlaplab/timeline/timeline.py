@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from overlaplab.timeline import chrome
@@ -14,7 +14,7 @@ from overlaplab.timeline.critical_path import CriticalPath
 from overlaplab.timeline.memory import Memory
 from overlaplab.timeline.report import Report
 from overlaplab.timeline.source import NO_SOURCE, Source
-from overlaplab.timeline.span import CPU_LANE, KINDS, Span
+from overlaplab.timeline.span import KINDS, Span, lanes_of
 
 PageWriter = Callable[
     ["Timeline", str | os.PathLike[str], "Timeline | None", str | Sequence[str]], Path
@@ -79,8 +79,7 @@ class Timeline:
 
     def lanes(self, rank: int) -> Sequence[str]:
         """The lanes of `rank`, CPU first, in the order of their first span."""
-        seen = dict.fromkeys(s.lane for s in self.spans if s.rank == rank)
-        return sorted(seen, key=lambda lane: lane != CPU_LANE)
+        return lanes_of(self.spans, rank)
 
     @property
     def start_ns(self) -> int:
@@ -99,11 +98,11 @@ class Timeline:
 
     def report(self) -> Report:
         """What was computed, sent, hidden, exposed, saved; `Report` defines each."""
-        return _report.report(self)
+        return _report.report(self.spans)
 
     def critical_path(self) -> CriticalPath:
         """The chain that the step is as long as; `CriticalPath` defines its shares."""
-        return _path.critical_path(self)
+        return _path.critical_path(self.spans, self.causes)
 
     def order(self, kinds: Collection[str] = KINDS) -> str:
         """The spans of these kinds, one a line, for comparison with a literal text.
@@ -138,7 +137,12 @@ class Timeline:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The numbers of the steps that spans say they belong to, ascending."""
+        """The numbers of the steps, ascending; () if nobody marked any.
+
+        A step is what was launched in a range that marks one: `annotate("step 3")` in
+        any run, `ol.profile`'s own, or a trace's `ProfilerStep#3`. What was launched
+        outside (the construction of a model) belongs to none.
+        """
         found = (s.attributes.get("step") for s in self.spans)
         return tuple(sorted({step for step in found if step is not None}))
 
@@ -158,7 +162,8 @@ class Timeline:
 
     def to_chrome(self, path: str | os.PathLike[str]) -> Path:
         """Write a trace for https://ui.perfetto.dev; see `chrome.write_chrome`."""
-        return chrome.write_chrome(self, path)
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return chrome.write_chrome(own, path)
 
     def save_html(
         self,
@@ -180,4 +185,4 @@ class Timeline:
     @staticmethod
     def from_chrome(path: str | os.PathLike[str]) -> Timeline:
         """Read what `to_chrome` wrote; see `chrome.read_chrome` for its errors."""
-        return chrome.read_chrome(path)
+        return Timeline(**chrome.read_chrome(path))

@@ -175,7 +175,7 @@ def _spans(
         {color: end_ns - start_ns for color, start_ns, end_ns in part} for part in parts
     ]
     place = {index: number for number, index in enumerate(sent)}
-    causes = likely_causes(timeline)
+    causes = likely_causes(timeline.spans, timeline.causes)
     cause = [place.get(causes[index], -1) for index in sent]  # type: ignore[arg-type]
     attributes = [span.attributes for span in spans]
     columns: dict[str, Iterable[int]] = {

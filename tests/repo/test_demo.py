@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from overlaplab import cli, demo
 from overlaplab.techniques.data_parallel import SerialReducer
-from overlaplab.timeline import Span, Timeline
 
 
 @pytest.fixture(scope="module")
@@ -79,32 +78,6 @@ def test_the_default_sizes_show_what_the_demo_is_for(
         assert sum(variant.step.critical_path().shares_ns.values()) == (
             variant.step.report().step_ns
         )
-
-
-def test_a_step_is_cut_from_its_label_to_the_next_ones_on_each_rank() -> None:
-    def span(rank: int, start_ns: int, label: str) -> Span:
-        attributes = {"label": label}
-        return Span(
-            rank, "default", "compute", "mm", start_ns, start_ns + 5, 0, 0, attributes
-        )
-
-    timeline = Timeline.of(
-        [
-            span(0, 0, "step 1"),
-            span(0, 10, "bucket 0"),
-            span(0, 20, "step 2"),
-            span(0, 30, "bucket 0"),
-            span(1, 5, "step 1"),
-            span(1, 25, "step 2"),
-        ]
-    )
-
-    assert demo.cut_step(timeline, 1).order() == (
-        "0 default mm 0-5\n1 default mm 5-10\n0 default mm 10-15"
-    )
-    assert demo.cut_step(timeline, 2).order() == (
-        "0 default mm 20-25\n1 default mm 25-30\n0 default mm 30-35"
-    )
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from overlaplab import streams
 from overlaplab.cluster.run import run
 from overlaplab.hardware import Hardware, find_hardware, with_link
 from overlaplab.models import Transformer, TransformerConfig
-from overlaplab.program import Op, PayloadTensor, Program, ProgramBuilder, replay
+from overlaplab.program import (
+    PayloadTensor,
+    Program,
+    ProgramBuilder,
+    only_step,
+    replay,
+)
 from overlaplab.program.replay import rebucket
-from overlaplab.streams import annotate, name_tensor
+from overlaplab.streams import annotate
 from overlaplab.timeline import Timeline
 
 MIB = 2**20
@@ -60,21 +67,12 @@ def in_bfloat16() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+cut = only_step  # the name in the lesson
+
+
 def name_gradients(model: nn.Module) -> None:
     """Let reports call each gradient by its parameter's name."""
-    for name, param in model.named_parameters():
-        param.register_post_accumulate_grad_hook(_Name(name))  # type: ignore[no-untyped-call]
-
-
-class _Name:
-    """A hook that names `.grad`."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, param: torch.Tensor) -> None:
-        if param.grad is not None:
-            name_tensor(param.grad, self._name)
+    streams.name_gradients(model, prefix="")
 
 
 def train_step(
@@ -214,52 +212,6 @@ def three_runs() -> dict[str, GivenRun]:
             25,
         ),
     }
-
-
-def cut(program: Program, label: str = STEP) -> Program:
-    """What each rank launched from its first operator labelled `label` on.
-
-    The set-up of a run (making the model) is recorded like everything else; a lesson
-    looks at the step that comes after it.
-
-    Raises:
-        ValueError: a rank has no operator with this label.
-    """
-    ranks = []
-    firsts = []
-    for ops in program.ranks:
-        first = next((op.index for op in ops if op.label == label), None)
-        if first is None:
-            raise ValueError(
-                f"no operator is labelled {label!r}; run the step inside "
-                f"`with overlaplab.streams.annotate({label!r}):`"
-            )
-        firsts.append(first)
-        ranks.append(tuple(_shifted(op, first) for op in ops[first:]))
-    waits = tuple(
-        replace(w, op=w.op - firsts[w.rank], before=w.before - firsts[w.rank])
-        for w in program.waits
-        if w.op >= firsts[w.rank]
-    )
-    return replace(program, ranks=tuple(ranks), waits=waits, storages=(), names=())
-
-
-def _shifted(op: Op, first: int) -> Op:
-    collective = op.collective
-    if collective is not None:
-        parts = tuple(_shifted_part(part, first) for part in collective.payload)
-        collective = replace(collective, payload=parts)
-    return replace(
-        op,
-        index=op.index - first,
-        after=tuple(i - first for i in op.after if i >= first),
-        collective=collective,
-    )
-
-
-def _shifted_part(part: PayloadTensor, first: int) -> PayloadTensor:
-    ready = None if part.ready is None else part.ready - first
-    return replace(part, ready=None if ready is not None and ready < 0 else ready)
 
 
 @lru_cache(maxsize=64)

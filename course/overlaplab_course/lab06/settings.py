@@ -21,9 +21,9 @@ from overlaplab.grading.exercise import Sheet, exercise
 from overlaplab.grading.laws import regret
 from overlaplab.hardware import Link, find_hardware
 from overlaplab.models import Transformer, TransformerConfig
-from overlaplab.program import resolve
+from overlaplab.program import only_step, resolve
 from overlaplab.streams import annotate
-from overlaplab_course.lab06.runs import MIB, cut
+from overlaplab_course.lab06.runs import MIB
 
 STEPS = 3  # DDP cuts its buckets anew after the first, or (static_graph) the second
 LAYERS = 2
@@ -121,7 +121,7 @@ def _try_ddp(items: tuple[tuple[str, Any], ...], uses_all: bool) -> DdpRun:
         first = str(cause).strip().partition(". ")[0]
         return DdpRun(settings, error=f"{type(cause).__name__}: {first:.60}")
     assert recorded.program is not None
-    program = cut(recorded.program, f"step {STEPS}")
+    program = only_step(recorded.program, STEPS)
     ops = program.ranks[0]
     return DdpRun(
         settings,

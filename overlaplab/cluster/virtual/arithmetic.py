@@ -6,47 +6,82 @@ Works on plain tensors: knows no threads, streams or modes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 
 from overlaplab.errors import MismatchError
 
-if TYPE_CHECKING:
-    from overlaplab.cluster.virtual.meeting import Arrival, Meeting
+Tensors = tuple[torch.Tensor, ...]
 
 
-def compute(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
-    """Fill every rank's outputs; `arrivals` are in group order."""
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What one rank brings to a collective.
+
+    Args:
+        rank: global rank.
+        op: index of the operator in its program.
+        operation, reduce_op, root: as in `Collective`.
+        inputs: copies, owned by the meeting.
+        outputs: the rank's own tensors, filled when all have arrived; not kept alive
+            until then.
+        label: innermost annotation at the launch.
+        tag: of a send or receive: messages between two ranks stay in order, so a
+            receive meets the next send whatever its tag, and both must be equal.
+    """
+
+    rank: int
+    op: int
+    operation: str
+    reduce_op: str
+    root: int
+    inputs: Tensors
+    outputs: Tensors
+    label: str = ""
+    tag: int = 0
+
+
+Arrivals = Sequence[Arrival]  # of all ranks, in group order
+
+
+def compute(arrivals: Arrivals, title: str) -> None:
+    """Fill every rank's outputs.
+
+    Raises:
+        MismatchError: two ranks' parts of an all_to_all differ; it calls the
+            collective `title`.
+    """
     operation = arrivals[0].operation
-    fill = _OPERATIONS.get(operation)
-    if fill is not None:
-        fill(meeting, arrivals)
+    if operation == "all_to_all":
+        _all_to_all(arrivals, title)
+    elif operation in _OPERATIONS:
+        _OPERATIONS[operation](arrivals)
 
 
-def _all_reduce(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
+def _all_reduce(arrivals: Arrivals) -> None:
     for i in range(len(arrivals[0].inputs)):
         total = reduce_tensors([a.inputs[i] for a in arrivals], arrivals[0].reduce_op)
         for arrival in arrivals:
             _fill(arrival.outputs[i], total)
 
 
-def _reduce(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
-    root = _root(meeting, arrivals)
+def _reduce(arrivals: Arrivals) -> None:
+    root = _root(arrivals)
     for i, output in enumerate(root.outputs):
         inputs = [a.inputs[i] for a in arrivals]
         _fill(output, reduce_tensors(inputs, root.reduce_op))
 
 
-def _broadcast(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
-    root = _root(meeting, arrivals)
+def _broadcast(arrivals: Arrivals) -> None:
+    root = _root(arrivals)
     for arrival in arrivals:
         if arrival is not root:
             for output, value in zip(arrival.outputs, root.inputs, strict=True):
                 _fill(output, value)
 
 
-def _all_gather(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
+def _all_gather(arrivals: Arrivals) -> None:
     """Outputs: for each input, group-size tensors in group order."""
     num_ranks = len(arrivals)
     for arrival in arrivals:
@@ -55,7 +90,7 @@ def _all_gather(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
                 _fill(arrival.outputs[i * num_ranks + j], other.inputs[i])
 
 
-def _reduce_scatter(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
+def _reduce_scatter(arrivals: Arrivals) -> None:
     """Inputs: for each output, group-size tensors in group order."""
     num_ranks = len(arrivals)
     for j, arrival in enumerate(arrivals):
@@ -64,13 +99,13 @@ def _reduce_scatter(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
             _fill(output, reduce_tensors(inputs, arrival.reduce_op))
 
 
-def _all_to_all(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
+def _all_to_all(arrivals: Arrivals, title: str) -> None:
     for j, arrival in enumerate(arrivals):
         for i, output in enumerate(arrival.outputs):
             value = arrivals[i].inputs[j]
             if value.numel() != output.numel():
                 raise MismatchError(
-                    f"ranks differ in {meeting.title()} (all_to_all): rank "
+                    f"ranks differ in {title} (all_to_all): rank "
                     f"{arrivals[i].rank} sends {tuple(value.shape)} to rank "
                     f"{arrival.rank}, which expects {tuple(output.shape)}.\n"
                     "Input splits of the sender must equal output splits of the "
@@ -79,34 +114,33 @@ def _all_to_all(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
             _fill(output, value)
 
 
-def _gather(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
-    root = _root(meeting, arrivals)
+def _gather(arrivals: Arrivals) -> None:
+    root = _root(arrivals)
     for output, arrival in zip(root.outputs, arrivals, strict=True):
         _fill(output, arrival.inputs[0])
 
 
-def _scatter(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
-    root = _root(meeting, arrivals)
+def _scatter(arrivals: Arrivals) -> None:
+    root = _root(arrivals)
     for arrival, value in zip(arrivals, root.inputs, strict=True):
         _fill(arrival.outputs[0], value)
 
 
-def _send(meeting: Meeting, arrivals: Sequence[Arrival]) -> None:
+def _send(arrivals: Arrivals) -> None:
     sender, receiver = sender_first(arrivals)
     _fill(receiver.outputs[0], sender.inputs[0])
 
 
-def sender_first(arrivals: Sequence[Arrival]) -> list[Arrival]:
+def sender_first(arrivals: Arrivals) -> list[Arrival]:
     return sorted(arrivals, key=lambda a: a.operation == "recv")
 
 
-_OPERATIONS: dict[str, Callable[[Meeting, Sequence[Arrival]], None]] = {
+_OPERATIONS: dict[str, Callable[[Arrivals], None]] = {
     "all_reduce": _all_reduce,
     "reduce": _reduce,
     "broadcast": _broadcast,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
     "gather": _gather,
     "scatter": _scatter,
     "send": _send,
@@ -137,8 +171,8 @@ _COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 }
 
 
-def _root(meeting: Meeting, arrivals: Sequence[Arrival]) -> Arrival:
-    return arrivals[meeting.ranks.index(arrivals[0].root)]
+def _root(arrivals: Arrivals) -> Arrival:
+    return next(a for a in arrivals if a.rank == arrivals[0].root)
 
 
 def _fill(output: torch.Tensor, value: torch.Tensor) -> None:

@@ -23,7 +23,8 @@ from collections.abc import Sequence
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from overlaplab.cluster.virtual.meeting import Arrival, Meeting, Meetings
+from overlaplab.cluster.virtual.arithmetic import Arrival
+from overlaplab.cluster.virtual.meeting import Meeting, Meetings
 from overlaplab.cluster.virtual.operators import dtype_name
 from overlaplab.cluster.virtual.recorder import Frontier, Lane, Recorder
 from overlaplab.cluster.virtual.storage import runs

@@ -6,6 +6,7 @@ fills everybody's outputs. Works on plain tensors: knows no threads, streams or 
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,39 +14,37 @@ from typing import Any
 
 import torch
 
-from overlaplab.cluster.virtual import arithmetic
-from overlaplab.cluster.virtual.weak import WeakTensor
+from overlaplab.cluster.virtual.arithmetic import Arrival, compute, sender_first
 from overlaplab.errors import MismatchError
 
-Tensors = tuple[torch.Tensor, ...]
-Dense = Sequence[torch.Tensor | WeakTensor]
 
+class WeakTensor:
+    """Shape, dtype and strides of a dense tensor, and its bytes while they live.
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What one rank brings to a collective.
-
-    Args:
-        rank: global rank.
-        op: index of the operator in its program.
-        operation, reduce_op, root: as in `Collective`.
-        inputs: copies, owned by the meeting.
-        outputs: the rank's own tensors, filled when all have arrived; not kept alive
-            until then.
-        label: innermost annotation at the launch.
-        tag: of a send or receive: messages between two ranks stay in order, so a
-            receive meets the next send whatever its tag, and both must be equal.
+    A collective whose peers have not come yet will fill its rank's outputs, but it is
+    not what keeps them: on a GPU the memory is the allocator's again as soon as the
+    user and the work let go, and the record says so.
     """
 
-    rank: int
-    op: int
-    operation: str
-    reduce_op: str
-    root: int
-    inputs: Tensors
-    outputs: Tensors
-    label: str = ""
-    tag: int = 0
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+        self._stride = tensor.stride()
+        self._offset = tensor.storage_offset()
+        self._storage = weakref.ref(tensor.untyped_storage())
+
+    def stride(self) -> tuple[int, ...]:
+        return self._stride
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor, without its autograd history; another one where it is gone."""
+        storage = self._storage()
+        if storage is None:  # nobody can see what is written there
+            return torch.empty_strided(self.shape, self._stride, dtype=self.dtype)
+        new = torch.empty(0, dtype=self.dtype)
+        return new.set_(storage, self._offset, self.shape, self._stride)
+
+
+Dense = Sequence[torch.Tensor | WeakTensor]
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +90,7 @@ class Meeting:
 
     def finish(self, arrivals: Sequence[Arrival]) -> None:
         """Compute, fill the outputs and drop the copies."""
-        arithmetic.compute(self, arrivals)
+        compute(arrivals, self.title())
         self.complete = True
         self.arrivals.clear()
         for callback in self.on_complete:
@@ -162,7 +161,7 @@ def compare(meeting: Meeting, first: Arrival, second: Arrival) -> None:
             differs.append((what, str(one), str(other)))
 
     if {first.operation, second.operation} == {"send", "recv"}:
-        sender, receiver = arithmetic.sender_first((first, second))
+        sender, receiver = sender_first((first, second))
         same("tag", first.tag, second.tag)
         same("shapes", _shapes(sender.inputs), _shapes(receiver.outputs))
         same("dtypes", _dtypes(sender.inputs), _dtypes(receiver.outputs))

@@ -5,8 +5,8 @@ storage stays where its program put it: `device="cpu"`, `.cpu()` and `.to("cpu")
 the host's pageable memory, `pin_memory` the host's pinned memory, `ol.device()` and any
 "cuda" the GPU's. What nobody places is the GPU's, too. While a run is open, the calls
 that place are patched: in a rank's thread its `StorageTable` hears of them, elsewhere
-they are torch's own. torch's code that names "cpu" places nothing: it means the device of
-its tensors. To move a tensor, a call asks torch for a device with an index that no
+they are torch's own. torch's code that names "cpu" places nothing: it means the device
+of its tensors. To move a tensor, a call asks torch for a device with an index that no
 tensor has, which reaches the rank's mode as a `_to_copy` (copies.py).
 """
 
