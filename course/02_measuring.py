@@ -140,7 +140,7 @@ view.draw_many(
 # </details>
 
 
-# %% name="time-step" kind="exercise" exercise="2.1"
+# %% name="time-step" kind="exercise" exercise="2.1" reference=true
 def time_step(step):
     """The time of a typical step, in ms."""
     ### BEGIN SOLUTION
@@ -267,7 +267,7 @@ lab.keep("2.2", merge)
 # </details>
 
 
-# %% name="overlap" kind="exercise" exercise="2.3"
+# %% name="overlap" kind="exercise" exercise="2.3" reference=true
 def overlap(rows):
     """What is computed, sent, hidden and exposed, in ns."""
     ### BEGIN SOLUTION
@@ -474,7 +474,7 @@ print(f"the table of 32768 tokens, 2048 wide, in bfloat16: {table_mib:.0f} MiB")
 # </details>
 
 
-# %% name="find-gaps" kind="exercise" exercise="2.6"
+# %% name="find-gaps" kind="exercise" exercise="2.6" reference=true
 def find_gaps(timeline):
     """(start_ns, end_ns, "launch" or "gradient") of each gap of 1 ms or more."""
     ### BEGIN SOLUTION
@@ -818,7 +818,7 @@ _ = check("2.8a", profile_step)
 # - `"by_name"` has the sum of the times of each name, `"top"` the name with the largest.
 
 
-# %% name="summary" kind="exercise" exercise="2.8b"
+# %% name="summary" kind="exercise" exercise="2.8b" reference=true
 def summary(rows):
     ### BEGIN SOLUTION
     rows = [row for row in rows if row.category == "kernel"]

@@ -315,7 +315,7 @@ view.table(ways)
 # </details>
 
 
-# %% name="two-sums" kind="exercise" exercise="4.2"
+# %% name="two-sums" kind="exercise" exercise="4.2" reference=true
 def two_sums(x, w):
     ### BEGIN SOLUTION
     a = x @ w["a"]
@@ -394,7 +394,7 @@ view.draw(in_order.of_rank(0), title="in the order of the paper")
 # </details>
 
 
-# %% name="experts" kind="exercise" exercise="4.3"
+# %% name="experts" kind="exercise" exercise="4.3" reference=true
 def experts(x, w):
     ### BEGIN SOLUTION
     routed = x @ w["routed_in"]
@@ -432,7 +432,7 @@ view.draw_many(steps)
 # write. It works. What does it cost?
 
 
-# %% name="window-given"
+# %% name="window-given" reference=true
 def stalling(layers, k):
     grads, in_flight = [], []
 
@@ -520,7 +520,7 @@ view.draw_many({name: run.timeline.of_rank(0) for name, run in windows.items()})
 # </details>
 
 
-# %% name="window" kind="exercise" exercise="4.4"
+# %% name="window" kind="exercise" exercise="4.4" reference=true
 def average_gradients(layers, k):
     grads, in_flight = [], []
     compute, side = streams.current_stream(), streams.Stream()
@@ -685,7 +685,7 @@ _ = check("4.5", sum_all)
 # </details>
 
 
-# %% name="chunk" kind="exercise" exercise="4.6"
+# %% name="chunk" kind="exercise" exercise="4.6" reference=true
 def chunk_to_send(rank, step, num_ranks):
     ### BEGIN SOLUTION
     return (rank - step) % num_ranks
@@ -762,16 +762,16 @@ print(lab.points_machine())
 my_number = 7  # any whole number: your day of birth, your desk
 
 # %% name="patient"
-patient = lab.patient(my_number)
-print(f"{len(patient.widths)} blocks with side branches of {patient.widths}")
-print(f"{len(patient.tokens)} micro-batches of {patient.tokens} tokens")
+repair_case = lab.repair_case(my_number)
+print(f"{len(repair_case.widths)} blocks with side branches of {repair_case.widths}")
+print(f"{len(repair_case.tokens)} micro-batches of {repair_case.tokens} tokens")
 
 # %% [markdown]
 # **Exercise 4.8a.** On a quiet GPU this passes every test. Run it, read the finding.
 # Diagnose first, then repair. Keep the side branch beside the message.
 
 
-# %% name="blocks" kind="exercise" exercise="4.8a"
+# %% name="blocks" kind="exercise" exercise="4.8a" reference=true broken=true
 def blocks(x, weights):
     for w in weights:
         part = x @ w["in"]
@@ -790,7 +790,7 @@ def blocks(x, weights):
 
 
 # %% name="blocks-seen"
-seen = patient.play_blocks(blocks)
+seen = repair_case.play_blocks(blocks)
 print(f"{len(seen.warnings)} findings")
 for finding in seen.warnings[:1]:
     print(finding)
@@ -812,8 +812,8 @@ view.draw(seen.timeline.of_rank(0), title="your blocks")
 ### BEGIN SOLUTION
 first_diagnosis = {
     "kind": "read before the wait",
-    "messages": len(patient.widths),
-    "luck_us": lab.luck_us(patient.play_blocks(lab.broken_blocks)),
+    "messages": len(repair_case.widths),
+    "luck_us": lab.luck_us(repair_case.play_blocks(lab.broken_blocks)),
 }
 ### END SOLUTION
 ### BEGIN STUB
@@ -827,7 +827,7 @@ _ = check("4.8a", my_number, first_diagnosis, blocks)
 # How much slower may the link be before the luck is gone?
 
 # %% name="luck" fold=true
-luck_us = lab.luck_us(patient.play_blocks(lab.broken_blocks))
+luck_us = lab.luck_us(repair_case.play_blocks(lab.broken_blocks))
 wire_us = lab.message_ns(200 * 400 * 4) / 1e3 - lab.BOARD.link.latency_ns / 1e3
 print(f"the message takes {wire_us:.0f} us on the wire and is {luck_us:.0f} us early:")
 print(f"on a link {1 + luck_us / wire_us:.1f} times slower half of a sum is added")
@@ -839,7 +839,7 @@ print(f"on a link {1 + luck_us / wire_us:.1f} times slower half of a sum is adde
 # allows.
 
 
-# %% name="accumulate" kind="exercise" exercise="4.8b"
+# %% name="accumulate" kind="exercise" exercise="4.8b" reference=true broken=true
 def accumulate(micros):
     grad = torch.zeros(250, 400)
     works = []
@@ -859,7 +859,7 @@ def accumulate(micros):
 
 
 # %% name="accumulate-seen"
-seen = patient.play_micros(accumulate)
+seen = repair_case.play_micros(accumulate)
 print(f"{len(seen.warnings)} findings")
 for finding in seen.warnings[:1]:
     print(finding)
@@ -891,8 +891,8 @@ view.draw(seen.timeline.of_rank(0), title="your accumulation")
 ### BEGIN SOLUTION
 second_diagnosis = {
     "kind": "sent again",
-    "messages_in_flight": len(patient.tokens),
-    "weight_of_the_first": 4 ** (len(patient.tokens) - 1),
+    "messages_in_flight": len(repair_case.tokens),
+    "weight_of_the_first": 4 ** (len(repair_case.tokens) - 1),
 }
 ### END SOLUTION
 ### BEGIN STUB

@@ -8,8 +8,8 @@ counts as wrong.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from overlaplab import ours
 from overlaplab.grading.verdict import CheckResult, Verdict
@@ -88,6 +88,7 @@ class Sheet:
     ) -> bool:
         """Write the promised sentence `name` as true or false; returns `passed`.
 
+        Without a `hint` the exercise's own for this sentence stands, if it has one.
         Written twice, it holds only if it held both times; the first failure stays.
 
         Raises:
@@ -101,6 +102,7 @@ class Sheet:
         before = self._results.get(name)
         if before is None or before.passed:
             # Only True passes: a truthy tensor or a forgotten call does not.
+            hint = hint or self._exercise.hints.get(name, "")
             self._results[name] = CheckResult(
                 name, passed is True, seen, expected, hint
             )
@@ -180,6 +182,7 @@ class Exercise:
         grade: `grade(sheet, *solutions)`.
         timeout_s: deadline of one check.
         optional: an extra, after the line where the core of the lab ends.
+        hints: by sentence, for a grader that gives none of its own.
     """
 
     id: str
@@ -190,6 +193,7 @@ class Exercise:
     grade: Grader
     timeout_s: float = 60.0
     optional: bool = False
+    hints: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lab(self) -> str:
@@ -205,7 +209,7 @@ def exercise(
     *,
     title: str,
     solution: str | Sequence[str],
-    verifies: Sequence[str],
+    verifies: Sequence[str] | Mapping[str, str],
     points: int = 1,
     timeout_s: float = 60.0,
     optional: bool = False,
@@ -213,7 +217,7 @@ def exercise(
     """Register the decorated function as the grader of exercise `id`.
 
     The function is called as `grade(sheet, *solutions)` and returns None. See
-    `Exercise` for the arguments.
+    `Exercise` for the arguments. `verifies` may be a mapping: sentence -> its hint.
 
     Raises:
         ValueError: the id is taken, or nothing is promised.
@@ -232,8 +236,9 @@ def exercise(
         before = _REGISTRY.get(id)
         if before is not None and before.grade.__module__ != grade.__module__:
             raise ValueError(f"exercise {id} is registered by {before.grade}")
+        hints = dict(verifies) if isinstance(verifies, Mapping) else {}
         _REGISTRY[id] = Exercise(
-            id, title, names, tuple(verifies), points, grade, timeout_s, optional
+            id, title, names, tuple(verifies), points, grade, timeout_s, optional, hints
         )
         return grade
 

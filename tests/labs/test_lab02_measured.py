@@ -7,7 +7,8 @@ import json
 import pytest
 
 from overlaplab_course import measure as lessons
-from overlaplab_course.lab02 import measured
+from overlaplab_course import stored as of_lessons
+from overlaplab_course.lab02 import show
 
 RATIOS = {"plain": {"step_ratio": 1.0}, "events": {"step_ratio": 1.25}}
 STORED = {
@@ -41,16 +42,17 @@ def store(tmp_path, monkeypatch):
         path = tmp_path / "measured.json"
         if values is not None:
             path.write_text(json.dumps(values))
-        monkeypatch.setattr(measured, "_STORED", path)
-        measured.stored.cache_clear()
+        read = of_lessons.read
+        monkeypatch.setattr(
+            of_lessons, "read", lambda lesson, **options: read(lesson, path, **options)
+        )
 
-    yield store
-    measured.stored.cache_clear()
+    return store
 
 
 def test_each_number_stands_beside_its_name(store):
     store(STORED)
-    lines = measured.on_gpus().splitlines()
+    lines = show.on_gpus().splitlines()
     assert lines == [
         "ms a step                    around  wait each     events",
         "steady (0 + 20)                0.20       0.90       0.75",
@@ -70,12 +72,12 @@ def test_each_number_stands_beside_its_name(store):
 @pytest.mark.parametrize("values", [None, STORED | {"backend": "gloo"}])
 def test_without_a_measurement_on_gpus_it_says_how_to_make_one(store, values):
     store(values)
-    assert measured.on_gpus() == measured.NOTHING
-    assert "measure 02" in measured.NOTHING and "02" in lessons.known()
+    assert show.on_gpus() == of_lessons.nothing("02")
+    assert "measure 02" in of_lessons.nothing("02") and "02" in lessons.known()
 
 
 def test_groups_that_were_refused_leave_the_rest(store):
     refused = {"made by the first call": {"error": "no"}}
     store(STORED | {"new groups": refused})
-    said = measured.on_gpus()
+    said = show.on_gpus()
     assert "new group" not in said and "first step of the process: 350.2" in said

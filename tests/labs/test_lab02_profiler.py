@@ -1,4 +1,4 @@
-"""2.2 to 2.4: the parts of a profiler, and the whole on real traces."""
+"""2.2 to 2.4: the parts of a profiler, and the whole on real given."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab02 import exposed, merging, names, traces
-from overlaplab_course.lab02.rows import Row, is_communication, kernel, unseen_rows
+from overlaplab_course.lab02 import checks, given, reference
+from overlaplab_course.lab02.given import Row, is_communication, kernel, unseen_rows
 
 # --- 2.2 -------------------------------------------------------------------------
 
@@ -91,10 +91,10 @@ def test_any_union_passes(right):
 
 
 WRONG_UNIONS = {
-    "takes the last end": ({"larger_end": False}, merging.UNION),
-    "leaves touching ones apart": ({"touching": False}, merging.APART),
-    "keeps empty ones": ({"drop_empty": False}, merging.EMPTY),
-    "floats": ({"number": float}, merging.EXACT),
+    "takes the last end": ({"larger_end": False}, checks.UNION),
+    "leaves touching ones apart": ({"touching": False}, checks.APART),
+    "keeps empty ones": ({"drop_empty": False}, checks.EMPTY),
+    "floats": ({"number": float}, checks.EXACT),
 }
 
 
@@ -108,10 +108,10 @@ def test_a_broken_law_is_refused_by_its_sentence(name, faults):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (lambda x: merge(x, order=list), merging.UNION),  # not sorted
-        (lambda x: sorted(x), merging.APART),  # not merged
-        (sorts_in_place, merging.PURE),
-        (lambda x: merge(x)[:1], merging.UNION),
+        (lambda x: merge(x, order=list), checks.UNION),  # not sorted
+        (lambda x: sorted(x), checks.APART),  # not merged
+        (sorts_in_place, checks.PURE),
+        (lambda x: merge(x)[:1], checks.UNION),
     ],
 )
 def test_other_slips_are_among_the_faults(wrong, sentence, faults):
@@ -182,7 +182,7 @@ def by_events(rows):
     return sums | {"note": "more keys are fine"}
 
 
-@pytest.mark.parametrize("right", [overlap, by_events, exposed.reference])
+@pytest.mark.parametrize("right", [overlap, by_events, reference.overlap])
 def test_any_profiler_with_the_right_numbers_passes(right):
     verdict = judge(find_exercise("2.3"), lambda rows: right(rows))
     assert verdict.passed, str(verdict)
@@ -203,23 +203,23 @@ def active(rows):
 
 
 WRONG_PROFILERS = {
-    "all rows": (lambda r: overlap(r, kernels_only=False), exposed.KERNELS),
-    "active with copies": (active, exposed.KERNELS),
-    "sums, no unions": (lambda r: overlap(r, union=False), exposed.ONCE),
+    "all rows": (lambda r: overlap(r, kernels_only=False), checks.KERNELS),
+    "active with copies": (active, checks.KERNELS),
+    "sums, no unions": (lambda r: overlap(r, union=False), checks.ONCE),
     "another stream communicates": (
         lambda r: overlap(r, talks=lambda row: row.stream != 7),
-        exposed.ANY_STREAM,
+        checks.ANY_STREAM,
     ),
     "the largest name computes": (
         lambda r: overlap(r, talks=lambda row: "gemm" not in row.name),
-        exposed.ANY_STREAM,
+        checks.ANY_STREAM,
     ),
-    "over compute": (lambda r: overlap(r, over="compute_ns"), exposed.PARTS),
-    "hidden is None without": (lambda r: overlap(r, nothing=0.0), exposed.NONE),
-    "hidden in full without": (lambda r: overlap(r, nothing=1.0), exposed.NONE),
+    "over compute": (lambda r: overlap(r, over="compute_ns"), checks.PARTS),
+    "hidden is None without": (lambda r: overlap(r, nothing=0.0), checks.NONE),
+    "hidden in full without": (lambda r: overlap(r, nothing=1.0), checks.NONE),
     "not a number without": (
         lambda r: overlap(r, nothing=float("nan")),
-        exposed.NONE,
+        checks.NONE,
     ),
 }
 
@@ -242,7 +242,7 @@ def test_floats_of_microseconds_fail_on_large_clocks(faults):
         ]
         return overlap(rows)
 
-    assert list(faults(judge(find_exercise("2.3"), rounded))) == [exposed.UNSEEN]
+    assert list(faults(judge(find_exercise("2.3"), rounded))) == [checks.UNSEEN]
 
 
 @pytest.mark.parametrize("said", [None, {}, {"compute_ns": 1}, 3])
@@ -252,10 +252,10 @@ def test_what_is_no_dict_of_five_is_told(said):
 
 
 def test_unseen_rows_have_everything_at_once():
-    every = [row for seed in range(exposed.NUM_UNSEEN) for row in unseen_rows(seed)]
+    every = [row for seed in range(checks.NUM_UNSEEN) for row in unseen_rows(seed)]
     assert {r.category for r in every} >= {"kernel", "gpu_memcpy", "cpu_op"}
     assert any(is_communication(r) and r.stream == 7 for r in every)
-    fractions = {exposed.reference(unseen_rows(s))["fraction"] for s in range(20)}
+    fractions = {reference.overlap(unseen_rows(s))["fraction"] for s in range(20)}
     assert len(fractions) > 15
 
 
@@ -300,31 +300,31 @@ def by(test):
 
 RIGHT_WORDS = ("nccl", "rccl", "multimem", "shot_all_reduce", "cross_device_reduce")
 WRONG_RULES = {
-    "the old prefix": (by(lambda n: n.startswith("ncclkernel")), names.NCCL),
+    "the old prefix": (by(lambda n: n.startswith("ncclkernel")), checks.NCCL),
     "nccl only": (
         by(lambda n: "rccl" not in n and any(w in n for w in RIGHT_WORDS)),
-        names.RCCL,
+        checks.RCCL,
     ),
-    "no nccl, no collective": (by(lambda n: "ccl" in n), names.OTHERS),
+    "no nccl, no collective": (by(lambda n: "ccl" in n), checks.OTHERS),
     "names only": (
         lambda row: (
             row.category == "kernel" and any(w in row.name.lower() for w in RIGHT_WORDS)
         ),
-        names.ARGS,
+        checks.ARGS,
     ),
     "whatever reduces": (
         by(lambda n: "reduce" in n or any(w in n for w in RIGHT_WORDS)),
-        names.COMPUTE,
+        checks.COMPUTE,
     ),
     "whatever does not compute by a list (G12)": (
         by(lambda n: not any(w in n for w in ("gemm", "elementwise", "reduce_kernel"))),
-        names.COMPUTE,
+        checks.COMPUTE,
     ),
     "annotations too": (
         lambda row: any(w in row.name.lower() for w in RIGHT_WORDS) or bool(row.args),
-        names.NO_KERNELS,
+        checks.NO_KERNELS,
     ),
-    "another stream": (lambda row: row.stream != 7, names.NCCL),
+    "another stream": (lambda row: row.stream != 7, checks.NCCL),
 }
 
 
@@ -344,10 +344,10 @@ def test_only_the_family_that_is_forgotten_is_refused(faults):
 # --- together ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", traces.TRACES)
+@pytest.mark.parametrize("which", given.TRACES)
 def test_the_learners_profiler_and_the_package_agree_to_the_nanosecond(which):
-    mine = exposed.reference(traces.raw_rows(which))
-    theirs = traces.whole_trace(which).report()
+    mine = reference.overlap(given.raw_rows(which))
+    theirs = given.whole_trace(which).report()
     for key in ("compute_ns", "communication_ns", "hidden_ns", "exposed_ns"):
         assert mine[key] == getattr(theirs, key)
     assert mine["fraction"] == theirs.overlap_fraction
@@ -362,7 +362,7 @@ def test_the_names_of_the_field_give_three_quarters():
         kernel("void rcclGenericKernel<1>(...)", 20, 60, 70),
         kernel("gemm", 7, 5, 65),
     ]
-    assert exposed.reference(rows)["fraction"] == 0.75
+    assert reference.overlap(rows)["fraction"] == 0.75
 
 
 def test_kernels_under_a_microsecond_count_exactly():
@@ -371,4 +371,4 @@ def test_kernels_under_a_microsecond_count_exactly():
     rows += [
         Row("tiny", "kernel", 7, 1000 * i + 300, 1000 * i + 700) for i in range(1000)
     ]
-    assert exposed.reference(rows)["fraction"] == 0.4
+    assert reference.overlap(rows)["fraction"] == 0.4

@@ -9,14 +9,50 @@ import pytest
 import overlaplab
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab02 import broken, totals
-from overlaplab_course.lab02.rows import unseen_rows
+from overlaplab_course.lab02 import checks, given, reference
+from overlaplab_course.lab02.given import unseen_rows
 
 
 @pytest.fixture(scope="module", autouse=True)
 def warm():
     """The first run of a process imports for long: not on an exercise's deadline."""
-    broken.plain_ms(0)
+    checks.plain_ms(0)
+
+
+def broken_profile(compute, send):
+    """As the lesson hands it out (the last test holds the two together)."""
+    begin, computed, sending, sent = (
+        streams.Event(enable_timing=True) for _ in range(4)
+    )
+    begin.record()
+    work = send()
+    compute()
+    computed.record()
+    sending.record()
+    work.wait()
+    sent.record()
+    streams.synchronize()
+    hidden_ms = max(0.0, sending.elapsed_time(computed))
+    return {
+        "compute_ms": begin.elapsed_time(computed),
+        "communication_ms": sending.elapsed_time(sent),
+        "hidden_ms": hidden_ms,
+    }
+
+
+def broken_summary(rows):
+    """As the lesson hands it out (the last test holds the two together)."""
+    by_name = {}
+    for row in rows:
+        length_ns = row.end_ns - row.start_ns
+        by_name[row.name] = by_name.get(row.name, 0) + length_ns
+    top = max(by_name, key=lambda name: by_name[name])
+    return {
+        "step_ns": by_name[top],
+        "busy_ns": sum(by_name.values()),
+        "by_name": by_name,
+        "top": top,
+    }
 
 
 def events():
@@ -158,13 +194,13 @@ def by_difference(compute, send):
 
 
 WRONG = {
-    broken.broken_profile: (broken.MESSAGE, broken.HIDDEN),
-    events_swapped: (broken.MESSAGE, broken.HIDDEN),
-    serialises: (broken.UNDISTURBED,),
-    the_cpu_waits: (broken.UNDISTURBED,),
-    sends_twice: (broken.ONCE,),
-    hides_everything: (broken.HIDDEN,),
-    by_difference: (broken.COMPUTE,),
+    broken_profile: (checks.MESSAGE_MS, checks.HIDDEN_MS),
+    events_swapped: (checks.MESSAGE_MS, checks.HIDDEN_MS),
+    serialises: (checks.UNDISTURBED,),
+    the_cpu_waits: (checks.UNDISTURBED,),
+    sends_twice: (checks.ONE_MESSAGE,),
+    hides_everything: (checks.HIDDEN_MS,),
+    by_difference: (checks.COMPUTE_MS,),
 }
 
 
@@ -177,10 +213,10 @@ def test_a_fault_pasted_over_is_refused_by_its_sentence(wrong, faults):
 
 
 def test_the_broken_profiler_sees_no_overlap_of_any_step():
-    for case in range(len(broken.CASES)):
-        timed = broken.profile_with(broken.broken_profile, case)
+    for case in range(len(given.PROFILED)):
+        timed = given.profile_with(broken_profile, case)
         assert timed.value[0]["hidden_ms"] == 0
-        assert broken.truth(timed.timeline)["hidden_ms"] > 0
+        assert given.truth(timed.timeline)["hidden_ms"] > 0
 
 
 # --- 2.8b ------------------------------------------------------------------------
@@ -211,7 +247,7 @@ def backwards(rows):
     """Unusual: reference on rows in reverse order, a Counter for the sums."""
     from collections import Counter
 
-    said = totals.reference(rows[::-1])
+    said = reference.summary(rows[::-1])
     return said | {"by_name": Counter(said["by_name"])}
 
 
@@ -222,13 +258,13 @@ def test_any_summary_that_adds_up_passes(right):
 
 
 WRONG_SUMMARIES = {
-    "the largest name is the step": ({"step": "largest"}, totals.STEP),
-    "the sum is the step": ({"step": "sum"}, totals.STEP),
-    "busy is the step": ({"step": "union"}, totals.STEP),
-    "the sum is busy": ({"busy": "sum"}, totals.BUSY),
-    "the step is busy": ({"busy": "wall"}, totals.BUSY),
-    "annotations too": ({"kernels_only": False}, totals.NAMES),
-    "the smallest on top": ({"top": min}, totals.TOP),
+    "the largest name is the step": ({"step": "largest"}, checks.STEP),
+    "the sum is the step": ({"step": "sum"}, checks.STEP),
+    "busy is the step": ({"step": "union"}, checks.STEP),
+    "the sum is busy": ({"busy": "sum"}, checks.BUSY),
+    "the step is busy": ({"busy": "wall"}, checks.BUSY),
+    "annotations too": ({"kernels_only": False}, checks.NAMES),
+    "the smallest on top": ({"top": min}, checks.TOP),
 }
 
 
@@ -240,11 +276,11 @@ def test_a_wrong_summary_is_refused_by_its_sentence(name, faults):
 
 
 def test_the_broken_summary_is_wrong_in_three_ways(faults):
-    verdict = judge(find_exercise("2.8b"), lambda rows: totals.broken_summary(rows))
-    assert set(faults(verdict)) == {totals.STEP, totals.BUSY, totals.NAMES}
+    verdict = judge(find_exercise("2.8b"), lambda rows: broken_summary(rows))
+    assert set(faults(verdict)) == {checks.STEP, checks.BUSY, checks.NAMES}
     assert (
         summary(unseen_rows(1))["busy_ns"]
-        == totals.reference(unseen_rows(1))["busy_ns"]
+        == reference.summary(unseen_rows(1))["busy_ns"]
     )
 
 
@@ -254,8 +290,8 @@ def test_the_broken_summary_is_wrong_in_three_ways(faults):
 @pytest.mark.parametrize(
     ("cell", "name", "package_has"),
     [
-        ("profile-step", "profile_step", broken.broken_profile),
-        ("summary", "summary", totals.broken_summary),
+        ("profile-step", "profile_step", broken_profile),
+        ("summary", "summary", broken_summary),
     ],
 )
 def test_the_lesson_hands_out_what_the_package_holds_as_broken(cell, name, package_has):
@@ -264,12 +300,12 @@ def test_the_lesson_hands_out_what_the_package_holds_as_broken(cell, name, packa
     lab = Path(overlaplab.__file__).parents[1] / "labs" / "02_measuring.ipynb"
     notebook = nbformat.read(lab, as_version=4)
     (source,) = [c.source for c in notebook.cells if c.get("id") == cell]
-    given = {"streams": streams}
-    exec(source, given)
+    names = {"streams": streams}
+    exec(source, names)
     if name == "summary":
         rows = unseen_rows(3)
-        assert given[name](rows) == package_has(rows)
+        assert names[name](rows) == package_has(rows)
     else:
-        for case in range(len(broken.CASES)):
-            mine = broken.profile_with(given[name], case).value
-            assert mine == broken.profile_with(package_has, case).value
+        for case in range(len(given.PROFILED)):
+            mine = given.profile_with(names[name], case).value
+            assert mine == given.profile_with(package_has, case).value

@@ -10,14 +10,14 @@ import torch
 
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab02 import timing as lab02
+from overlaplab_course.lab02 import checks, given, show
 from overlaplab_course.lab02.stopwatch import clock, run_timed
 
 
 @pytest.fixture(scope="module", autouse=True)
 def warm():
     """The first run of a process imports for long: not on an exercise's deadline."""
-    lab02.true_ms("steady")
+    show.true_ms("steady")
 
 
 def time_with_events(
@@ -138,23 +138,23 @@ def test_any_stopwatch_of_the_typical_step_passes(right):
 
 
 WRONG = {
-    "a clock around launches": (one_clock_around, lab02.GPU_TIME),
-    "events on a stream without work": (on_another_stream, lab02.GPU_TIME),
-    "in seconds": (with_slips(per_ms=1e-3), lab02.GPU_TIME),
+    "a clock around launches": (one_clock_around, checks.GPU_TIME),
+    "events on a stream without work": (on_another_stream, checks.GPU_TIME),
+    "in seconds": (with_slips(per_ms=1e-3), checks.GPU_TIME),
     "no warm-up, mean": (
         with_slips(warm_up=0, typical=statistics.mean),
-        lab02.WARM_UP,
+        checks.WARM_UP,
     ),
     "the first step alone": (
         with_slips(warm_up=0, typical=lambda times: times[0]),
-        lab02.WARM_UP,
+        checks.WARM_UP,
     ),
-    "waits in each step, by the clock": (clock_and_waits, lab02.AHEAD),
-    "waits in each step, by events": (with_slips(wait_inside=True), lab02.AHEAD),
-    "a mean over odd steps": (mean_between_two_waits, lab02.TYPICAL),
-    "a mean of events": (with_slips(typical=statistics.mean), lab02.TYPICAL),
-    "the fastest step": (with_slips(typical=min), lab02.TYPICAL),
-    "four steps": (with_slips(number=4), lab02.GPU_TIME),
+    "waits in each step, by the clock": (clock_and_waits, checks.AHEAD),
+    "waits in each step, by events": (with_slips(wait_inside=True), checks.AHEAD),
+    "a mean over odd steps": (mean_between_two_waits, checks.TYPICAL),
+    "a mean of events": (with_slips(typical=statistics.mean), checks.TYPICAL),
+    "the fastest step": (with_slips(typical=min), checks.TYPICAL),
+    "four steps": (with_slips(number=4), checks.GPU_TIME),
 }
 
 
@@ -187,7 +187,7 @@ def test_what_is_no_number_is_told():
 
 def test_seconds_are_told_as_seconds(faults):
     found = faults(judge(find_exercise("2.1"), with_slips(per_ms=1e-3)))
-    assert "that is in seconds" in found[lab02.GPU_TIME]
+    assert "that is in seconds" in found[checks.GPU_TIME]
 
 
 def test_an_event_has_the_time_at_which_its_stream_gets_there():
@@ -230,11 +230,11 @@ def test_the_clock_is_told_of_outside_of_a_run():
 
 @pytest.mark.parametrize("kind", ["steady", "cold", "odd"])
 def test_steps_differ_in_their_trap_alone(kind):
-    assert lab02.true_ms(kind) == pytest.approx(lab02.true_ms("steady"))
+    assert show.true_ms(kind) == pytest.approx(show.true_ms("steady"))
 
 
 def test_the_two_stopwatches_of_the_lesson_are_wrong_on_either_side():
-    true_ms = lab02.true_ms("small first")
-    around = lab02.time_with(one_clock_around, "small first").value[0]
-    waiting = lab02.time_with(clock_and_waits, "small first").value[0]
+    true_ms = show.true_ms("small first")
+    around = given.time_with(one_clock_around, "small first").value[0]
+    waiting = given.time_with(clock_and_waits, "small first").value[0]
     assert around < 0.8 * true_ms < 1.2 * true_ms < waiting

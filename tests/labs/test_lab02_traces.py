@@ -8,15 +8,16 @@ import pytest
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab.timeline.intervals import merge, subtract
-from overlaplab_course.lab02 import bill, exposed, gaps, reading, traces
-from overlaplab_course.lab02.rows import is_communication
+from overlaplab_course.lab02 import checks_traces as checks
+from overlaplab_course.lab02 import given, reference, show
+from overlaplab_course.lab02.given import is_communication
 
 NUMBERS = (6, 1, 17)
 BATCH_8, BATCH_2 = "overlapped, batch 8", "overlapped, batch 2"
 
 
 def step(number=6):
-    return traces.trace_step(BATCH_8, number)
+    return given.trace_step(BATCH_8, number)
 
 
 # --- 2.5 -------------------------------------------------------------------------
@@ -24,13 +25,13 @@ def step(number=6):
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_right_reading_passes_for_every_number(number):
-    verdict = judge(find_exercise("2.5"), number, reading.read(step(number)))
+    verdict = judge(find_exercise("2.5"), number, show.read(step(number)))
     assert verdict.passed, str(verdict)
 
 
 def test_a_reading_with_a_ruler_passes():
     """Unusual: by eye, to a hundredth of a ms; a whole number of MiB; more keys."""
-    right = {k: round(v, 2) for k, v in reading.read(step()).items()}
+    right = {k: round(v, 2) for k, v in show.read(step()).items()}
     right |= {"tail_mib": 128, "note": "read with view.show"}
     assert judge(find_exercise("2.5"), 6, right).passed
 
@@ -42,65 +43,65 @@ def messages():
 WRONG_READINGS = {
     "the first message for the backward pass": (
         lambda r: {"backward_ms": r["first_ms"]},
-        reading.BACKWARD,
+        checks.BACKWARD,
         "that is the first message",
     ),
     "from the backward pass on": (
         lambda r: {"first_ms": r["first_ms"] - r["backward_ms"]},
-        reading.FIRST,
+        checks.FIRST,
         "count from 0",
     ),
     "the end of the first message": (
         lambda r: {"first_ms": messages()[0].end_ns / 1e6},
-        reading.FIRST,
+        checks.FIRST,
         "that is its end",
     ),
     "the launch for the start": (
         lambda r: {"first_ms": messages()[0].attributes["launch_ns"] / 1e6},
-        reading.FIRST,
+        checks.FIRST,
         "a launch is not a start",
     ),
     "the lead before 0": (
         lambda r: {"lead_ms": r["lead_ms"] - r["first_ms"]},
-        reading.LEAD,
+        checks.LEAD,
         "how long before its start",
     ),
     "all exposed time": (
         lambda r: {"tail_ms": step().report().exposed_ns / 1e6},
-        reading.TAIL,
+        checks.TAIL,
         "not the last's",
     ),
     "in ns": (
         lambda r: {"tail_ms": r["tail_ms"] * 1e6},
-        reading.TAIL,
+        checks.TAIL,
         "that is in ns",
     ),
     "megabytes": (
         lambda r: {"tail_mib": messages()[-1].bytes / 1e6},
-        reading.BYTES,
+        checks.BYTES,
         "MiB are 2**20 bytes",
     ),
     "all messages": (
         lambda r: {"tail_mib": sum(m.bytes for m in messages()) / 2**20},
-        reading.BYTES,
+        checks.BYTES,
         "that is all of them",
     ),
-    "nothing": (lambda r: {"lead_ms": None}, reading.LEAD, "is None"),
-    "a word": (lambda r: {"lead_ms": "long"}, reading.LEAD, "'long'"),
+    "nothing": (lambda r: {"lead_ms": None}, checks.LEAD, "is None"),
+    "a word": (lambda r: {"lead_ms": "long"}, checks.LEAD, "'long'"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG_READINGS)
 def test_a_misreading_is_refused_and_told(name, faults):
     slip, sentence, words = WRONG_READINGS[name]
-    right = reading.read(step())
+    right = show.read(step())
     found = faults(judge(find_exercise("2.5"), 6, {**right, **slip(right)}))
     assert list(found) == [sentence]
     assert words in found[sentence]
 
 
 def test_the_reading_of_another_step_is_refused():
-    verdict = judge(find_exercise("2.5"), 6, reading.read(step(7)))
+    verdict = judge(find_exercise("2.5"), 6, show.read(step(7)))
     assert not verdict.passed
 
 
@@ -169,13 +170,13 @@ def in_ms(timeline):
 
 
 WRONG_GAPS = {
-    "every gap, however short": ({"least": 1}, gaps.WHERE),
-    "more than 1 ms": ({"least": 1_000_001}, gaps.WHERE),
-    "of any lane": ({"every_kind": True}, gaps.WHERE),
-    "between neighbours": ({"union": False}, gaps.BESIDE),
-    "always the gradient": ({"why": "gradient"}, gaps.WHY),
-    "always the launch": ({"why": "launch"}, gaps.WHY),
-    "launched within 5 ms": ({"lead": 5_000_000}, gaps.WHY),
+    "every gap, however short": ({"least": 1}, checks.WHERE),
+    "more than 1 ms": ({"least": 1_000_001}, checks.WHERE),
+    "of any lane": ({"every_kind": True}, checks.WHERE),
+    "between neighbours": ({"union": False}, checks.APART),
+    "always the gradient": ({"why": "gradient"}, checks.WHY),
+    "always the launch": ({"why": "launch"}, checks.WHY),
+    "launched within 5 ms": ({"lead": 5_000_000}, checks.WHY),
 }
 
 
@@ -190,18 +191,18 @@ def test_wrong_gaps_are_refused_by_their_sentence(name, faults):
 def test_a_wrong_place_and_a_wrong_reason_read_differently(faults):
     exercise = find_exercise("2.6")
     found = faults(judge(exercise, lambda t: find_gaps(t, why="gradient")))
-    assert "you say 'gradient', it is 'launch'" in found[gaps.WHY]
+    assert "you say 'gradient', it is 'launch'" in found[checks.WHY]
     found = faults(judge(exercise, lambda t: find_gaps(t, least=1)))
-    assert "yours, but shorter than 1 ms" in found[gaps.WHERE]
+    assert "yours, but shorter than 1 ms" in found[checks.WHERE]
     found = faults(judge(exercise, lambda t: find_gaps(t, union=False)))
-    assert "yours, but a message runs in it" in found[gaps.BESIDE]
+    assert "yours, but a message runs in it" in found[checks.APART]
     found = faults(judge(exercise, lambda t: find_gaps(t, least=1_000_001)))
-    assert "missing from yours" in found[gaps.WHERE]
+    assert "missing from yours" in found[checks.WHERE]
 
 
 @pytest.mark.parametrize("wrong", [from_zero, in_ms])
 def test_other_wrong_gaps_are_refused(wrong, faults):
-    assert gaps.WHERE in faults(judge(find_exercise("2.6"), wrong))
+    assert checks.WHERE in faults(judge(find_exercise("2.6"), wrong))
 
 
 def test_a_rule_by_the_compute_lane_fails_on_the_traces(faults):
@@ -232,14 +233,14 @@ def test_what_is_no_list_of_gaps_is_told(said, words):
 @pytest.mark.parametrize("number", range(3))
 def test_gradients_hold_up_batch_8_and_launches_batch_2(number):
     for which, why in ((BATCH_8, "gradient"), (BATCH_2, "launch")):
-        found = gaps.reference(traces.trace_step(which, number))
+        found = reference.find_gaps(given.trace_step(which, number))
         assert len(found) == 12
         assert {reason for _, _, reason in found} == {why}
 
 
 def test_annotations_are_lanes_of_the_timeline():
     marks = [(0, 5, "gradient"), (7, 9, "launch")]
-    lanes = gaps.with_gaps(step(), marks).lanes(0)
+    lanes = show.with_gaps(step(), marks).lanes(0)
     assert {"gap: gradient", "gap: launch"} < set(lanes)
 
 
@@ -248,23 +249,23 @@ def test_annotations_are_lanes_of_the_timeline():
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_right_bill_passes_for_every_number(number):
-    right = bill.pay(*bill.both_steps(number))
+    right = show.pay(*given.both_steps(number))
     verdict = judge(find_exercise("2.7"), number, right)
     assert verdict.passed, str(verdict)
 
 
 def test_a_bill_from_other_sums_passes():
     """Unusual: step minus exposed and idle parts; ratios rounded to a percent."""
-    serial, overlapped = bill.both_steps(6)
+    serial, overlapped = given.both_steps(6)
     a, b = serial.report(), overlapped.report()
+    right = show.pay(serial, overlapped)
     said = {
         "hidden_ms": round((b.communication_ns - b.exposed_ns) / 1e6, 2),
         "saved_ms": (a.end_ns - a.start_ns - b.end_ns + b.start_ns) / 1e6,
-        "beside_ms": (b.compute_ns - a.compute_ns) / 1e6
-        - bill.longer_ms(serial, overlapped, beside=False),
-        "alone_ms": round(bill.longer_ms(serial, overlapped, beside=False), 2),
+        "beside_ms": (b.compute_ns - a.compute_ns) / 1e6 - right["alone_ms"],
+        "alone_ms": round(right["alone_ms"], 2),
         "messages_ms": (b.exposed_ns + b.hidden_ns - a.exposed_ns) / 1e6,
-        "beside_ratio": round(bill.ratio(serial, overlapped, beside=True), 2),
+        "beside_ratio": round(right["beside_ratio"], 2),
     }
     verdict = judge(find_exercise("2.7"), 6, said)
     assert verdict.passed, str(verdict)
@@ -273,52 +274,52 @@ def test_a_bill_from_other_sums_passes():
 WRONG_BILLS = {
     "all communication is hidden": (
         lambda r, a, b: {"hidden_ms": b.communication_ns / 1e6},
-        bill.HIDDEN,
+        checks.HIDDEN,
         "that is all communication",
     ),
     "hidden is saved": (
         lambda r, a, b: {"saved_ms": r["hidden_ms"]},
-        bill.SAVED,
+        checks.SAVED,
         "hidden is not saved",
     ),
     "saved, of one trace": (
         lambda r, a, b: {"saved_ms": b.saved_ns / 1e6},
-        bill.SAVED,
+        checks.SAVED,
         "its own slowed-down parts",
     ),
     "the other way round": (
         lambda r, a, b: {"beside_ms": -r["beside_ms"]},
-        bill.BESIDE,
+        checks.BESIDE,
         "the other way round",
     ),
     "all messages": (
         lambda r, a, b: {"messages_ms": b.communication_ns / 1e6},
-        bill.MESSAGES,
+        checks.MESSAGES,
         "minus that of the serial",
     ),
     "over all kernels": (
         lambda r, a, b: {"beside_ratio": b.compute_ns / a.compute_ns},
-        bill.TOUCHED,
+        checks.TOUCHED,
         "over all kernels",
     ),
     "a mean of ratios": (
-        lambda r, a, b: {"beside_ratio": bill._mean_of_ratios(*bill.both_steps(6))},
-        bill.TOUCHED,
+        lambda r, a, b: {"beside_ratio": checks.mean_of_ratios(*given.both_steps(6))},
+        checks.TOUCHED,
         "divide sums",
     ),
     "what it is longer by": (
         lambda r, a, b: {"beside_ratio": r["beside_ratio"] - 1},
-        bill.TOUCHED,
+        checks.TOUCHED,
         "longer by",
     ),
     "those beside, for the others": (
         lambda r, a, b: {"alone_ms": r["beside_ms"]},
-        bill.ALONE,
+        checks.ALONE,
         "with a message beside",
     ),
     "contention is all that kernels take longer": (
         lambda r, a, b: {"beside_ms": (b.compute_ns - a.compute_ns) / 1e6},
-        bill.BESIDE,
+        checks.BESIDE,
         "over all kernels",
     ),
 }
@@ -327,8 +328,8 @@ WRONG_BILLS = {
 @pytest.mark.parametrize("name", WRONG_BILLS)
 def test_a_wrong_entry_of_the_bill_is_refused_and_told(name, faults):
     slip, sentence, words = WRONG_BILLS[name]
-    serial, overlapped = bill.both_steps(6)
-    right = bill.pay(serial, overlapped)
+    serial, overlapped = given.both_steps(6)
+    right = show.pay(serial, overlapped)
     wrong = slip(right, serial.report(), overlapped.report())
     found = faults(judge(find_exercise("2.7"), 6, {**right, **wrong}))
     assert list(found) == [sentence]
@@ -337,7 +338,7 @@ def test_a_wrong_entry_of_the_bill_is_refused_and_told(name, faults):
 
 @pytest.mark.parametrize("number", range(3))
 def test_hidden_is_not_saved_whatever_the_number(number):
-    right = bill.pay(*bill.both_steps(number))
+    right = show.pay(*given.both_steps(number))
     assert 0 < right["saved_ms"] < 0.3 * right["hidden_ms"]
     assert 1.29 < right["beside_ratio"] < 1.35  # "a third"
     assert right["alone_ratio"] < 1.04
@@ -347,8 +348,8 @@ def test_hidden_is_not_saved_whatever_the_number(number):
 
 @pytest.mark.parametrize("number", range(3))
 def test_the_bill_adds_up_to_what_is_idle(number):
-    serial, overlapped = bill.both_steps(number)
-    right = bill.pay(serial, overlapped)
+    serial, overlapped = given.both_steps(number)
+    right = show.pay(serial, overlapped)
     a, b = serial.report(), overlapped.report()
     idle_ms = [
         (r.step_ns - r.compute_ns - r.communication_ns + r.hidden_ns) / 1e6
@@ -361,23 +362,23 @@ def test_the_bill_adds_up_to_what_is_idle(number):
 
 
 def test_a_twin_of_another_name_is_refused():
-    serial, overlapped = bill.both_steps(6)
+    serial, overlapped = given.both_steps(6)
     with pytest.raises(ValueError, match="same kernels"):
-        bill.pairs(serial, overlapped.where(lambda s: s.name != "mm"))
+        given.pairs(serial, overlapped.where(lambda s: s.name != "mm"))
 
 
 # --- did it pay? -----------------------------------------------------------------
 
 
 def test_what_was_saved_is_a_part_of_what_could_be_saved():
-    paid = traces.did_it_pay(8)
+    paid = show.did_it_pay(8)
     assert paid.possible_ms == pytest.approx(5.35, abs=0.01)
     assert paid.saved_ms == pytest.approx(1.32, abs=0.01)
     assert paid.percent == pytest.approx(24.8, abs=0.1)
 
 
 def test_overlap_may_cost_more_than_it_hides():
-    paid = traces.did_it_pay(2)
+    paid = show.did_it_pay(2)
     assert paid.possible_ms > 0 > paid.saved_ms
     assert paid.saved_ms == pytest.approx(-3.59, abs=0.01)
 
@@ -385,9 +386,9 @@ def test_overlap_may_cost_more_than_it_hides():
 def test_the_spread_of_steps_is_around_their_median():
     for batch in (8, 2):
         for variant in ("compute", "serial", "overlapped"):
-            low, high = traces.spread_ms(variant, batch)
-            assert low < traces.unprofiled_ms(variant, batch) < high
-    (low, _), (_, high) = (traces.spread_ms(v, 8) for v in ("serial", "overlapped"))
+            low, high = show.spread_ms(variant, batch)
+            assert low < show.unprofiled_ms(variant, batch) < high
+    (low, _), (_, high) = (show.spread_ms(v, 8) for v in ("serial", "overlapped"))
     assert high > low  # the lesson says that they overlap
 
 
@@ -396,21 +397,21 @@ def test_the_spread_of_steps_is_around_their_median():
 
 def test_a_profiler_costs_where_the_step_is_launch_bound():
     cost = {
-        batch: traces.traced_ms(f"overlapped, batch {batch}")
-        / traces.unprofiled_ms("overlapped", batch)
+        batch: show.traced_ms(f"overlapped, batch {batch}")
+        / show.unprofiled_ms("overlapped", batch)
         for batch in (8, 2)
     }
     assert 0.95 < cost[8] < 1.05
     assert cost[2] > 1.3
 
 
-@pytest.mark.parametrize("which", traces.TRACES)
+@pytest.mark.parametrize("which", given.TRACES)
 def test_rows_of_whole_steps_are_what_their_spans_are(which):
     """The serial trace holds two messages of steps before the first whole one."""
-    rows = traces.step_rows(which)
-    assert 0 < len(rows) <= len(traces.raw_rows(which))
-    mine = exposed.reference(rows)
-    theirs = traces.whole_steps(which).report()
+    rows = given.step_rows(which)
+    assert 0 < len(rows) <= len(given.raw_rows(which))
+    mine = reference.overlap(rows)
+    theirs = given.whole_steps(which).report()
     assert mine["compute_ns"] == theirs.compute_ns
     assert mine["communication_ns"] == theirs.communication_ns
     assert mine["hidden_ns"] == theirs.hidden_ns
@@ -420,17 +421,17 @@ def test_rows_of_whole_steps_are_what_their_spans_are(which):
 
 def test_an_unknown_trace_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match="serial, batch 8"):
-        traces.path_of("batch 9")
+        given.path_of("batch 9")
 
 
 def test_a_step_begins_at_0_and_its_messages_know_their_launch():
-    one = traces.trace_step(BATCH_8, 6)
+    one = given.trace_step(BATCH_8, 6)
     assert one.start_ns == 0
     assert all(s.attributes["launch_ns"] < s.start_ns for s in messages())
-    assert traces.trace_step(BATCH_8, 6, cpu=True).start_ns < 0
+    assert given.trace_step(BATCH_8, 6, cpu=True).start_ns < 0
 
 
 def test_the_traces_stay_small():
-    sizes = [path.stat().st_size for path in traces.FOLDER.glob("*.json.gz")]
+    sizes = [path.stat().st_size for path in given.FOLDER.glob("*.json.gz")]
     assert len(sizes) == 3
     assert max(sizes) <= 600_000

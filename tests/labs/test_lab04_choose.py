@@ -6,13 +6,13 @@ import pytest
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab.program import resolve
-from overlaplab_course.lab04 import choose as lab
+from overlaplab_course.lab04 import checks_extra, extras
 
 
-@pytest.mark.parametrize("chunks", lab.CHUNKS)
+@pytest.mark.parametrize("chunks", extras.CHUNKS)
 def test_every_constant_answer_is_refused(chunks, faults):
     verdict = judge(find_exercise("4.9"), lambda *_: chunks)
-    assert list(faults(verdict)) == [lab.REGRET]
+    assert list(faults(verdict)) == [checks_extra.REGRET]
 
 
 def only_the_latency(compute_us, overhead_us, latency_us, wire_us):
@@ -20,7 +20,7 @@ def only_the_latency(compute_us, overhead_us, latency_us, wire_us):
 
 
 def as_many_as_the_wire_is_long(compute_us, overhead_us, latency_us, wire_us):
-    return min(lab.CHUNKS, key=lambda n: abs(n - wire_us / compute_us))
+    return min(extras.CHUNKS, key=lambda n: abs(n - wire_us / compute_us))
 
 
 def without_the_overhead(compute_us, overhead_us, latency_us, wire_us):
@@ -32,7 +32,7 @@ def without_the_latency(compute_us, overhead_us, latency_us, wire_us):
 
 
 def the_messages_alone(compute_us, overhead_us, latency_us, wire_us):
-    return min(lab.CHUNKS, key=lambda n: n * latency_us + wire_us)
+    return min(extras.CHUNKS, key=lambda n: n * latency_us + wire_us)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def the_messages_alone(compute_us, overhead_us, latency_us, wire_us):
     ],
 )
 def test_a_rule_that_leaves_out_a_cost_is_refused(wrong, faults):
-    assert lab.REGRET in faults(judge(find_exercise("4.9"), wrong))
+    assert checks_extra.REGRET in faults(judge(find_exercise("4.9"), wrong))
 
 
 @pytest.mark.parametrize("answer", [0, 3, 32, None, "1", True, float("nan")])
 def test_an_answer_that_is_no_choice_is_refused(answer, faults):
-    assert lab.USABLE in faults(judge(find_exercise("4.9"), lambda *_: answer))
+    assert checks_extra.USABLE in faults(judge(find_exercise("4.9"), lambda *_: answer))
 
 
 def best_of_all(compute_us, overhead_us, latency_us, wire_us):
@@ -60,7 +60,7 @@ def best_of_all(compute_us, overhead_us, latency_us, wire_us):
         message = latency_us + wire_us / n
         return compute + (n - 1) * max(compute, message) + message
 
-    return min(lab.CHUNKS, key=step)
+    return min(extras.CHUNKS, key=step)
 
 
 def by_the_clock(compute_us, overhead_us, latency_us, wire_us):
@@ -73,11 +73,11 @@ def by_the_clock(compute_us, overhead_us, latency_us, wire_us):
             sent = max(sent, computed) + latency_us + wire_us / n
         return sent
 
-    return min(lab.CHUNKS, key=step)
+    return min(extras.CHUNKS, key=step)
 
 
 def doubled_while_it_pays(compute_us, overhead_us, latency_us, wire_us):
-    case = lab.Case("", compute_us, overhead_us, latency_us, wire_us)
+    case = extras.Case("", compute_us, overhead_us, latency_us, wire_us)
     n = 1
     while n < 16 and case.step_us(2 * n) < case.step_us(n):
         n *= 2
@@ -90,8 +90,8 @@ def test_an_unusual_choice_passes(right):
     assert verdict.passed, str(verdict)
 
 
-@pytest.mark.parametrize("case", lab.CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", extras.CASES, ids=lambda case: case.name)
 def test_the_formula_is_the_resolvers_step(case):
-    for chunks in lab.CHUNKS:
+    for chunks in extras.CHUNKS:
         timeline = resolve(case.program(chunks), case.hardware())
         assert abs(timeline.step_ns / 1e3 - case.step_us(chunks)) < 0.1

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab04 import collectives as lab
+from overlaplab_course import lab04 as lab
+from overlaplab_course.lab04 import checks
 
 
 def padded(tensor):
@@ -102,15 +103,15 @@ def pads_each_rank_to_a_page(tensor):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (calls_all_reduce, lab.PARTS),
-        (gathers_everything, lab.BYTES),
-        (reduces_and_broadcasts, lab.BYTES),
-        (returns_the_sum, lab.VALUES),
-        (only_the_first_half, lab.VALUES),
-        (gathers_what_was_not_summed, lab.VALUES),
-        (takes_the_mean, lab.VALUES),
-        (drops_the_remainder, lab.SIZES),
-        (pads_each_rank_to_a_page, lab.BYTES),
+        (calls_all_reduce, checks.PARTS),
+        (gathers_everything, checks.BYTES),
+        (reduces_and_broadcasts, checks.BYTES),
+        (returns_the_sum, checks.IN_PLACE),
+        (only_the_first_half, checks.IN_PLACE),
+        (gathers_what_was_not_summed, checks.IN_PLACE),
+        (takes_the_mean, checks.IN_PLACE),
+        (drops_the_remainder, checks.SIZES),
+        (pads_each_rank_to_a_page, checks.BYTES),
     ],
 )
 def test_a_wrong_all_reduce_is_refused_for_its_own_reason(wrong, sentence, faults):
@@ -125,7 +126,7 @@ def test_who_returns_the_sum_is_told_that_the_tensor_did_not_change():
 
 
 def test_who_gathers_everything_is_told_how_many_bytes_would_do(faults):
-    told = faults(judge(find_exercise("4.1"), gathers_everything))[lab.BYTES]
+    told = faults(judge(find_exercise("4.1"), gathers_everything))[checks.BYTES]
     assert "1200000 bytes" in told
     assert "600000: 2 x 3/4 of the tensor" in told
 

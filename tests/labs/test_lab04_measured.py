@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from overlaplab.cluster.run import run
 from overlaplab.program import resolve
-from overlaplab_course.lab04 import measured as lab
+from overlaplab_course import stored as of_lessons
+from overlaplab_course.lab04 import show as lab
 
 STORED = {
     "backend": "nccl",
@@ -40,11 +41,12 @@ def stored(tmp_path, monkeypatch):
         path = tmp_path / "measured.json"
         if values is not None:
             path.write_text(json.dumps(values))
-        monkeypatch.setattr(lab, "_STORED", path)
-        lab.stored.cache_clear()
+        read = of_lessons.read
+        monkeypatch.setattr(
+            of_lessons, "read", lambda lesson, **options: read(lesson, path, **options)
+        )
 
-    yield store
-    lab.stored.cache_clear()
+    return store
 
 
 def no_layer(x, w, way):
@@ -63,18 +65,18 @@ def no_layer(x, w, way):
 )
 def test_without_a_measurement_every_table_says_how_to_measure(table, stored):
     stored(None)
-    assert "Nothing is measured yet" in table()
-    assert lab.COMMAND in table()
+    assert "Nothing is stored yet" in table()
+    assert of_lessons.command("04") in table()
 
 
 def test_a_rehearsal_on_gloo_is_no_measurement(stored):
     stored({**STORED, "backend": "gloo"})
-    assert lab.stored() is None
+    assert "Nothing is stored yet" in lab.small_table()
 
 
 def test_a_number_that_is_not_stored_is_refused(stored):
     stored(None)
-    with pytest.raises(LookupError, match="Nothing is measured yet"):
+    with pytest.raises(LookupError, match="Nothing is stored yet"):
         lab.number("ways", "wait late")
 
 

@@ -10,18 +10,18 @@ import torch.distributed as dist
 
 import overlaplab.streams as streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab04 import repair as lab
+from overlaplab_course.lab04 import broken, checks_extra, extras, reference
 
 NUMBER = 4
 
 
 @lru_cache(maxsize=2)
 def diagnosis_a(number=NUMBER):
-    own = lab.patient(number)
+    own = extras.repair_case(number)
     return {
         "kind": "read before the wait",
         "messages": len(own.widths),
-        "luck_us": lab.luck_us(own.play_blocks(lab.broken_blocks)),
+        "luck_us": extras.luck_us(own.play_blocks(broken.blocks)),
     }
 
 
@@ -101,13 +101,13 @@ def waits_on_another_stream(x, weights):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (lab.broken_blocks, lab.SAFE),
-        (waits_at_once, lab.KEPT),
-        (blocks_the_cpu, lab.KEPT),
-        (waits_at_the_end_of_all, lab.SAFE),
-        (adds_a_copy_of_the_half, lab.SAFE),
-        (adds_what_was_not_summed, lab.VALUES),
-        (waits_on_another_stream, lab.SAFE),
+        (broken.blocks, checks_extra.SAFE),
+        (waits_at_once, checks_extra.KEPT),
+        (blocks_the_cpu, checks_extra.KEPT),
+        (waits_at_the_end_of_all, checks_extra.SAFE),
+        (adds_a_copy_of_the_half, checks_extra.SAFE),
+        (adds_what_was_not_summed, checks_extra.VALUES),
+        (waits_on_another_stream, checks_extra.SAFE),
     ],
 )
 def test_a_wrong_repair_of_the_blocks_is_refused(wrong, sentence, faults):
@@ -151,13 +151,15 @@ def test_an_unusual_repair_of_the_blocks_passes(right):
 
 def test_a_neighbours_diagnosis_is_refused(faults):
     def blocks(x, weights):
-        return lab.repaired_blocks(x, weights)
+        return reference.blocks(x, weights)
 
     neighbour = next(
-        n for n in range(20) if lab.patient(n).widths != lab.patient(NUMBER).widths
+        n
+        for n in range(20)
+        if extras.repair_case(n).widths != extras.repair_case(NUMBER).widths
     )
     verdict = judge(find_exercise("4.8a"), NUMBER, diagnosis_a(neighbour), blocks)
-    assert list(faults(verdict)) == [lab.DIAGNOSIS]
+    assert list(faults(verdict)) == [checks_extra.DIAGNOSIS]
 
 
 def sends_each_micro_batch(micros):
@@ -219,13 +221,13 @@ def reads_before_the_wait(micros):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (lab.broken_accumulation, lab.SAFE),
-        (sends_each_micro_batch, lab.BYTES),
-        (waits_after_each, lab.VALUES),
-        (divides_by_the_ranks, lab.VALUES),
-        (sends_the_last_micro_batch_only, lab.VALUES),
-        (blocks_the_cpu_after_each, lab.SHORT),
-        (reads_before_the_wait, lab.SAFE),
+        (broken.accumulate, checks_extra.SAFE),
+        (sends_each_micro_batch, checks_extra.BYTES),
+        (waits_after_each, checks_extra.VALUES),
+        (divides_by_the_ranks, checks_extra.VALUES),
+        (sends_the_last_micro_batch_only, checks_extra.VALUES),
+        (blocks_the_cpu_after_each, checks_extra.SHORT),
+        (reads_before_the_wait, checks_extra.SAFE),
     ],
 )
 def test_a_wrong_repair_of_the_accumulation_is_refused(wrong, sentence, faults):
@@ -272,7 +274,7 @@ def test_an_unusual_repair_of_the_accumulation_passes(right):
 )
 def test_a_wrong_diagnosis_of_the_accumulation_is_refused(said, faults):
     def accumulate(micros):
-        return lab.repaired_accumulation(micros)
+        return reference.accumulate(micros)
 
     verdict = judge(find_exercise("4.8b"), NUMBER, said, accumulate)
-    assert list(faults(verdict)) == [lab.DIAGNOSIS]
+    assert list(faults(verdict)) == [checks_extra.DIAGNOSIS]

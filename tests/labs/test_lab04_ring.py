@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab04 import ring as lab
+from overlaplab_course.lab04 import checks_extra, extras, show
 
 
 def hands_on(rank, step, num_ranks):
@@ -46,13 +46,13 @@ def only_for_four(rank, step, num_ranks):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (the_wrong_way_round, lab.HALF),
-        (always_its_own, lab.ONCE),
-        (always_the_first, lab.ONCE),
-        (all_send_the_chunk_of_the_step, lab.HALF),
-        (begins_the_second_half_anew, lab.ALL),
-        (without_end, lab.CHUNK),
-        (only_for_four, lab.ONCE),
+        (the_wrong_way_round, checks_extra.HALF),
+        (always_its_own, checks_extra.ONCE),
+        (always_the_first, checks_extra.ONCE),
+        (all_send_the_chunk_of_the_step, checks_extra.HALF),
+        (begins_the_second_half_anew, checks_extra.ALL),
+        (without_end, checks_extra.CHUNK),
+        (only_for_four, checks_extra.ONCE),
     ],
 )
 def test_a_wrong_schedule_is_refused_for_its_own_reason(wrong, sentence, faults):
@@ -63,7 +63,7 @@ def test_a_wrong_schedule_is_refused_for_its_own_reason(wrong, sentence, faults)
 
 def test_who_goes_the_wrong_way_round_is_told_what_to_send_on(faults):
     verdict = judge(find_exercise("4.6"), the_wrong_way_round)
-    assert "after 3 steps" in faults(verdict)[lab.HALF]
+    assert "after 3 steps" in faults(verdict)[checks_extra.HALF]
     assert verdict.hint == "in step 1 send what you just added to"
 
 
@@ -92,14 +92,16 @@ def test_an_unusual_schedule_passes(right):
 
 @given(st.integers(2, 12), st.integers(0, 11))
 def test_a_ring_ends_with_every_part_once_wherever_it_begins(num_ranks, shift):
-    held = lab.simulate(lambda r, s, n: (r - s + shift) % n, num_ranks)
+    held = extras.simulate(
+        lambda r, s, n: (r - s + shift) % n, num_ranks, 2 * num_ranks - 2
+    )
     everything = {rank: 1 for rank in range(num_ranks)}
     assert all(chunk == everything for chunks in held for chunk in chunks)
 
 
 def test_the_text_marks_a_part_that_came_twice():
-    assert "!" in lab.ring_text(always_the_first)
-    assert "!" not in lab.ring_text(hands_on)
+    assert "!" in show.ring_text(always_the_first)
+    assert "!" not in show.ring_text(hands_on)
 
 
 def not_written(rank, step, num_ranks):
@@ -107,8 +109,8 @@ def not_written(rank, step, num_ranks):
 
 
 def test_a_schedule_that_cannot_be_drawn_says_why():
-    assert "not written" in lab.ring_text(not_written)
-    assert "rank 0 of 4, step 1: -1" in lab.ring_text(without_end)
+    assert "not written" in show.ring_text(not_written)
+    assert "rank 0 of 4, step 1: -1" in show.ring_text(without_end)
 
 
 def bus(operation, num_ranks, num_bytes, us):

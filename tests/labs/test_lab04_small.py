@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import overlaplab.streams as streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab04 import small as lab
+from overlaplab_course.lab04 import checks
 
 
 def by_dtype(tensors):
@@ -99,16 +99,16 @@ def gathered_and_summed(tensors):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (one_by_one, lab.LATENCY),
-        (all_at_once_and_asynchronous, lab.LATENCY),
-        (cast_to_float32, lab.VALUES),
-        (cast_to_float64, lab.BYTES),
-        (padded_to_a_megabyte, lab.BYTES),
-        (gathered_and_summed, lab.BYTES),
-        (never_cut, lab.VALUES),
-        (one_group_of_two_dtypes, lab.DTYPES),
-        (forgets_to_wait, lab.SAFE),
-        (cut_before_the_wait, lab.SAFE),
+        (one_by_one, checks.LATENCY),
+        (all_at_once_and_asynchronous, checks.LATENCY),
+        (cast_to_float32, checks.SUMS),
+        (cast_to_float64, checks.NO_MORE_BYTES),
+        (padded_to_a_megabyte, checks.NO_MORE_BYTES),
+        (gathered_and_summed, checks.NO_MORE_BYTES),
+        (never_cut, checks.SUMS),
+        (one_group_of_two_dtypes, checks.DTYPES),
+        (forgets_to_wait, checks.NO_EARLY_READ),
+        (cut_before_the_wait, checks.NO_EARLY_READ),
     ],
 )
 def test_a_wrong_sum_is_refused_for_its_own_reason(wrong, sentence, faults):

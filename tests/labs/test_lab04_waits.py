@@ -10,9 +10,8 @@ import torch.distributed as dist
 import overlaplab.streams as streams
 from overlaplab.grading import find_exercise, judge
 from overlaplab.program import ProgramBuilder, resolve
-from overlaplab_course.lab04 import reference
-from overlaplab_course.lab04 import waits as lab
-from overlaplab_course.lab04.board import BOARD
+from overlaplab_course.lab04 import checks, given, reference
+from overlaplab_course.lab04.given import BOARD
 
 
 def send(tensor):
@@ -107,14 +106,14 @@ def forgets_to_sum(x, w):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (waits_at_once, lab.STEP),
-        (waits_for_both_before_the_first_reader, lab.STEP),
-        (waits_after_the_reader, lab.SAFE),
-        (forgets_one, lab.WAITED),
-        (waits_for_the_wrong_one, lab.SAFE),
-        (blocks_the_cpu, lab.STEP),
-        (waits_on_a_stream_that_nobody_reads_on, lab.SAFE),
-        (forgets_to_sum, lab.VALUES),
+        (waits_at_once, checks.STEP),
+        (waits_for_both_before_the_first_reader, checks.STEP),
+        (waits_after_the_reader, checks.NO_RACE),
+        (forgets_one, checks.WAITED),
+        (waits_for_the_wrong_one, checks.NO_RACE),
+        (blocks_the_cpu, checks.STEP),
+        (waits_on_a_stream_that_nobody_reads_on, checks.NO_RACE),
+        (forgets_to_sum, checks.VALUES),
     ],
 )
 def test_wrong_waits_are_refused_for_their_own_reason(wrong, sentence, faults):
@@ -253,12 +252,12 @@ def adds_before_the_sum(x, w):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (in_the_order_of_the_paper, lab.STEP),
-        (the_gate_first, lab.STEP),
-        (the_shared_branch_first, lab.STEP),
-        (both_waits_before_the_long_chain, lab.STEP),
-        (one_message_for_both, lab.STEP),
-        (adds_before_the_sum, lab.SAFE),
+        (in_the_order_of_the_paper, checks.STEP),
+        (the_gate_first, checks.STEP),
+        (the_shared_branch_first, checks.STEP),
+        (both_waits_before_the_long_chain, checks.STEP),
+        (one_message_for_both, checks.STEP),
+        (adds_before_the_sum, checks.NO_RACE),
     ],
 )
 def test_a_wrong_order_is_refused_for_its_own_reason(wrong, sentence, faults):
@@ -355,7 +354,7 @@ def test_no_order_of_the_launches_beats_the_reference_of_4_3():
     every = list(orders())
     assert len(every) > 100
     best = min(map(step_ns, every))
-    reference_ns = lab.EXPERTS_TASK.reference_ns()
+    reference_ns = checks.EXPERTS_TASK.reference_ns()
     small_ns = 2_500  # relu, two additions and a product, which `orders` leaves out
     assert best >= reference_ns - small_ns
 
@@ -370,5 +369,5 @@ def test_the_references_pass():
 
 
 def test_each_rank_has_matrices_of_its_own():
-    for first, second in pairwise(lab.two_sums_inputs()):
+    for first, second in pairwise(given.two_sums_inputs()):
         assert not (first[1]["a"] == second[1]["a"]).any()

@@ -8,8 +8,7 @@ import torch.distributed as dist
 
 import overlaplab.streams as streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab04 import reference
-from overlaplab_course.lab04 import window as lab
+from overlaplab_course.lab04 import checks, given, reference
 
 
 class Window:
@@ -33,7 +32,7 @@ def stalls_the_backward_pass(layers, k):
     """Errata: the *compute* stream waits for the oldest message."""
     window, grads = Window(), []
     for layer in layers:
-        grads.append(lab.backward(layer))
+        grads.append(given.backward(layer))
         if len(window.in_flight) == k:
             window.finish_oldest()
         window.send(grads[-1])
@@ -45,7 +44,7 @@ def stalls_the_backward_pass(layers, k):
 def one_at_a_time(layers, k):
     window, grads = Window(), []
     for layer in layers:
-        grads.append(lab.backward(layer))
+        grads.append(given.backward(layer))
         window.send(grads[-1])
         window.finish_oldest()
     return grads
@@ -54,7 +53,7 @@ def one_at_a_time(layers, k):
 def without_a_limit(layers, k):
     window, grads = Window(), []
     for layer in layers:
-        grads.append(lab.backward(layer))
+        grads.append(given.backward(layer))
         window.send(grads[-1])
     while window.in_flight:
         window.finish_oldest()
@@ -65,7 +64,7 @@ def on_the_side(layers, k, *, room=0, first_wait=True, last_wait=True, keep=None
     window, grads = Window(), []
     compute, side = streams.current_stream(), streams.Stream()
     for layer in layers:
-        grads.append(lab.backward(layer))
+        grads.append(given.backward(layer))
         if first_wait:
             side.wait_stream(compute)
         with streams.stream(side):
@@ -123,7 +122,7 @@ def forgets_the_mean(layers, k):
 def the_cpu_waits(layers, k):
     window, grads = Window(), []
     for layer in layers:
-        grads.append(lab.backward(layer))
+        grads.append(given.backward(layer))
         if len(window.in_flight) == k:
             while not window.in_flight[0][2].is_completed():
                 pass
@@ -138,7 +137,7 @@ def leaves_the_last_messages(layers, k):
     window, grads = Window(), []
     compute, side = streams.current_stream(), streams.Stream()
     for layer in layers:
-        grads.append(lab.backward(layer))
+        grads.append(given.backward(layer))
         side.wait_stream(compute)
         with streams.stream(side):
             if len(window.in_flight) == k:
@@ -160,7 +159,7 @@ def only_finishes_on_the_side(layers, k, *, record=False):
             message.record_stream(side)
 
     for layer in layers:
-        grads.append(lab.backward(layer))
+        grads.append(given.backward(layer))
         if len(window.in_flight) == k:
             with streams.stream(side):
                 finish_oldest()
@@ -180,20 +179,20 @@ def puts_the_release_off(layers, k):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (only_finishes_on_the_side, lab.SAFE),
-        (puts_the_release_off, lab.MEMORY),
-        (stalls_the_backward_pass, lab.FREE),
-        (one_at_a_time, lab.FREE),
-        (without_a_limit, lab.MEMORY),
-        (one_too_many, lab.MEMORY),
-        (always_two, lab.MEMORY),
-        (keeps_a_list_of_messages, lab.MEMORY),
-        (copies_before_the_gradient_is_there, lab.SAFE),
-        (hands_over_what_is_not_written_back, lab.SAFE),
-        (leaves_the_caller_unordered, lab.SAFE),
-        (leaves_the_last_messages, lab.SAFE),
-        (forgets_the_mean, lab.VALUES),
-        (the_cpu_waits, lab.FREE),
+        (only_finishes_on_the_side, checks.SAFE),
+        (puts_the_release_off, checks.MEMORY),
+        (stalls_the_backward_pass, checks.FREE),
+        (one_at_a_time, checks.FREE),
+        (without_a_limit, checks.MEMORY),
+        (one_too_many, checks.MEMORY),
+        (always_two, checks.MEMORY),
+        (keeps_a_list_of_messages, checks.MEMORY),
+        (copies_before_the_gradient_is_there, checks.SAFE),
+        (hands_over_what_is_not_written_back, checks.SAFE),
+        (leaves_the_caller_unordered, checks.SAFE),
+        (leaves_the_last_messages, checks.SAFE),
+        (forgets_the_mean, checks.MEANS),
+        (the_cpu_waits, checks.FREE),
     ],
 )
 def test_a_wrong_window_is_refused_for_its_own_reason(wrong, sentence, faults):
@@ -220,7 +219,7 @@ def a_pool_of_buffers(layers, k):
     """k buffers for good; a place is free when its mean is written back."""
     compute, side = streams.current_stream(), streams.Stream()
     with streams.stream(side):
-        pool = torch.empty(k, *lab.SHAPE)
+        pool = torch.empty(k, *given.SHAPE)
     grads, works = [], [None] * k
     owner = [None] * k
 
@@ -230,7 +229,7 @@ def a_pool_of_buffers(layers, k):
             owner[place].copy_(pool[place] / dist.get_world_size())
 
     for number, layer in enumerate(layers):
-        grads.append(lab.backward(layer))
+        grads.append(given.backward(layer))
         side.wait_stream(compute)
         place = number % k
         with streams.stream(side):
@@ -250,7 +249,7 @@ def an_event_for_each_gradient(layers, k):
     compute, side = streams.current_stream(), streams.Stream()
     window, grads, there = Window(), [], []
     for layer in layers:
-        grads.append(lab.backward(layer))
+        grads.append(given.backward(layer))
         there.append(compute.record_event())
     with streams.stream(side):
         for grad, event in zip(grads, there, strict=True):
@@ -269,7 +268,7 @@ def the_cpu_waits_when_all_is_launched(layers, k):
     compute, side = streams.current_stream(), streams.Stream()
     window, grads, there = Window(), [], []
     for layer in layers:
-        grads.append(lab.backward(layer))
+        grads.append(given.backward(layer))
         there.append(compute.record_event())
     with streams.stream(side):
         for grad, event in zip(grads, there, strict=True):
@@ -301,7 +300,7 @@ def divided_first(layers, k):
         in_flight.append((grad, message, work))
 
     for layer in layers:
-        grads.append(lab.backward(layer))
+        grads.append(given.backward(layer))
         with streams.stream(side):
             if len(in_flight) == k:
                 finish_oldest()
@@ -330,9 +329,9 @@ def test_an_unusual_window_passes(right):
 
 
 def test_a_limit_of_one_costs_the_reference_less_than_three_percent():
-    free = lab.play_window(reference.average_gradients, 10).timeline.step_ns
+    free = given.play_window(reference.average_gradients, 10).timeline.step_ns
     for k in (1, 2):
-        limited = lab.play_window(reference.average_gradients, k)
+        limited = given.play_window(reference.average_gradients, k)
         assert limited.program is not None
-        assert lab.messages_alive(limited.program) == k
+        assert given.messages_alive(limited.program) == k
         assert limited.timeline.step_ns < 1.03 * free

@@ -33,7 +33,7 @@ def measure() -> dict[str, Any]:
     small, large, mib = (256, 2048, 16) if on_gpu else (8, 32, 1)
     sizes: dict[str, Any] = {"small": small, "large": large, "mib": mib}
     first = make_step("small first", **sizes)
-    first_ms = _in_ms(slowest(wait_each(first, CALLS)).step_ns)  # before all else
+    first_ms = _in_ms(slowest(_one_by_one(first, CALLS)).step_ns)  # before all else
     steps = {kind: make_step(kind, **sizes) for kind in KINDS}
     waits = {
         "as it is": steps["small first"],
@@ -61,13 +61,14 @@ def make_step(
     kind: str, *, small: int, large: int, mib: int, wait: bool = False
 ) -> Step:
     """Section 1's step, launched; `wait`: for the GPU, after every operator."""
-    dtype = torch.bfloat16 if streams.device().type == "cuda" else torch.float32
+    device = streams.device()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     inputs = [
-        torch.full((size, size), 0.01, dtype=dtype, device=streams.device())
+        torch.full((size, size), 0.01, dtype=dtype, device=device)
         for size in (small, large)
     ]
     outs = [torch.empty_like(x) for x in inputs]
-    gradient = torch.zeros(mib * 2**18, device=streams.device())
+    gradient = torch.zeros(mib * 2**18, device=device)
 
     def step() -> None:
         for x, out, number in zip(inputs, outs, KINDS[kind], strict=True):
@@ -82,42 +83,28 @@ def make_step(
     return step
 
 
-def around(step: Step) -> list[int]:
-    """A clock around launches: ns a step."""
-    start = time.perf_counter_ns()
-    for _ in range(STEPS):
-        step()
-    return [(time.perf_counter_ns() - start) // STEPS]
-
-
-def wait_each(step: Step, number: int = STEPS) -> list[int]:
-    """A clock around each step, with a wait before and after it."""
-    times = []
-    for _ in range(number):
+def _clocked(step: Step, calls: int = STEPS, *, wait: bool = True) -> int:
+    """A clock around `calls` steps: ns per step; `wait`: for the GPU at both ends."""
+    if wait:
         streams.synchronize()
-        start = time.perf_counter_ns()
-        step()
-        streams.synchronize()
-        times.append(time.perf_counter_ns() - start)
-    return times
-
-
-def wait_at_ends(step: Step) -> list[int]:
-    """A clock around many steps, one wait before and one after all: ns a step."""
-    streams.synchronize()
     start = time.perf_counter_ns()
-    for _ in range(STEPS):
+    for _ in range(calls):
         step()
-    streams.synchronize()
-    return [(time.perf_counter_ns() - start) // STEPS]
+    if wait:
+        streams.synchronize()
+    return (time.perf_counter_ns() - start) // calls
+
+
+def _one_by_one(step: Step, number: int = STEPS) -> list[int]:
+    return [_clocked(step, 1) for _ in range(number)]
 
 
 def stopwatches(step: Step, rounds: int) -> dict[str, float]:
     """What each says of the same step."""
     watches: dict[str, Callable[[Step], list[int]]] = {
-        "around": around,
-        "wait each": wait_each,
-        "wait at the ends": wait_at_ends,
+        "around": lambda step: [_clocked(step, wait=False)],
+        "wait each": _one_by_one,
+        "wait at the ends": lambda step: [_clocked(step)],
         "events": partial(run_block, num_steps=STEPS),
     }
     found: dict[str, list[int]] = {name: [] for name in watches}
@@ -152,19 +139,18 @@ def new_groups(mib: int, *, bound: bool) -> dict[str, Any]:
             group = dist.new_group()
             made.append(time.perf_counter_ns() - start)
             call = partial(dist.all_reduce, gradient, group=group)
-            calls.append(slowest(wait_each(call, CALLS)).step_ns)
+            calls.append(slowest(_one_by_one(call, CALLS)).step_ns)
     finally:
         world.bound_device_id = before
-    medians = [statistics.median(each) for each in zip(*calls, strict=True)]
     return {
         "groups": GROUPS,
-        "new_group": round(slowest(made).median_ns / 1e6, 4),
-        "calls": _in_ms(medians),
+        "new_group": _in_ms([slowest(made).median_ns])[0],
+        "calls": _in_ms(statistics.median(each) for each in zip(*calls, strict=True)),
     }
 
 
 def _medians(found: Mapping[str, Any]) -> dict[str, float]:
-    return {name: round(t.median_ns / 1e6, 4) for name, t in found.items()}
+    return {name: _in_ms([t.median_ns])[0] for name, t in found.items()}
 
 
 def _in_ms(times_ns: Any) -> list[float]:

@@ -1,7 +1,7 @@
 """Clocks and timing events on the virtual cluster, for programs that time themselves.
 
 Times are known only when a run is over. So a program that reads a clock is run again,
-with the times of the run before, until it reads what it was told. A program whose
+with the times of the run before, until it reads the times that it had. A program whose
 launches do not hang on what it reads needs two runs.
 
 Knows no exercise.
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.cluster.run import Run, run
-from overlaplab.cluster.virtual.recorder import Frontier
+from overlaplab.cluster.run import run
 from overlaplab.cluster.virtual.streams import VirtualEvent, VirtualProvider
 from overlaplab.hardware import Hardware
 from overlaplab.timeline import CPU_LANE, Timeline
@@ -35,37 +34,16 @@ MOST_RUNS = 6
 GUESS_MS = 0.01  # between two readings, while nobody knows: a launch
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A point of one rank's program: of its CPU, or of a stream.
-
-    Args:
-        kind: "clock" is read by the CPU; "event" is reached by a stream; "asked" is
-            when the CPU asks an event for its time.
-        num_ops: operators that the rank had recorded by then.
-        after: operators that the stream must have finished.
-    """
-
-    kind: Literal["clock", "event", "asked"]
-    num_ops: int
-    after: frozenset[int] = frozenset()
+# A point of a rank's program: how many operators it had recorded by then, and which its
+# stream must have ended. The CPU's clock waits for none.
+Moment = tuple[int, frozenset[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """What a program that times itself returned, and what happened.
-
-    Args:
-        value: of rank 0.
-        run: on the virtual cluster.
-    """
+class Timed(NamedTuple):
+    """What a program that times itself returned on rank 0, and what happened."""
 
     value: Any
-    run: Run
-
-    @property
-    def timeline(self) -> Timeline:
-        return self.run.timeline
+    timeline: Timeline
 
 
 def clock() -> float:
@@ -80,39 +58,26 @@ def clock() -> float:
             "lab.clock() is the clock of the virtual machine: read it inside a "
             "function that the lab runs (lab.time_with, check)"
         )
-    return provider.read_clock()
+    return provider.now_ms()
 
 
-def run_timed(
-    program: Callable[..., Any],
-    *args: Any,
-    world_size: int = 2,
-    hardware: Hardware = SLOW_GPU,
-) -> Timed:
+def run_timed(program: Callable[..., Any], *args: Any, world_size: int = 2) -> Timed:
     """Run `program(*args)` on every rank; its clocks and timing events have times.
 
     Raises:
         RuntimeError: it launches other work each time that its times change.
     """
-    told: list[tuple[float, ...]] = [() for _ in range(world_size)]
-    for attempt in range(MOST_RUNS):
-        done = run(
-            _on_rank,
-            program,
-            args,
-            told,
-            attempt > 0,
-            world_size=world_size,
-            hardware=hardware,
-            check=False,
-        )
+    before: list[list[float]] | None = None
+    for _ in range(MOST_RUNS):
+        how: dict[str, Any] = {"world_size": world_size, "hardware": SLOW_GPU}
+        done = run(_on_rank, program, args, before, check=False, **how)
         times = [
             _times_ms(done.timeline, rank, moments)
             for rank, (_, moments) in enumerate(done.values)
         ]
-        if times == told and attempt > 0:
-            return Timed(done.values[0][0], done)
-        told = times
+        if times == before:
+            return Timed(done.values[0][0], done.timeline)
+        before = times
     raise RuntimeError(
         f"after {MOST_RUNS} runs the program still launches other work each time that "
         "its clocks change: let what it launches not hang on measured times"
@@ -120,15 +85,13 @@ def run_timed(
 
 
 def _on_rank(
-    program: Callable[..., Any],
-    args: tuple[Any, ...],
-    told: list[tuple[float, ...]],
-    final: bool,
+    program: Callable[..., Any], args: tuple[Any, ...], before: list[list[float]] | None
 ) -> tuple[Any, list[Moment]]:
-    """One rank: its provider gives events that have times."""
+    """One rank, with a provider whose events have times."""
     provider = streams.thread_provider()
     assert isinstance(provider, VirtualProvider)
-    timed = _TimedProvider(provider, told[dist.get_rank()], strict=final)
+    own = None if before is None else before[dist.get_rank()]
+    timed = _TimedProvider(provider, own)
     streams.install_thread_provider(timed)
     try:
         return program(*args), timed.moments
@@ -137,42 +100,36 @@ def _on_rank(
 
 
 class _TimedProvider(VirtualProvider):
-    """A rank's provider whose moments have the times of the run before.
+    """A rank's provider whose moments have the times of the run before, if any, in ms.
 
-    Args:
-        told: the times of those moments, in ms.
-        strict: refuse to read an event that the CPU has not waited for, as CUDA does.
+    With times it refuses to read an event that the CPU has not waited for, as CUDA.
     """
 
-    def __init__(
-        self, inner: VirtualProvider, told: tuple[float, ...], *, strict: bool
-    ) -> None:
+    def __init__(self, inner: VirtualProvider, times_ms: list[float] | None) -> None:
         super().__init__(inner._recorder)
         self._streams = inner._streams
         self.moments: list[Moment] = []
-        self._told = told
-        self.strict = strict
+        self._times_ms = times_ms or []
+        self.strict = times_ms is not None
 
     def make_event(self, enable_timing: bool) -> VirtualEvent:
         return _TimedEvent(self, enable_timing)
 
-    def read_clock(self) -> float:
-        return self.time_of(self.add("clock"))
+    def now_ms(self) -> float:
+        """The CPU's clock; reading it is a moment."""
+        return self.time_of(self.add())
 
-    def add(
-        self, kind: Literal["clock", "event", "asked"], frontier: Frontier | None = None
-    ) -> int:
+    def add(self, after: frozenset[int] = frozenset()) -> int:
         """Note a moment; returns its number."""
-        after = frozenset() if frontier is None else frontier.ops
-        self.moments.append(Moment(kind, len(self._recorder.ops), after))
+        self.moments.append((len(self._recorder.ops), after))
         return len(self.moments) - 1
 
     def time_of(self, number: int) -> float:
-        """Its time in ms; a guess if the run before did not come here."""
-        if number < len(self._told):
-            return self._told[number]
-        last_ms = self._told[-1] if self._told else 0.0
-        return last_ms + GUESS_MS * (number - len(self._told) + 1)
+        """Its time; a guess if the run before did not come here."""
+        known = self._times_ms
+        if number < len(known):
+            return known[number]
+        return (known[-1] if known else 0.0) + GUESS_MS * (number - len(known) + 1)
 
 
 class _TimedEvent(VirtualEvent):
@@ -186,7 +143,8 @@ class _TimedEvent(VirtualEvent):
 
     def record(self, stream: Any = None) -> None:
         super().record(stream)
-        self._number = self._provider.add("event", self._recorded)
+        frontier = self._recorded
+        self._number = self._provider.add(frontier.ops if frontier else frozenset())
 
     def elapsed_time(self, end_event: VirtualEvent) -> float:
         """Milliseconds from this event to `end_event`.
@@ -203,7 +161,7 @@ class _TimedEvent(VirtualEvent):
             )
         if any(event._number is None for event in pair):
             raise RuntimeError("both events must be recorded before they have a time")
-        asked_ms = self._provider.time_of(self._provider.add("asked"))
+        asked_ms = self._provider.now_ms()
         start_ms, end_ms = (self._provider.time_of(e._number or 0) for e in pair)
         if self._provider.strict and max(start_ms, end_ms) > asked_ms:
             raise RuntimeError(
@@ -213,19 +171,15 @@ class _TimedEvent(VirtualEvent):
         return end_ms - start_ms
 
 
-def _times_ms(
-    timeline: Timeline, rank: int, moments: Sequence[Moment]
-) -> tuple[float, ...]:
+def _times_ms(timeline: Timeline, rank: int, moments: Sequence[Moment]) -> list[float]:
     """When each moment was: its CPU's time, and for an event the stream's too."""
     own = [s for s in timeline.spans if s.rank == rank and "op" in s.attributes]
     ended_ns = {s.attributes["op"]: s.end_ns for s in own if s.lane != CPU_LANE}
     # The CPU works through its operators in order, so its ends ascend.
     cpu = sorted((s.attributes["op"], s.end_ns) for s in own if s.lane == CPU_LANE)
-    ops = [op for op, _ in cpu]
     times = []
-    for moment in moments:
-        before = bisect_left(ops, moment.num_ops)
-        cpu_ns = cpu[before - 1][1] if before else 0
-        stream_ns = max((ended_ns[op] for op in moment.after), default=0)
-        times.append(max(cpu_ns, stream_ns) / 1e6)
-    return tuple(times)
+    for num_ops, after in moments:
+        begun = bisect_left(cpu, (num_ops, 0))
+        cpu_ns = cpu[begun - 1][1] if begun else 0
+        times.append(max([cpu_ns, *(ended_ns[op] for op in after)]) / 1e6)
+    return times

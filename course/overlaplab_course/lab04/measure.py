@@ -6,7 +6,7 @@ turn, with everything else of the table beside them in the same run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,8 +18,9 @@ from torch import Tensor
 from overlaplab import streams
 from overlaplab.bench.timing import Step, time_in_turn
 from overlaplab.capture import capture_step
+from overlaplab.torch_versions import all_gather_single, reduce_scatter_single
 from overlaplab_course.lab04 import reference
-from overlaplab_course.lab04.collectives import all_gather, reduce_scatter
+from overlaplab_course.lab04.given import one_by_one
 
 KIB, MIB = 2**10, 2**20
 CALLS = 10  # in one captured graph
@@ -30,41 +31,25 @@ class Plan:
     """How large and how often.
 
     Args:
-        sizes: bytes of the whole tensor, for collectives by size.
+        sizes: KiB of the whole tensor, for collectives by size.
         layer: rows, inputs, middle, outputs of the layer of section 3.
         grads: shape of each gradient of the window.
         tokens: of its layers.
-        windows: the limits k; 0 stands for none.
         small: how many small tensors, and their bytes.
         rounds, steps: see `time_in_turn`.
     """
 
-    sizes: tuple[int, ...] = (
-        4 * KIB,
-        64 * KIB,
-        MIB,
-        5 * MIB,
-        25 * MIB,
-        100 * MIB,
-        400 * MIB,
-    )
+    sizes: tuple[int, ...] = (4, 64, *(KIB * mib for mib in (1, 5, 25, 100, 400)))
     layer: tuple[int, int, int, int] = (8192, 4096, 8192, 4096)
     grads: tuple[int, int] = (4096, 4096)
     tokens: tuple[int, ...] = (2048, 1024, 1024, 1024, 12288) * 2
-    windows: tuple[int, ...] = (1, 2, 3)
     small: tuple[int, int] = (64, 16 * KIB)
     rounds: int = 8
     steps: int = 6
 
 
 REHEARSAL = Plan(
-    sizes=(4 * KIB, 64 * KIB),
-    layer=(64, 32, 64, 32),
-    grads=(32, 32),
-    tokens=(16, 8, 8, 8, 96) * 2,
-    small=(8, KIB),
-    rounds=2,
-    steps=2,
+    (4, 64), (64, 32, 64, 32), (32, 32), (16, 8, 8, 8, 96) * 2, (8, KIB), 2, 2
 )
 
 
@@ -126,13 +111,13 @@ def calls(num_bytes: int) -> dict[str, Callable[[], object]]:
     part = torch.zeros(each, device=streams.device(), dtype=dtype())
 
     def halves() -> None:
-        reduce_scatter(part, whole)
-        all_gather(whole, part)
+        reduce_scatter_single(part, whole)
+        all_gather_single(whole, part)
 
     return {
         "all_reduce": partial(dist.all_reduce, whole),
-        "all_gather": partial(all_gather, whole, part),
-        "reduce_scatter": partial(reduce_scatter, part, whole),
+        "all_gather": partial(all_gather_single, whole, part),
+        "reduce_scatter": partial(reduce_scatter_single, part, whole),
         "reduce_scatter, all_gather": halves,
     }
 
@@ -140,7 +125,7 @@ def calls(num_bytes: int) -> dict[str, Callable[[], object]]:
 def by_size(plan: Plan) -> dict[str, dict[str, float]]:
     """operation -> bytes -> ms, launched one by one."""
     found: dict[str, dict[str, float]] = {}
-    for size in plan.sizes:
+    for size in (KIB * kib for kib in plan.sizes):
         for name, ms in medians_ms(calls(size), plan).items():
             found.setdefault(name, {})[str(size)] = ms
     return found
@@ -149,17 +134,16 @@ def by_size(plan: Plan) -> dict[str, dict[str, float]]:
 def captured_by_size(plan: Plan) -> dict[str, Any]:
     """The same without launches: `CALLS` of each in one CUDA graph, ms a call."""
     found: dict[str, Any] = {}
-    for size in plan.sizes:
+    for size in (KIB * kib for kib in plan.sizes):
         graphs: dict[str, Any] = {}
         for name, call in calls(size).items():
             try:
-                graph = capture_step(partial(_repeat, call))
+                graphs[name] = capture_step(partial(_repeat, call))
                 for _ in range(8):  # its warm-up, then the capture
-                    graph()
+                    graphs[name]()
             except Exception as error:
                 found["refused"] = f"{name}: {type(error).__name__}: {error}"
                 return found
-            graphs[name] = graph
         for name, ms in medians_ms(graphs, plan).items():
             found.setdefault(name, {})[str(size)] = round(ms / CALLS, 6)
         for graph in graphs.values():
@@ -187,17 +171,11 @@ def ways(plan: Plan) -> dict[str, float]:
     }
     other = streams.Stream()
     names = (
-        "no message",
-        "async_op=False",
-        "wait at once",
-        "wait late",
-        "wait at once, on another stream",
-        "CPU waits at once",
-        "CPU waits late",
+        *("no message", "async_op=False", "wait at once", "wait late"),
+        *("wait at once, on another stream", "CPU waits at once", "CPU waits late"),
     )
     steps: dict[str, Step] = {n: partial(_layer, x, w, n, other) for n in names}
-    message = random(rows, middle)
-    steps["the message alone"] = partial(dist.all_reduce, message)
+    steps["the message alone"] = partial(dist.all_reduce, random(rows, middle))
     return medians_ms(steps, plan)
 
 
@@ -242,27 +220,22 @@ def windows(plan: Plan) -> dict[str, Any]:
     """Exercise 4.4: steps, and the most memory that each variant adds."""
     n, m = plan.grads
     layers = [(random(n, tokens), random(tokens, m)) for tokens in plan.tokens]
-    everything = len(layers)
+    stalling = partial(reference.stalling, layers)
+    beside = partial(reference.average_gradients, layers)
     steps: dict[str, Step] = {
-        "no message": partial(_compute_only, layers),
-        "no limit": partial(reference.stalling, layers, everything),
-        "no limit, side stream": partial(
-            reference.average_gradients, layers, everything
-        ),
+        "no message": lambda: [(a @ b).to(torch.bfloat16) for a, b in layers],
+        "no limit": partial(stalling, len(layers)),
+        "no limit, side stream": partial(beside, len(layers)),
     }
-    for k in plan.windows:
-        steps[f"stalling, k={k}"] = partial(reference.stalling, layers, k)
-        steps[f"side stream, k={k}"] = partial(reference.average_gradients, layers, k)
+    for k in (1, 2, 3):
+        steps[f"stalling, k={k}"] = partial(stalling, k)
+        steps[f"side stream, k={k}"] = partial(beside, k)
     message = torch.zeros(n, m, device=streams.device())
     steps["a message alone"] = partial(dist.all_reduce, message)
     return {
         "windows": medians_ms(steps, plan),
         "window_peak_bytes": {name: _peak_bytes(step) for name, step in steps.items()},
     }
-
-
-def _compute_only(layers: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    return [(a @ b).to(torch.bfloat16) for a, b in layers]
 
 
 def _peak_bytes(step: Step) -> int | None:
@@ -285,11 +258,6 @@ def small(plan: Plan) -> dict[str, float]:
     number, size = plan.small
     tensors = [random(size // dtype().itemsize) for _ in range(number)]
 
-    def one_by_one() -> None:
-        works = [dist.all_reduce(t, async_op=True) for t in tensors]
-        for work in works:
-            work.wait()
-
     def flat() -> None:
         joined = torch.cat(tensors)
         dist.all_reduce(joined)
@@ -302,7 +270,7 @@ def small(plan: Plan) -> dict[str, float]:
         manager.wait()
 
     steps: dict[str, Step] = {
-        "one by one": one_by_one,
+        "one by one": partial(one_by_one, tensors),
         "one flat tensor": flat,
         "one group call": coalesced,
     }

@@ -93,7 +93,7 @@ class Repair:
         play: (number, program) -> the run of a program on what the number draws.
         reference: the course's repair.
         wrong: (number, seen, the reference's run) -> results that are not right.
-        ran: what runs, a format of {number}.
+        ran: what runs, a format of {number} and the fields of `truth`.
         also: more sentences, each with its violations of the repaired run.
         where: see `check_diagnosis`.
         what: the results are, for a message.
@@ -128,10 +128,9 @@ class Repair:
     def grade(self, sheet: Sheet, number: int, said: object, repaired: Program) -> None:
         """Judge the diagnosis against the broken run, the repair against the best."""
         need_dict(said, "the diagnosis")
-        sheet.ran(self.ran.format(number=number))
-        check_diagnosis(
-            sheet, self.diagnosis, said, self.truth(number), where=self.where
-        )
+        truth = self.truth(number)
+        sheet.ran(self.ran.format(number=number, **truth))
+        check_diagnosis(sheet, self.diagnosis, said, truth, where=self.where)
         seen, right = self.play(number, repaired), self.reference_run(number)
         seen.draw_on(sheet, right.step_ns, self.title)
         wrong = self.wrong(number, seen, right)

@@ -1,0 +1,272 @@
+"""Graders of what is read off stored traces: 2.5, 2.6, 2.7."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from overlaplab.grading.declared import Declared
+from overlaplab.grading.exercise import Sheet
+from overlaplab.timeline import Span, Timeline
+from overlaplab_course.lab02 import reference
+from overlaplab_course.lab02.given import (
+    both_steps,
+    messages_of,
+    pairs,
+    trace_step,
+    whole_trace,
+)
+from overlaplab_course.lab02.show import pay, read, with_gaps
+
+LAB = Declared(__file__)
+
+
+Slips = Mapping[str, Mapping[str, float]]
+
+
+def grade_answers(
+    sheet: Sheet,
+    id: str,
+    said: Mapping[str, Any],
+    right: Mapping[str, float],
+    slips: Slips,
+) -> None:
+    """Each number that a learner reads, alone, against the right one.
+
+    Args:
+        slips: by entry: what a wrong number is -> that number.
+
+    Raises:
+        TypeError: `said` is no dict.
+    """
+    entries, how, off = (LAB.cases(id, field) for field in ("entry", "how", "within"))
+    if not isinstance(said, Mapping):
+        keys = list(entries.values())
+        raise TypeError(
+            f"got {type(said).__name__}; expected a dict with the keys {keys}"
+        )
+    for sentence, key in entries.items():
+        value, expected, good = said.get(key), how[sentence], False
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            seen = f"{key!r} is {value!r}" if key in said else f"there is no {key!r}"
+            expected = f"a number: {expected}"
+        else:
+            good = bool(abs(value - right[key]) <= off[sentence])
+            seen = f"{key}: {value:.6g}"
+            if not good:
+                seen += _slip(value, right[key], off[sentence], slips.get(key, {}))
+        sheet.expect(sentence, good, seen=seen, expected=expected)
+
+
+def _slip(value: float, right: float, off: float, slips: Mapping[str, float]) -> str:
+    """What a wrong number probably is, "" if nobody knows."""
+    for what, wrong in (
+        ("that is in ns", 1e6 * right),
+        ("that is in us", 1e3 * right),
+        ("the other way round", -right),
+        *slips.items(),
+    ):
+        tolerance = off * max(1.0, abs(wrong / (right or 1)))
+        if abs(wrong - right) > off and abs(value - wrong) <= tolerance:
+            return f"\n{what}"
+    return ""
+
+
+# -- 2.5
+
+BACKWARD, FIRST, LEAD, TAIL, BYTES = LAB.sentences("2.5")
+
+
+@LAB.grader("2.5")
+def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> None:
+    """Each number against the spans of the learner's own step."""
+    sheet.ran("your step of the trace 'overlapped, batch 8'")
+    step = trace_step("overlapped, batch 8", int(my_number))
+    right, messages = read(step), messages_of(step)
+    launch_ms = messages[0].attributes["launch_ns"] / 1e6
+    last = max(messages, key=lambda s: s.end_ns)
+    after_backward_ms = right["first_ms"] - right["backward_ms"]
+    slips = {
+        "backward_ms": {"that is the first message": right["first_ms"]},
+        "first_ms": {
+            "that is its launch, and a launch is not a start": launch_ms,
+            "that is its end": messages[0].end_ns / 1e6,
+            "count from 0, not from the backward pass": after_backward_ms,
+        },
+        "lead_ms": {
+            "that is its launch before 0; how long before its start?": -launch_ms
+        },
+        "tail_ms": {
+            "that is all exposed time, not the last's": step.report().exposed_ns / 1e6,
+            "that is the whole message": last.duration_ns / 1e6,
+        },
+        "tail_mib": {
+            "MiB are 2**20 bytes": messages[-1].bytes / 1e6,
+            "that is in bytes": messages[-1].bytes,
+            "that is all of them": sum(m.bytes for m in messages) / 2**20,
+        },
+    }
+    sheet.show(step, title="your step, overlapped, batch 8")
+    grade_answers(sheet, "2.5", reading, right, slips)
+
+
+# -- 2.6
+
+WHERE, APART, WHY, ALL_STEPS = LAB.sentences("2.6")
+
+Gap = tuple[int, int, str]
+
+
+def _span(lane: str, start_us: int, end_us: int, *lead_us: int) -> Span:
+    """A message, if it was launched before its start, else a kernel."""
+    times = 1000 * start_us, 1000 * end_us
+    if not lead_us:
+        return Span(0, lane, "compute", "mm", *times)
+    launched = {"launch_ns": 1000 * (start_us - lead_us[0])}
+    return Span(0, lane, "communication", "all_reduce", *times, attributes=launched)
+
+
+@LAB.grader("2.6")
+def grade_gaps(sheet: Sheet, find_gaps: Callable[[Timeline], Any]) -> None:
+    """Three small timelines with a trap each, then the stored traces."""
+    sheet.ran("three small timelines, then every step of two traces")
+    for sentence, spans in LAB.cases("2.6", "spans").items():
+        timeline = Timeline.of(_span(*span) for span in spans)
+        found = _gaps(find_gaps(timeline))
+        _expect_gaps(sheet, sentence, timeline, found, "on a small timeline")
+        sheet.stop_if_wrong()  # one trap at a time
+    for which in ("overlapped, batch 8", "overlapped, batch 2"):
+        for number in range(len(whole_trace(which).steps)):
+            timeline = trace_step(which, number)
+            found = _gaps(find_gaps(timeline))
+            _expect_gaps(sheet, ALL_STEPS, timeline, found, which)
+
+
+def _expect_gaps(
+    sheet: Sheet, sentence: str, timeline: Timeline, said: list[Gap], which: str
+) -> None:
+    drawn, right = with_gaps(timeline, said), reference.find_gaps(timeline)
+    if sentence in (WHERE, APART):  # here only the places count
+        said, right = ([(a, b, "") for a, b, _ in gaps] for gaps in (said, right))
+    if said != right:
+        sheet.show(drawn, title=f"your gaps, {which}")
+    why_of = {(a, b): why for a, b, why in said}
+    places = [(a, b) for a, b, _ in right]
+    missing = [gap for gap in right if gap[:2] not in why_of]
+    extra = [gap for gap in said if gap[:2] not in places]
+    other = [g for g in right if g[:2] in why_of and why_of[g[:2]] != g[2]]
+    sheet.expect(
+        sentence,
+        said == right,
+        seen="\n".join(
+            [f"{len(said)} gap{'s' * (len(said) != 1)}"]
+            + [f"missing from yours: {_text(gap)}" for gap in missing[:2]]
+            + [f"yours, but {_fault(timeline, gap)}: {_text(gap)}" for gap in extra[:2]]
+            + [_reason(timeline, gap, why_of[gap[:2]]) for gap in other[:2]]
+            + (["twice, or in another order"] if not missing + extra + other else [])
+        ),
+        expected="; ".join(_text(gap) for gap in right[:3])
+        + (f"; ... {len(right)} in all" if len(right) > 3 else ""),
+        hint=LAB.cases("2.6", "hint")[WHY] if other and not missing + extra else "",
+    )
+
+
+def _fault(timeline: Timeline, gap: Gap) -> str:
+    """Why what a learner reports is no gap."""
+    start_ns, end_ns, _ = gap
+    sent = messages_of(timeline)
+    if any(s.start_ns < end_ns and start_ns < s.end_ns for s in sent):
+        return "a message runs in it"
+    if end_ns - start_ns < 1_000_000:
+        return "shorter than 1 ms"
+    return "not from the end of a message to the next start"
+
+
+def _reason(timeline: Timeline, gap: Gap, said: str) -> str:
+    """A gap at the right place with the wrong reason."""
+    following = next(s for s in messages_of(timeline) if s.start_ns == gap[1])
+    before_ms = (gap[1] - following.attributes["launch_ns"]) / 1e6
+    return (
+        f"{gap[0] / 1e6:g} to {gap[1] / 1e6:g} ms: you say {said!r}, it is {gap[2]!r}: "
+        f"the next message was launched {before_ms:.3g} ms before its start"
+    )
+
+
+def _text(gap: Gap) -> str:
+    start_ns, end_ns, why = gap
+    reason = f", {why!r}" if why else ""
+    return f"{start_ns / 1e6:g} to {end_ns / 1e6:g} ms{reason}"
+
+
+def _gaps(said: Any) -> list[Gap]:
+    """The answer as triples.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        gaps = [(int(a), int(b), str(why)) for a, b, why in said]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"find_gaps returned {said!r:.120}; expected a list of triples "
+            "(start_ns, end_ns, why)"
+        ) from error
+    if unknown := {why for _, _, why in gaps} - {"launch", "gradient"}:
+        raise ValueError(
+            f"find_gaps says {sorted(unknown)}; why is 'launch' or 'gradient'"
+        )
+    return gaps
+
+
+# -- 2.7: hidden is not saved; who pays the difference?
+
+HIDDEN, SAVED, BESIDE, ALONE, MESSAGES, TOUCHED = LAB.sentences("2.7")
+
+
+@LAB.grader("2.7")
+def grade_bill(sheet: Sheet, my_number: int, bill: Mapping[str, Any]) -> None:
+    """Each number against the two steps of the learner's number."""
+    sheet.ran("your steps of 'serial' and 'overlapped', batch 8")
+    serial, overlapped = both_steps(int(my_number))
+    sheet.show(overlapped, title="your step, overlapped")
+    right, report = pay(serial, overlapped), overlapped.report()
+    serial_ns = serial.report().compute_ns
+    whole_ms = (report.compute_ns - serial_ns) / 1e6
+    slips = {
+        "hidden_ms": {
+            "that is all communication": report.communication_ns / 1e6,
+            "that is what is exposed": report.exposed_ns / 1e6,
+        },
+        "saved_ms": {
+            "that compares the overlapped step with its own slowed-down parts; compare "
+            "it with the serial step": report.saved_ns / 1e6,
+            "hidden is not saved": right["hidden_ms"],
+        },
+        "beside_ms": {
+            "that is over all kernels": whole_ms,
+            "that is of those without a message beside": right["alone_ms"],
+        },
+        "alone_ms": {
+            "that is over all kernels": whole_ms,
+            "that is of those with a message beside": right["beside_ms"],
+        },
+        "beside_ratio": {
+            "that is over all kernels": report.compute_ns / serial_ns,
+            "that is of those without a message beside": right["alone_ratio"],
+            "the other way round": 1 / right["beside_ratio"],
+            "that is what it is longer by": right["beside_ratio"] - 1,
+            "that is a mean of ratios, in which a kernel of 1 us counts as much as one "
+            "of 1 ms: divide sums": mean_of_ratios(serial, overlapped),
+        },
+    }
+    grade_answers(sheet, "2.7", bill, right, slips)
+
+
+def mean_of_ratios(serial: Timeline, overlapped: Timeline) -> float:
+    """What is wrong about a mean: every kernel counts alike."""
+    ratios = [
+        b.duration_ns / a.duration_ns
+        for a, b, beside in pairs(serial, overlapped)
+        if beside and a.duration_ns
+    ]
+    return sum(ratios) / len(ratios)

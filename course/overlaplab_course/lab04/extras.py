@@ -1,0 +1,252 @@
+"""What lab 04 gives in its extras: the ring, two broken programs, layers in chunks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from overlaplab.cluster.run import Run
+from overlaplab.grading.laws import Violation, regret
+from overlaplab.hardware import Hardware
+from overlaplab.program import Program, ProgramBuilder
+from overlaplab_course.lab04.given import COUNTER, Inputs, draws, matrix, play
+
+# -- section 7: the ring
+
+ChunkToSend = Callable[[int, int, int], int]
+
+
+def run_ring(tensor: Tensor, chunk_to_send: ChunkToSend) -> Tensor:
+    """All-reduce `tensor` in place, by sends to the right and receives from the left.
+
+    `chunk_to_send(rank, step, num_ranks)` says which chunk a rank sends in a step. In
+    the first n - 1 steps what arrives is added, in the others it overwrites.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    left, right = (rank - 1) % n, (rank + 1) % n
+    chunks = tensor.view(-1).chunk(n)
+    for step in range(2 * (n - 1)):
+        outgoing = chunks[chunk_to_send(rank, step, n)].clone()
+        target = chunks[chunk_to_send(left, step, n)]
+        incoming = torch.empty_like(target)
+        ops = [
+            dist.P2POp(dist.isend, outgoing, right),
+            dist.P2POp(dist.irecv, incoming, left),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        if step < n - 1:
+            target += incoming
+        else:
+            target.copy_(incoming)
+    return tensor
+
+
+def ring_inputs(numel: int = 400_000) -> Inputs:
+    """(tensor,) of each of four ranks."""
+    return [(torch.randn(numel, generator=draw),) for draw in draws(80)]
+
+
+def play_ring(chunk_to_send: ChunkToSend) -> Run:
+    """`run_ring` on four ranks of the board, 1.6 MB."""
+    return play(run_ring, ring_inputs(), chunk_to_send)
+
+
+def no_chunk(chunk_to_send: ChunkToSend, num_ranks: int) -> list[Violation]:
+    """The first answer that is no chunk of a ring."""
+    for rank in range(num_ranks):
+        for step in range(2 * (num_ranks - 1)):
+            answer: Any = chunk_to_send(rank, step, num_ranks)
+            message = f"rank {rank} of {num_ranks}, step {step}: {answer!r}"
+            expected = f"a whole number from 0 to {num_ranks - 1}"
+            is_int = isinstance(answer, int) and not isinstance(answer, bool)
+            if not is_int or not 0 <= answer < num_ranks:
+                hint = "a ring has no end: % num_ranks"
+                return [Violation("chunk", message, expected, hint)]
+    return []
+
+
+# How often each rank's part is in each chunk: [rank][chunk][source].
+Counts = list[list[dict[int, int]]]
+
+
+def simulate(chunk_to_send: ChunkToSend, num_ranks: int, steps: int) -> Counts:
+    """What each rank holds after `steps`, counted, without any tensor."""
+    held: Counts = [[{rank: 1} for _ in range(num_ranks)] for rank in range(num_ranks)]
+    for step in range(steps):
+        messages = []
+        for rank in range(num_ranks):
+            chunk = chunk_to_send(rank, step, num_ranks)
+            messages.append((chunk, dict(held[rank][chunk])))
+        for rank, (chunk, message) in enumerate(messages):
+            mine = held[(rank + 1) % num_ranks][chunk]
+            if step >= num_ranks - 1:
+                mine.clear()
+            for source, count in message.items():
+                mine[source] = mine.get(source, 0) + count
+    return held
+
+
+# -- section 8: two repairs
+
+Weights = Sequence[dict[str, Tensor]]
+Micros = Sequence[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class RepairCase:
+    """What belongs to one learner's number.
+
+    Args:
+        widths: of the side branch of each block.
+        tokens: of each micro-batch.
+    """
+
+    widths: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+    def blocks(self) -> Inputs:
+        """(x, weights) of each rank; `weights[i]` has "in", "side" and "back"."""
+        made = []
+        for draw in draws(300):
+            # The residual stream is the same on all ranks.
+            same = torch.Generator().manual_seed(299)
+            x = torch.randn(200, 400, generator=same)
+            weights = [
+                {
+                    "in": matrix(400, 400, draw) / 2,
+                    "side": matrix(400, width, same),
+                    "back": matrix(width, 400, same),
+                }
+                for width in self.widths
+            ]
+            made.append((x, weights))
+        return made
+
+    def micros(self) -> Inputs:
+        """([(a, b), ...],) of each rank: a @ b is a micro-batch's gradient."""
+        return [
+            (
+                [
+                    (
+                        torch.randn(250, n, generator=draw) / n**0.5,
+                        torch.randn(n, 400, generator=draw),
+                    )
+                    for n in self.tokens
+                ],
+            )
+            for draw in draws(400)
+        ]
+
+    def play_blocks(self, blocks: Callable[[Tensor, Weights], Tensor]) -> Run:
+        """`blocks(x, weights)` on four ranks of the board."""
+        return play(blocks, self.blocks())
+
+    def play_micros(self, accumulate: Callable[[Micros], Tensor]) -> Run:
+        """`accumulate(micros)` on four ranks of the board."""
+        return play(accumulate, self.micros())
+
+
+@lru_cache(maxsize=16)
+def repair_case(number: int) -> RepairCase:
+    """The programs of a learner's number."""
+    draw = random.Random(int(number))
+    widths = tuple(draw.choice((250, 300, 350)) for _ in range(draw.choice((2, 3))))
+    tokens = tuple(draw.choice((400, 500, 600)) for _ in range(3))
+    return RepairCase(widths, tokens)
+
+
+def luck_us(run: Run) -> float:
+    """How long after its message's end the first unordered reader of rank 0 starts."""
+    spans = {
+        span.attributes.get("op"): span
+        for span in run.timeline.of_rank(0).spans
+        if span.kind != "launch"
+    }
+    hazard = next(f for f in run.warnings if f.kind == "hazard" and f.rank == 0)
+    message, reader = (spans[op] for op in hazard.ops)
+    return (reader.start_ns - message.end_ns) / 1e3
+
+
+# -- section 9: in how many chunks?
+
+CHUNKS = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One layer whose output is summed over the ranks, in us.
+
+    Args:
+        name: what it is like.
+        compute_us: its matmul, undivided.
+        overhead_us: what each chunk adds to that.
+        latency_us: alpha, of each message.
+        wire_us: the bytes of the whole output on the wire.
+    """
+
+    name: str
+    compute_us: float
+    overhead_us: float
+    latency_us: float
+    wire_us: float
+
+    def step_us(self, chunks: int) -> float:
+        """From the start of the matmul to the last sum.
+
+        Each chunk's message travels beside the next chunk's matmul; the slower of the
+        two sets the pace. A test holds this to the resolver.
+        """
+        compute = self.compute_us / chunks + self.overhead_us
+        message = self.latency_us + self.wire_us / chunks
+        return compute + (chunks - 1) * max(compute, message) + message
+
+    @property
+    def best(self) -> int:
+        """The number of chunks with the shortest step."""
+        return min(CHUNKS, key=self.step_us)
+
+    def regret(self, chunks: int) -> float:
+        """What a choice loses of what there is to gain."""
+        steps = [round(1000 * self.step_us(n)) for n in CHUNKS]
+        return regret(round(1000 * self.step_us(chunks)), min(steps), max(steps))
+
+    def program(self, chunks: int) -> Program:
+        """The same as a program; bytes are ns on the wire of `hardware()`."""
+        builder = ProgramBuilder(num_ranks=1, represents=2)
+        works = []
+        for _ in range(chunks):
+            compute_ns = 1000 * (self.compute_us / chunks + self.overhead_us)
+            builder.compute(0, "matmul", ns=round(compute_ns))
+            num_bytes = round(1000 * self.wire_us / chunks)
+            works.append(builder.collective(0, "all_reduce", bytes=num_bytes))
+        for work in works:
+            builder.wait(0, work)
+        builder.compute(0, "next layer", ns=0)
+        return builder.build()
+
+    def hardware(self) -> Hardware:
+        """`chalk` with one byte a ns and this latency."""
+        latency_ns = round(1000 * self.latency_us)
+        return replace(COUNTER, link=replace(COUNTER.link, latency_ns=latency_ns))
+
+
+CASES = (
+    Case("a wide layer, NVLink", 700, 5, 44, 130),
+    Case("one token, NVLink", 20, 5, 44, 2),
+    Case("a wide layer, Ethernet", 2000, 5, 100, 4000),
+    Case("long sequences, InfiniBand", 20_000, 5, 100, 18_000),
+    Case("compute equals wire, dear launches", 300, 20, 20, 300),
+    Case("far away", 500, 5, 300, 200),
+    Case("very dear launches", 400, 100, 10, 50),
+    Case("cheap everything", 1000, 2, 5, 1000),
+    Case("almost only wire", 100, 5, 50, 3000),
+    Case("almost only compute", 3000, 5, 50, 100),
+)

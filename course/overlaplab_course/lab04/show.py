@@ -1,0 +1,363 @@
+"""What lab 04 shows: tables of collectives and of the ring, and stored measurements.
+
+`python -m overlaplab_course.measure 04 --out FILE` measures; the file of this
+package is measured.json. Without it there is nothing to show, and every table says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from overlaplab.cluster.run import run
+from overlaplab.program import Program, resolve
+from overlaplab.timeline import Timeline
+from overlaplab.torch_versions import all_gather_single, reduce_scatter_single
+from overlaplab_course import stored
+from overlaplab_course.lab04 import reference
+from overlaplab_course.lab04.extras import ChunkToSend, no_chunk, simulate
+from overlaplab_course.lab04.given import NUM_RANKS, backward, bus_of_ours, play
+
+MIB = 2**20
+
+# -- section 2: collectives
+
+
+def _collectives() -> dict[str, list[int]]:
+    """1 2 3 4, ten times as much on each next rank: sums read like words."""
+    mine = torch.tensor([10 ** dist.get_rank() * digit for digit in (1, 2, 3, 4)])
+    sent, summed = mine.clone(), mine.clone()
+    gathered, exchanged = mine.new_empty(dist.get_world_size()), torch.empty_like(mine)
+    part = mine.new_empty(1)
+    dist.broadcast(sent, src=0)
+    all_gather_single(gathered, mine[:1].clone())
+    reduce_scatter_single(part, mine)
+    dist.all_reduce(summed)
+    dist.all_to_all_single(exchanged, mine)
+    return {
+        "before": mine.tolist(),
+        "broadcast": sent.tolist(),
+        "all_gather": gathered.tolist(),
+        "reduce_scatter": part.tolist(),
+        "all_reduce": summed.tolist(),
+        "all_to_all": exchanged.tolist(),
+    }
+
+
+@lru_cache(maxsize=1)
+def after_each() -> dict[str, list[list[int]]]:
+    """collective -> what each of four ranks holds after it; "before": before it."""
+    values = run(_collectives, world_size=NUM_RANKS).values
+    return {name: [value[name] for value in values] for name in values[0]}
+
+
+def collectives_table() -> str:
+    """What each rank holds after each collective, and what crosses its link."""
+    rows = {"": [f"rank {r}" for r in range(NUM_RANKS)]}
+    for name, ranks in after_each().items():
+        rows[name] = [" ".join(str(n) for n in values) for values in ranks]
+    return "\n".join(
+        f"{name:<15}" + "".join(f"{text:<22}" for text in cells).rstrip()
+        for name, cells in rows.items()
+    )
+
+
+def compare_predictions(said: Mapping[str, Any]) -> None:
+    """What the learner said rank 1 holds, beside what it holds. Not marked."""
+    for name, ranks in after_each().items():
+        if name != "before":
+            yours = said.get(name)
+            answer = "nothing" if yours is None else str(yours)
+            print(f"{name:<15} you said {answer:<24} it is {ranks[1]}")
+
+
+@lru_cache(maxsize=1)
+def halves() -> dict[str, Timeline]:
+    """One all-reduce of 400 kB, and its two halves."""
+
+    def two_halves(tensor: Tensor) -> None:
+        part = tensor.new_empty(tensor.numel() // dist.get_world_size())
+        reduce_scatter_single(part, tensor)
+        all_gather_single(tensor, part)
+
+    inputs = [(torch.ones(100_000),) for _ in range(NUM_RANKS)]
+    return {
+        "all_reduce": play(dist.all_reduce, inputs).timeline,
+        "reduce_scatter, then all_gather": play(two_halves, inputs).timeline,
+    }
+
+
+# -- section 7: the ring
+
+
+def ring_text(chunk_to_send: ChunkToSend, num_ranks: int = NUM_RANKS) -> str:
+    """A schedule as a table: what each rank sends, and what all hold at the end."""
+    try:
+        wrong = no_chunk(chunk_to_send, num_ranks)
+    except NotImplementedError:
+        return "no schedule yet: chunk_to_send is not written"
+    if wrong:
+        return f"{wrong[0].message}; expected {wrong[0].expected}"
+    lines = ["step      " + "".join(f"rank {r}  " for r in range(num_ranks))]
+    for step in range(2 * (num_ranks - 1)):
+        sent = [chunk_to_send(rank, step, num_ranks) for rank in range(num_ranks)]
+        how = "adds" if step < num_ranks - 1 else "copies"
+        cells = "".join(f"{f'sends {c}':<8}" for c in sent).rstrip()
+        lines.append(f"{step} {how:<8}" + cells)
+    lines.append("at the end: parts of each chunk (4 is a sum, unless one came twice)")
+    for rank, chunks in enumerate(
+        simulate(chunk_to_send, num_ranks, 2 * num_ranks - 2)
+    ):
+        counts = (
+            f"{sum(chunk.values())}{'!' * (max(chunk.values()) > 1)}"
+            for chunk in chunks
+        )
+        lines.append(f"rank {rank}: {' '.join(counts)}")
+    return "\n".join(lines)
+
+
+@lru_cache(maxsize=1)
+def _points() -> dict[str, Any]:
+    path = Path(__file__).with_name("points.json")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def measured_points() -> list[tuple[int, int, float]]:
+    """(ranks, bytes, us) of all-reduces measured alone; see `points_machine`."""
+    return [(n, size, us) for n, size, us in _points()["points"]]
+
+
+def points_machine() -> str:
+    """The machine on which they were measured."""
+    return "{card}, torch {torch}, NCCL {nccl}, {date}".format(**_points())
+
+
+# -- section 10: stored measurements
+
+
+def _stored() -> stored.Stored | None:
+    """What was measured on GPUs, None if nothing was."""
+    return stored.read("04", on_gpus=True)
+
+
+def machine() -> str:
+    """The machine of all stored numbers, one line."""
+    found = _stored()
+    if found is None:
+        return stored.nothing("04")
+    return f"{stored.machine(found)}; medians, the slowest rank's"
+
+
+def measure_it_here() -> str:
+    """How this machine could measure, if it can."""
+    return stored.measure_it_here(stored.command("04"))
+
+
+def number(table: str, *keys: str) -> float:
+    """One stored number: `number("ways", "wait late")`.
+
+    Raises:
+        LookupError: nothing is stored, or not this.
+    """
+    found: Any = _stored()
+    if found is None:
+        raise LookupError(stored.nothing("04"))
+    for key in (table, *keys):
+        found = found[key]
+    return float(found)
+
+
+# -- the ways to wait
+
+_SMALLER = 64
+Layer = Callable[[Tensor, Mapping[str, Tensor], str], Any]
+# The ways that the lesson's own function knows.
+_DRAWN = (
+    "async_op=False",
+    "wait at once",
+    "wait late",
+    "wait at once, on another stream",
+    "CPU waits at once",
+)
+
+
+def _predicted_ms(function: Callable[..., Any], *args: Any) -> float:
+    """What a function would take with matrices `_SMALLER` times as large.
+
+    Recorded small, then timed with as much more arithmetic and as many more bytes.
+    """
+    found = _stored()
+    assert found is not None
+    program = run(function, *args, world_size=int(found["world_size"])).program
+    assert program is not None
+    large = enlarged(program, _SMALLER)
+    return resolve(large, stored.profile_of(found)).step_ns / 1e6
+
+
+def _empty(n: int, m: int) -> Tensor:
+    return torch.empty(n, m, dtype=torch.bfloat16)
+
+
+@lru_cache(maxsize=16)
+def predicted_ms(layer: Layer, way: str) -> float:
+    """The step of `layer(x, w, way)` at the measured size, by the model."""
+    found = _stored()
+    assert found is not None
+    rows, inputs, middle, outputs = (size // _SMALLER for size in found["layer"])
+
+    def step() -> None:
+        w = {
+            "in": _empty(inputs, middle),
+            "out": _empty(middle, outputs),
+            "side_in": _empty(inputs, outputs),
+            "side_out": _empty(outputs, outputs),
+        }
+        layer(_empty(rows, inputs), w, way)
+
+    return _predicted_ms(step)
+
+
+def enlarged(program: Program, factor: int) -> Program:
+    """`program` with matrices `factor` times as large in each dimension.
+
+    For programs of matrix products and what works element by element: FLOPs grow with
+    the third power, bytes with the second.
+    """
+    square, cube = factor**2, factor**3
+
+    def larger(op: Any) -> Any:
+        collective = op.collective
+        if collective is not None:
+            payload = tuple(
+                replace(p, bytes=p.bytes * square) for p in collective.payload
+            )
+            collective = replace(
+                collective, bytes=collective.bytes * square, payload=payload
+            )
+        return replace(
+            op,
+            flops=op.flops * cube,
+            read_bytes=op.read_bytes * square,
+            write_bytes=op.write_bytes * square,
+            collective=collective,
+        )
+
+    ranks = tuple(tuple(map(larger, ops)) for ops in program.ranks)
+    return replace(program, ranks=ranks, storages=(), names=())
+
+
+def ways_table(layer: Layer) -> str:
+    """Each way to wait: predicted and measured step, and what it adds to none."""
+    found = _stored()
+    if found is None:
+        return stored.nothing("04")
+    ways: Mapping[str, float] = found["ways"]
+    rows = [["ms a step", "predicted", "measured", "the message adds"]]
+    for way, ms in ways.items():
+        predicted = f"{predicted_ms(layer, way):.3f}" if way in _DRAWN else ""
+        row = [way, predicted, f"{ms:.3f}"]
+        if way != "the message alone":
+            row.append("" if way == "no message" else f"{ms - ways['no message']:+.3f}")
+        rows.append(row)
+    return "\n".join(stored.columns(rows, first=34, each=(10, 10, 18)))
+
+
+# -- collectives by size
+
+_TITLES = {"reduce_scatter, all_gather": "the two halves"}
+
+
+def by_size_table(table: str = "by_size") -> str:
+    """us and bus bandwidth of each collective, by bytes of the whole tensor."""
+    found = _stored()
+    if found is None:
+        return stored.nothing("04")
+    if not found.get(table):
+        return "Not measured."
+    measured: Mapping[str, Mapping[str, float]] = found[table]
+    names = [name for name in measured if name != "refused"]
+    if not names:
+        return f"Not measured: {measured.get('refused', 'no reason given')}"
+
+    def cell(name: str, size: str) -> str:
+        # Two halves together carry what an all-reduce does.
+        operation, ms = "all_reduce" if "," in name else name, measured[name][size]
+        us, num_ranks = max(ms, 1e-6) * 1e3, int(found["world_size"])
+        bus = bus_of_ours(operation, num_ranks, int(size), us)
+        return f"{1e3 * ms:.0f} us, {bus:.0f} GB/s"
+
+    rows = [["", *(_TITLES.get(n, n) for n in names)]]
+    for size in measured[names[0]]:
+        rows.append([f"{_size(int(size)):>10}", *(cell(n, size) for n in names)])
+    return "\n".join(stored.columns(rows, first=10, each=20))
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes >= MIB:
+        return f"{num_bytes // MIB} MiB"
+    return f"{num_bytes // 1024} KiB"
+
+
+# -- windows and small tensors
+
+
+def windows_table() -> str:
+    """Steps, predicted and measured, and peaks of exercise 4.4 at a size for GPUs."""
+    found = _stored()
+    if found is None:
+        return stored.nothing("04")
+    rows = [("ms a step", "predicted", "measured", "peak (MiB)")]
+    for name, ms in found["windows"].items():
+        peak, window_ms = (
+            found["window_peak_bytes"].get(name),
+            predicted_window_ms(name),
+        )
+        predicted = "" if window_ms is None else f"{window_ms:.3f}"
+        rows.append((name, predicted, f"{ms:.3f}", f"{peak / MIB:.0f}" if peak else ""))
+    return "\n".join(stored.columns(rows, first=24, each=(10, 10, 12)))
+
+
+@lru_cache(maxsize=16)
+def predicted_window_ms(name: str) -> float | None:
+    """The step of one variant at the measured size; None for what is no step."""
+    found = _stored()
+    assert found is not None
+    average: Callable[..., Any] = reference.average_gradients
+    if name == "no message":
+        average = _gradients_only
+    elif "stalling" in name or name == "no limit":
+        average = reference.stalling
+    elif "side stream" not in name:
+        return None
+    limit = int(name.split("k=")[1]) if "k=" in name else len(found["tokens"])
+    n, m = (size // _SMALLER for size in found["grads"])
+    tokens = [t // _SMALLER for t in found["tokens"]]
+
+    def step() -> None:
+        average([(_empty(n, t), _empty(t, m)) for t in tokens], limit)
+
+    return _predicted_ms(step)
+
+
+def _gradients_only(layers: Sequence[Any], limit: int) -> list[Tensor]:
+    return [backward(layer) for layer in layers]
+
+
+def small_table() -> str:
+    """Many small all-reduces, in three ways."""
+    found = _stored()
+    if found is None:
+        return stored.nothing("04")
+    count, size = found["small_tensors"]
+    lines = [f"{count} tensors of {_size(int(size))}, us"]
+    lines += [f"{name:<20}{1e3 * ms:>8.0f}" for name, ms in found["small"].items()]
+    return "\n".join(lines)

@@ -1,0 +1,65 @@
+"""Exercises that are declared as data: `exercises.toml`, beside their graders.
+
+    ["2.3"]
+    title = "hidden or exposed?"
+    solution = ["overlap"]          # the names in the notebook
+    points = 2
+    timeout_s = 20.0                # 60 if left out
+    optional = true                 # false if left out
+
+    [["2.3".verifies]]
+    says = "what runs side by side counts once"
+    hint = "merge() the intervals of each kind before you add up"
+    rows = [...]                    # whatever else the grader knows of this sentence
+
+In the grader's module:
+
+    DECLARED = Declared(__file__)
+    PARTS, ONCE = DECLARED.sentences("2.3")
+
+    @DECLARED.grader("2.3")
+    def grade_overlap(sheet: Sheet, overlap: object) -> None:
+        for sentence, rows in DECLARED.cases("2.3", "rows").items():
+            ...
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from overlaplab.grading.exercise import Grader, exercise
+
+
+class Declared:
+    """The exercises of the `exercises.toml` that lies beside a module.
+
+    Args:
+        module: its `__file__`.
+    """
+
+    def __init__(self, module: str) -> None:
+        path = Path(module).with_name("exercises.toml")
+        self._tables: Mapping[str, Any] = tomllib.loads(path.read_text("utf-8"))
+
+    def sentences(self, id: str) -> tuple[str, ...]:
+        """What exercise `id` verifies, in the order of the file."""
+        return tuple(one["says"] for one in self._tables[id]["verifies"])
+
+    def cases(self, id: str, field: str) -> dict[str, Any]:
+        """The `field` of each sentence of exercise `id` that has one."""
+        every = self._tables[id]["verifies"]
+        return {one["says"]: one[field] for one in every if field in one}
+
+    def grader(self, id: str) -> Callable[[Grader], Grader]:
+        """Register the decorated function as the grader of exercise `id`.
+
+        Raises:
+            TypeError: its table has a key that `exercise` does not know.
+        """
+        hints = {
+            one["says"]: one.get("hint", "") for one in self._tables[id]["verifies"]
+        }
+        return exercise(id, **{**self._tables[id], "verifies": hints})

@@ -1,0 +1,57 @@
+"""Exercises declared in a file: what is promised, hinted, and refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from overlaplab.grading import declared, judge
+from overlaplab.grading.exercise import _REGISTRY as registered
+from overlaplab.grading.exercise import Sheet, find_exercise
+
+FILE = """
+["97.1"]
+title = "made up"
+solution = ["number"]
+points = 2
+
+[["97.1".verifies]]
+says = "it is even"
+hint = "two times something"
+wrong = [1, 3]
+
+[["97.1".verifies]]
+says = "it is positive"
+"""
+
+
+@pytest.fixture
+def beside(tmp_path):
+    yield lambda text: (
+        (tmp_path / "exercises.toml").write_text(text),
+        declared.Declared(str(tmp_path / "checks.py")),
+    )[1]
+    registered.pop("97.1", None)
+
+
+def test_a_file_says_what_the_decorator_says(beside):
+    lab = beside(FILE)
+    even, positive = lab.sentences("97.1")
+
+    @lab.grader("97.1")
+    def grade(sheet: Sheet, number: int) -> None:
+        sheet.expect(even, number % 2 == 0, seen=f"{number}")
+        sheet.expect(positive, number > 0, hint="from 1 on")
+
+    made = find_exercise("97.1")
+    assert (made.title, made.points, made.timeout_s) == ("made up", 2, 60.0)
+    assert made.verifies == ("it is even", "it is positive")
+    assert lab.cases("97.1", "wrong") == {even: [1, 3]}
+    assert judge(made, 4).passed
+    assert judge(made, 3).hint == "two times something"
+    assert judge(made, -2).hint == "from 1 on"
+
+
+def test_a_key_that_no_exercise_has_is_refused(beside):
+    lab = beside(FILE.replace("points", "marks"))
+    with pytest.raises(TypeError, match="marks"):
+        lab.grader("97.1")
