@@ -13,7 +13,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,15 +25,22 @@ Call = Callable[[], Any]
 _INHERITED = object()
 
 
-class Watcher(Protocol):
+class Watcher:
     """Stands around every launch and wait; each method calls `call` exactly once."""
 
     def launch(
         self, call: Call, group: Any, operation: str, arguments: tuple[Any, ...]
-    ) -> Any: ...
-    def start_coalescing(self, call: Call, group: Any) -> Any: ...
-    def end_coalescing(self, call: Call, group: Any) -> Any: ...
-    def wait(self, call: Call, work: Any) -> Any: ...
+    ) -> Any:
+        return call()
+
+    def start_coalescing(self, call: Call, group: Any) -> Any:
+        return call()
+
+    def end_coalescing(self, call: Call, group: Any) -> Any:
+        return call()
+
+    def wait(self, call: Call, work: Any) -> Any:
+        return call()
 
 
 @contextlib.contextmanager

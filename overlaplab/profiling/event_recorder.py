@@ -23,6 +23,7 @@ import torch
 from overlaplab import streams
 from overlaplab.profiling.collectives import (
     Call,
+    Watcher,
     describe_group,
     num_bytes,
     sequence_numbers,
@@ -73,7 +74,7 @@ class _Coalescing:
     arguments: list[Any]
 
 
-class EventRecorder:
+class EventRecorder(Watcher):
     """Records from `start` to `stop`; see the module.
 
     Args:
@@ -304,11 +305,6 @@ class EventRecorder:
             if m.on_current_stream:
                 holds.append(Hold(lane(m.key), at(m.ready), end_ns))
         return spans_of(rank, stretches, holds, messages)
-
-    @property
-    def num_unseen(self) -> int:
-        """Collectives that were launched where no hook is."""
-        return sum(number for _, number in self._unseen)
 
     @property
     def late_share(self) -> float:

@@ -18,8 +18,14 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 from overlaplab import streams
-from overlaplab.profiling.collectives import Call, describe_group, num_bytes, watching
-from overlaplab.profiling.events import LAUNCH_RANGE, WAIT_RANGE
+from overlaplab.profiling.collectives import (
+    Call,
+    Watcher,
+    describe_group,
+    num_bytes,
+    watching,
+)
+from overlaplab.profiling.trace.names import LAUNCH_RANGE, WAIT_RANGE
 
 
 def launch_range(
@@ -51,7 +57,7 @@ def marking_collectives() -> Iterator[None]:
         yield
 
 
-class _Ranges:
+class _Ranges(Watcher):
     def __init__(self) -> None:
         self._here = threading.local()
         self._sequences: Counter[str] = Counter()
@@ -81,12 +87,6 @@ class _Ranges:
         if work is not None:
             self._works[id(work)] = (work, operation)
         return work
-
-    def start_coalescing(self, call: Call, group: Any) -> Any:
-        return call()
-
-    def end_coalescing(self, call: Call, group: Any) -> Any:
-        return call()
 
     def wait(self, call: Call, work: Any) -> Any:
         _, operation = self._works.pop(id(work), (None, ""))

@@ -103,24 +103,19 @@ def _compute(
     for lane, of_lane in by_lane.items():
         held = merge((h.start_ns, h.end_ns) for h in holds if h.lane == lane)
         for start_ns, end_ns, stretch in _innermost(of_lane):
-            attributes: dict[str, Any] = {}
-            if stretch.label:
-                attributes["label"] = stretch.label
-            if stretch.step is not None:
-                attributes["step"] = stretch.step
-            name = stretch.label or "step"
-            for piece in subtract([(start_ns, end_ns)], held):
-                spans.append(
-                    Span(rank, lane, "compute", name, *piece, attributes=attributes)
-                )
+            about, name = _attributes(stretch), stretch.label or "step"
+            spans += [
+                Span(rank, lane, "compute", name, *interval, attributes=about)
+                for interval in subtract([(start_ns, end_ns)], held)
+            ]
     return spans
 
 
 def _innermost(stretches: Sequence[Stretch]) -> list[tuple[int, int, Stretch]]:
-    """Cut the union of `stretches` so that each piece is the innermost one's."""
+    """Cut the union of `stretches` so that each interval is the innermost one's."""
     ordered = sorted(stretches, key=lambda s: (s.start_ns, -s.end_ns))
     cuts = sorted({t for s in ordered for t in (s.start_ns, s.end_ns)})
-    pieces: list[tuple[int, int, Stretch]] = []
+    intervals: list[tuple[int, int, Stretch]] = []
     open_: list[Stretch] = []
     coming = 0
     for start_ns, end_ns in itertools.pairwise(cuts):
@@ -131,11 +126,11 @@ def _innermost(stretches: Sequence[Stretch]) -> list[tuple[int, int, Stretch]]:
         if not open_:
             continue
         inner = open_[-1]
-        if pieces and pieces[-1][1] == start_ns and pieces[-1][2] is inner:
-            pieces[-1] = (pieces[-1][0], end_ns, inner)
+        if intervals and intervals[-1][1] == start_ns and intervals[-1][2] is inner:
+            intervals[-1] = (intervals[-1][0], end_ns, inner)
         else:
-            pieces.append((start_ns, end_ns, inner))
-    return pieces
+            intervals.append((start_ns, end_ns, inner))
+    return intervals
 
 
 def _communication(rank: int, messages: Sequence[Message]) -> list[Span]:
@@ -145,21 +140,11 @@ def _communication(rank: int, messages: Sequence[Message]) -> list[Span]:
         end_ns = max(m.end_ns, m.ready_ns)  # events are exact to half a microsecond
         start_ns = min(max(m.ready_ns, free_ns.get(m.lane, m.ready_ns)), end_ns)
         free_ns[m.lane] = max(free_ns.get(m.lane, end_ns), end_ns)
-        attributes: dict[str, Any] = {}
-        if m.label:
-            attributes["label"] = m.label
-        if m.step is not None:
-            attributes["step"] = m.step
-        spans.append(
-            Span(
-                rank,
-                m.lane,
-                "communication",
-                m.operation,
-                start_ns,
-                end_ns,
-                bytes=m.bytes,
-                attributes=attributes,
-            )
-        )
+        times, about = (start_ns, end_ns, m.bytes, 0), _attributes(m)
+        spans.append(Span(rank, m.lane, "communication", m.operation, *times, about))
     return spans
+
+
+def _attributes(of: Stretch | Message) -> dict[str, Any]:
+    known = {"label": of.label or None, "step": of.step}
+    return {name: value for name, value in known.items() if value is not None}

@@ -15,7 +15,7 @@ import torch
 
 from overlaplab import streams
 from overlaplab.errors import ProfileError
-from overlaplab.profiling.collectives import Call, watching
+from overlaplab.profiling.collectives import Call, Watcher, watching
 
 
 class NvtxRanges:
@@ -42,7 +42,7 @@ class NvtxRanges:
                 "on any other, ol.profile() shows the same ranges."
             ) from error
         self._stack.enter_context(streams.listening_to_ranges(_range))
-        self._stack.enter_context(watching(_Watcher()))
+        self._stack.enter_context(watching(_Ranges()))
         self._begin_step()
         return self
 
@@ -106,7 +106,7 @@ def _range(name: str) -> Iterator[None]:
         _pop()
 
 
-class _Watcher:
+class _Ranges(Watcher):
     """A range around the launch of each collective, and around each wait."""
 
     def launch(
@@ -114,12 +114,6 @@ class _Watcher:
     ) -> Any:
         with _range(operation):
             return call()
-
-    def start_coalescing(self, call: Call, group: Any) -> Any:
-        return call()
-
-    def end_coalescing(self, call: Call, group: Any) -> Any:
-        return call()
 
     def wait(self, call: Call, work: Any) -> Any:
         with _range("wait"):

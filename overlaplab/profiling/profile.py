@@ -21,13 +21,13 @@ import torch.distributed as dist
 from overlaplab import streams
 from overlaplab.errors import ProfileError
 from overlaplab.profiling.event_recorder import EventRecorder, recorder_of_this_device
-from overlaplab.profiling.kineto import timeline_of_ranks
-from overlaplab.profiling.kineto_recorder import KinetoRecorder
-from overlaplab.profiling.measure import (
+from overlaplab.profiling.sessions import (
+    KinetoRecorder,
     Recording,
     current_recording,
     profiler_is_running,
 )
+from overlaplab.profiling.trace.ranks import timeline_of_ranks
 from overlaplab.timeline import Source, Span, Timeline
 
 _State = Literal["new", "warming up", "recording", "done", "left"]

@@ -9,12 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from overlaplab.errors import TraceError
-from overlaplab.profiling.kineto import timeline_of_ranks
-from overlaplab.profiling.trace.batches import NotATraceError, OwnTimelineError
-from overlaplab.profiling.trace.blocks import BLOCK_BYTES, Blocks
+from overlaplab.profiling.trace.batches import (
+    BLOCK_BYTES,
+    Blocks,
+    NotATraceError,
+    OwnTimelineError,
+)
 from overlaplab.profiling.trace.file import TraceFile, no_collection
 from overlaplab.profiling.trace.names import Communication
-from overlaplab.profiling.trace.ranks import number_ranks, on_one_clock
+from overlaplab.profiling.trace.ranks import (
+    number_ranks,
+    on_one_clock,
+    timeline_of_ranks,
+)
 from overlaplab.timeline import Source, Span, Timeline
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

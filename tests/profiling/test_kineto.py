@@ -1,9 +1,20 @@
 """A Kineto trace, made by hand, gives the timeline that one can read off it."""
 
+import orjson
 import pytest
 
 from overlaplab.errors import TraceError
-from overlaplab.profiling.kineto import spans_from_trace, timeline_from_trace
+from overlaplab.profiling.trace.batches import Blocks
+from overlaplab.profiling.trace.file import TraceFile, spans_from_trace
+from overlaplab.profiling.trace.ranks import timeline_of_ranks
+
+
+def spans_from(trace):
+    return spans_from_trace(orjson.dumps(trace), 0)
+
+
+def timeline_from(trace):
+    return timeline_of_ranks({0: spans_from(trace)}, origin="trace")
 
 
 def event(category, name, start_us, end_us, *, thread=1, **args):
@@ -35,7 +46,7 @@ def test_of_nested_operators_the_outermost_counts_and_autograd_is_glass():
         ]
     }
 
-    assert facts(timeline_from_trace(trace)) == [
+    assert facts(timeline_from(trace)) == [
         ("default", "compute", "mm", 0, 4000),
         ("default", "compute", "sum", 4000, 6000),
     ]
@@ -53,7 +64,7 @@ def test_views_and_composite_operators_are_not_computation_but_what_is_inside_is
         ]
     }
 
-    timeline = timeline_from_trace(trace)
+    timeline = timeline_from(trace)
 
     assert [s.name for s in timeline.spans] == ["addmm", "clone"]
 
@@ -66,7 +77,7 @@ def test_operators_of_another_thread_count_too():
         ]
     }
 
-    assert timeline_from_trace(trace).report().compute_ns == 10_000
+    assert timeline_from(trace).report().compute_ns == 10_000
 
 
 def test_gloo_transfers_are_communication_with_the_launch_s_label_group_and_bytes():
@@ -83,7 +94,7 @@ def test_gloo_transfers_are_communication_with_the_launch_s_label_group_and_byte
         ]
     }
 
-    timeline = timeline_from_trace(trace)
+    timeline = timeline_from(trace)
 
     communication = [s for s in timeline.spans if s.kind == "communication"]
     assert [(s.lane, s.bytes, s.attributes.get("label")) for s in communication] == [
@@ -126,7 +137,7 @@ def gpu_trace():
 
 
 def test_kernels_go_to_the_lane_of_their_stream_and_nccl_to_the_communicator_s():
-    assert facts(timeline_from_trace(gpu_trace())) == [
+    assert facts(timeline_from(gpu_trace())) == [
         ("cpu", "launch", "launch mm", 0, 2000),
         ("default", "compute", "mm", 8000, 38000),
         ("cpu", "launch", "launch all_reduce", 11000, 12000),
@@ -138,7 +149,7 @@ def test_kernels_go_to_the_lane_of_their_stream_and_nccl_to_the_communicator_s()
 
 
 def test_a_kernel_carries_the_range_and_step_in_which_it_was_launched():
-    spans = {s.name: s for s in timeline_from_trace(gpu_trace()).spans}
+    spans = {s.name: s for s in timeline_from(gpu_trace()).spans}
 
     assert spans["mm"].attributes["label"] == "forward"
     assert spans["all_reduce"].attributes["label"] == "bucket 2"
@@ -147,7 +158,7 @@ def test_a_kernel_carries_the_range_and_step_in_which_it_was_launched():
 
 
 def test_only_communication_beside_computation_is_hidden():
-    report = timeline_from_trace(gpu_trace()).report()
+    report = timeline_from(gpu_trace()).report()
 
     assert (report.hidden_ns, report.exposed_ns) == (10_000, 15_000)
 
@@ -159,7 +170,7 @@ def test_the_base_time_puts_ranks_on_one_clock():
             "traceEvents": [event("cpu_op", "aten::mm", 1, 2)],
         }
 
-    first, second = (spans_from_trace(trace(base), 0)[0] for base in (0, 5_000))
+    first, second = (spans_from(trace(base))[0] for base in (0, 5_000))
 
     assert second.start_ns - first.start_ns == 5_000
 
@@ -174,7 +185,7 @@ def test_what_starts_outside_a_run_s_own_range_is_left_out():
         ]
     }
 
-    assert [s.name for s in timeline_from_trace(trace).spans] == ["add"]
+    assert [s.name for s in timeline_from(trace).spans] == ["add"]
 
 
 def test_the_rank_is_the_one_that_the_trace_names():
@@ -183,9 +194,9 @@ def test_the_rank_is_the_one_that_the_trace_names():
         "traceEvents": [event("cpu_op", "aten::mm", 0, 5)],
     }
 
-    assert timeline_from_trace(trace).spans[0].rank == 2
+    assert TraceFile(Blocks.of_text(orjson.dumps(trace))).rank == 2
 
 
 def test_a_dict_that_is_no_trace_is_refused():
     with pytest.raises(TraceError, match="JSON without 'traceEvents'"):
-        timeline_from_trace({"events": []})
+        timeline_from({"events": []})

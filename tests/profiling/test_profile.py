@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import overlaplab as ol
 from overlaplab.errors import ProfileError, RankError
-from overlaplab.profiling.kineto_recorder import (
+from overlaplab.profiling.sessions import (
     KinetoRecorder,
     without_earlier_launches,
 )

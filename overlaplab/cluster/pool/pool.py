@@ -41,7 +41,7 @@ from overlaplab.cluster.pool.report import (
 from overlaplab.cluster.pool.sources import newest_change_s
 from overlaplab.cluster.pool.starting import Starter
 from overlaplab.errors import RunTimeoutError
-from overlaplab.profiling.kineto import timeline_of_ranks
+from overlaplab.profiling.trace.ranks import timeline_of_ranks
 from overlaplab.program import Finding
 from overlaplab.timeline import Timeline
 

@@ -21,8 +21,8 @@ from overlaplab import streams
 from overlaplab.cluster.pool.pickling import dump_call, dumps, loads
 from overlaplab.cluster.pool.pool import Outcome
 from overlaplab.cluster.pool.seeding import seeded
-from overlaplab.profiling.kineto import timeline_of_ranks
-from overlaplab.profiling.measure import recording
+from overlaplab.profiling.sessions import recording
+from overlaplab.profiling.trace.ranks import timeline_of_ranks
 
 _EXIT_CODE = 124  # as coreutils' timeout
 

@@ -45,7 +45,7 @@ from overlaplab.cluster.pool.seeding import seed
 from overlaplab.cluster.settings import kept_settings
 from overlaplab.errors import message_of
 from overlaplab.profiling.gloo_ranges import printable
-from overlaplab.profiling.measure import recording
+from overlaplab.profiling.sessions import recording
 from overlaplab.timeline import Span
 
 # Our own deadline comes first: the process group's must never be what ends a call.

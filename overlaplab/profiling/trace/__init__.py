@@ -1,9 +1,8 @@
 """Traces of torch.profiler, of any version and vendor, as spans.
 
-blocks   bytes of a file, decompressed
-pieces   text -> events, damaged or not          batches  a whole file of them
-rows     one event as it stands in the file      tables   events by kind, in columns
-names    what counts as communication            messages what a collective sends
-labels   step, label and phase of a time         device, cpu  rows -> spans
-file     one file                                ranks    several, on one clock
+batches  a file's bytes -> batches of events   chunks  text -> events, damaged or not
+rows     one event as it stands in the file    tables  events by kind, in columns
+names    what counts as communication          messages  what a collective sends
+labels   step, label and phase of a time       device, cpu  rows -> spans
+file     one file                              ranks  several, on one clock
 """

@@ -1,21 +1,120 @@
-"""One trace file as batches of events, and the fields that stand beside them."""
+"""One trace file as batches of events, and the fields that stand beside them.
+
+Whether a file is compressed is seen from its content, never from its name.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import zlib
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import orjson
 
 from overlaplab.errors import TraceError
-from overlaplab.profiling.trace.blocks import Blocks
-from overlaplab.profiling.trace.chunks import Pieces, mended
+from overlaplab.profiling.trace.chunks import Chunks, mended
 from overlaplab.profiling.trace.rows import Row
 
+BLOCK_BYTES = 1 << 16
+_GZIP = b"\x1f\x8b"
+_AUTOMATIC_HEADER = 32 + zlib.MAX_WBITS
 _EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _MOST_FIELDS_BYTES = 64 << 20  # before the events, and after them
 _SPACE = b"\xef\xbb\xbf \t\r\n"
+
+
+class Blocks:
+    """Iterate to get the content; `damage` then says where it ended too early.
+
+    Args:
+        path: a file, plain or gzip (of several members too).
+        block_bytes: about how much to give at a time.
+
+    Raises:
+        TraceError: the file cannot be opened or read, or is empty.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, block_bytes: int = BLOCK_BYTES
+    ) -> None:
+        self.path = Path(path)
+        self.block_bytes = block_bytes
+        self.damage = ""
+        self._content: bytes | None = None
+
+    @staticmethod
+    def of_text(text: bytes, name: str = "trace") -> Blocks:
+        """Of a text in memory instead of a file."""
+        blocks = Blocks(name)
+        blocks._content = text
+        return blocks
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._content is not None:
+            yield self._content
+            return
+        try:
+            with open(self.path, "rb") as file:
+                start = file.peek(len(_GZIP))  # a pipe cannot go back
+                if not start:
+                    raise TraceError(
+                        f"{self.path}: empty file (0 bytes); expected a trace as "
+                        "torch.profiler's export_chrome_trace writes. Was the run "
+                        "stopped before the profiler had written?"
+                    )
+                compressed = start.startswith(_GZIP)
+                yield from self._inflated(file) if compressed else self._plain(file)
+        except OSError as error:
+            what = error.strerror or str(error)
+            raise TraceError(
+                f"{self.path}: cannot be read ({what}). Check the path and that you "
+                "may read it."
+            ) from error
+
+    def _plain(self, file: BinaryIO) -> Iterator[bytes]:
+        while block := file.read(self.block_bytes):
+            yield block
+
+    def _inflated(self, file: BinaryIO) -> Iterator[bytes]:
+        inflate = zlib.decompressobj(_AUTOMATIC_HEADER)
+        offset = 0  # of `data` in the file
+        while data := file.read(self.block_bytes):
+            while data:
+                if inflate.eof:  # another member follows, or padding
+                    member = data.lstrip(b"\0")
+                    if not member.startswith(_GZIP[: len(member)]):
+                        self.damage = f"after the compressed data, at byte {offset}"
+                        return
+                    offset, data = offset + len(data) - len(member), member
+                    inflate = zlib.decompressobj(_AUTOMATIC_HEADER)
+                before = inflate.copy()
+                try:
+                    whole = inflate.decompress(data, self.block_bytes)
+                except zlib.error:
+                    whole, used = _inflate_until_refused(before, data)
+                    yield whole
+                    self.damage = f"in the compressed data, at byte {offset + used}"
+                    return
+                rest = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+                offset, data = offset + len(data) - len(rest), rest
+                yield whole
+        if not inflate.eof:
+            yield inflate.flush()
+            self.damage = f"at its end, byte {offset}: the compressed data go on"
+
+
+def _inflate_until_refused(inflate: zlib._Decompress, data: bytes) -> tuple[bytes, int]:
+    """What can be had before the damage, and how many bytes of `data` that took."""
+    whole: list[bytes] = []
+    for i in range(len(data)):
+        try:
+            whole.append(inflate.decompress(data[i : i + 1]))
+        except zlib.error:
+            return b"".join(whole), i
+    return b"".join(whole), len(data)
 
 
 class NotATraceError(TraceError):
@@ -52,10 +151,10 @@ class Batches:
         """
         blocks = iter(self._blocks)
         text, offset, is_list = self._read_start(blocks)
-        pieces, any_rows, ended = Pieces(offset), False, False
+        chunks, any_rows, ended = Chunks(offset), False, False
         while not ended:
             block = next(blocks, None)
-            taken = pieces.take(text) if block is not None else pieces.take_rest(text)
+            taken = chunks.take(text) if block is not None else chunks.take_rest(text)
             text, ended = taken.rest + (block or b""), taken.ended
             if taken.rows:
                 any_rows = True
@@ -66,8 +165,8 @@ class Batches:
             self._read_trailer(text, blocks, is_list)
         elif not is_list or self._blocks.damage:
             self._remark("ends within its events: what followed is lost")
-        self.dropped = dict(pieces.dropped)
-        self._conclude(pieces, any_rows)
+        self.dropped = dict(chunks.dropped)
+        self._conclude(chunks, any_rows)
 
     def _read_start(self, blocks: Iterator[bytes]) -> tuple[bytes, int, bool]:
         """The array's first bytes, where they stand, and if it is the whole file."""
@@ -132,25 +231,25 @@ class Batches:
             return f"damaged or cut off before its first event, at byte {error.pos}"
         return "JSON without 'traceEvents', so no trace of torch.profiler"
 
-    def _conclude(self, pieces: Pieces, any_rows: bool) -> None:
+    def _conclude(self, chunks: Chunks, any_rows: bool) -> None:
         if self._blocks.damage:
             self._remark(f"damaged {self._blocks.damage}")
-        if pieces.first_repair is not None:
+        if chunks.first_repair is not None:
             self._remark(
                 f"not quite JSON (unescaped characters or NaN), first at byte "
-                f"{pieces.first_repair}; repaired"
+                f"{chunks.first_repair}; repaired"
             )
         lost = sum(self.dropped.values())
         if lost and not any_rows:
-            if pieces.first_damage is None:
+            if chunks.first_damage is None:
                 raise NotATraceError(f"{self.path}: a JSON list, but not of events.")
             raise TraceError(
-                f"{self.path}: damaged from byte {pieces.first_damage} on, no whole "
+                f"{self.path}: damaged from byte {chunks.first_damage} on, no whole "
                 "event in it. Copy it again from where it was written."
             )
-        if pieces.first_damage is not None:
+        if chunks.first_damage is not None:
             self._remark(
-                f"damaged at byte {pieces.first_damage}; {lost} events dropped, the "
+                f"damaged at byte {chunks.first_damage}; {lost} events dropped, the "
                 "whole ones kept"
             )
 

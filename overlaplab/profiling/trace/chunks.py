@@ -55,7 +55,7 @@ class Taken:
     ended: bool = False
 
 
-class Pieces:
+class Chunks:
     """Takes events off a text that grows at its end.
 
     Attributes:

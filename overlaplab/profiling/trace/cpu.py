@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 
-from overlaplab.profiling.events import LAUNCH_RANGE, NOT_OPERATORS, WAIT_RANGE
 from overlaplab.profiling.trace.labels import Labels
 from overlaplab.profiling.trace.messages import bytes_of_shapes
-from overlaplab.profiling.trace.names import VIEWS, operation_of
+from overlaplab.profiling.trace.names import (
+    LAUNCH_RANGE,
+    NOT_OPERATORS,
+    VIEWS,
+    WAIT_RANGE,
+    operation_of,
+)
 from overlaplab.profiling.trace.tables import Ranges, Tables
 from overlaplab.timeline import CPU_LANE, Span
 

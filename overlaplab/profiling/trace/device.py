@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
-from overlaplab.profiling.events import NOT_OPERATORS
 from overlaplab.profiling.trace import names
 from overlaplab.profiling.trace.labels import Labels
 from overlaplab.profiling.trace.messages import Message
-from overlaplab.profiling.trace.names import Communication
+from overlaplab.profiling.trace.names import NOT_OPERATORS, Communication
 from overlaplab.profiling.trace.rows import NO_ARGS
 from overlaplab.profiling.trace.tables import NO_ID, DeviceRow, Place, Tables
 from overlaplab.timeline import CPU_LANE, Kind, Span
@@ -81,7 +80,7 @@ class DeviceReader:
             message = self._message(row, call)
             kind, name, size = "communication", message.operation, message.num_bytes
             lane = lanes.of_communication(row, message)
-            attributes |= message.attributes()
+            attributes |= message.attributes
             if call >= 0 and (ranges := self._ranges_of(call)):
                 attributes["ranges"] = ranges
             attributes["kernel"] = self._short(row.name)
@@ -211,10 +210,8 @@ class _Lanes:
         return lane
 
     def of_communication(self, row: DeviceRow, message: Message) -> str:
-        if message.communicator is not None:
-            return message.lane
         is_main = self._sends.get(row.place) == row.stream
-        return "comm" if is_main else f"comm:stream {row.stream}"
+        return message.lane or ("comm" if is_main else f"comm:stream {row.stream}")
 
 
 def _busiest(busy: Mapping[Hashable, int]) -> Hashable:

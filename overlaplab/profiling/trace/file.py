@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from overlaplab.profiling.trace.batches import Batches
-from overlaplab.profiling.trace.blocks import Blocks
+from overlaplab.profiling.trace.batches import Batches, Blocks
 from overlaplab.profiling.trace.cpu import cpu_spans, host_spans
 from overlaplab.profiling.trace.device import DeviceReader, places
 from overlaplab.profiling.trace.labels import Labels
@@ -199,3 +198,18 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def spans_from_trace(trace: bytes, rank: int) -> list[Span]:
+    """Spans of what torch.profiler exported here, on the clock of the machine.
+
+    The label of a span is the innermost profiler range around its launch; the step is
+    the N of the enclosing `ProfilerStep#N`. If the trace holds a run that marked
+    itself (`RUN_RANGE`), only what starts inside that range counts.
+
+    Raises:
+        TraceError: not a trace.
+    """
+    file = TraceFile(Blocks.of_text(trace))
+    rank_of = dict.fromkeys(file.places or [("", 0)], rank)
+    return file.spans(rank_of, Communication(), is_own=True)

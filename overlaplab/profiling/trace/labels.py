@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from overlaplab.profiling.events import (
+from overlaplab.profiling.trace.names import (
     LAUNCH_RANGE,
     NOT_OPERATORS,
     RUN_RANGE,

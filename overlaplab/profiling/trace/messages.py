@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,24 +25,14 @@ class Message:
     Args:
         operation: "all_reduce", ...
         num_bytes: the larger of what goes in and what comes out; 0 if unknown.
-        said: what the trace calls it ("allreduce_coalesced"), "" if it does not say.
-        dtype: "BFloat16", "" if unknown.
-        communicator: its name in the process group, None if unknown.
-        lane: of that communicator.
-        group: the ranks in it, empty if unknown.
-        group_size: 0 if unknown.
-        sequence: its number on the communicator, None if unknown.
+        lane: of its communicator, "" where that is unknown.
+        attributes: for a span; those that are known.
     """
 
     operation: str
     num_bytes: int
-    said: str
-    dtype: str
-    communicator: str | None
     lane: str
-    group: tuple[int, ...]
-    group_size: int
-    sequence: int | None
+    attributes: dict[str, Any]
 
     @staticmethod
     def of(args: Args, kernel: str, annotation: str = "") -> Message:
@@ -50,48 +41,34 @@ class Message:
         description, name = args.group_description, args.group
         elements = max(_number(args.in_elements), _number(args.out_elements))
         num_bytes = elements * _ITEM_BYTES.get(str(args.dtype).lower(), 0)
-        num_bytes = _number(num_bytes or bytes_of_shapes(args))
         unknown = name in (None, "") and description in (None, "")
-        return Message(
-            operation=operation_of(said or kernel),
-            num_bytes=num_bytes,
-            said=said,
-            dtype=str(args.dtype or ""),
-            communicator=None if unknown else str(name or description),
-            lane=_lane(description, name),
-            group=_ranks(args.group_ranks),
-            group_size=_number(args.group_size),
-            sequence=integer(args.sequence),
-        )
-
-    def attributes(self) -> dict[str, Any]:
-        """For a span: those that are known."""
-        known: dict[str, Any] = {
-            "collective": self.said,
-            "dtype": self.dtype,
-            "communicator": self.communicator,
-            "group_ranks": list(self.group),
-            "group_size": self.group_size,
+        about = {
+            "collective": said,
+            "dtype": str(args.dtype or ""),
+            "communicator": "" if unknown else str(name or description),
+            "group_ranks": _ranks(args.group_ranks),
+            "group_size": _number(args.group_size),
         }
-        attributes = {name: value for name, value in known.items() if value}
-        if self.sequence is not None:
-            attributes["sequence"] = self.sequence
-        if not self.said:
+        attributes = {key: value for key, value in about.items() if value}
+        if (sequence := integer(args.sequence)) is not None:
+            attributes["sequence"] = sequence
+        if not said:
             attributes["operation_from"] = "kernel name"  # which may mislead
-        return attributes
+        return Message(
+            operation_of(said or kernel),
+            _number(num_bytes or bytes_of_shapes(args)),
+            "" if unknown else _lane(description, name),
+            attributes,
+        )
 
 
 def bytes_of_shapes(args: Args) -> int:
     """Bytes of the input tensors, where the profiler recorded shapes."""
-    total = 0
-    shapes, types = list_of(args.shapes), list_of(args.types)
-    for shape, kind in zip(shapes, types, strict=False):
-        size = _ITEM_BYTES.get(str(kind).lower(), 0)
-        if shape and isinstance(shape, list) and all(map(_is_size, shape)):
-            for n in shape:
-                size *= n
-            total += size
-    return total
+    return sum(
+        math.prod(shape) * _ITEM_BYTES.get(str(kind).lower(), 0)
+        for shape, kind in zip(list_of(args.shapes), list_of(args.types), strict=False)
+        if shape and isinstance(shape, list) and all(map(_is_size, shape))
+    )
 
 
 def _lane(description: Any, name: Any) -> str:
@@ -111,12 +88,12 @@ def _number(value: Any) -> int:
     return number if number is not None and number > 0 else 0
 
 
-def _ranks(value: Any) -> tuple[int, ...]:
+def _ranks(value: Any) -> list[int]:
     """Of "[0, 1]", as the profiler writes it; long groups it cuts off with "..."."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            return ()
-    ranks = tuple(value) if isinstance(value, list) else ()
-    return ranks if all(integer(rank) is not None for rank in ranks) else ()
+            return []
+    is_list = isinstance(value, list) and all(integer(n) is not None for n in value)
+    return value if is_list else []

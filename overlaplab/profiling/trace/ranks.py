@@ -13,7 +13,7 @@ from statistics import median
 from overlaplab.errors import TraceError
 from overlaplab.profiling.trace.file import TraceFile, shifted
 from overlaplab.profiling.trace.tables import Place
-from overlaplab.timeline import Span
+from overlaplab.timeline import Span, Timeline
 
 # Kernels of one collective end within tens of microseconds of one another on one
 # clock; what is more is the clocks.
@@ -21,6 +21,21 @@ CLOCKS_AGREE_NS = 100_000
 _NO_DEVICE: Place = ("", 0)
 _POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 _RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
+
+
+def timeline_of_ranks(
+    spans: Mapping[int, Sequence[Span]],
+    *,
+    origin: str,
+    num_ranks: int | None = None,
+) -> Timeline:
+    """One timeline of many ranks' spans on one clock, shifted to start at 0."""
+    every = [span for of_rank in spans.values() for span in of_rank]
+    first_ns = min((span.start_ns for span in every), default=0)
+    if first_ns:
+        every = [shifted(span, -first_ns) for span in every]
+    timeline = Timeline.of(every, origin=origin)
+    return timeline if num_ranks is None else replace(timeline, num_ranks=num_ranks)
 
 
 def number_ranks(

@@ -73,21 +73,8 @@ def integer(value: Any) -> int | None:
     return value if type(value) is int and abs(value) < _LARGEST_NS else None
 
 
-class Row(msgspec.Struct, gc=False):
-    """One element of traceEvents."""
-
-    ph: Any = None
-    cat: Any = None
-    name: Any = None
-    pid: Any = None
-    tid: Any = None
-    ts: Any = None  # fractions are texts, see `decoder`
-    dur: Any = None
-    args: Args | None = None
-
-
 class RowWithoutArgs(msgspec.Struct, gc=False):
-    """One whose args are no object."""
+    """An element of traceEvents whose args are no object."""
 
     ph: Any = None
     cat: Any = None
@@ -98,9 +85,13 @@ class RowWithoutArgs(msgspec.Struct, gc=False):
     dur: Any = None
 
     def as_row(self) -> Row:
-        return Row(
-            self.ph, self.cat, self.name, self.pid, self.tid, self.ts, self.dur, None
-        )
+        return Row(*msgspec.structs.astuple(self))
+
+
+class Row(RowWithoutArgs, gc=False):
+    """One element of traceEvents."""
+
+    args: Args | None = None
 
 
 def decoder(what: type[_What]) -> msgspec.json.Decoder[_What]:
