@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,26 +21,26 @@ from overlaplab.errors import OverlaplabError
 if TYPE_CHECKING:
     from overlaplab.timeline import Timeline
 
-P = ParamSpec("P")
-R = TypeVar("R")
 NO_COMMUNICATION_CODE = 3  # of `report`: read, but no kernel communicates
 
 
-def _one_error_line(command: Callable[P, R]) -> Callable[P, R]:
+@contextmanager
+def _one_error_line() -> Iterator[None]:
     """What the user can repair is said in a message, with exit code 2, no traceback."""
+    try:
+        yield
+    except (OverlaplabError, ValueError, TypeError, OSError) as error:
+        click.echo(f"overlaplab: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        click.echo("overlaplab: interrupted", err=True)
+        sys.exit(130)
 
-    @wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except (OverlaplabError, ValueError, TypeError, OSError) as error:
-            click.echo(f"overlaplab: {error}", err=True)
-            sys.exit(2)
-        except KeyboardInterrupt:
-            click.echo("overlaplab: interrupted", err=True)
-            sys.exit(130)
 
-    return run
+class _Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        with _one_error_line():
+            return super().invoke(ctx)
 
 
 def _print_version(context: click.Context, option: object, wanted: bool) -> None:
@@ -49,7 +49,10 @@ def _print_version(context: click.Context, option: object, wanted: bool) -> None
         context.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -66,11 +69,10 @@ def main() -> None:
 @click.option(
     "--cluster",
     default="virtual",
-    show_default=True,
     help="virtual, gloo (CPU processes) or nccl (one process a GPU).",
 )
-@click.option("--ranks", default=4, show_default=True, help="Ranks of the job.")
-@click.option("--steps", default=4, show_default=True, help="Steps, 2 or more.")
+@click.option("--ranks", default=4, help="Ranks of the job.")
+@click.option("--steps", default=4, help="Steps, 2 or more.")
 @click.option(
     "--hardware",
     default=None,
@@ -81,10 +83,8 @@ def main() -> None:
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("demo.png"),
-    show_default=True,
     help="Where the figure goes.",
 )
-@_one_error_line
 def demo_command(
     cluster: str, ranks: int, steps: int, hardware: str | None, out: Path
 ) -> None:
@@ -107,7 +107,6 @@ def demo_command(
 @main.command("grade")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
-@_one_error_line
 def grade_command(path: Path, as_json: bool) -> None:
     """Run a learner's notebook in a process of its own and print its marks.
 
@@ -131,7 +130,6 @@ def grade_command(path: Path, as_json: bool) -> None:
 
 @main.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not text.")
-@_one_error_line
 def doctor_command(as_json: bool) -> None:
     """Say what this machine is, what that means for overlap, and what to do.
 
@@ -189,7 +187,6 @@ def _check_output(path: Path, inputs: Sequence[str]) -> None:
     default=None,
     help="Write one self-contained page, too.",
 )
-@_one_error_line
 def report_command(
     traces: tuple[str, ...],
     hardware: str | None,
@@ -239,7 +236,6 @@ def report_command(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("hardware.json"),
-    show_default=True,
     help="Where the profile goes.",
 )
 @click.option("--quick", is_flag=True, help="Coarser, in less than half the time.")
@@ -248,7 +244,6 @@ def report_command(
     type=click.Choice(["nccl", "gloo"]),
     help="nccl: a process a GPU; gloo: two on the CPU.  [default: nccl with GPUs]",
 )
-@_one_error_line
 def calibrate_command(out: Path, quick: bool, backend: str | None) -> None:
     """Measure this machine and write a hardware profile of it.
 

@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector
 
 from overlaplab import streams
 from overlaplab.cluster.run import run
@@ -131,9 +132,10 @@ def demo(
     hardware = find_hardware(hardware)
     where = f"hardware: {hardware.name}" if cluster == "virtual" else "measured"
     sizes = LARGE if cluster == "nccl" else SMALL
+    num_parameters = flat_parameters(make_model(0, sizes)).numel()
     console.print(
         f"{num_ranks} ranks on cluster {cluster!r} ({where}), {steps} steps of a "
-        f"transformer with {_num_parameters(sizes) / 1e6:.2f} M parameters"
+        f"transformer with {num_parameters / 1e6:.2f} M parameters"
     )
     variants: dict[str, Variant] = {}
     bar = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
@@ -251,8 +253,7 @@ def batch(rank: int, step: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
 
 def flat_parameters(model: torch.nn.Module) -> Tensor:
     """All parameters one after the other, a copy on the CPU."""
-    flat = [p.detach().flatten() for p in model.parameters()]
-    return torch.cat(flat).cpu()
+    return parameters_to_vector(model.parameters()).detach().cpu()
 
 
 def compare(variants: Mapping[str, Variant], expected: Tensor) -> Sequence[str]:
@@ -268,7 +269,3 @@ def compare(variants: Mapping[str, Variant], expected: Tensor) -> Sequence[str]:
                 f"{name}: a parameter is {largest:.1e} away from one process's"
             )
     return problems
-
-
-def _num_parameters(sizes: Sizes) -> int:
-    return flat_parameters(make_model(0, sizes)).numel()

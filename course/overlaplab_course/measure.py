@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import overlaplab_course
 from overlaplab.bench.command import (
+    SETTINGS,
     backend_option,
     heading,
     out_option,
@@ -50,7 +51,7 @@ def measure(lesson: str) -> dict[str, Any]:
     return answer
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=SETTINGS)
 @click.argument("lesson")
 @backend_option
 @world_size_option

@@ -44,7 +44,6 @@ backend_option = click.option(
     "--backend",
     type=click.Choice(["nccl", "gloo"]),
     default="nccl",
-    show_default=True,
     help="gloo rehearses on the CPU.",
 )
 world_size_option = click.option(
@@ -57,7 +56,10 @@ out_option = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+@click.group(context_settings=SETTINGS)
 def benchmarks() -> None:
     """Measurements on your GPUs, each beside its peers in one run."""
 
@@ -106,10 +108,9 @@ def data_parallel_command(
     "--model",
     type=click.Choice(list(MODELS)),
     default=MAIN,
-    show_default=True,
 )
-@click.option("--batches", multiple=True, type=int, default=(2, 8), show_default=True)
-@click.option("--tokens", type=int, default=1024, show_default=True)
+@click.option("--batches", multiple=True, type=int, default=(2, 8))
+@click.option("--tokens", type=int, default=1024)
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
@@ -139,15 +140,15 @@ def traces_command(
 @click.option(
     "--hta-python", help="Python of an environment with HTA.  [default: none]"
 )
-@click.option("--rounds", default=5, show_default=True, help="Processes a side.")
-@click.option("--large", type=int, default=0, help="Also a file of so many MiB.")
-@click.option("--limit-gib", default=12, show_default=True, help="Memory a process.")
+@click.option("--rounds", default=5, help="Processes a side.")
+@click.option("--large", type=int, help="Also a file of so many MiB.")
+@click.option("--limit-gib", default=12, help="Memory a process.")
 @out_option
 def read_traces_command(
     files: Sequence[Path],
     hta_python: str | None,
     rounds: int,
-    large: int,
+    large: int | None,
     limit_gib: int,
     out: Path | None,
 ) -> None:
@@ -157,7 +158,7 @@ def read_traces_command(
     """
     results = heading("read-traces", "none")
     results["command"] = without_paths(results["command"])
-    plan = Plan(hta_python, rounds, large, limit_gib * 2**30)
+    plan = Plan(hta_python, rounds, large or 0, limit_gib * 2**30)
     results |= measure(files or known_files(), plan, click.echo)
     write_json(results, out)
 
@@ -168,7 +169,7 @@ def predict() -> None:
 
 
 @predict.command("measure")
-@click.option("--minutes", default=8.0, show_default=True, help="No case begins later.")
+@click.option("--minutes", default=8.0, help="No case begins later.")
 @backend_option
 @world_size_option
 @click.option(

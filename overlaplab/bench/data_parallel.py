@@ -29,13 +29,7 @@ from overlaplab.errors import CaptureError
 from overlaplab.profiling.profile import profile
 
 CASES = {"gpt-738m": (1, 2, 8), "gpt-162m": (2, 8), "gpt-1.4b": (1, 2)}
-PROFILED = (
-    "compute",
-    "ddp best",
-    "ours best",
-    "ddp captured",
-    "ours captured",
-)
+PROFILED = ("compute", "ddp best", "ours best", "ddp captured", "ours captured")
 TRACED = ("ddp best", "ours best")
 NORM_RTOL = 2e-3  # bfloat16 averages differ in their last bit by the order of sums
 
@@ -107,22 +101,29 @@ class _Case:
         self.norm = self._reference_norm()
 
     def run(self, traces: Path | None) -> dict[str, Any]:
+        bucketed, ddp = variants.bucketed, variants.ddp
+        ours, theirs = self.groups.get("ours"), self.groups.get("ddp")
+        captured_caps = self.plan.captured_caps_mib
+        ours_captured = (self._maker(bucketed, cap, ours) for cap in captured_caps)
+        ddp_captured = (
+            self._maker(ddp, bucket_cap_mb=cap, views=True, group=theirs)
+            for cap in captured_caps
+        )
+        warmup = variants.DDP_GRAPH_WARMUP
         swept = {
-            "ours": self._sweep(self._ours(cap) for cap in self.plan.our_caps_mib),
-            "ddp": self._sweep(self._ddp()),
-            "ours captured": self._sweep(
-                self._captured(self._ours(cap, self.groups.get("ours")))
-                for cap in self.plan.captured_caps_mib
+            "ours": self._sweep(
+                self._maker(bucketed, cap) for cap in self.plan.our_caps_mib
             ),
+            "ddp": self._sweep(self._ddp()),
+            "ours captured": self._sweep(map(self._captured, ours_captured)),
             "ddp captured": self._sweep(
-                self._captured(self._ddp_views(cap), variants.DDP_GRAPH_WARMUP)
-                for cap in self.plan.captured_caps_mib
+                self._captured(make, warmup) for make in ddp_captured
             ),
         }
         finals = self._build_finals(swept)
         steps: dict[str, Callable[[], object]] = {k: v.step for k, v in finals.items()}
-        steps["all-reduce alone"] = variants.all_reduce_alone(self.model)
-        steps["all-reduce alone"]()
+        steps["all-reduce alone"] = alone = variants.all_reduce_alone(self.model)
+        alone()
         times = time_in_turn(
             steps,
             num_rounds=self.plan.final_rounds,
@@ -140,14 +141,13 @@ class _Case:
         for variant in finals.values():
             variant.close()
         bound = max(times["compute"].median_ns, times["all-reduce alone"].median_ns)
+        described = {
+            kind: {"name": variant.name, "settings": variant.settings}
+            for kind, variant in finals.items()
+        }
         return {
             "variants": {
-                kind: (
-                    {"name": finals[kind].name, "settings": finals[kind].settings}
-                    if kind in finals
-                    else {}
-                )
-                | samples.to_json()
+                kind: described.get(kind, {}) | samples.to_json()
                 for kind, samples in times.items()
             },
             "ratio_to_ddp_best": ratios,
@@ -163,17 +163,10 @@ class _Case:
 
     # What is tried.
 
-    def _ours(self, cap_mib: float, group: dist.ProcessGroup | None = None) -> Maker:
-        return lambda: variants.bucketed(self.model, self.batch, cap_mib, group)
-
-    def _ddp_views(self, cap_mib: float) -> Maker:
-        return lambda: variants.ddp(
-            self.model,
-            self.batch,
-            bucket_cap_mb=cap_mib,
-            views=True,
-            group=self.groups.get("ddp"),
-        )
+    def _maker(
+        self, make: Callable[..., Variant], *args: Any, **settings: Any
+    ) -> Maker:
+        return functools.partial(make, self.model, self.batch, *args, **settings)
 
     def _ddp(self) -> Iterator[Maker]:
         modes: tuple[dict[str, Any], ...] = (
@@ -181,20 +174,14 @@ class _Case:
             {"views": True},
             {"views": True, "zero": True},
         )
-        for cap, static, mode in itertools.product(
-            self.plan.caps_mib, (False, True), modes
-        ):
-            yield functools.partial(
-                variants.ddp,
-                self.model,
-                self.batch,
-                bucket_cap_mb=cap,
-                static_graph=static,
-                **mode,
+        caps, static = self.plan.caps_mib, (False, True)
+        for cap, graph, mode in itertools.product(caps, static, modes):
+            yield self._maker(
+                variants.ddp, bucket_cap_mb=cap, static_graph=graph, **mode
             )
 
     def _captured(self, make: Maker, num_warmup: int = 3) -> Maker:
-        return lambda: variants.captured(make, num_warmup=num_warmup)
+        return functools.partial(variants.captured, make, num_warmup=num_warmup)
 
     def _sweep(self, makers: Iterable[Maker]) -> Swept:
         """Each alone, one after the other; the best is timed again beside the rest."""
@@ -216,15 +203,14 @@ class _Case:
         return found
 
     def _build_finals(self, swept: Mapping[str, Swept]) -> dict[str, Variant]:
-        model, batch = self.model, self.batch
-        compute: Maker = functools.partial(variants.compute, model, batch)
+        compute = self._maker(variants.compute)
         makers: dict[str, Maker] = {
             "compute": compute,
             "compute captured": self._captured(compute),
-            "serial": functools.partial(variants.serial, model, batch),
-            "per parameter": functools.partial(variants.hooks, model, batch),
-            "ddp default": functools.partial(variants.ddp, model, batch),
-            "ours default": self._ours(25),
+            "serial": self._maker(variants.serial),
+            "per parameter": self._maker(variants.hooks),
+            "ddp default": self._maker(variants.ddp),
+            "ours default": self._maker(variants.bucketed, 25),
         }
         for kind, found in swept.items():
             if found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from overlaplab.techniques.data_parallel import (
     SerialReducer,
 )
 
+Batch = tuple[Tensor, ...]
 DDP_GRAPH_WARMUP = 11  # "at least 11 DDP-enabled eager iterations" (PyTorch's notes)
 
 
@@ -62,7 +63,7 @@ def share_parameters(model: nn.Module) -> nn.Module:
     return twin
 
 
-def compute(model: nn.Module, batch: tuple[Tensor, ...]) -> Variant:
+def compute(model: nn.Module, batch: Batch) -> Variant:
     """Forward and backward alone."""
     twin = share_parameters(model)
 
@@ -73,16 +74,10 @@ def compute(model: nn.Module, batch: tuple[Tensor, ...]) -> Variant:
     return Variant("compute", {}, step, twin, averages=False)
 
 
-def reducer(
-    name: str,
-    make: Callable[[nn.Module], Reducer],
-    model: nn.Module,
-    batch: tuple[Tensor, ...],
-    **settings: Any,
+def _reducer(
+    name: str, ours: Reducer, twin: nn.Module, batch: Batch, **settings: Any
 ) -> Variant:
-    """A step with one of our reducers."""
-    twin = share_parameters(model)
-    ours = make(twin)
+    """A step with one of our reducers, which is on `twin`."""
 
     def step() -> None:
         twin.zero_grad()
@@ -93,32 +88,27 @@ def reducer(
 
 
 def bucketed(
-    model: nn.Module,
-    batch: tuple[Tensor, ...],
-    bucket_mib: float,
-    group: dist.ProcessGroup | None = None,
+    model: nn.Module, batch: Batch, mib: float, group: dist.ProcessGroup | None = None
 ) -> Variant:
     """Our reducer; `group` is for captured steps, which keep a communicator."""
-    return reducer(
-        f"ours {bucket_mib:g}",
-        lambda twin: BucketedReducer(twin, bucket_mib=bucket_mib, process_group=group),
-        model,
-        batch,
-        bucket_mib=bucket_mib,
-    )
+    twin = share_parameters(model)
+    ours = BucketedReducer(twin, bucket_mib=mib, process_group=group)
+    return _reducer(f"ours {mib:g}", ours, twin, batch, bucket_mib=mib)
 
 
-def hooks(model: nn.Module, batch: tuple[Tensor, ...]) -> Variant:
-    return reducer("per parameter", HookReducer, model, batch)
+def hooks(model: nn.Module, batch: Batch) -> Variant:
+    twin = share_parameters(model)
+    return _reducer("per parameter", HookReducer(twin), twin, batch)
 
 
-def serial(model: nn.Module, batch: tuple[Tensor, ...]) -> Variant:
-    return reducer("serial", SerialReducer, model, batch)
+def serial(model: nn.Module, batch: Batch) -> Variant:
+    twin = share_parameters(model)
+    return _reducer("serial", SerialReducer(twin), twin, batch)
 
 
 def ddp(
     model: nn.Module,
-    batch: tuple[Tensor, ...],
+    batch: Batch,
     *,
     bucket_cap_mb: float | None = None,
     views: bool = False,
@@ -152,13 +142,9 @@ def ddp(
         "static_graph": static_graph,
         "set_to_none": not zero,
     }
-    parts = [f"ddp {bucket_cap_mb:g}" if bucket_cap_mb else "ddp default"]
-    parts += [
-        word
-        for word, on in (("views", views), ("static", static_graph), ("zero", zero))
-        if on
-    ]
-    return Variant(" ".join(parts), settings, step, twin)
+    name = f"ddp {bucket_cap_mb:g}" if bucket_cap_mb else "ddp default"
+    name += " views" * views + " static" * static_graph + " zero" * zero
+    return Variant(name, settings, step, twin)
 
 
 def captured(make: Callable[[], Variant], *, num_warmup: int = 3) -> Variant:
@@ -167,9 +153,9 @@ def captured(make: Callable[[], Variant], *, num_warmup: int = 3) -> Variant:
     Raises:
         CaptureError: it cannot be.
     """
-    side = streams.Stream() if streams.device().type == "cuda" else None
-    if side is None:
+    if streams.device().type != "cuda":
         raise CaptureError("a CUDA graph needs CUDA")
+    side = streams.Stream()
     side.wait_stream(streams.current_stream())
     with streams.stream(side):  # DDP must be built off the default stream
         variant = make()
@@ -182,14 +168,7 @@ def captured(make: Callable[[], Variant], *, num_warmup: int = 3) -> Variant:
         step.release()
         variant.close()
 
-    return Variant(
-        f"{variant.name} captured",
-        variant.settings,
-        step,
-        variant.model,
-        variant.averages,
-        close,
-    )
+    return replace(variant, name=f"{variant.name} captured", step=step, close=close)
 
 
 def all_reduce_alone(model: nn.Module) -> Callable[[], None]:

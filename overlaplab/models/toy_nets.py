@@ -18,6 +18,16 @@ BATCH = 6
 WIDTH = 8
 
 
+def random_batch(rank: int, step: int, *shape: int) -> Tensor:
+    """Samples (BATCH, *shape) that differ by rank and step."""
+    generator = torch.Generator().manual_seed(1000 * step + rank + 1)
+    return torch.randn(BATCH, *shape, generator=generator)
+
+
+def _vectors(rank: int, step: int) -> Tensor:
+    return random_batch(rank, step, WIDTH)
+
+
 @dataclass(frozen=True)
 class ToyNet:
     """A net and its data.
@@ -32,35 +42,30 @@ class ToyNet:
     name: str
     trap: str
     make_model: Callable[[], nn.Module]
-    make_batch: Callable[[int, int], Tensor]
-
-
-def random_batch(rank: int, step: int, *shape: int) -> Tensor:
-    """Samples (BATCH, *shape) that differ by rank and step."""
-    generator = torch.Generator().manual_seed(1000 * step + rank + 1)
-    return torch.randn(BATCH, *shape, generator=generator)
-
-
-def _vectors(rank: int, step: int) -> Tensor:
-    return random_batch(rank, step, WIDTH)
+    make_batch: Callable[[int, int], Tensor] = _vectors
 
 
 def _images(rank: int, step: int) -> Tensor:
     return random_batch(rank, step, 4, 5, 5)
 
 
-def _routed(rank: int, step: int) -> Tensor:
-    """The sign of feature 0 is the same for a rank's whole batch: its expert."""
+def _signed(rank: int, step: int, sign: int) -> Tensor:
+    """Feature 0 has one sign in a rank's whole batch: it names the rank's expert."""
     batch = _vectors(rank, step)
-    sign = 1.0 if rank == 0 else -1.0
     return torch.cat((sign * batch[:, :1].abs(), batch[:, 1:]), dim=1)
+
+
+def _routed(rank: int, step: int) -> Tensor:
+    return _signed(rank, step, 1 if rank == 0 else -1)
 
 
 def _alternating(rank: int, step: int) -> Tensor:
     """As `_routed`; the expert changes with the step too."""
-    batch = _vectors(rank, step)
-    sign = 1.0 if (rank + step) % 2 == 0 else -1.0
-    return torch.cat((sign * batch[:, :1].abs(), batch[:, 1:]), dim=1)
+    return _signed(rank, step, 1 if (rank + step) % 2 == 0 else -1)
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    return x.square().mean()
 
 
 class Mlp(nn.Module):
@@ -73,7 +78,7 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = torch.tanh(layer(x))
-        return x.square().mean()
+        return _mean_square(x)
 
 
 class Tied(nn.Module):
@@ -99,8 +104,7 @@ class Frozen(nn.Module):
         self.head = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        loss: Tensor = self.head(torch.tanh(self.body(x))).square().mean()
-        return loss
+        return _mean_square(self.head(torch.tanh(self.body(x))))
 
 
 class Unused(nn.Module):
@@ -112,8 +116,7 @@ class Unused(nn.Module):
         self.b = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        loss: Tensor = self.a(x).square().mean()
-        return loss
+        return _mean_square(self.a(x))
 
 
 class Routed(nn.Module):
@@ -159,8 +162,7 @@ class OverSize(nn.Module):
         self.last = nn.Linear(64 * WIDTH, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        loss: Tensor = self.last(torch.tanh(self.large(self.small(x)))).square().mean()
-        return loss
+        return _mean_square(self.last(torch.tanh(self.large(self.small(x)))))
 
 
 class MixedDtypes(nn.Module):
@@ -176,7 +178,7 @@ class MixedDtypes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = torch.tanh(layer(x.to(next(layer.parameters()).dtype)))
-        return x.square().mean()
+        return _mean_square(x)
 
 
 class ChannelsLast(nn.Module):
@@ -190,8 +192,7 @@ class ChannelsLast(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
-        loss: Tensor = self.point(torch.relu(self.wide(x))).square().mean()
-        return loss
+        return _mean_square(self.point(torch.relu(self.wide(x))))
 
 
 class Buffered(nn.Module):
@@ -205,8 +206,7 @@ class Buffered(nn.Module):
         self.register_buffer("scale", torch.linspace(0.5, 2.0, WIDTH))
 
     def scaled(self, x: Tensor) -> Tensor:
-        loss: Tensor = (self.linear(x) * self.scale).square().mean()
-        return loss
+        return _mean_square(self.linear(x) * self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.scaled(x) + self.scaled(0.5 * x)
@@ -229,33 +229,22 @@ class Branches(nn.Module):
         return loss
 
 
-def _net(
-    name: str,
-    trap: str,
-    model: Callable[[], nn.Module],
-    batch: Callable[[int, int], Tensor] = _vectors,
-) -> ToyNet:
-    return ToyNet(name, trap, model, batch)
-
-
 TOY_NETS: Mapping[str, ToyNet] = MappingProxyType(
     {
         net.name: net
         for net in (
-            _net("mlp", "nothing: the plain case", Mlp),
-            _net("tied", "one slot, one reduction for a shared weight", Tied),
-            _net("frozen", "a parameter that does not train", Frozen),
-            _net("unused", "b.* keep None on every rank", Unused),
-            _net("uneven", "an expert used on rank 0 only", Routed, _routed),
-            _net("alternating", "used ranks change every step", Routed, _alternating),
-            _net("zero_element", "empty parameters are not waited for", ZeroElement),
-            _net("over_size", "a parameter above the cap is alone", OverSize),
-            _net("mixed_dtypes", "one dtype a bucket", MixedDtypes),
-            _net("channels_last", "strides are kept", ChannelsLast, _images),
-            _net("buffers", "buffers are not written in forward", Buffered),
-            _net(
-                "branches", "ranks' gradients arrive in other orders", Branches, _routed
-            ),
+            ToyNet("mlp", "nothing: the plain case", Mlp),
+            ToyNet("tied", "one reduction for a shared weight", Tied),
+            ToyNet("frozen", "a parameter that does not train", Frozen),
+            ToyNet("unused", "b.* keep None on every rank", Unused),
+            ToyNet("uneven", "an expert used on rank 0 only", Routed, _routed),
+            ToyNet("alternating", "used ranks change every step", Routed, _alternating),
+            ToyNet("zero_element", "empty parameters are not waited for", ZeroElement),
+            ToyNet("over_size", "a parameter above the cap is alone", OverSize),
+            ToyNet("mixed_dtypes", "one dtype a bucket", MixedDtypes),
+            ToyNet("channels_last", "strides are kept", ChannelsLast, _images),
+            ToyNet("buffers", "buffers are not written in forward", Buffered),
+            ToyNet("branches", "gradients arrive in other orders", Branches, _routed),
         )
     }
 )

@@ -14,27 +14,18 @@ from overlaplab.view.memory_row import at, summary
 from overlaplab.view.panel import MAX_RANKS, numbers
 from overlaplab.view.units import format_ns
 
-# In the order in which marks win a column that several share equally.
-MARKS: Mapping[str, str] = {
-    "exposed": "!",
-    "hidden": "=",
-    "compute": "#",
-    "memcpy": "m",
-    "memset": "s",
-    "launch": "l",
-    "host": "h",
-    "wait": "w",
+# Mark and legend, in the order in which marks win a column that several share equally.
+_LEGEND: Mapping[str, tuple[str, str]] = {
+    "exposed": ("!", "exposed communication"),
+    "hidden": ("=", "hidden communication"),
+    "compute": ("#", "compute"),
+    "memcpy": ("m", "copy"),
+    "memset": ("s", "memset"),
+    "launch": ("l", "launch"),
+    "host": ("h", "CPU computes"),
+    "wait": ("w", "CPU waits"),
 }
-_WORDS = {
-    "exposed": "exposed communication",
-    "hidden": "hidden communication",
-    "compute": "compute",
-    "memcpy": "copy",
-    "memset": "memset",
-    "launch": "launch",
-    "host": "CPU computes",
-    "wait": "CPU waits",
-}
+_MARKS = {kind: mark for kind, (mark, _) in _LEGEND.items()}
 _SHARE_MARKS: Mapping[Share, str] = {
     "compute": "C",
     "wire": "W",
@@ -70,19 +61,17 @@ def text(timeline: Timeline, *, width: int = 100, memory: bool = False) -> str:
     left = max(len(name) for name in [*names.values(), *memories, "critical path"])
     grid = _Grid(timeline.start_ns, timeline.end_ns, width - left - 3)
     lines = [numbers(timeline.report(), len(timeline.steps)), grid.axis(left)]
-    used: dict[str, None] = {}
+    used: set[str] = set()
     for (rank, lane), name in names.items():
         layers = _layers([s for s in timeline.spans if s.rank == rank], lane)
-        lines.append(f"{name:{left}} |{grid.row(layers, MARKS)}|")
-        used.update(
-            dict.fromkeys(kind for kind, intervals in layers.items() if intervals)
-        )
+        lines.append(f"{name:{left}} |{grid.row(layers, _MARKS)}|")
+        used.update(kind for kind, intervals in layers.items() if intervals)
     for name, held in memories.items():
         lines.append(f"{name:{left}} |{grid.heights(held)}|")
     lines.append(
         f"{'critical path':{left}} |{grid.row(_path(timeline), _SHARE_MARKS)}|"
     )
-    legend = [f"{MARKS[kind]} {_WORDS[kind]}" for kind in MARKS if kind in used]
+    legend = [" ".join(words) for kind, words in _LEGEND.items() if kind in used]
     lines.append("   ".join(legend))
     lines.append("   ".join(f"{m} {share}" for share, m in _SHARE_MARKS.items()))
     lines += [f"{name}: {summary(held)}" for name, held in memories.items()]
@@ -92,7 +81,7 @@ def text(timeline: Timeline, *, width: int = 100, memory: bool = False) -> str:
 
 
 def _layers(spans: Sequence[Span], lane: str) -> dict[str, list[Interval]]:
-    """What one lane of one rank does, by the names of MARKS."""
+    """What one lane of one rank does, by the names of _LEGEND."""
     own = [span for span in spans if span.lane == lane]
     layers = {
         kind: union(own, kind) for kind in ("compute", "memcpy", "memset", "launch")

@@ -24,7 +24,7 @@ def call(*arguments: str) -> Result:
 
 
 def command_that_raises(error: BaseException) -> Callable[[], None]:
-    @cli._one_error_line
+    @cli._one_error_line()
     def fail() -> None:
         raise error
 

@@ -79,14 +79,6 @@ class Grid:
             for batch in several
         ]
 
-    def variants(self) -> dict[str, float | None]:
-        """Name to bucket cap, None where there is none."""
-        return {
-            "serial": None,
-            "per parameter": None,
-            **{f"bucketed {cap:g}": cap for cap in self.buckets_mib},
-        }
-
 
 # Batches that keep the GPU busy: earlier measurements of this benchmark (results/
 # data_parallel-2xH100-2026-11-28.json) say that eager steps of fewer sequences are
@@ -209,14 +201,10 @@ def _measure_case(
         "round_s": round(round_s, 3),
         "stolen_ticks": _stolen_ticks() - stolen,
         **state,
-        "variants": {
-            kind: {
-                **samples.to_json(),
-                **({"kernels": kernels[kind]} if kernels.get(kind) else {}),
-            }
-            for kind, samples in times.items()
-        },
+        "variants": {kind: samples.to_json() for kind, samples in times.items()},
     }
+    for kind, sums in kernels.items():
+        result["variants"][kind]["kernels"] = sums
     for variant in built.values():
         variant.close()
     del built, steps, model, inputs
@@ -257,17 +245,14 @@ def _profile_in_turn(
                 step()
             streams.synchronize()
             profiled.step()
-    timeline = profiled.timeline
     found = {}
     for number, name in enumerate(steps):
-        found[name] = kernel_sums(timeline.of_step(2 * number + 1))
+        found[name] = kernel_sums(profiled.timeline.of_step(2 * number + 1))
         found[name].pop("communication_ms", None)
     return found
 
 
-def _of_last_to_come(
-    mine: dict[str, dict[str, Any]],
-) -> dict[str, dict[str, Any]]:
+def _of_last_to_come(mine: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """For each variant the sums of the rank that waits least for others.
 
     A collective's kernel runs from when its rank is there. Where another rank computes
@@ -284,13 +269,12 @@ def _of_last_to_come(
 def _build(
     model: nn.Module, inputs: tuple[torch.Tensor, ...], grid: Grid
 ) -> dict[str, Variant]:
-    built: dict[str, Variant] = {}
-    for kind, cap in grid.variants().items():
-        if cap is not None:
-            built[kind] = variants.bucketed(model, inputs, cap)
-        else:
-            make = variants.serial if kind == "serial" else variants.hooks
-            built[kind] = make(model, inputs)
+    built = {
+        "serial": variants.serial(model, inputs),
+        "per parameter": variants.hooks(model, inputs),
+    }
+    for cap in grid.buckets_mib:
+        built[f"bucketed {cap:g}"] = variants.bucketed(model, inputs, cap)
     return built
 
 

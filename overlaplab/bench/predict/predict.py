@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -39,24 +40,14 @@ def record_variant(
     model: str, batch: int, tokens: int, dtype: str, cap_mib: float | None, kind: str
 ) -> tuple[Op, ...]:
     """The operators of one step in the middle of many, on a representative rank."""
-    makers: Mapping[str, Callable[[nn.Module], Reducer]] = {
-        "serial": SerialReducer,
-        "per parameter": HookReducer,
-    }
 
-    def bucketed(module: nn.Module) -> Reducer:
-        assert cap_mib is not None
-        return BucketedReducer(module, bucket_mib=cap_mib)
+    def reducer(module: nn.Module) -> Reducer:
+        if cap_mib is not None:
+            return BucketedReducer(module, bucket_mib=cap_mib)
+        return SerialReducer(module) if kind == "serial" else HookReducer(module)
 
-    program = record_steps(
-        MODELS[model],
-        batch,
-        tokens,
-        dtype,
-        num_steps=2,
-        make_reducer=makers.get(kind, bucketed),
-    )
-    return middle_step(program)
+    sizes = MODELS[model], batch, tokens, dtype
+    return middle_step(record_steps(*sizes, num_steps=2, make_reducer=reducer))
 
 
 def middle_step(program: Program) -> tuple[Op, ...]:
@@ -89,23 +80,15 @@ def middle_step(program: Program) -> tuple[Op, ...]:
 def repeat(step: tuple[Op, ...], num_steps: int, num_ranks: int) -> Program:
     """A program of `num_steps` equal steps, from the device at rest on."""
     length = len(step)
-    sequences: dict[str, int] = {}
-    for op in step:
-        if op.collective is not None:
-            group = op.collective.group
-            sequences[group] = sequences.get(group, 0) + 1
+    sequences: dict[str, Iterator[int]] = defaultdict(itertools.count)
     ops: list[Op] = []
     for number in range(num_steps):
         shift = (number - 1) * length
-        seen: dict[str, int] = {}
         for op in step:
             collective = op.collective
             if collective is not None:
-                group = collective.group
-                place = seen[group] = seen.get(group, -1) + 1
-                collective = replace(
-                    collective, sequence=number * sequences[group] + place
-                )
+                sequence = next(sequences[collective.group])
+                collective = replace(collective, sequence=sequence)
             ops.append(
                 replace(
                     op,
@@ -135,14 +118,9 @@ def predict(
     ends = step_ends(timeline, len(step))
     times = [b - a for a, b in itertools.pairwise(ends[: steps_a_round + 1])]
     first = (num_steps - profiled_steps) * len(step)
-    last = replace(
-        timeline,
-        spans=tuple(s for s in timeline.spans if s.attributes.get("op", 0) >= first),
-        causes=(),
-    )
-    return Prediction(
-        int(statistics.median(times)), last.report().exposed_ns // profiled_steps
-    )
+    last = timeline.where(lambda span: span.attributes.get("op", 0) >= first)
+    exposed_ns = last.report().exposed_ns // profiled_steps
+    return Prediction(int(statistics.median(times)), exposed_ns)
 
 
 def step_ends(timeline: Timeline, length: int) -> list[int]:
@@ -152,9 +130,9 @@ def step_ends(timeline: Timeline, length: int) -> list[int]:
         timeline: of `repeat`.
         length: operators of a step.
     """
-    ends: dict[int, int] = {}
+    ends: dict[int, int] = defaultdict(int)
     for span in timeline.spans:
         if span.kind in ("compute", "communication"):
             number = span.attributes["op"] // length
-            ends[number] = max(ends.get(number, 0), span.end_ns)
+            ends[number] = max(ends[number], span.end_ns)
     return [ends[number] for number in sorted(ends)]

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import platform
 import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -33,12 +33,18 @@ _PACKAGES = {
 def main(arguments: Sequence[str]) -> None:
     way, path = arguments[:2]
     begin_ns, begin_cpu_ns = time.perf_counter_ns(), _cpu_ns()
-    read = _import_ours() if way == OURS else _import_hta(way)
+    if way == OURS:
+        import_module("overlaplab.profiling.read")
+    else:
+        _import_hta(way)
     imported_bytes = _status_bytes("VmRSS")
     imported_ns, imported_cpu_ns = time.perf_counter_ns(), _cpu_ns()
     found: dict[str, Any]
     try:
-        found = {"fractions": read(path, "--all-steps" in arguments)}
+        every = "--all-steps" in arguments  # ours always counts them all
+        ours = way == OURS
+        fractions = _read_ours(path) if ours else _read_hta(way, path, every)
+        found = {"fractions": fractions}
     except Exception as error:
         found = {"error": f"{type(error).__name__}: {error}".replace(path, "FILE")}
     found |= {
@@ -55,49 +61,37 @@ def main(arguments: Sequence[str]) -> None:
     print(json.dumps(found))
 
 
-def _import_ours() -> Callable[[str, bool], list[float | None]]:
+def _read_ours(path: str) -> list[float | None]:
     read_trace = import_module("overlaplab.profiling.read").read_trace
-
-    def read(path: str, all_steps: bool) -> list[float | None]:
-        del all_steps  # ours always counts them all
-        return [rank.overlap_fraction for rank in read_trace(path).report().ranks]
-
-    return read
+    return [rank.overlap_fraction for rank in read_trace(path).report().ranks]
 
 
-def _import_hta(way: str) -> Callable[[str, bool], list[float | None]]:
-    """HTA's answer by rank, in per cent and rounded by it to two places."""
+def _import_hta(way: str) -> None:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    analysis = import_module("hta.trace_analysis")
-    communication = import_module("hta.analyzers.communication_analysis")
-    trace = import_module("hta.common.trace")
+    import_module("hta.trace_analysis")
     if way == "ijson":
         import_module("ijson")
         parser = import_module("hta.common.trace_parser")
         backend = parser.ParserBackend.IJSON_BATCH_AND_COMPRESS
         parser.set_default_trace_parsing_backend(backend)
 
-    def read(path: str, all_steps: bool) -> list[float | None]:
-        files = {0: path}
-        if os.path.isdir(path):
-            names = sorted(os.listdir(path))
-            files = {i: os.path.join(path, name) for i, name in enumerate(names)}
-        if way == "one-process":
-            loaded = trace.Trace(files)
-            loaded.load_traces(all_steps, use_multiprocessing=False)
-            table = communication.CommunicationAnalysis.get_comm_comp_overlap(
-                loaded, visualize=False
-            )
-        else:
-            loaded = analysis.TraceAnalysis(
-                trace_files=files, include_last_profiler_step=all_steps
-            )
-            table = loaded.get_comm_comp_overlap(visualize=False)
-        percents = [float(x) for x in table["comp_comm_overlap_pctg"]]
-        return [None if x != x else x / 100 for x in percents]  # NaN is no JSON
 
-    return read
+def _read_hta(way: str, path: str, all_steps: bool) -> list[float | None]:
+    """HTA's answer by rank, in per cent and rounded by it to two places."""
+    files = {0: path}
+    if way == "one-process":
+        loaded = import_module("hta.common.trace").Trace(files)
+        loaded.load_traces(all_steps, use_multiprocessing=False)
+        by = import_module("hta.analyzers.communication_analysis").CommunicationAnalysis
+        table = by.get_comm_comp_overlap(loaded, visualize=False)
+    else:
+        loaded = import_module("hta.trace_analysis").TraceAnalysis(
+            trace_files=files, include_last_profiler_step=all_steps
+        )
+        table = loaded.get_comm_comp_overlap(visualize=False)
+    percents = [float(x) for x in table["comp_comm_overlap_pctg"]]
+    return [None if x != x else x / 100 for x in percents]  # NaN is no JSON
 
 
 def _cpu_ns() -> int:
@@ -121,10 +115,8 @@ def _status_bytes(field: str) -> int:
 def _versions(packages: Sequence[str]) -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in packages:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 
