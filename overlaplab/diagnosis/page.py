@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from overlaplab.diagnosis.findings import Finding
 from overlaplab.diagnosis.result import Result
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.text import (
-    EXPOSED_TITLE,
     finding_title,
     headline,
     saved_lines,
@@ -29,35 +29,12 @@ from overlaplab.diagnosis.wording import plural
 from overlaplab.timeline import Span, Timeline
 from overlaplab.timeline.intervals import Interval
 from overlaplab.view import Table, show
-from overlaplab.view.scripts import assets
+from overlaplab.view.scripts import document
 from overlaplab.view.show import write_html
 from overlaplab.view.units import format_ns
 
 MOST_SPANS = 20_000  # in the page's timeline; more are counted, and not drawn
 MOST_STEPS = 40  # rows of the table of all steps
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #666; --line: #ddd;
-  --card: #f6f6f4; --mark: #b3261e; --paper: #fff; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --soft: #a0a0a0;
-  --line: #3a3a3a; --card: #222; --mark: #ff8a80; --paper: #161616; } }
-body { margin: 0 auto; padding: 24px 20px 60px; max-width: 1200px;
-  background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 32px 0 8px; }
-p { margin: 4px 0; max-width: 90ch; } .soft, small { color: var(--soft); }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums;
-  font-size: 14px; }
-th, td { padding: 3px 12px 3px 0; text-align: right; white-space: nowrap;
-  border-bottom: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 600; } .left { text-align: left; }
-ol { padding-left: 0; list-style: none; }
-li.finding { background: var(--card); border-left: 4px solid var(--mark);
-  padding: 10px 14px; margin: 10px 0; border-radius: 4px; }
-li.finding b { font-size: 15px; } .remedy::before { content: "\\2192\\00a0"; }
-details { margin-top: 6px; } summary { cursor: pointer; color: var(--soft); }
-pre { overflow-x: auto; font-size: 12px; margin: 6px 0 0; white-space: pre-wrap; }
-"""
 
 
 def save_page(result: Result, path: str | os.PathLike[str]) -> Path:
@@ -86,24 +63,13 @@ def page(result: Result) -> str:
         "<h2>Where each step goes</h2>",
         _table(_account(result)),
     ]
-    for title, table in (
-        (EXPOSED_TITLE, tables.exposed(result, 20)),
-        ("Bandwidth, by size of message", tables.bandwidth(result, 20)),
-        ("Kernels alone and beside communication", tables.twins(result, 20)),
-    ):
-        if table.rows:
-            parts += [f"<h2>{title}</h2>", _table(table)]
+    for title, table in tables.details(result, 20):
+        parts += [f"<h2>{title}</h2>", _table(table)]
     remarks = [*result.remarks, *source_lines(result)]
     if remarks:
         parts += ["<h2>What was read</h2>", *_paragraphs(remarks, "soft")]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Overlap report: {escape(head[0])}</title>\n"
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(parts)
-        + f"\n{assets()}</body>\n</html>\n"
-    )
+    style = "\n" + (files("overlaplab.diagnosis") / "page.css").read_text("utf-8")
+    return document(f"Overlap report: {head[0]}", style, "\n".join(parts) + "\n")
 
 
 def shown(result: Result) -> tuple[Timeline, str]:

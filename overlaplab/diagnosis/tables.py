@@ -44,8 +44,22 @@ def every_step(result: Result) -> Table:
     return _numbers_of(result.case.steps, "")
 
 
-def exposed(result: Result, most: int = 6) -> Table:
-    """The longest exposed collectives, and what each of them waited for."""
+def details(result: Result, most: int) -> list[tuple[str, Table]]:
+    """The tables behind the findings that are not empty, by their titles.
+
+    Args:
+        most: rows of each.
+    """
+    tables = {
+        "Longest exposed collectives, and what each of them waited for": exposed,
+        "Bandwidth, by size of message": bandwidth,
+        "Kernels alone and beside communication": twins,
+    }
+    made = [(title, table(result, most)) for title, table in tables.items()]
+    return [(title, table) for title, table in made if table.rows]
+
+
+def exposed(result: Result, most: int) -> Table:
     found = [c for c in result.case.collectives if c.exposed_ns]
     found.sort(key=lambda c: -c.exposed_ns)
     spans = result.timeline.spans
@@ -73,7 +87,7 @@ def exposed(result: Result, most: int = 6) -> Table:
     return Table(tuple(header.split(";")), tuple(rows), left=2)
 
 
-def bandwidth(result: Result, most: int = 6) -> Table:
+def bandwidth(result: Result, most: int) -> Table:
     """Medians of messages of like size: those that move longest, smallest first."""
     groups: dict[tuple[str, int | None, int], list[Collective]] = defaultdict(list)
     for one in result.case.collectives:
@@ -107,7 +121,7 @@ def bandwidth(result: Result, most: int = 6) -> Table:
     return Table(header, tuple(rows), note)
 
 
-def twins(result: Result, most: int = 6) -> Table:
+def twins(result: Result, most: int) -> Table:
     """Kernels that ran both alone and beside communication, the costliest first."""
     num_steps = max(1, len(result.timeline.steps))
     rows = [

@@ -10,22 +10,16 @@ from overlaplab.diagnosis.makers import UNKNOWN
 from overlaplab.diagnosis.result import Result
 from overlaplab.diagnosis.saved import Saved
 from overlaplab.diagnosis.wording import of_whole, plural, short
-from overlaplab.view import Table
 from overlaplab.view.units import format_ns
 
 WIDTH = 96
-EXPOSED_TITLE = "Longest exposed collectives, and what each of them waited for"
 
 
 def text(result: Result, *, details: bool = False) -> str:
     """The whole of it; with `details` the tables behind the findings, too."""
     parts = [_head(result), _numbers(result), _findings(result)]
     if details:
-        parts += [
-            _table(EXPOSED_TITLE, tables.exposed(result)),
-            _table("Bandwidth, by size of message", tables.bandwidth(result)),
-            _table("Kernels alone and beside communication", tables.twins(result)),
-        ]
+        parts += [f"{title}\n{table}" for title, table in tables.details(result, 6)]
     parts.append(_remarks(result, details))
     whole = "\n\n".join(part for part in parts if part)
     # A terminal obeys what it is sent, and names come from traces.
@@ -171,10 +165,6 @@ def _findings(result: Result) -> str:
         lines += [_wrap(finding.remedy, "    -> ", "       ")]
     lines += ["", *unexplained_lines(result)] if result.unexplained else []
     return "\n".join(lines)
-
-
-def _table(title: str, table: Table) -> str:
-    return f"{title}\n{table}" if table.rows else ""
 
 
 def _remarks(result: Result, details: bool) -> str:

@@ -6,6 +6,7 @@ One text without imports: a notebook takes it as a module, a page has it inside.
 from __future__ import annotations
 
 from functools import cache
+from html import escape
 from importlib.resources import files
 
 _PARTS = ("data", "layout", "paint", "marks", "timeline", "input", "knobs")
@@ -42,6 +43,21 @@ def module() -> str:
 def assets() -> str:
     """The style and the script of a page: once, after its last fragment."""
     return f'<style>{style()}</style>\n<script type="module">{page_script()}</script>\n'
+
+
+def document(title: str, style: str, body: str) -> str:
+    """An HTML page that needs nothing else: no kernel, no network.
+
+    Args:
+        title: plain text.
+        body: HTML, with fragments of live timelines.
+    """
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n"
+        f"</head>\n<body>\n{body}{assets()}</body>\n</html>\n"
+    )
 
 
 def page_script() -> str:

@@ -17,7 +17,7 @@ from overlaplab.timeline import Timeline
 from overlaplab.view.arguments import check_timeline
 from overlaplab.view.payload import colors, payload, to_json
 from overlaplab.view.picture import draw, draw_many
-from overlaplab.view.scripts import assets
+from overlaplab.view.scripts import document
 from overlaplab.view.stacking import Picture
 from overlaplab.view.widget import make_widget
 
@@ -98,13 +98,8 @@ class Shown:
 
     def page(self) -> str:
         """The whole of an HTML page that needs nothing else: no kernel, no network."""
-        heading = html.escape(" / ".join(title for title in self.titles if title))
-        return (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{heading or 'timeline'}</title>\n<style>{_PAGE_STYLE}</style>\n"
-            f"</head>\n<body>\n{self.fragment()}{assets()}</body>\n</html>\n"
-        )
+        heading = " / ".join(title for title in self.titles if title)
+        return document(heading or "timeline", _PAGE_STYLE, self.fragment())
 
     def save_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the page; a reader sees the whole file or the one that was before.
