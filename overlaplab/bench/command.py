@@ -23,7 +23,6 @@ from overlaplab.bench.predict.measure import (
     describe,
     measure_on_link,
 )
-from overlaplab.bench.read_traces.measure import Plan, known_files, measure
 from overlaplab.bench.workload import (
     MAIN,
     MODELS,
@@ -133,36 +132,6 @@ def traces_command(
     measure_cases("traces", traces.measure_case, cases, out, backend, world_size)
 
 
-@benchmarks.command("read-traces")
-@click.argument(
-    "files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False)
-)
-@click.option(
-    "--hta-python", help="Python of an environment with HTA.  [default: none]"
-)
-@click.option("--rounds", default=5, help="Processes a side.")
-@click.option("--large", type=int, help="Also a file of so many MiB.")
-@click.option("--limit-gib", default=12, help="Memory a process.")
-@out_option
-def read_traces_command(
-    files: Sequence[Path],
-    hta_python: str | None,
-    rounds: int,
-    large: int | None,
-    limit_gib: int,
-    out: Path | None,
-) -> None:
-    """From a trace on disk to its overlap: ours beside HTA's; no GPU is needed.
-
-    FILES are traces of one rank; without any, the six of this repository.
-    """
-    results = heading("read-traces", "none")
-    results["command"] = without_paths(results["command"])
-    plan = Plan(hta_python, rounds, large or 0, limit_gib * 2**30)
-    results |= measure(files or known_files(), plan, click.echo)
-    write_json(results, out)
-
-
 @benchmarks.group("predict")
 def predict() -> None:
     """The virtual cluster's steps against measured ones."""
@@ -265,11 +234,6 @@ def heading(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "backend": backend,
     }
-
-
-def without_paths(command: str) -> str:
-    """Files by their names alone: results speak of no machine's folders."""
-    return " ".join(word.rpartition("/")[2] for word in command.split(" "))
 
 
 def run_command(command: click.Command, program: str) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from overlaplab.diagnosis.case import Case, case_of
 from overlaplab.diagnosis.collectives import Collective
 from overlaplab.diagnosis.findings import Finding, unexplained
-from overlaplab.diagnosis.page import save_page
+from overlaplab.diagnosis.page import page
 from overlaplab.diagnosis.record import record
 from overlaplab.diagnosis.result import Result
 from overlaplab.diagnosis.rules_device import device_rules
@@ -23,6 +23,7 @@ from overlaplab.diagnosis.steps import LEAST_SHARE
 from overlaplab.diagnosis.text import text
 from overlaplab.hardware import Hardware
 from overlaplab.timeline import Timeline
+from overlaplab.view.show import write_html
 
 NO_COMMUNICATION = "no communication kernels found"
 
@@ -49,7 +50,7 @@ class Diagnosis(Result):
         Raises:
             OSError: the folder does not exist or is not writable.
         """
-        return save_page(self, path)
+        return write_html(path, lambda: page(self))
 
 
 def diagnose(

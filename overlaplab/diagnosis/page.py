@@ -5,12 +5,10 @@ Names come from traces and are shown as text, whatever they contain.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from overlaplab.diagnosis import tables
@@ -30,20 +28,10 @@ from overlaplab.timeline import Span, Timeline
 from overlaplab.timeline.intervals import Interval
 from overlaplab.view import Table, show
 from overlaplab.view.scripts import document
-from overlaplab.view.show import write_html
 from overlaplab.view.units import format_ns
 
 MOST_SPANS = 20_000  # in the page's timeline; more are counted, and not drawn
 MOST_STEPS = 40  # rows of the table of all steps
-
-
-def save_page(result: Result, path: str | os.PathLike[str]) -> Path:
-    """Write the page; a reader sees the whole file or the one that was there before.
-
-    Raises:
-        FileNotFoundError: the folder does not exist.
-    """
-    return write_html(path, lambda: page(result))
 
 
 def page(result: Result) -> str:

@@ -116,7 +116,7 @@ def test_the_page_replaces_the_old_one_whole_or_not_at_all(tmp_path: Path, monke
     def fails(*_: object, **__: object) -> str:
         raise RuntimeError("stop")
 
-    monkeypatch.setattr(page_module, "page", fails)
+    monkeypatch.setattr("overlaplab.diagnosis.diagnosis.page", fails)
     with pytest.raises(RuntimeError, match="stop"):
         ol.diagnose(usual()).save_html(path)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
@@ -194,7 +194,7 @@ def test_messages_are_sorted_by_size_and_the_table_says_that_it_is_cut():
     for index, size in enumerate((25, 1, 100, 4)):
         spans.append(send(10 + index, 11 + index, bytes=size * MIB))
     found = ol.diagnose(timeline(*spans))
-    sizes = [row[2] for row in tables.bandwidth(found).rows]
+    sizes = [row[2] for row in tables.bandwidth(found, 6).rows]
     assert sizes == ["1 MiB", "4 MiB", "25 MiB", "100 MiB"]
     cut = tables.bandwidth(found, 3)
     assert len(cut.rows) == 3 and "1 more sizes" in cut.note

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import overlaplab as ol
-from overlaplab.bench import command
-from overlaplab.bench.read_traces import growth, hta_rules, measure
 from overlaplab.timeline import Source, Span, Timeline
-from tests.bench.trace_tables import tables
+from tests.trace_peers import growth, hta_rules, measure
+from tests.trace_peers.__main__ import without_paths
+from tests.trace_peers.tables import tables
 
 US = 1000
 TRACES = Path(__file__).parents[1] / "traces" / "hta"
-RESULTS = Path(measure.__file__).parents[1] / "results"
+RESULTS = Path(ol.__file__).parent / "bench" / "results"
 STORED = sorted(RESULTS.glob("read-traces-*.json"))
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
 
@@ -272,9 +272,7 @@ def test_marks_of_steps_on_the_gpu_are_found_in_the_text(tmp_path: Path) -> None
 
 
 def test_a_stored_command_names_files_without_their_folders() -> None:
-    said = command.without_paths(
-        "python -m x --hta-python /a/bin/python --out /b/c.json"
-    )
+    said = without_paths("python -m x --hta-python /a/bin/python --out /b/c.json")
     assert said == "python -m x --hta-python python --out c.json"
 
 

@@ -1,1 +1,0 @@
-"""From a trace on disk to its overlap: ours beside HTA's (Holistic Trace Analysis)."""
