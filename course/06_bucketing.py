@@ -29,7 +29,7 @@ from overlaplab import streams, view
 from overlaplab.grading import check
 from overlaplab.models import Transformer, TransformerConfig
 from overlaplab_course import lab06 as lab
-from overlaplab_course.lab06.state import ReducerState
+from overlaplab_course.lab06.given import ReducerState
 
 MIB = 2**20
 
@@ -747,9 +747,9 @@ print(f"""1. With a slow wire, cut into n* = sqrt(Tb / alpha) buckets: {number:.
 # %% name="my-number"
 my_number = 6  # any whole number: your day of birth, your desk
 
-# %% name="patient"
-patient = lab.patient(my_number)
-for bucket, names in enumerate(patient.buckets()):
+# %% name="repair-case"
+case = lab.repair_case(my_number)
+for bucket, names in enumerate(case.buckets()):
     print(f"bucket {bucket}: {', '.join(names)}")
 
 # %% [markdown]
@@ -793,7 +793,7 @@ class FirstReducer:
 
 
 # %% name="first-seen"
-trained = patient.train(FirstReducer)
+trained = case.train(FirstReducer)
 for step in (1, 2, 3):
     sent = trained.evidence.sends_of(rank=0, step=step)
     print(f"step {step}: rank 0 sent {len(sent)} messages")
@@ -814,7 +814,7 @@ view.draw(trained.evidence.step_timeline(2), title="your run, step 2")
 
 # %% name="first-diagnosis" kind="exercise" exercise="6.5a"
 ### BEGIN SOLUTION
-num_gradients = sum(len(names) for names in patient.buckets())
+num_gradients = sum(len(names) for names in case.buckets())
 first_diagnosis = {"kind": "sent again", "step": 2, "messages": num_gradients}
 ### END SOLUTION
 ### BEGIN STUB
@@ -830,7 +830,7 @@ _ = check("6.5a", my_number, first_diagnosis, FirstReducer)
 # sometimes. The virtual cluster knows which bytes are touched by whom and after what.
 
 
-# %% name="second-reducer" kind="exercise" exercise="6.5b" broken=true
+# %% name="second-reducer" kind="exercise" exercise="6.5b"
 class SecondReducer:
     def __init__(self, state):
         self.state = state
@@ -874,7 +874,7 @@ class SecondReducer:
 
 
 # %% name="second-seen"
-trained = patient.train(SecondReducer)
+trained = case.train(SecondReducer)
 print(f"{len(trained.run.warnings)} findings")
 for finding in trained.run.warnings[:1]:
     print(finding)
@@ -902,7 +902,7 @@ view.draw(trained.evidence.step_timeline(2), title="your run, step 2")
 
 # %% name="second-diagnosis" kind="exercise" exercise="6.5b"
 ### BEGIN SOLUTION
-first_packed = next(b for b, names in enumerate(patient.buckets()) if len(names) > 1)
+first_packed = next(b for b, names in enumerate(case.buckets()) if len(names) > 1)
 second_diagnosis = {"kind": "race", "bucket": first_packed, "written_on": "stream 1"}
 ### END SOLUTION
 ### BEGIN STUB

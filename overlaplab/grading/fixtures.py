@@ -6,8 +6,10 @@ A fixture trains by the learner's reducer and by nothing else of theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -98,12 +100,12 @@ class Trained:
 
 
 class _Layers(torch.nn.Module):
-    """Equal square layers without bias: every gradient takes as long as the others."""
+    """Linear layers without bias, from width to width."""
 
-    def __init__(self, num_layers: int, width: int) -> None:
+    def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(
-            torch.nn.Linear(width, width, bias=False) for _ in range(num_layers)
+            torch.nn.Linear(a, b, bias=False) for a, b in pairwise(widths)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -112,32 +114,24 @@ class _Layers(torch.nn.Module):
         return x.square().mean()
 
 
-@dataclass(frozen=True, slots=True)
-class _MakeLayers:
-    num_layers: int
-    width: int
-
-    def __call__(self) -> torch.nn.Module:
-        return _Layers(self.num_layers, self.width)
+def _samples(batch: int, width: int, rank: int, step: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return (torch.randn(batch, width, generator=generator),)
 
 
-@dataclass(frozen=True, slots=True)
-class _MakeSamples:
-    batch: int
-    width: int
-
-    def __call__(self, rank: int, step: int) -> tuple[torch.Tensor, ...]:
-        generator = torch.Generator().manual_seed(1000 * step + rank)
-        return (torch.randn(self.batch, self.width, generator=generator),)
+def layers_fixture(name: str, widths: Sequence[int], *, batch: int = 32) -> Fixture:
+    """Linear layers without bias from `widths[0]` to `widths[-1]`, random samples."""
+    make = partial(_Layers, tuple(widths))
+    return Fixture(name, make, partial(_samples, batch, widths[0]))
 
 
 def clean_fixture(num_layers: int = 8, width: int = 64, batch: int = 32) -> Fixture:
     """Equal layers, time enough to hide every bucket but the last: for timing laws.
 
-    On `SLOW_CHALK` a layer's backward takes about 0.55 ms, its gradient of 16 KiB
-    about 0.5 ms on the wire.
+    Every gradient takes as long as the others. On `SLOW_CHALK` a layer's backward
+    takes about 0.55 ms, its gradient of 16 KiB about 0.5 ms on the wire.
     """
-    return Fixture("clean", _MakeLayers(num_layers, width), _MakeSamples(batch, width))
+    return layers_fixture("clean", [width] * (num_layers + 1), batch=batch)
 
 
 def layer_buckets(num_layers: int = 8, *, layers_a_bucket: int = 2) -> list[list[str]]:

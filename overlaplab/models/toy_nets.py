@@ -7,7 +7,7 @@ ranks equals one process on the concatenated batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -166,13 +166,20 @@ class OverSize(nn.Module):
 
 
 class MixedDtypes(nn.Module):
-    """float32, float64 and bfloat16 layers in turn."""
+    """float32, float64 and bfloat16 layers in turn, or other dtypes."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        dtypes: Sequence[torch.dtype] = (
+            torch.float32,
+            torch.bfloat16,
+            torch.float64,
+            torch.float32,
+        ),
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Linear(WIDTH, WIDTH, dtype=dtype)
-            for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float32)
+            nn.Linear(WIDTH, WIDTH, dtype=dtype) for dtype in dtypes
         )
 
     def forward(self, x: Tensor) -> Tensor:

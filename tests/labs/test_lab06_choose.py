@@ -9,9 +9,11 @@ import time
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab.program import replay
-from overlaplab_course.lab06 import choose as lab06_choose
-from overlaplab_course.lab06.choose import MIB, cases, pack
+from overlaplab.hardware import find_hardware, with_link
+from overlaplab.program import PayloadTensor, ProgramBuilder, replay
+from overlaplab_course.lab06 import checks
+from overlaplab_course.lab06.checks import cases
+from overlaplab_course.lab06.given import MIB, NUM_RANKS, pack
 
 CONSTANTS_MIB = (1, 5, 10, 25, 50, 100, 200)
 
@@ -103,8 +105,8 @@ WRONG = {
 def test_a_wrong_choice_is_refused_for_what_it_loses(wrong, faults):
     choose_cap, reason = WRONG[wrong]
     found = faults(judge(find_exercise("6.4a"), choose_cap))
-    assert list(found) == [lab06_choose.REGRET]
-    assert reason in found[lab06_choose.REGRET]
+    assert list(found) == [checks.REGRET]
+    assert reason in found[checks.REGRET]
 
 
 @pytest.mark.parametrize("unit", [MIB, 2**30])
@@ -116,19 +118,19 @@ def test_an_answer_in_another_unit_is_hinted_at(unit):
 
 @pytest.mark.parametrize("mib", CONSTANTS_MIB)
 def test_no_constant_is_good_enough_on_all_pairs(mib):
-    assert max(case.regret(mib * MIB) for case in cases()) > lab06_choose.AT_MOST
+    assert max(case.regret(mib * MIB) for case in cases()) > checks.AT_MOST
 
 
 def test_every_single_cap_fails_somewhere():
     caps = [MIB * 2 ** (k / 4) for k in range(-16, 40)]
     best = min(max(case.regret(cap) for case in cases()) for cap in caps)
-    assert best > lab06_choose.AT_MOST
+    assert best > checks.AT_MOST
 
 
 @pytest.mark.parametrize("answer", [0, -5, None, float("nan"), "25 MiB"])
 def test_an_answer_that_is_no_size_is_refused(answer, faults):
     found = faults(judge(find_exercise("6.4a"), lambda *_: answer))
-    assert repr(answer) in found[lab06_choose.USABLE]
+    assert repr(answer) in found[checks.USABLE]
 
 
 def golden_section(sizes, ready, latency_ns, bytes_per_s):
@@ -169,9 +171,35 @@ def test_an_unusual_right_choice_passes(right):
     assert verdict.passed, str(verdict)
 
 
+def program_of(case):
+    """One message per gradient, for `replay` to group."""
+    builder = ProgramBuilder(num_ranks=1, represents=NUM_RANKS)
+    before_ns = 0
+    for i, (size, ready_ns) in enumerate(
+        zip(case.grad_bytes, case.ready_ns, strict=True)
+    ):
+        op = None
+        if ready_ns > before_ns:
+            op = builder.compute(0, f"backward {i}", ns=ready_ns - before_ns)
+        gradient = PayloadTensor(size, "float32", op, f"gradient {i}")
+        builder.collective(0, "all_reduce", payload=[gradient])
+        before_ns = ready_ns
+    return builder.build()
+
+
+def hardware_of(case):
+    """`chalk` (no launch cost, no contention) with the link of the case."""
+    crossings = 2 * (NUM_RANKS - 1) / NUM_RANKS
+    return with_link(
+        find_hardware("chalk"),
+        latency_ns=case.latency_ns,
+        bytes_per_s=int(case.bytes_per_s * crossings),
+    )
+
+
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_the_marked_step_is_the_resolver_s(case):
     cap = case.best_cap_bytes()
-    timeline = replay(case.program(), hardware=case.hardware(), buckets=cap)
+    timeline = replay(program_of(case), hardware=hardware_of(case), buckets=cap)
     end = max(span.end_ns for span in timeline.spans)
     assert end == pytest.approx(case.step_ns(cap), rel=1e-4)

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab.program import replay
 from overlaplab_course import lab06
-from overlaplab_course.lab06 import reading as lab06_reading
-from overlaplab_course.lab06.measured import (
-    measured,
-    message_points,
-    stored_benchmarks,
-)
-from overlaplab_course.lab06.reading import KNOBS, saved_percent, turn
-from overlaplab_course.lab06.runs import (
+from overlaplab_course import stored as stored_tables
+from overlaplab_course.lab06 import checks
+from overlaplab_course.lab06.given import (
     ETHERNET,
     MIB,
     NVLINK,
     recorded_step,
     three_runs,
-    written_step,
 )
+from overlaplab_course.lab06.show import measured, message_points, stored_benchmarks
+from overlaplab_course.lab06.trials import KNOBS, turn, written_step
+
+RESULTS = Path(__file__).parents[2] / "overlaplab" / "bench" / "results"
 
 # 6.0
 
@@ -33,12 +33,12 @@ RIGHT_FITS = {
     "the empty message": (44, 221, 1),
 }
 WRONG_FITS = {
-    "bits a second": ((42, 1760, 1), lab06.FIT, "at 25 MiB the line says"),
-    "latency of 1 MiB": ((64, 220, 0), lab06.FIT, "at 0 MiB the line says 64"),
-    "in milliseconds": ((0.042, 220, 1), lab06.FIT, "at 0 MiB the line says 0"),
-    "decimal megabytes": ((42, 254, 1), lab06.FIT, "at 100 MiB"),
-    "the largest point": ((42, 220, 100), lab06.MISSED, "at 100 MiB"),
-    "the empty point": ((42, 220, 0), lab06.MISSED, "at 0 MiB"),
+    "bits a second": ((42, 1760, 1), checks.FIT, "at 25 MiB the line says"),
+    "latency of 1 MiB": ((64, 220, 0), checks.FIT, "at 0 MiB the line says 64"),
+    "in milliseconds": ((0.042, 220, 1), checks.FIT, "at 0 MiB the line says 0"),
+    "decimal megabytes": ((42, 254, 1), checks.FIT, "at 100 MiB"),
+    "the largest point": ((42, 220, 100), checks.MISSED, "at 100 MiB"),
+    "the empty point": ((42, 220, 0), checks.MISSED, "at 0 MiB"),
 }
 
 
@@ -116,11 +116,11 @@ def no_latency_at_all(reading, given):
 
 
 WRONG_READINGS = {
-    busiest_lane: (lab06_reading.LARGEST, "run B"),
-    half_of_the_share: (lab06_reading.COUNTERFACTUAL, "run B"),
-    a_fraction: (lab06_reading.COUNTERFACTUAL, "run B"),
-    twice_the_bandwidth: (lab06_reading.COUNTERFACTUAL, "run A"),
-    no_latency_at_all: (lab06_reading.COUNTERFACTUAL, "run B"),
+    busiest_lane: (checks.LARGEST, "run B"),
+    half_of_the_share: (checks.COUNTERFACTUAL, "run B"),
+    a_fraction: (checks.COUNTERFACTUAL, "run B"),
+    twice_the_bandwidth: (checks.COUNTERFACTUAL, "run A"),
+    no_latency_at_all: (checks.COUNTERFACTUAL, "run B"),
 }
 
 
@@ -138,7 +138,7 @@ def test_a_wrong_reading_is_refused_with_the_run(wrong, reading, faults):
 def test_every_run_that_was_read_wrongly_is_listed(reading, faults):
     answer = copy.deepcopy(reading)
     answer["A"]["largest"] = answer["C"]["largest"] = "idle"
-    seen = faults(judge(find_exercise("6.4b"), answer))[lab06_reading.LARGEST]
+    seen = faults(judge(find_exercise("6.4b"), answer))[checks.LARGEST]
     assert "run A (" in seen and "run C (" in seen and "run B" not in seen
     assert "the largest value in critical_path().shares of run A" in seen
 
@@ -146,7 +146,7 @@ def test_every_run_that_was_read_wrongly_is_listed(reading, faults):
 @pytest.mark.parametrize("owner", ["head.weight", "blocks.0.narrow.weight", None])
 def test_another_owner_of_the_tail_is_refused(owner, reading, faults):
     found = faults(judge(find_exercise("6.4b"), {**reading, "tail": owner}))
-    assert list(found) == [lab06_reading.TAIL]
+    assert list(found) == [checks.TAIL]
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ OTHER_FOUND = {
     "25 MiB loses": {**START, "latency_us": 500, "gbyte_per_s": 100, "ktokens": 4},
 }
 WRONG_FOUND = {
-    "latency": (START, lab06_reading.IS_LATENCY, "half the latency saves 1."),
-    "bandwidth": (FOUND["latency"], lab06_reading.IS_WIRE, "twice the bandwidth 3."),
-    "neither": (START, lab06_reading.IS_NEITHER, "twice the bandwidth 4"),
-    "25 MiB loses": (START, lab06_reading.IS_LOST, "25 MiB takes"),
+    "latency": (START, checks.IS_LATENCY, "half the latency saves 1."),
+    "bandwidth": (FOUND["latency"], checks.IS_WIRE, "twice the bandwidth 3."),
+    "neither": (START, checks.IS_NEITHER, "twice the bandwidth 4"),
+    "25 MiB loses": (START, checks.IS_LOST, "25 MiB takes"),
 }
 
 
@@ -225,14 +225,14 @@ def test_settings_that_do_not_do_it_are_refused_with_numbers(name, faults):
 )
 def test_settings_that_no_slider_has_are_refused(wrong, faults):
     found = faults(judge(find_exercise("6.7"), {**FOUND, "neither": wrong}))
-    assert list(found) == [lab06_reading.SETTINGS]
+    assert list(found) == [checks.SETTINGS]
 
 
 def test_settings_that_are_there_are_judged_without_the_others(faults):
     said = {**FOUND, "neither": None, "latency": START}
     found = faults(judge(find_exercise("6.7"), said))
-    assert set(found) == {lab06_reading.SETTINGS, lab06_reading.IS_LATENCY}
-    assert "you have not filled in 'neither'" in found[lab06_reading.SETTINGS]
+    assert set(found) == {checks.SETTINGS, checks.IS_LATENCY}
+    assert "you have not filled in 'neither'" in found[checks.SETTINGS]
 
 
 def test_knobs_that_are_left_out_stand_where_the_sliders_start(faults):
@@ -243,12 +243,12 @@ def test_knobs_that_are_left_out_stand_where_the_sliders_start(faults):
         faults(judge(find_exercise("6.7"), {**FOUND, "neither": settings}))
         for settings in (part, whole)
     )
-    assert list(one) == list(other) == [lab06_reading.IS_NEITHER]
+    assert list(one) == list(other) == [checks.IS_NEITHER]
 
 
 def test_a_knob_that_does_not_exist_is_refused(faults):
     found = faults(judge(find_exercise("6.7"), {**FOUND, "neither": {"latency": 5}}))
-    assert "there is no knob 'latency'" in found[lab06_reading.SETTINGS]
+    assert "there is no knob 'latency'" in found[checks.SETTINGS]
 
 
 # What the lesson says.
@@ -287,7 +287,7 @@ def test_a_knob_turned_back_gives_the_same_step():
     first = turn(**START)
     assert turn(**{**START, "latency_us": 5}).step_ns < first.step_ns
     assert turn(**START) == first
-    assert saved_percent(START, "twice the bandwidth") > 15
+    assert turn.saved_percent(START, "twice the bandwidth") > 15
 
 
 def test_stored_measurements_name_their_machine():
@@ -296,8 +296,17 @@ def test_stored_measurements_name_their_machine():
             assert fact in str(measured(table))
 
 
-def test_stored_benchmarks_are_read_or_said_to_be_absent(tmp_path):
-    assert stored_benchmarks(tmp_path) == [
-        "No benchmark of this version is stored yet."
-    ]
-    assert stored_benchmarks()
+def test_the_copied_benchmark_is_what_the_repository_stores():
+    """The wheel has no results, so the lesson's table is a copy of one of them."""
+    (path,) = (p for p in RESULTS.glob("data_parallel-*.json") if "quick" not in p.name)
+    stored = json.loads(path.read_text())
+    model = stored["cases"][0]["model"]
+    cases = [case for case in stored["cases"] if case["model"] == model]
+    copied = stored_tables.read("06")["benchmark"]
+    for key in ("command", "date", "world_size", "card", "torch", "nccl"):
+        assert copied[key] == stored[key]
+    assert copied["source"] == f"{model}, ms a step"
+    assert copied["columns"] == [f"batch {case['batch']}" for case in cases]
+    for name, *numbers in copied["rows"]:
+        assert numbers == [case["variants"][name]["median_ms"] for case in cases]
+    assert len(stored_benchmarks()) == len(copied["rows"]) + 1

@@ -8,8 +8,7 @@ import torch.distributed as dist
 
 import overlaplab.streams as streams
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab06.reduce import PROMPT, SAFE
-from overlaplab_course.lab06.repair import VALUES
+from overlaplab_course.lab06.reducer_checks import PROMPT, SAFE, VALUES
 from tests.labs.repairs import (
     NUMBERS,
     Reducer,

@@ -4,13 +4,12 @@ import pytest
 import torch.distributed as dist
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab06.reduce import ONCE, PROMPT
-from overlaplab_course.lab06.repair import DIAGNOSIS
+from overlaplab_course.lab06.reducer_checks import DIAGNOSIS, ONCE, PROMPT
 from tests.labs.repairs import NUMBERS, Reducer, SerialPastedIn, first_diagnosis
 
 
 class Resending(Reducer):
-    """The patient of 6.5a, in our own words."""
+    """The reducer of 6.5a, in our own words."""
 
     def begin(self):
         self.arrived = set()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab06 import settings as lab06_settings
-from overlaplab_course.lab06.settings import try_ddp
+from overlaplab_course.lab06 import checks
+from overlaplab_course.lab06.trials import try_ddp
 
 RIGHT = {
     "one message": {"bucket_cap_mb": 100},
@@ -21,10 +21,10 @@ OTHER_RIGHT = {
     "short step": {"bucket_cap_mb": 0.25},
 }
 WRONG = {
-    "one message": ({}, lab06_settings.ONE, "2 messages"),
-    "no copies": ({"static_graph": True}, lab06_settings.NO_COPIES, "copies"),
-    "unused parameter": ({}, lab06_settings.UNUSED, "Expected to have finished"),
-    "short step": ({"bucket_cap_mb": 25}, lab06_settings.SHORT, "the best size takes"),
+    "one message": ({}, checks.ONE, "2 messages"),
+    "no copies": ({"static_graph": True}, checks.NO_COPIES, "copies"),
+    "unused parameter": ({}, checks.UNUSED, "Expected to have finished"),
+    "short step": ({"bucket_cap_mb": 25}, checks.SHORT, "the best size takes"),
 }
 
 
@@ -49,13 +49,13 @@ def test_settings_that_do_not_are_refused_by_their_run(wish, faults):
 )
 def test_settings_that_ddp_does_not_take_are_refused(settings, faults):
     found = faults(judge(find_exercise("6.6"), {**RIGHT, "no copies": settings}))
-    assert list(found) == [lab06_settings.KNOWN]
+    assert list(found) == [checks.KNOWN]
 
 
 def test_no_other_size_is_better_or_worse_than_the_marked_ones():
     steps = [try_ddp(bucket_cap_mb=mb).step_ns for mb in (0.05, 0.2, 0.5, 1)]
-    assert lab06_settings.best_ns() <= 1.02 * min(steps)
-    assert lab06_settings.worst_ns() >= max(steps)
+    assert checks.best_ns() <= 1.02 * min(steps)
+    assert checks.worst_ns() >= max(steps)
 
 
 def test_typing_the_default_cap_loses_the_small_first_bucket():

@@ -17,7 +17,7 @@ from overlaplab_course.lab00 import checks_runs as lab00
 from overlaplab_course.lab00 import reference as lab00_reference
 from overlaplab_course.lab03 import checks as lab03
 from overlaplab_course.lab04 import checks as lab04_checks
-from overlaplab_course.lab06 import reduce as lab06
+from overlaplab_course.lab06 import reducer_checks as lab06
 
 NOT_RECORDED = "bytes that no operator of the record wrote"
 

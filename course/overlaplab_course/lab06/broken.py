@@ -2,8 +2,6 @@
 
 import torch.distributed as dist
 
-from overlaplab import streams
-
 
 class FirstReducer:
     def __init__(self, state):
@@ -31,35 +29,3 @@ class FirstReducer:
             for member, place in self.state.pairs(bucket):
                 member.grad = place / dist.get_world_size()
         self.in_flight.clear()
-
-
-class SecondReducer:
-    def __init__(self, state):
-        self.state = state
-        self.packing = streams.Stream()
-        for param in state.params:
-            param.register_post_accumulate_grad_hook(self.hook)
-
-    def hook(self, param):
-        bucket = self.state.bucket_of(param)
-        self.state.missing[bucket] -= 1
-        if self.state.missing[bucket] > 0:
-            return
-        pairs = self.state.pairs(bucket)
-        if len(pairs) == 1:  # nothing to pack together
-            pairs[0][1].copy_(param.grad)
-        else:
-            self.packing.wait_stream(streams.current_stream())
-            with streams.stream(self.packing):
-                for member, place in pairs:
-                    place.copy_(member.grad)
-        buffer = self.state.buffers[bucket]
-        self.state.works[bucket] = dist.all_reduce(buffer, async_op=True)
-
-    def wait(self):
-        for bucket, work in enumerate(self.state.works):
-            work.wait()
-            for member, place in self.state.pairs(bucket):
-                member.grad = place / dist.get_world_size()
-        self.state.missing = [len(bucket) for bucket in self.state.plan]
-        self.state.works = [None] * len(self.state.plan)

@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from overlaplab_course.lab06.state import ReducerState
+from overlaplab_course.lab06.given import ReducerState
 
 
 def plan_buckets(params, cap_bytes):

@@ -1,0 +1,438 @@
+"""The graders of lab 06's hooks (6.2), finish (6.3) and repairs (6.5a, 6.5b).
+
+Each half is run with the course's other half, so that neither needs the other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from overlaplab.errors import DeadlockError, MismatchError
+from overlaplab.grading import fixtures, laws
+from overlaplab.grading.evidence import Evidence
+from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.fixtures import Fixture, Gradients, Trained
+from overlaplab.grading.forms import check_diagnosis
+from overlaplab.grading.laws import Violation
+from overlaplab.models.toy_nets import MixedDtypes
+from overlaplab_course.lab06.broken import FirstReducer
+from overlaplab_course.lab06.given import ReducerState
+from overlaplab_course.lab06.reference import install_hooks as our_hooks
+from overlaplab_course.lab06.reference import plan_buckets
+from overlaplab_course.lab06.trials import RepairCase, repair_case
+
+STEPS = 3
+FLAG_BYTES = 1024
+
+SENT = "what is sent is the gradient, of every parameter"
+ONCE = "each gradient is sent once a step, in steps 1, 2 and 3"
+BYTES = "the bytes on the wire are those of the gradients, no more"
+PROMPT = "each bucket starts when it is full and the wire is free"
+ORDER = "all ranks launch the same buckets in one order, whatever arrives first"
+SAFE = "no bytes are touched by two streams at once"
+
+MEAN = "after finish, .grad is the mean over ranks, in steps 1, 2 and 3"
+TRAPS = "also for tied, frozen, over-size, channels_last and mixed-dtype parameters"
+UNUSED = "also where a parameter gets no gradient, on one rank or on all"
+WAITED = "every message is waited for"
+AGAIN = "the next step starts anew: each gradient is sent once a step"
+KEPT = "the overlap that the hooks made is kept"
+LEAK = "memory does not grow from step to step"
+
+DIAGNOSIS = "the diagnosis is right"
+VALUES = "gradients are right on every rank, in every step"
+
+# What the nets are for, as verdicts name them.
+NETS: Mapping[str, str] = {
+    "tied": "two layers share one weight",
+    "frozen": "some parameters are not trained",
+    "unused": "a layer gets no gradient on any rank",
+    "uneven": "a layer gets a gradient on some ranks only",
+    "zero_element": "a parameter has no elements",
+    "over_size": "one gradient is larger than the cap",
+    "mixed_dtypes": "layers in float32 and float64",
+    "channels_last": "gradients that are not contiguous",
+    "branches": "ranks use the layers in different orders",
+    "zeroed_in_place": "gradients are zeroed, not None, before each step",
+}
+SKIPPED_HINTS = {
+    "unused": "a bucket was not sent: send zeros for what has no gradient",
+    "uneven": "a rank skipped a bucket that another one sent: send zeros for what has "
+    "no gradient",
+}
+# The equal layers of the clean net, two in a bucket.
+CLEAN = replace(fixtures.clean_fixture(), same_seed=True)
+CLEAN_CAP_BYTES = 2 * 64 * 64 * 4
+
+Hooks = Callable[[ReducerState], Any]
+Finish = Callable[[ReducerState], Any]
+
+
+def our_finish(state: ReducerState, divide: bool = True) -> None:
+    """Finish what any hooks began, whether or not they use flat buffers.
+
+    With divide=False what comes back is the sum, or already the mean where the hooks
+    have asked for it.
+    """
+    num_ranks = dist.get_world_size() if divide else 1
+    for bucket, work in enumerate(state.works):
+        if work is None:
+            for param, place in state.pairs(bucket):
+                if param.grad is None:
+                    place.zero_()
+                else:
+                    place.copy_(param.grad)
+            state.works[bucket] = dist.all_reduce(state.buffers[bucket], async_op=True)
+    for bucket, work in enumerate(state.works):
+        work.wait()
+        if state.buffers[bucket] is None:  # the gradients themselves were reduced
+            for position in state.plan[bucket]:
+                grad = state.params[position].grad
+                if grad is not None:
+                    grad.div_(num_ranks)
+            continue
+        for param, place in state.pairs(bucket):
+            if param.grad is None:
+                param.grad = torch.empty_like(param)
+            param.grad.copy_(place).div_(num_ranks)
+    state.missing = [len(bucket) for bucket in state.plan]
+    state.works = [None] * len(state.plan)
+
+
+def reducer(
+    install_hooks: Hooks, finish: Finish, cap_bytes: int
+) -> fixtures.MakeReducer:
+    """A reducer out of two halves, as `fixtures.train` wants it."""
+    return partial(_reducer_of, install_hooks, finish, cap_bytes)
+
+
+def _reducer_of(
+    install_hooks: Hooks, finish: Finish, cap_bytes: int, model: torch.nn.Module
+) -> SimpleNamespace:
+    params = [p for p in model.parameters() if p.requires_grad]
+    state = ReducerState.of(model, plan_buckets(params, cap_bytes))
+    install_hooks(state)
+    return SimpleNamespace(wait=partial(finish, state))
+
+
+@lru_cache(maxsize=1)
+def our_step_ns() -> tuple[int, ...]:
+    """The steps of the course's reducer on the clean net."""
+    make = reducer(our_hooks, our_finish, CLEAN_CAP_BYTES)
+    return tuple(fixtures.train(CLEAN, make).evidence.step_ns)
+
+
+def _show(sheet: Sheet, evidence: Evidence, target_ns: int) -> None:
+    timeline = evidence.step_timeline(2)
+    sheet.show(timeline, step_ns=evidence.step_ns[1], target_ns=target_ns)
+
+
+@exercise(
+    "6.2",
+    title="the hook",
+    solution="install_hooks",
+    verifies=(SENT, ONCE, BYTES, PROMPT, ORDER, SAFE),
+    points=3,
+    timeout_s=30.0,
+)
+def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
+    """The learner's hooks before the course's finish."""
+    sheet.ran(f"your hooks and our finish: {STEPS} steps, 8 layers, 2 ranks")
+    finish = _matching_finish(install_hooks)
+    if finish is not our_finish:
+        sheet.note("you ask for the mean: do not divide again in 6.3")
+    trained = fixtures.train(CLEAN, reducer(install_hooks, finish, CLEAN_CAP_BYTES))
+    evidence = trained.evidence
+    _show(sheet, evidence, our_step_ns()[1])
+    hint = _sending_hint(trained)
+    sheet.verify(ONCE, _hinted(laws.once_law(evidence), hint))
+    sheet.verify(BYTES, _hinted(laws.bytes_law(evidence), hint))
+    sheet.verify(SAFE, laws.no_findings_law(trained.run.warnings, kinds=("hazard",)))
+    sheet.verify(SENT, _hinted(wrong_values(trained, CLEAN, 2), hint))
+    sheet.stop_if_wrong()
+    buckets = fixtures.layer_buckets()
+    sheet.verify(PROMPT, laws.overlap_law(evidence, buckets, our_step_ns()))
+    sheet.stop_if_wrong()
+    for fixture in traps():
+        if fixture.name not in ("branches", "tied", "channels_last", "mixed_dtypes"):
+            continue  # the others are about the finish
+        sheet.ran(f"your hooks and our finish: {STEPS} steps of {_described(fixture)}")
+        hint = "a full bucket waits until every bucket before it has been launched"
+        trap = _trained(
+            sheet, fixture, reducer(install_hooks, finish, 300), ORDER, hint
+        )
+        if trap is None:
+            return
+        found = {
+            ORDER: laws.same_order_law(trap.evidence),
+            SENT: wrong_values(trap, fixture, 2),
+            ONCE: laws.once_law(trap.evidence),
+            SAFE: laws.no_findings_law(trap.run.warnings, kinds=("hazard",)),
+        }
+        for sentence, violations in found.items():
+            sheet.verify(sentence, violations)
+        _show_failing(sheet, trap, fixture, [v for vs in found.values() for v in vs])
+        sheet.stop_if_wrong()
+
+
+@exercise(
+    "6.3",
+    title="the finish",
+    solution="finish",
+    verifies=(MEAN, AGAIN, WAITED, SAFE, LEAK, KEPT, TRAPS, UNUSED),
+    points=3,
+    timeout_s=45.0,
+)
+def grade_finish(sheet: Sheet, finish: Finish) -> None:
+    """The learner's finish behind the course's hooks."""
+    sheet.ran(f"our hooks and your finish: {STEPS} steps, 8 layers, 2 ranks")
+    make = reducer(our_hooks, finish, CLEAN_CAP_BYTES)
+    # One step more: the end of the run is not like the end of a step.
+    trained = fixtures.train(CLEAN, make, steps=STEPS + 1)
+    evidence = trained.evidence
+    _show(sheet, evidence, our_step_ns()[1])
+    _judge_findings(sheet, trained)
+    hint = "what must be as it was, before the next backward pass begins?"
+    sheet.verify(AGAIN, _hinted(laws.once_law(evidence), hint))
+    wrong = wrong_values(trained, CLEAN, 2)
+    sheet.verify(MEAN, _hinted(wrong, _value_hint(trained, CLEAN, 2)))
+    sheet.stop_if_wrong()
+    # Flags of who used what may travel too.
+    sheet.verify(AGAIN, laws.bytes_law(evidence, extra_bytes=FLAG_BYTES))
+    sheet.verify(LEAK, laws.leak_law([row[:STEPS] for row in evidence.live_bytes]))
+    buckets, steps = fixtures.layer_buckets(), range(1, STEPS + 1)
+    kept = laws.overlap_law(evidence, buckets, our_step_ns(), steps=steps)
+    sheet.verify(KEPT, kept)
+    for number, fixture in enumerate(traps()):
+        num_ranks = (3, 2)[number % 2]
+        sheet.ran(
+            f"our hooks and your finish: {STEPS} steps on {num_ranks} ranks of "
+            f"{_described(fixture)}"
+        )
+        with warnings.catch_warnings():  # torch remarks on the net 'zero_element'
+            warnings.filterwarnings("ignore", message="Initializing zero-element")
+            _grade_trap(sheet, finish, fixture, num_ranks)
+        sheet.stop_if_wrong()
+
+
+def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) -> None:
+    sentence = UNUSED if fixture.name in SKIPPED_HINTS else TRAPS
+    make = reducer(our_hooks, finish, 300)
+    hint = SKIPPED_HINTS.get(
+        fixture.name,
+        "which ranks launch the buckets that are not full after the backward?",
+    )
+    trained = _trained(sheet, fixture, make, sentence, hint, num_ranks)
+    if trained is None:
+        return
+    wrong = wrong_values(trained, fixture, num_ranks)
+    if wrong:
+        wrong = _hinted(wrong, _value_hint(trained, fixture, num_ranks))
+    _show_failing(sheet, trained, fixture, wrong)
+    net = f"net {fixture.name!r}"
+    sheet.verify(sentence, [replace(v, message=f"{net}: {v.message}") for v in wrong])
+    _judge_findings(sheet, trained)
+
+
+def _judge_findings(sheet: Sheet, trained: Trained) -> None:
+    seen = trained.run.warnings
+    sheet.verify(WAITED, laws.no_findings_law(seen, kinds=("unwaited",)))
+    sheet.verify(SAFE, laws.no_findings_law(seen, kinds=("hazard", "unmatched")))
+
+
+def _trained(
+    sheet: Sheet,
+    fixture: Fixture,
+    make: fixtures.MakeReducer,
+    sentence: str,
+    hint: str,
+    num_ranks: int = 2,
+) -> Trained | None:
+    """The run; None where the ranks do not meet, which breaks `sentence`."""
+    try:
+        return fixtures.train(fixture, make, world_size=num_ranks)
+    except (DeadlockError, MismatchError) as error:
+        sheet.show(None)  # the run that failed has no timeline
+        sheet.verify(sentence, [Violation("order", str(error), hint=hint)])
+        return None
+
+
+def _described(fixture: Fixture) -> str:
+    return f"the net {fixture.name!r}: {NETS[fixture.name]}"
+
+
+def _show_failing(
+    sheet: Sheet, trained: Trained, fixture: Fixture, found: list[Violation]
+) -> None:
+    """Draw the run that failed, not the clean one."""
+    if found:
+        step = found[0].step or 1
+        title = f"your run on {fixture.name!r}, step {step}"
+        sheet.show(trained.evidence.step_timeline(step), title=title)
+
+
+def _hinted(violations: list[Violation], hint: str) -> list[Violation]:
+    """With this hint, if there is one."""
+    return [replace(v, hint=hint) for v in violations] if hint else violations
+
+
+def _sending_hint(trained: Trained) -> str:
+    """What hooks did that our finish makes look like something else, "" if nothing."""
+    ops = trained.evidence.program.ranks[0]
+    for gradient in trained.evidence.gradients_of(0, 1):
+        if len({ops[op].phase == "backward" for op in gradient.sends}) == 2:
+            return (  # our finish sends only what has no work
+                "works[b] is None after your launch: without async_op=True all_reduce "
+                "waits by itself and returns None (with it, store what it returns)"
+            )
+    if _is_same(trained.gradients[0][0], dict(CLEAN.build(0).named_parameters())):
+        return "you sent the parameter; its gradient is `.grad`"
+    return ""
+
+
+def _value_hint(trained: Trained, fixture: Fixture, num_ranks: int) -> str:
+    """What wrong gradients of rank 0 in step 1 look like, "" if like nothing known."""
+    seen = trained.gradients[0][0]
+    skipped = SKIPPED_HINTS.get(fixture.name, "")
+    right, own = (
+        fixtures.oracle(fixture, steps=1, world_size=n)[0][0] for n in (num_ranks, 1)
+    )
+    if _is_same(seen, right):
+        return skipped
+    if _is_same(
+        seen, {n: None if g is None else g * num_ranks for n, g in right.items()}
+    ):
+        return "this is the SUM over the ranks: divide by dist.get_world_size()"
+    if skipped or not _is_same(seen, own):  # skipped is more likely there
+        return skipped
+    return (
+        "the buffer has the sum, but `.grad` still has this rank's own gradient: "
+        "write it back"
+    )
+
+
+def traps() -> list[Fixture]:
+    """The adversarial fixtures; ranks start equal: no broadcast is asked for."""
+    # No bfloat16: its rounding may hide a wrong value.
+    dtypes = (torch.float32, torch.float64, torch.float32)
+    equal = [replace(f, same_seed=True) for f in fixtures.adversarial_fixtures()]
+    return [
+        replace(f, make_model=partial(MixedDtypes, dtypes))
+        if f.name == "mixed_dtypes"
+        else f
+        for f in equal
+    ]
+
+
+def _matching_finish(install_hooks: Hooks) -> Finish:
+    """Our finish for these hooks: without a division if they ask for the mean."""
+    undivided = partial(our_finish, divide=False)
+    make = reducer(install_hooks, undivided, CLEAN_CAP_BYTES)
+    trained = fixtures.train(CLEAN, make, steps=1)
+    gradients, _ = fixtures.oracle(CLEAN, steps=1)
+    is_mean = not laws.values_law(trained.gradients[0], gradients[0])
+    return undivided if is_mean else our_finish
+
+
+def wrong_values(trained: Trained, fixture: Fixture, num_ranks: int) -> list[Violation]:
+    """Violations against one process on the concatenated batch, first step first."""
+    gradients, _ = fixtures.oracle(fixture, steps=STEPS, world_size=num_ranks)
+    found = []
+    for step in range(1, STEPS + 1):
+        right = _comparable(gradients[step - 1])
+        seen = [_comparable(rank, right) for rank in trained.gradients[step - 1]]
+        found += laws.values_law(seen, right, step=step)
+    return found or laws.origin_law(trained.evidence.program, what="a gradient")
+
+
+def _is_same(seen: Gradients, right: Gradients) -> bool:
+    right = _comparable(right)
+    return not laws.values_law([_comparable(seen, right)], right)
+
+
+def _comparable(grads: Gradients, right: Gradients | None = None) -> Gradients:
+    """In float32, the dtype of what most nets compute with.
+
+    Zeros are None where no rank used the parameter: the task leaves it open.
+    """
+
+    def unused(name: str, grad: torch.Tensor) -> bool:
+        return right is not None and right.get(name) is None and not bool(grad.any())
+
+    return {
+        name: None if grad is None or unused(name, grad) else grad.float()
+        for name, grad in grads.items()
+    }
+
+
+# -- repairs
+
+
+@exercise(
+    "6.5a",
+    title="repair: slow after a while",
+    solution=("my_number", "first_diagnosis", "FirstReducer"),
+    verifies=(DIAGNOSIS, VALUES, ONCE, SAFE, PROMPT),
+    points=2,
+    optional=True,
+    timeout_s=30.0,
+)
+def grade_resending(
+    sheet: Sheet,
+    my_number: int,
+    first_diagnosis: Mapping[str, Any],
+    repaired: Callable[[ReducerState], Any],
+) -> None:
+    """The fault is gone, the values are right, the overlap is still there."""
+    own = repair_case(my_number)
+    sent = own.train(FirstReducer).evidence.sends_of(0, 2)
+    truth = {"kind": "sent again", "step": 2, "messages": len(sent)}
+    check_diagnosis(sheet, DIAGNOSIS, first_diagnosis, truth)
+    _examine(sheet, own, repaired)
+
+
+@exercise(
+    "6.5b",
+    title="repair: wrong at times",
+    solution=("my_number", "second_diagnosis", "SecondReducer"),
+    verifies=(DIAGNOSIS, VALUES, ONCE, SAFE, PROMPT),
+    points=2,
+    optional=True,
+    timeout_s=30.0,
+)
+def grade_racing(
+    sheet: Sheet,
+    my_number: int,
+    second_diagnosis: Mapping[str, Any],
+    repaired: Callable[[ReducerState], Any],
+) -> None:
+    """The edge is there, and nothing waits that need not."""
+    own = repair_case(my_number)
+    first = next(b for b, names in enumerate(own.buckets()) if len(names) > 1)
+    truth = {"kind": "race", "bucket": first, "written_on": "stream 1"}
+    check_diagnosis(sheet, DIAGNOSIS, second_diagnosis, truth)
+    _examine(sheet, own, repaired)
+
+
+def _examine(
+    sheet: Sheet, own: RepairCase, repaired: Callable[[ReducerState], Any]
+) -> None:
+    sheet.ran(f"your reducer: {STEPS} steps of your net on 2 ranks")
+    trained = own.train(repaired)
+    evidence = trained.evidence
+    make = reducer(our_hooks, our_finish, own.cap_bytes)
+    best_ns = fixtures.train(own.fixture, make).evidence.step_ns
+    _show(sheet, evidence, best_ns[1])
+    sheet.verify(ONCE, laws.once_law(evidence))
+    sheet.verify(SAFE, laws.no_findings_law(trained.run.warnings))
+    sheet.verify(VALUES, wrong_values(trained, own.fixture, 2))
+    sheet.stop_if_wrong()
+    sheet.verify(PROMPT, laws.overlap_law(evidence, own.buckets(), best_ns))

@@ -1,0 +1,182 @@
+"""What lab 06 draws and prints: sweeps of bucket sizes, stored measurements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from overlaplab.hardware import Hardware
+from overlaplab.program import Program, replay
+from overlaplab.timeline import Timeline
+from overlaplab.view.stacking import Picture
+from overlaplab.view.units import percentages
+from overlaplab_course import stored
+from overlaplab_course.lab06.given import MIB
+
+
+def shares_text(timeline: Timeline) -> str:
+    """The shares of the critical path, in the percents of `view.table`."""
+    shares_ns = timeline.critical_path().shares_ns
+    named = zip(shares_ns, percentages(shares_ns.values()), strict=True)
+    return ", ".join(f"{share} {percent} %" for share, percent in named if percent)
+
+
+def gradient_bytes(program: Program) -> list[int]:
+    """The size of each gradient of the recorded step, in the order of arrival."""
+    sent = (op.collective for op in program.ranks[0] if op.collective is not None)
+    return [tensor.bytes for collective in sent for tensor in collective.payload]
+
+
+def backward_ns(timeline: Timeline) -> int:
+    """From the start of the first backward kernel to the end of the last."""
+    spans = [
+        span
+        for span in timeline.spans
+        if span.kind == "compute" and span.attributes.get("phase") == "backward"
+    ]
+    return max(s.end_ns for s in spans) - min(s.start_ns for s in spans)
+
+
+def sweep(
+    program: Program, hardware: Hardware, bucket_mib: Sequence[float]
+) -> dict[float, int]:
+    """The step in nanoseconds for each bucket size; `inf` is one message for all."""
+    total = sum(gradient_bytes(program))
+    caps = {mib: int(min(mib * MIB, total)) for mib in bucket_mib}
+    return {
+        mib: replay(program, hardware=hardware, buckets=cap).step_ns
+        for mib, cap in caps.items()
+    }
+
+
+def valley(steps: Mapping[float, int], within: float = 0.02) -> tuple[float, float]:
+    """The smallest and the largest size whose step is within 2 % of the best."""
+    best = min(steps.values())
+    good = [mib for mib, step_ns in steps.items() if step_ns <= (1 + within) * best]
+    return min(good), max(good)
+
+
+def draw_valleys(
+    sweeps: Mapping[str, Mapping[float, int]], stars: Mapping[str, float] | None = None
+) -> Figure:
+    """Step over bucket size, each relative to its own best; `stars` are sizes."""
+    figure = Picture(figsize=(9, 3.4))
+    ax = figure.add_axes((0.08, 0.16, 0.62, 0.76))
+    colors = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+    styles = ("o-", "s--", "^-.", "d:")
+    for (name, steps), color, style in zip(
+        sweeps.items(), colors, styles, strict=False
+    ):
+        sizes, best = list(steps), min(steps.values())
+        relative = [step / best for step in steps.values()]
+        ax.plot(sizes, relative, style, color=color, label=name, markersize=5)
+        if stars and name in stars:
+            at_star = float(np.interp(math.log(stars[name]), np.log(sizes), relative))
+            face: Any = {"markerfacecolor": color, "markeredgecolor": "black"}
+            ax.plot([stars[name]], [at_star], "*", markersize=15, zorder=5, **face)
+    ax.axhspan(1.0, 1.02, color="#dddddd", zorder=0)
+    ax.set_xscale("log")
+    ticks = [1, 2, 5, 10, 20, 50, 100, 200, 500]
+    ax.set_xticks(ticks, [str(tick) for tick in ticks])
+    ax.set_xticks([], minor=True)
+    ax.set_ylim(0.99, 1.35)
+    ax.set_xlabel("bucket size (MiB)")
+    ax.set_ylabel("step / best step")
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    figure.legend(loc="center left", bbox_to_anchor=(0.71, 0.6), frameon=False)
+    return figure
+
+
+# -- stored measurements, with card and versions
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A stored table; prints with the machine that it was measured on.
+
+    Args:
+        source: what was measured, and how.
+        machine: card, torch, NCCL, date.
+        columns: their titles, with the unit in `source`.
+        rows: a name, and a number or None for each column.
+    """
+
+    source: str
+    machine: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[float | None]]]
+
+    def lines(self, first: str, *, each: int, form: str = "") -> list[str]:
+        """Head and rows, `each` characters a column."""
+        cells = [
+            (name, *("-" if n is None else format(n, form) for n in numbers))
+            for name, numbers in self.rows
+        ]
+        width = max(len(name) for name, *_ in [(first,), *cells])
+        return stored.columns([(first, *self.columns), *cells], first=width, each=each)
+
+    def __str__(self) -> str:
+        table = self.lines("", each=16)
+        return "\n".join([*table, f"Measured: {self.source}.", self.machine])
+
+    __repr__ = __str__
+
+    def number(self, row: str, column: str) -> float:
+        """The number of the first row whose name begins with `row`."""
+        place = self.columns.index(column)
+        for name, numbers in self.rows:
+            number = numbers[place]
+            if name.startswith(row) and number is not None:
+                return number
+        raise KeyError(f"no number for {row!r}, {column!r}")
+
+
+def _read(table: str) -> dict[str, Any]:
+    found = stored.read("06")
+    assert found is not None
+    entry: dict[str, Any] = found[table]
+    return entry
+
+
+def message_points() -> dict[float, float]:
+    """MiB to microseconds of one all-reduce, measured."""
+    return dict(_read("all_reduce_alone")["mib_to_us"])
+
+
+def machine(table: str) -> str:
+    """The machine on which a stored table was measured, one line."""
+    return stored.machine(_read(table))
+
+
+def measured(table: str) -> Measured:
+    """A stored table: "data_parallel", "ends", "hidden" or "benchmark"."""
+    entry = _read(table)
+    rows = [(name, numbers) for name, *numbers in entry["rows"]]
+    return Measured(entry["source"], machine(table), entry["columns"], rows)
+
+
+def stored_benchmarks() -> list[str]:
+    """What `python -m overlaplab.bench data-parallel` stored: lines to print.
+
+    Median ms of a step by variant and batch size; all numbers are of one run.
+    """
+    table = measured("benchmark")
+    shown = [row for row in table.rows if row[0] != "compute captured"]
+    table = replace(table, rows=shown)
+    return [table.machine, *table.lines(table.source, each=12, form=".1f")]
+
+
+def stored_ms(variant: str, batch: int) -> float:
+    """Median ms per step of the stored benchmark."""
+    return measured("benchmark").number(variant, f"batch {batch}")
+
+
+def measure_it_here() -> str:
+    """How this machine could measure, if it can."""
+    return stored.measure_it_here("python -m overlaplab.bench data-parallel --quick")
