@@ -12,11 +12,16 @@ import statistics
 import subprocess
 import sys
 import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from overlaplab import streams
 from overlaplab.bench.timing import Step, time_in_turn
@@ -28,7 +33,6 @@ ROUNDS, STEPS = 8, 4
 CHAINS, LINKS = 8, 12
 HOPS = 100
 TRIES = 20
-_DELAY_CYCLES = 3_000_000  # about 2 ms: a busy GPU, on purpose
 _NEEDS_GPU = {"error": "needs a GPU"}
 
 
@@ -122,41 +126,32 @@ def job_on_streams(on_gpu: bool) -> dict[str, Any]:
 
 def independent_chains(on_gpu: bool) -> dict[str, Any]:
     """Chains of kernels on 1 to 8 streams; wide kernels fill the GPU, narrow do not."""
-    wide, numel = 3072 if on_gpu else 64, 2**16 if on_gpu else 64
-    device = streams.device()
-    kernels: Mapping[str, tuple[list[torch.Tensor], Callable[[torch.Tensor], Any]]] = {
-        "narrow": (
-            [torch.ones(16, numel, device=device) for _ in range(CHAINS)],
-            lambda x: torch.cumsum(x, 1),
-        ),
-        "wide": ([_matrix(wide) for _ in range(CHAINS)], lambda x: torch.mm(x, x)),
+    wide, numel, device = *((3072, 2**16) if on_gpu else (64, 64)), streams.device()
+    chains = {
+        "narrow": [torch.ones(16, numel, device=device) for _ in range(CHAINS)],
+        "wide": [_matrix(wide) for _ in range(CHAINS)],
     }
-    answer: dict[str, Any] = {"chains": CHAINS, "kernels a chain": LINKS}
-    for name, (inputs, kernel) in kernels.items():
-        steps = {str(n): _chains_on(n, inputs, kernel) for n in (1, 2, 3, 4, CHAINS)}
-        answer[name] = _medians(steps)
-    return answer
 
-
-def _chains_on(
-    num_streams: int,
-    inputs: Sequence[torch.Tensor],
-    kernel: Callable[[torch.Tensor], Any],
-) -> Step:
-    side = [streams.Stream() for _ in range(num_streams)]
-
-    def step() -> None:
+    def step(inputs: Sequence[torch.Tensor], side: Sequence[Any]) -> None:
         main = streams.current_stream()
         for stream in side:
             stream.wait_stream(main)
         for _ in range(LINKS):  # launched in turn, so that no stream is ahead
             for number, x in enumerate(inputs):
-                with streams.stream(side[number % num_streams]):
-                    kernel(x)
+                with streams.stream(side[number % len(side)]):
+                    torch.mm(x, x) if len(x) > 16 else torch.cumsum(x, 1)
         for stream in side:
             main.wait_stream(stream)
 
-    return step
+    answer: dict[str, Any] = {"chains": CHAINS, "kernels a chain": LINKS}
+    for name, inputs in chains.items():
+        answer[name] = _medians(
+            {
+                str(n): partial(step, inputs, [streams.Stream() for _ in range(n)])
+                for n in (1, 2, 3, 4, CHAINS)
+            }
+        )
+    return answer
 
 
 # -- a batch to the device
@@ -239,18 +234,9 @@ def cost_of_waits(on_gpu: bool) -> dict[str, Any]:
         },
         per=HOPS / 1e3,
     )
-    return {"us a hop": times, "us of CPU": _cpu_us(pair)}
-
-
-def _cpu_us(pair: Sequence[Any]) -> float:
-    """The CPU's time for one record and one wait, nothing behind it."""
-    samples = []
-    for _ in range(20):
-        start = time.perf_counter_ns()
-        for _ in range(100):
-            pair[0].wait_event(pair[1].record_event())
-        samples.append((time.perf_counter_ns() - start) / 100)
-    return round(statistics.median(samples) / 1e3, 3)
+    one = partial(lambda a, b: a.wait_event(b.record_event()), *pair)
+    cpu_us = 1e4 * statistics.median(timeit.repeat(one, number=100, repeat=20))
+    return {"us a hop": times, "us of CPU": round(cpu_us, 3)}
 
 
 # -- priorities
@@ -326,69 +312,46 @@ def synchronize_and_collectives(on_gpu: bool) -> dict[str, Any]:
 # -- races: how often values are wrong, and what torch's stream sanitizer says
 
 
+class _Busy(TorchDispatchMode):
+    """A kernel that only waits, for about 2 ms, stands before the first `operator`."""
+
+    def __init__(self, operator: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operator, self._slept = operator, False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if not self._slept and func.__name__.startswith(self._operator):
+            torch.cuda._sleep(3_000_000)  # type: ignore[no-untyped-call]
+            self._slept = True
+        return func(*args, **(kwargs or {}))
+
+
 def races(on_gpu: bool) -> dict[str, Any]:
     """Wrong results in 20 tries: broken and repaired, on a quiet and on a busy GPU."""
     if not on_gpu:
         return _NEEDS_GPU
-    programs: dict[str, Callable[[bool, bool], bool]] = {
-        "one event for two": _event_is_wrong,
-        "memory given away": _reuse_is_wrong,
-    }
+    last = float(2 * four_races.SIZE)
     answer: dict[str, Any] = {"tries": TRIES}
-    for name, is_wrong in programs.items():
-        answer[name] = {
-            f"{variant}, {gpu}": sum(
-                is_wrong(variant == "repaired", gpu == "busy") for _ in range(TRIES)
-            )
-            for variant in ("broken", "repaired")
-            for gpu in ("quiet", "busy")
-        }
+    for name, program, operator, right in (
+        ("one event for two", four_races.event, "fill_", torch.full((1,), 2.0)),
+        (
+            "memory given away",
+            four_races.reuse,
+            "sum",
+            torch.tensor([0, last / 2, last]),
+        ),
+    ):
+        counts = answer.setdefault(name, {})
+        for variant, gpu in product(("broken", "repaired"), ("quiet", "busy")):
+            wrong = 0
+            for _ in range(TRIES):
+                with _Busy(operator) if gpu == "busy" else nullcontext():
+                    result = program(variant == "repaired")
+                wrong += not bool((result.cpu() == right).all())
+            counts[f"{variant}, {gpu}"] = wrong
     return answer
-
-
-def _event_is_wrong(repaired: bool, busy: bool) -> bool:
-    """3.3b: two producers, one event; the first is slow."""
-    main = streams.current_stream()
-    outs = [torch.zeros(2**16, device=streams.device()) for _ in range(2)]
-    streams.synchronize()
-    ready, events = streams.Event(), []
-    for number, out in enumerate(outs):
-        side = streams.Stream()
-        side.wait_stream(main)
-        with streams.stream(side):
-            if busy and number == 0:
-                torch.cuda._sleep(_DELAY_CYCLES)  # type: ignore[no-untyped-call]
-            out.fill_(1.0)
-            ready.record()
-            events.append(side.record_event())
-    for event in events if repaired else [ready]:
-        main.wait_event(event)
-    total = outs[0] + outs[1]
-    streams.synchronize()
-    return not bool((total == 2.0).all())
-
-
-def _reuse_is_wrong(repaired: bool, busy: bool) -> bool:
-    """3.3c: a batch is dropped while the main stream still reads it."""
-    main, loading = streams.current_stream(), streams.Stream()
-    hosts = [torch.full((2**20,), float(i)).pin_memory() for i in (1, 2)]
-    streams.synchronize()
-    outs: list[torch.Tensor] = []
-    for host in hosts:
-        with streams.stream(loading):
-            batch = host.to(streams.device(), non_blocking=True)
-        main.wait_stream(loading)
-        if repaired:
-            batch.record_stream(main)
-        if busy and not outs:
-            torch.cuda._sleep(_DELAY_CYCLES)  # type: ignore[no-untyped-call]
-        outs.append(batch.clone())
-        del batch  # the second gets its block
-    streams.synchronize()
-    wrong = any(not bool((out == i).all()) for i, out in enumerate(outs, start=1))
-    del outs
-    torch.cuda.empty_cache()
-    return wrong
 
 
 def sanitizer(on_gpu: bool) -> dict[str, Any]:
