@@ -9,11 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
-from overlaplab.grading import Sheet, Violation, exercise, laws
+from overlaplab.grading import Sheet, Violation, laws
+from overlaplab.grading.declared import Declared
 from overlaplab.grading.forms import (
     Examined,
     KnobTask,
@@ -44,10 +45,14 @@ from overlaplab_course.lab03.jobs import (
     play,
 )
 
-SAFE = "no stream touches bytes that another may still use"
-VALUES = "every result is right on every rank"
-FREE_CPU = "the CPU waits for nothing"
-LEAN = "Python holds at most three batches at a time"
+LAB = Declared(__file__)
+SAFE, ALL_RUN, FREE_CPU, SHORT_STEPS = LAB.sentences("3.1")
+KNOWN, _, VALUES, SHORT_STEP, FEW = LAB.sentences("3.2")
+DIAGNOSIS, _, _, _, OVERLAP_KEPT, BESIDE = LAB.sentences("3.3a")
+NOBODY_EARLY, OWN_BATCH, LEAN, FIRST_COPY = LAB.sentences("3.4")
+(FEWEST,) = LAB.sentences("3.5")
+SUM_READ, WAITED, NO_MORE = LAB.sentences("3.6")
+SETTINGS, IS_DEAR, IS_FREE, IS_COPY = LAB.sentences("3.7")
 
 
 def wrong_results(
@@ -108,22 +113,14 @@ def crowded(seen: Examined) -> list[Violation]:
             (sum(b <= at < freed for b, freed in lives) for at, _ in lives), default=0
         )
         if most > 3:
-            found.append(
-                Violation(
-                    "memory",
-                    f"Python on rank {rank} holds {most} batches at a time",
-                    "at most 3",
-                    "when may a batch go? Who keeps it?",
-                    rank=rank,
-                )
-            )
+            message = f"Python on rank {rank} holds {most} batches at a time"
+            hint = "when may a batch go? Who keeps it?"
+            found.append(Violation("memory", message, "at most 3", hint, rank=rank))
     return found
 
 
 # -- 3.1: two streams, with events between them
 
-ALL_RUN = "every task runs once, and every result is right on every rank"
-SHORT_STEPS = "the steps are as short as the reference's, 2 % more at most"
 
 # Random jobs on which one stream, and streams that wait for all of one another, lose
 # more than a tenth (a test holds them to it).
@@ -142,7 +139,7 @@ def drawn_job(seed: int, num_pieces: int = 12) -> Job:
             reads = [INPUT]
         name = f"{'c' if on == COMPUTE else 'w'}{number}"
         pieces.append(Piece(name, on, draw.randint(1, 4), tuple(reads), f"of {name}"))
-    return Job(f"by lot, no. {seed}", tuple(pieces))
+    return Job(f"random, no. {seed}", tuple(pieces))
 
 
 @lru_cache(maxsize=1)
@@ -157,14 +154,7 @@ def best_issue(index: int) -> Played:
     return play(jobs()[index], reference.issue)
 
 
-@exercise(
-    "3.1",
-    title="issue tasks on two streams",
-    solution="issue",
-    verifies=(SAFE, ALL_RUN, FREE_CPU, SHORT_STEPS),
-    points=3,
-    timeout_s=60.0,
-)
+@LAB.grader("3.1")
 def grade_issue(sheet: Sheet, issue: Issue) -> None:
     """Play five jobs; the first that is wrong is described and drawn."""
     first = None
@@ -229,13 +219,15 @@ def slow(played: Played, right: Played) -> list[Violation]:
     serial = play(played.job, one_stream).step_ns * 0.99 <= played.step_ns
     names = {piece.name for piece in played.job.pieces}
     used = {op.launch_stream for op in played.program.ranks[0] if op.label in names}
-    hint = "wait_stream waits for everything launched there so far; an event waits for "
-    hint += "one task"
+    hint = (
+        "wait_stream waits for everything launched there so far; an event waits for "
+        "one task"
+    )
     if len(used) == 1:
         hint = (
             f"all tasks ran on '{used.pop()}': which stream is current when run() is "
+            "called?"
         )
-        hint += "called?"
     return [
         replace(
             violation,
@@ -250,10 +242,6 @@ def slow(played: Played, right: Played) -> list[Violation]:
 
 # -- 3.2: the fewest waits
 
-KNOWN = "every wait is for a task that is launched earlier"
-SHORT_STEP = "the step is as short as with every wait, 2 % more at most"
-FEW = "no wait is left that stream order and the others imply"
-
 
 @lru_cache(maxsize=16)
 def with_every_wait(number: int) -> Played:
@@ -262,14 +250,7 @@ def with_every_wait(number: int) -> Played:
     return own.play(own.every_wait)
 
 
-@exercise(
-    "3.2",
-    title="the fewest waits",
-    solution=("my_number", "my_waits"),
-    verifies=(KNOWN, SAFE, VALUES, SHORT_STEP, FEW),
-    points=2,
-    timeout_s=30.0,
-)
+@LAB.grader("3.2")
 def grade_waits(sheet: Sheet, my_number: int, my_waits: Iterable[Wait]) -> None:
     """Any set of waits will do that keeps order and overlap and is as small."""
     own, waits = pipeline(my_number), list(my_waits)
@@ -279,16 +260,10 @@ def grade_waits(sheet: Sheet, my_number: int, my_waits: Iterable[Wait]) -> None:
     sheet.stop_if_wrong()
     played, full = own.play(waits), with_every_wait(my_number)
     played.draw_on(sheet, full.step_ns, f"your run with {len(waits)} waits")
-    sheet.verify(
-        SAFE,
-        laws.no_findings_law(played.findings),
-        hint="the finding names two tasks: which wait, or chain of waits, leads from "
-        "the first to the second?",
-    )
+    sheet.verify(SAFE, laws.no_findings_law(played.findings))
     sheet.verify(VALUES, wrong_tasks(played, full))
     sheet.stop_if_wrong()
-    hint = "which task waits for one that it does not need?"
-    judge_step(sheet, SHORT_STEP, played, full.step_ns, hint=hint)
+    judge_step(sheet, SHORT_STEP, played, full.step_ns)
     if len(waits) > len(own.fewest_waits):
         spare = next((w for w in waits if w not in own.fewest_waits), waits[-1])
         hint = f"leave out {spare}: is there a finding? If not, who waits in its place?"
@@ -302,10 +277,6 @@ def grade_waits(sheet: Sheet, my_number: int, my_waits: Iterable[Wait]) -> None:
 
 
 # -- 3.3: three races
-
-DIAGNOSIS = "the diagnosis is right"
-OVERLAP_KEPT = "the overlap is kept: the step is as short as the reference's"
-BESIDE = "each pack runs beside the next layer's backward pass"
 
 
 def _flat_truth(number: int) -> Mapping[str, object]:
@@ -345,39 +316,40 @@ def packed_in_turn(seen: Examined) -> list[Violation]:
     for (rank, label), (start, end) in when.items():
         word, _, number = label.partition(" ")
         following = f"back {int(number) - 1}" if word == "pack" else ""
-        next_start, next_end = when.get((rank, following), (start, end))
+        if (rank, following) not in when:
+            continue
+        next_start, next_end = when[rank, following]
         if max(start, next_start) >= min(end, next_end):
-            found.append(
-                Violation(
-                    "overlap",
-                    f"rank {rank}: '{label}' runs from {ms(start)} to {ms(end)}, "
-                    f"'{following}' from {ms(next_start)} to {ms(next_end)}",
-                    f"'{label}' beside '{following}'",
-                    "the message must wait for the packing; the next backward pass "
-                    "need not. Which stream is current where the message is launched?",
-                    rank=rank,
-                )
+            message = (
+                f"rank {rank}: '{label}' runs from {ms(start)} to {ms(end)}, "
+                f"'{following}' from {ms(next_start)} to {ms(next_end)}"
             )
+            expected = f"'{label}' beside '{following}'"
+            found.append(Violation("overlap", message, expected, rank=rank))
     return found
 
 
-def _repair(
-    exercise_id: str,
-    truth: Callable[[int], Mapping[str, object]],
-    solution: given.Program,
-    **also: Callable[[Examined], list[Violation]],
-) -> Repair:
-    return Repair(
+def _play_case(id: str, number: int, program: given.Program) -> given.Seen:
+    return given.Case(id, number).run(program)
+
+
+REPAIRS: dict[str, Repair] = {}
+for _id, _truth, _solution, _also in (
+    ("3.3a", _flat_truth, reference.send_gradients, {BESIDE: packed_in_turn}),
+    ("3.3b", _event_truth, reference.look_up, {}),
+    ("3.3c", _reuse_truth, reference.train, {LEAN: crowded}),
+):
+    REPAIRS[_id] = Repair(
         diagnosis=DIAGNOSIS,
         safe=SAFE,
         values=VALUES,
         kept=OVERLAP_KEPT,
-        truth=truth,
-        play=lambda number, program: given.Case(exercise_id, number).run(program),
-        reference=solution,
+        truth=_truth,
+        play=partial(_play_case, _id),
+        reference=_solution,
         wrong=lambda _, seen, right: wrong_results(seen, right),
         ran="your program on the objects of number {number}, 2 ranks",
-        also={FREE_CPU: cpu_waits, **also},
+        also={FREE_CPU: cpu_waits, **_also},
         where={  # in the report of a finding
             "kind": "'nothing orders them' is a race; 'handed out again' is a reuse",
             "rank": "rank: look at the finding's first line",
@@ -386,37 +358,11 @@ def _repair(
             "overwritten_by": "overwritten_by: the end of the line 'then written'",
         },
         title="your repair",
-        hint="what waits now that need not?",
     )
-
-
-REPAIRS: Mapping[str, Repair] = {
-    "3.3a": _repair(
-        "3.3a", _flat_truth, reference.send_gradients, **{BESIDE: packed_in_turn}
-    ),
-    "3.3b": _repair("3.3b", _event_truth, reference.look_up),
-    "3.3c": _repair("3.3c", _reuse_truth, reference.train, **{LEAN: crowded}),
-}
-for _id, _title, _diagnosis, _program, _last in (
-    ("3.3a", "filled here, sent there", "flat", "send_gradients", (BESIDE,)),
-    ("3.3b", "one event for two", "event", "look_up", ()),
-    ("3.3c", "memory given away", "reuse", "train", (LEAN,)),
-):
-    exercise(
-        _id,
-        title=f"a race: {_title}",
-        solution=("my_number", f"{_diagnosis}_diagnosis", _program),
-        verifies=(DIAGNOSIS, SAFE, VALUES, FREE_CPU, OVERLAP_KEPT, *_last),
-        points=2,
-        timeout_s=30.0,
-    )(REPAIRS[_id].grade)
+    LAB.grader(_id)(REPAIRS[_id].grade)
 
 
 # -- 3.4: batches go to the device from pinned memory, beside the compute
-
-OWN_BATCH = "every step gets its own batch, in order, on every rank"
-NOBODY_EARLY = "no stream, nor the CPU, touches bytes that another may still use"
-FIRST_COPY = "the steps are as short as the reference's: only the first copy is exposed"
 
 
 @lru_cache(maxsize=8)
@@ -425,14 +371,7 @@ def best_feed(loop: given.Loop) -> given.Fed:
     return given.feed_loop(reference.feed, loop)
 
 
-@exercise(
-    "3.4",
-    title="a batch to the device",
-    solution="feed",
-    verifies=(NOBODY_EARLY, OWN_BATCH, LEAN, FIRST_COPY),
-    points=3,
-    timeout_s=60.0,
-)
+@LAB.grader("3.4")
 def grade_feed(sheet: Sheet, feed: given.Feed) -> None:
     """Feed each loop; the first that goes wrong is described and drawn."""
     first = None
@@ -499,54 +438,27 @@ def _slow_feed(fed: given.Fed, right: given.Fed, loop: given.Loop) -> list[Viola
 
 # -- 3.5: how many streams are enough?
 
-FEWEST = "each is the fewest streams within 1 % of the shortest step"
 
-
-@exercise(
-    "3.5",
-    title="how many streams are enough",
-    solution="enough",
-    verifies=(FEWEST,),
-    points=1,
-    optional=True,
-    timeout_s=60.0,
-)
+@LAB.grader("3.5")
 def grade_enough(sheet: Sheet, enough: Mapping[str, int]) -> None:
     """Compare with a sweep from 1 to 6 streams."""
     sheet.ran("each job on 1 to 6 streams")
     said = need_dict(enough, "enough")
     wrong = []
+    expected = "the fewest whose step no other number beats by more than 1 %"
     for kind in given.KINDS:
         steps = given.steps_ms(kind)
         least = 1.01 * min(steps.values())
         if said.get(kind) != min(n for n, step in steps.items() if step <= least):
-            wrong.append(
-                Violation(
-                    "regret",
-                    f"{kind}: {said.get(kind)!r} streams",
-                    "the fewest whose step no other number beats by more than 1 %",
-                    "count the engines that can work at once, then sweep",
-                )
-            )
+            seen = f"{kind}: {said.get(kind)!r} streams"
+            wrong.append(Violation("regret", seen, expected))
     sheet.verify(FEWEST, wrong, list_all=True)
 
 
 # -- 3.6: what a stream's synchronize does not wait for
 
-SUM_READ = "the CPU reads the sum only when it is there"
-WAITED = "the CPU goes on when the collective has ended, and not before"
-NO_MORE = "the CPU does not wait for other streams' work"
 
-
-@exercise(
-    "3.6",
-    title="what synchronize does not wait for",
-    solution=("my_number", "finish"),
-    verifies=(SUM_READ, WAITED, NO_MORE),
-    points=1,
-    optional=True,
-    timeout_s=30.0,
-)
+@LAB.grader("3.6")
 def grade_finish(sheet: Sheet, my_number: int, finish: given.Finish) -> None:
     """The CPU goes on at the end of the collective: not before, not much later."""
     sheet.ran(f"one all-reduce beside other work, sizes of number {my_number}, 2 ranks")
@@ -555,31 +467,13 @@ def grade_finish(sheet: Sheet, my_number: int, finish: given.Finish) -> None:
     sheet.verify(SUM_READ, laws.no_findings_law(seen.findings))
     cpu_ns, sum_ns = seen.cpu_ns, seen.sum_ns
     described = f"the CPU went on at {ms(cpu_ns)}, the sum was there at {ms(sum_ns)}"
-    sheet.expect(
-        WAITED,
-        cpu_ns >= sum_ns,
-        seen=described,
-        expected="the CPU goes on after the sum",
-        hint="the collective is on a stream of its communicator's: what puts the side "
-        "stream behind it?",
-    )
-    sheet.expect(
-        NO_MORE,
-        cpu_ns <= 1.02 * sum_ns,
-        seen=described,
-        expected="within 2 %",
-        hint="which stream is current when you call wait(), and what else is on it?",
-    )
+    after = "the CPU goes on after the sum"
+    sheet.expect(WAITED, cpu_ns >= sum_ns, seen=described, expected=after)
+    in_time = cpu_ns <= 1.02 * sum_ns
+    sheet.expect(NO_MORE, in_time, seen=described, expected="within 2 %")
 
 
 # -- 3.7: through the host's memory, or past it
-
-SETTINGS = "every setting is one that the sliders have"
-IS_DEAR = "'dear': staging makes the step 20 % longer or more"
-IS_FREE = (
-    "'free': the network is busy for half of the step, and staging costs under 1 %"
-)
-IS_COPY = "'copy': staging makes the copy 1.5 times as long, the step under 1 % longer"
 
 
 def staging(settings: Settings) -> dict[str, float]:
@@ -608,15 +502,7 @@ TASKS = KnobTasks(
 )
 
 
-@exercise(
-    "3.7",
-    title="through the host, or past it",
-    solution="found",
-    verifies=TASKS.sentences,
-    points=1,
-    optional=True,
-    timeout_s=60.0,
-)
+@LAB.grader("3.7")
 def grade_knobs(sheet: Sheet, found: object) -> None:
     """Resolve the learner's settings, staged and direct."""
     sheet.ran("your three settings, each with staging and without")
