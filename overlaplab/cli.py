@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from overlaplab.timeline import Timeline
 
 NO_COMMUNICATION_CODE = 3  # of `report`: read, but no kernel communicates
+NOT_JUDGED_CODE = 4  # of `grade`: neither right nor wrong
 
 
 @contextmanager
@@ -110,21 +111,28 @@ def demo_command(
 def grade_command(path: Path, as_json: bool) -> None:
     """Run a learner's notebook in a process of its own and print its marks.
 
-    The exit code is 0 for full marks only, else 1; 2 if PATH is no lab's notebook.
+    The exit code is 0 for full marks only, else 1; 2 if PATH is no lab's notebook; 4 if
+    this machine was too busy to judge an exercise, which is neither right nor wrong.
     """
     from overlaplab.grading.notebook import grade_notebook
 
-    def tell(what: str) -> None:
-        """One line on a terminal, rewritten; nothing where output goes elsewhere."""
-        if sys.stderr.isatty():
-            click.echo(f"\r\x1b[K{what} ...", err=True, nl=False)
+    # One line on a terminal, rewritten; a line that stays for each exercise.
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+
+    def progress(what: str) -> None:
+        if clear:
+            click.echo(f"{clear}{what} ...", err=True, nl=False)
+
+    def done(result: object) -> None:
+        click.echo(f"{clear}{result}", err=True)
 
     try:
-        report = grade_notebook(path, tell=tell)
+        report = grade_notebook(path, progress=progress, done=done)
     finally:
-        if sys.stderr.isatty():
-            click.echo("\r\x1b[K", err=True, nl=False)
+        click.echo(clear, err=True, nl=False)
     click.echo(json.dumps(report.to_dict(), indent=2) if as_json else str(report))
+    if not report.all_judged:
+        sys.exit(NOT_JUDGED_CODE)
     sys.exit(0 if report.full_marks else 1)
 
 

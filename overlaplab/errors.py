@@ -38,7 +38,12 @@ class RankError(OverlaplabError):
 
 
 class RunTimeoutError(OverlaplabError):
-    """A run passed its deadline; the message says where each rank was."""
+    """A run passed its deadline; the message says where each rank was.
+
+    `on_the_wall`: it had CPU time left: it slept, or the machine was busy.
+    """
+
+    on_the_wall = False
 
 
 class TimedOutDeadlockError(DeadlockError, RunTimeoutError):

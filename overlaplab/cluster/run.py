@@ -87,7 +87,8 @@ def run(
             processes of this machine) or "nccl" (a process a GPU).
         hardware: name of a profile, or a `Hardware`: times the virtual cluster.
         timeout_s: a guard. On processes it ends what hangs and says which rank was
-            where; it counts from when all ranks are ready.
+            where; it counts from when all ranks are ready. On the virtual cluster it
+            counts CPU time, and ten times as much on the wall for code that sleeps.
         fake: virtual only: compute shapes instead of values, on rank 0, which stands
             for all, over groups and meshes too. What needs a value (`item`, C++ DDP)
             and messages between ranks with roles of their own are refused; what else

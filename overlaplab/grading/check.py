@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import signal
 import sys
-import sysconfig
-import threading
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
-from types import FrameType
 
 import torch
 
 from overlaplab import ours
-from overlaplab.errors import OverlaplabError, RankError
+from overlaplab.deadline import (
+    Deadline,
+    OutOfTimeError,
+    is_users_file,
+    machine_is_busy,
+)
+from overlaplab.errors import OverlaplabError, RankError, RunTimeoutError
 from overlaplab.grading.exercise import (
     Exercise,
     Sheet,
@@ -29,14 +30,7 @@ from overlaplab.grading.exercise import (
 )
 from overlaplab.grading.verdict import Verdict
 
-_NOT_THE_LEARNERS = (
-    *ours.folders(),
-    str(Path(torch.__file__).parent),
-    sysconfig.get_path("stdlib"),
-    sysconfig.get_path("purelib"),
-    "<frozen",
-    "<string>",
-)
+BUSY = "not judged: this machine is busy, time was over before the code had its share"
 
 
 class CheckFailed(AssertionError):
@@ -45,10 +39,6 @@ class CheckFailed(AssertionError):
     def _render_traceback_(self) -> list[str]:
         """IPython shows this instead of our frames."""
         return [f"CheckFailed: {self}"]
-
-
-class _DeadlineError(BaseException):
-    """Not an Exception: the learner's `except Exception` must not eat it."""
 
 
 def check(exercise_id: str, *solutions: object) -> Verdict:
@@ -65,9 +55,14 @@ def check(exercise_id: str, *solutions: object) -> Verdict:
         CheckFailed: it did not; what was seen has been printed.
         ValueError: there is no such exercise.
     """
-    verdict = judge(find_exercise(exercise_id), *solutions)
+    exercise = find_exercise(exercise_id)
+    verdict = judge(exercise, *solutions)
+    if not verdict.judged:
+        verdict = judge(exercise, *solutions)
     print(verdict)
     _draw(verdict)
+    if not verdict.judged:
+        raise CheckFailed(f"{exercise_id} could not be judged; see above")
     if not verdict.passed:
         raise CheckFailed(f"{exercise_id} is not solved yet; see above")
     return verdict
@@ -83,23 +78,33 @@ def judge(exercise: Exercise, *solutions: object) -> Verdict:
     if refusal:
         return sheet.verdict(error=refusal)
     try:
-        with _clean_torch(), _deadline(exercise.timeout_s):
+        with _clean_torch(), Deadline(exercise.timeout_s):
             exercise.grade(sheet, *solutions)
     except StopGradingError:
         return sheet.verdict()
-    except _DeadlineError as error:
+    except OutOfTimeError as error:
+        if not error.judged:
+            return _not_judged(sheet)
         return sheet.verdict(
-            error=f"your code was stopped after {exercise.timeout_s:g} s\n{error}",
+            error=f"your code was stopped {error}",
             hint="which loop, or which wait, does not end?",
         )
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit and GeneratorExit fail as well
+        slow = isinstance(error, RunTimeoutError) and error.on_the_wall
+        if slow and machine_is_busy():
+            return _not_judged(sheet)
         grader = getattr(exercise.grade, "__code__", None)
         where = "" if grader is None else grader.co_filename
         text = describe_error(error, grader_file=where)
         return sheet.verdict(error=text, hint=_error_hint(text))
     return sheet.verdict()
+
+
+def _not_judged(sheet: Sheet) -> Verdict:
+    hint = "run this again when fewer programs run beside it"
+    return sheet.verdict(error=BUSY, hint=hint, judged=False)
 
 
 def describe_error(error: BaseException, *, grader_file: str = "") -> str:
@@ -111,9 +116,7 @@ def describe_error(error: BaseException, *, grader_file: str = "") -> str:
         return f"your code ran into a {what}"  # a diagnosis, which says where
     lines = []
     for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename.startswith(_NOT_THE_LEARNERS):
-            continue
-        if frame.filename == grader_file:
+        if not is_users_file(frame.filename) or frame.filename == grader_file:
             continue
         lines.append(f"  in {frame.name}, line {frame.lineno}: {frame.line or ''}")
     if not lines:
@@ -168,60 +171,6 @@ def _clean_torch() -> Iterator[None]:
         finally:
             torch.set_default_dtype(dtype)
             torch.set_grad_enabled(grad)
-
-
-@contextlib.contextmanager
-def _deadline(timeout_s: float) -> Iterator[None]:
-    """Raise in the main thread when the time is up; no guard in other threads.
-
-    Runs on clusters carry deadlines of their own, and a graded notebook runs in a
-    child process that can be killed.
-    """
-    usable = hasattr(signal, "SIGALRM") and (
-        threading.current_thread() is threading.main_thread()
-    )
-    if not usable:
-        yield
-        return
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise _DeadlineError(_where_it_runs(frame))
-
-    previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-
-
-def _where_it_runs(main: FrameType | None) -> str:
-    """The innermost function of the learner's, of ranks (threads) before the main one.
-
-    Ranks that wait for their turn stand deep in our code; the one that loops stands in
-    the learner's, or closest to it.
-    """
-    own = threading.get_ident()
-    ranks = {
-        t.ident for t in threading.enumerate() if t.name.startswith("virtual rank ")
-    }
-    frames = [f for i, f in sys._current_frames().items() if i in ranks - {own}]
-    found = [where for frame in frames if (where := _where(frame)) is not None]
-    here = _where(main)
-    best = min(found, default=here)
-    return "" if best is None else best[1]
-
-
-def _where(frame: FrameType | None) -> tuple[int, str] | None:
-    """(how many frames of others are on top of it, the learner's innermost one)."""
-    depth = 0
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_NOT_THE_LEARNERS):
-            return depth, f"  in {frame.f_code.co_name}, line {frame.f_lineno}"
-        depth += 1
-        frame = frame.f_back
-    return None
 
 
 def _draw(verdict: Verdict) -> None:

@@ -21,26 +21,19 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import overlaplab
+from overlaplab.deadline import WALL_FACTOR, machine_is_busy
+from overlaplab.grading.cells import NotebookCell
 from overlaplab.grading.exercise import Exercise
 
-if TYPE_CHECKING:
-    from overlaplab.grading.notebook import NotebookCell
-
 # A child may need so long to start (it imports torch) and, after a deadline of its
-# own, to say what it was doing.
-_START_S = 120.0
-_GRACE_S = 5.0
+# own, to say what it was doing. On the wall, so they are guards.
+_START_S = 600.0
+_GRACE_S = 15.0
+_CELL_WALL_FACTOR = 3.0
 _MOST_DEATHS = 5
-
-
-Tell = Callable[[str], None]
-
-
-def say_nothing(what: str) -> None:
-    """Tells nobody what is going on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +58,27 @@ class Objects:
     sources: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an exercise.
+
+    Args:
+        verdict: `Verdict.to_dict()`, None if it came to none.
+        reason: why not, "" if there is a verdict.
+        judged: False if that was not the code's doing, as far as one can know.
+    """
+
+    verdict: Mapping[str, Any] | None
+    reason: str = ""
+    judged: bool = True
+
+
 @dataclass(slots=True)
 class Handover:
     """What came out of the cells: objects by exercise, or why there are none."""
 
     objects: dict[str, Objects] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, Outcome] = field(default_factory=dict)
 
 
 class _Child:
@@ -125,15 +133,18 @@ class _Child:
         except (OSError, ValueError):  # reset, or no length where one should be
             raise EOFError from None
 
-    def how_it_ended(self) -> str:
-        """For a person: "was killed by SIGKILL", "exited with code 3"."""
+    def how_it_ended(self) -> tuple[str, bool]:
+        """("was killed by SIGKILL", whether that can only be its code's doing)."""
         try:
             code = self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            return "closed its connection"
+            return "closed its connection", True
+        if code == -signal.SIGXCPU:
+            return "did not end, nor could it be stopped", True
         if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"ended the process with code {code}"
+            name = signal.Signals(-code).name
+            return f"was killed by {name}", name != "SIGKILL"
+        return f"ended the process with code {code}", True
 
     def close(self) -> None:
         """End the child and all that it started."""
@@ -151,100 +162,109 @@ def play_cells(
     *,
     stop_at: float,
     cell_timeout_s: float,
-    tell: Tell = say_nothing,
+    progress: Callable[[str], None],
 ) -> Handover:
     """Run `cells` in a child and take each exercise's objects.
 
     A cell that kills the child, or hangs so that only a kill ends it, is left out and
-    the others are played again in a new child.
+    the others are played again in a new child. What may be the machine's fault is tried
+    once more with all of them.
 
     Args:
         cells: in order, without the checks.
         orders: which objects to take, and when.
         directory: of the notebook, for modules that it imports.
         stop_at: deadline of the whole, as `time.monotonic()` counts.
-        cell_timeout_s: deadline of one cell.
-        tell: is told which cell runs.
+        cell_timeout_s: deadline of one cell, in CPU time.
+        progress: called with which cell runs.
     """
     handover = Handover()
-    left_out: dict[int, str] = {}
+    left_out: dict[int, Outcome] = {}
+    once_more = True
     while len(left_out) <= _MOST_DEATHS:
-        playing = [cell for cell in cells if cell.number not in left_out]
         script = {
-            "cells": [[c.number, c.source] for c in playing],
+            "cells": [[c.number, c.source] for c in cells if c.number not in left_out],
             "orders": [
                 [order.exercise, order.names, order.before]
                 for order in orders
                 if order.exercise not in handover.objects
             ],
             "cell_timeout_s": cell_timeout_s,
+            "cell_wall_s": _CELL_WALL_FACTOR * cell_timeout_s,
         }
         child = _Child("play_child.py", str(directory))
         try:
             child.send(script)
-            culprit, reason = _listen(child, handover, stop_at, cell_timeout_s, tell)
+            culprit, outcome = _listen(child, handover, stop_at, script, progress)
         finally:
             child.close()
-        if reason == "":
+        outcomes = [*handover.missing.values(), *([outcome] if outcome else [])]
+        in_time = time.monotonic() < stop_at
+        if once_more and in_time and not all(o.judged for o in outcomes):
+            once_more = False
+            continue
+        if outcome is None:
             break
-        if culprit is None or time.monotonic() >= stop_at:
-            left_out.setdefault(culprit or 0, reason)
+        left_out[culprit or 0] = outcome
+        if culprit is None or not in_time:
             break
-        left_out[culprit] = reason
     for order in orders:
         task = order.exercise
         if task not in handover.objects:
-            blame = _blame(task, cells, left_out)
-            handover.missing[task] = blame or handover.missing.get(task, "not found")
+            blame = _blame(task, cells, left_out) or handover.missing.get(task)
+            handover.missing[task] = blame or Outcome(None, "not found")
     return handover
 
 
 def _blame(
-    task: str, cells: Sequence[NotebookCell], left_out: Mapping[int, str]
-) -> str:
-    """The fate of the exercise's own cell, else of the last cell that ended a child."""
+    task: str, cells: Sequence[NotebookCell], left_out: Mapping[int, Outcome]
+) -> Outcome | None:
+    """The fate of the exercise's own cell, else of what ended all."""
     own = [cell.number for cell in cells if cell.exercise == task]
-    for number in own:
-        if number in left_out:
-            return left_out[number]
-    return list(left_out.values())[-1] if 0 in left_out else ""
+    return next((left_out[n] for n in own if n in left_out), left_out.get(0))
 
 
 def _listen(
     child: _Child,
     handover: Handover,
     stop_at: float,
-    cell_timeout_s: float,
-    tell: Tell,
-) -> tuple[int | None, str]:
-    """Take messages until the end; returns (cell, reason) if the child must go."""
+    script: Mapping[str, Any],
+    progress: Callable[[str], None],
+) -> tuple[int | None, Outcome | None]:
+    """Take messages until the end; (cell, what became of it) if the child must go."""
     cell: int | None = None
     patience = _START_S
     try:
         while True:
             left = stop_at - time.monotonic()
             message = child.receive(min(patience, left))
+            if message is None and left <= patience:
+                reason = f"the deadline of the notebook passed in cell {cell}"
+                return None, Outcome(None, reason, judged=False)
             if message is None:
-                if left <= patience:
-                    return cell, f"the deadline of the notebook passed in cell {cell}"
-                return cell, f"cell {cell} did not end within {cell_timeout_s:g} s"
-            patience = cell_timeout_s + _GRACE_S
+                reason = f"cell {cell} did not end within {script['cell_wall_s']:g} s"
+                return cell, Outcome(None, reason, judged=not machine_is_busy())
+            patience = script["cell_wall_s"] + _GRACE_S
             if "cell" in message:
                 cell = int(message["cell"])
-                tell(f"cell {cell}")
+                progress(f"cell {cell}")
             elif "objects" in message:
                 task = str(message["objects"])
                 payload = child.receive_bytes(_GRACE_S)
                 if payload is None:
-                    return cell, f"cell {cell} broke the connection to the grader"
+                    reason = f"cell {cell} broke the connection to the grader"
+                    return cell, Outcome(None, reason)
                 handover.objects[task] = Objects(payload, dict(message["sources"]))
                 handover.missing.pop(task, None)
             elif "missing" in message:
-                handover.missing[str(message["missing"])] = str(message["reason"])
+                judged = message.get("judged") is not False
+                outcome = Outcome(None, str(message["reason"]), judged)
+                handover.missing[str(message["missing"])] = outcome
             elif "end" in message:
-                return None, ""
+                return None, None
     except (EOFError, ValueError, KeyError, TypeError, AttributeError):
-        return cell, f"cell {cell} {child.how_it_ended()}"
+        reason, own_doing = child.how_it_ended()
+        return cell, Outcome(None, f"cell {cell} {reason}", own_doing)
 
 
 class Judge:
@@ -274,8 +294,8 @@ class Judge:
 
     def judge(
         self, task: Exercise, objects: Objects, directory: Path, stop_at: float
-    ) -> tuple[Mapping[str, Any] | None, str]:
-        """(the verdict, "") or (None, why there is none).
+    ) -> Outcome:
+        """Judge; once more if the machine may be to blame that there is no verdict.
 
         Args:
             task: which exercise.
@@ -283,32 +303,45 @@ class Judge:
             directory: of the notebook, for modules that the objects refer to.
             stop_at: deadline of the notebook, as `time.monotonic()` counts.
         """
-        if time.monotonic() >= stop_at:
-            return None, "the deadline of the notebook had passed"
-        child = self._child or self._start()
-        self._child = child
         request = {
             "exercise": task.id,
             "sources": dict(objects.sources),
             "directory": str(directory),
         }
-        child.send(request, objects.payload)
-        own_limit = task.timeout_s + _GRACE_S
+        outcome = self._judge(task, request, objects.payload, stop_at)
+        if not outcome.judged and time.monotonic() < stop_at:
+            outcome = self._judge(task, request, objects.payload, stop_at)
+        return outcome
+
+    def _judge(
+        self, task: Exercise, request: Mapping[str, Any], payload: bytes, stop_at: float
+    ) -> Outcome:
+        left = stop_at - time.monotonic()
+        if left <= 0:
+            reason = "the deadline of the notebook had passed"
+            return Outcome(None, reason, judged=False)
+        child = self._child or self._start()
+        self._child = child
+        child.send(request, payload)
+        own_limit = WALL_FACTOR * task.timeout_s + _GRACE_S
         try:
-            started = child.receive(min(_START_S, stop_at - time.monotonic()))
-            left = stop_at - time.monotonic()
-            answer = child.receive(min(own_limit, left)) if started else None
+            answer = child.receive(min(_START_S, left))
+            if answer:
+                left = stop_at - time.monotonic()
+                answer = child.receive(min(own_limit, left))
         except (EOFError, ValueError):
-            reason = child.how_it_ended()
+            reason, _ = child.how_it_ended()
             self._drop()
-            return None, f"the code {reason}"
+            return Outcome(None, f"the code {reason}", judged=False)
         if answer is None:
             self._drop()
-            limit = task.timeout_s if own_limit < left else max(left, 0)
-            return None, f"did not end within {limit:.0f} s"
-        if "verdict" not in answer:
-            return None, str(answer.get("reason", "was not verified"))
-        return answer["verdict"], ""
+            limit = min(own_limit, max(left, 0))
+            judged = own_limit < left and not machine_is_busy()
+            return Outcome(None, f"did not end within {limit:.0f} s", judged)
+        verdict = answer.get("verdict")
+        reason = "" if verdict else str(answer.get("reason", "was not verified"))
+        judged = {**answer, **(verdict or {})}.get("judged") is not False
+        return Outcome(verdict, reason, judged)
 
     def _start(self) -> _Child:
         return _Child("judge_child.py", *self.modules)

@@ -130,7 +130,9 @@ class Sheet:
         if not all(result.passed for result in self._results.values()):
             raise StopGradingError
 
-    def verdict(self, *, error: str = "", hint: str = "") -> Verdict:
+    def verdict(
+        self, *, error: str = "", hint: str = "", judged: bool = True
+    ) -> Verdict:
         """The verdict as the sheet stands; promises not written count as wrong."""
         wrong = error != "" or any(not r.passed for r in self._results.values())
         checks, unjudged = [], []
@@ -162,6 +164,7 @@ class Sheet:
             timeline_title=self._timeline_title,
             note=self._note,
             unjudged=() if error else tuple(unjudged),
+            judged=judged,
         )
 
 
@@ -180,7 +183,7 @@ class Exercise:
         verifies: the sentences that its grader promises to write.
         points: marks.
         grade: `grade(sheet, *solutions)`.
-        timeout_s: deadline of one check.
+        timeout_s: deadline of one check, in CPU time of the learner's code.
         optional: an extra, after the line where the core of the lab ends.
         hints: by sentence, for a grader that gives none of its own.
     """

@@ -12,13 +12,19 @@ import importlib
 import linecache
 import os
 import pickle
+import signal
 import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
 import orjson
 
-import overlaplab.cluster.virtual  # noqa: F401  (before the fork, not in each)
+# Before the fork, not in each: torch imports these at the first step under a mode.
+import torch._dynamo
+import torch._functorch.aot_autograd  # noqa: F401
+
+import overlaplab.cluster.virtual  # noqa: F401
+from overlaplab.deadline import limit_process
 from overlaplab.grading.check import judge
 from overlaplab.grading.exercise import find_exercise
 
@@ -57,11 +63,16 @@ def _judge_in_fork(request: dict[str, Any], payload: bytes) -> bytes:
     except orjson.JSONDecodeError:
         code = os.waitstatus_to_exitcode(status)
         reason = f"the code ended the process (code {code}) during the check"
-        return orjson.dumps({"reason": reason})
+        if code == -signal.SIGXCPU:
+            reason = "the code did not end, nor could it be stopped"
+        # Out of memory, or somebody's hand: nobody knows whose doing.
+        return orjson.dumps({"reason": reason, "judged": code != -signal.SIGKILL})
     return answer
 
 
 def _judge(request: dict[str, Any], payload: bytes) -> dict[str, Any]:
+    exercise = find_exercise(request["exercise"])
+    limit_process(exercise.timeout_s)
     sys.path.append(request["directory"])
     for name, source in request["sources"].items():
         lines = source.splitlines(True)
@@ -70,7 +81,7 @@ def _judge(request: dict[str, Any], payload: bytes) -> dict[str, Any]:
         solutions = pickle.loads(payload)
     except BaseException as error:
         return {"reason": f"cannot be loaded: {type(error).__name__}: {error}"}
-    verdict = judge(find_exercise(request["exercise"]), *solutions)
+    verdict = judge(exercise, *solutions)
     return {"verdict": verdict.to_dict()}
 
 

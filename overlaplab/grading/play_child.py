@@ -1,28 +1,24 @@
 """The child that plays a notebook's cells and hands over the learner's objects.
 
-Run as `python -P play_child.py FD DIRECTORY`. It imports nothing of ours and judges
-nothing: it is told which objects to take, and when. Whatever the cells do to this
-process stays here.
+Run as `python -P play_child.py FD DIRECTORY`. It imports nothing of ours but deadlines
+and judges nothing: the parent says which objects to take, and when. Whatever the cells
+do to this process stays here.
 """
 
 from __future__ import annotations
 
 import linecache
 import os
-import signal
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 import orjson
 
-
-class _CellDeadlineError(BaseException):
-    """Not an Exception: a cell's `except Exception` must not eat it."""
+from overlaplab.deadline import Deadline, OutOfTimeError, limit_process
 
 
 class Player(Protocol):
@@ -72,6 +68,13 @@ class _PlainPlayer:
         return None
 
 
+class _Fate(NamedTuple):
+    """Why a cell did not run to its end, and whether its code is to blame."""
+
+    reason: str
+    judged: bool = True
+
+
 def _player() -> Player:
     try:
         return _ShellPlayer()
@@ -84,11 +87,12 @@ def play(script: Mapping[str, Any], send: Callable[..., None]) -> None:
 
     Args:
         script: "cells": [[number, source], ...]; "orders": [[exercise, names, number
-            of the cell before which they are taken, or None], ...]; "cell_timeout_s".
+            of the cell before which they are taken, or None], ...]; "cell_timeout_s",
+            "cell_wall_s".
         send: takes a JSON message and, for objects, the payload.
     """
     player = _player()
-    errors: dict[int, str] = {}
+    errors: dict[int, _Fate] = {}
     waiting = list(script["orders"])
     for number, source in script["cells"]:
         for order in list(waiting):
@@ -97,41 +101,45 @@ def play(script: Mapping[str, Any], send: Callable[..., None]) -> None:
                 waiting.remove(order)
                 _hand_over(task, names, player.namespace, errors, send)
         send({"cell": number})
-        error = _run(player, source, float(script["cell_timeout_s"]))
-        if error is not None:
-            errors[number] = f"cell {number} raised {type(error).__name__}: {error}"
+        limit_s = float(script["cell_timeout_s"])
+        error = _run(player, source, limit_s, float(script["cell_wall_s"]))
+        if isinstance(error, OutOfTimeError):
+            said = f"cell {number} did not end within {error.after}, {error.place}"
+            errors[number] = _Fate(said, error.judged)
+        elif error is not None:
+            said = f"cell {number} raised {type(error).__name__}: {error}"
+            errors[number] = _Fate(said)
     for task, names, _ in waiting:
         _hand_over(task, names, player.namespace, errors, send)
     send({"end": True})
 
 
-def _run(player: Player, source: str, timeout_s: float) -> BaseException | None:
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise _CellDeadlineError(f"did not end within {timeout_s:g} s")
-
-    signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+def _run(
+    player: Player, source: str, timeout_s: float, wall_s: float
+) -> BaseException | None:
+    limit_process(timeout_s)
     try:
-        return player.run(source)
+        with Deadline(timeout_s, wall_s):
+            return player.run(source)
     except BaseException as error:
         return error
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _hand_over(
     task: str,
     names: Sequence[str],
     namespace: Mapping[str, Any],
-    errors: Mapping[int, str],
+    errors: Mapping[int, _Fate],
     send: Callable[..., None],
 ) -> None:
     absent = [name for name in names if name not in namespace]
     if absent:
         reason = f"the notebook defines no {', '.join(absent)}"
+        judged = True
         if errors:
-            reason += f"; {list(errors.values())[-1]}"
-        return send({"missing": task, "reason": reason})
+            last = list(errors.values())[-1]
+            reason, judged = f"{reason}; {last.reason}", last.judged
+        return send({"missing": task, "reason": reason, "judged": judged})
     try:
         payload = cloudpickle.dumps([namespace[name] for name in names])  # type: ignore[no-untyped-call]
     except BaseException as error:

@@ -47,6 +47,7 @@ class Verdict:
             of the learner's, or why it was not run; "" if it ran to its end.
         note: what somebody who passed should know, "" if nothing.
         unjudged: sentences that the failure above them left open.
+        judged: False if the machine was to blame: this is neither right nor wrong.
     """
 
     exercise: str
@@ -62,12 +63,14 @@ class Verdict:
     timeline_title: str = "your run"
     note: str = ""
     unjudged: tuple[str, ...] = ()
+    judged: bool = True
 
     def __str__(self) -> str:
         return "\n".join(self._right() if self.passed else self._wrong())
 
     def _heading(self) -> str:
-        outcome = "passed" if self.passed else "not yet"
+        wrong = "not yet" if self.judged else "not judged"
+        outcome = "passed" if self.passed else wrong
         return f"{self.exercise} {self.title}: {outcome}"
 
     def _right(self) -> list[str]:
@@ -118,6 +121,7 @@ class Verdict:
             "exercise": self.exercise,
             "title": self.title,
             "passed": self.passed,
+            "judged": self.judged,
             "ran": self.ran,
             "checks": [
                 {

@@ -176,12 +176,28 @@ def test_a_run_past_its_deadline_says_where_each_rank_was():
         dist.barrier()
 
     with pytest.raises(RunTimeoutError) as late:
-        run_virtual(step, world_size=3, timeout_s=0.5)
+        run_virtual(step, world_size=3, timeout_s=0.1)
     lines = str(late.value).splitlines()
     first = step.__code__.co_firstlineno
-    assert lines[0] == "the run passed its deadline of 0.5 s."
+    assert late.value.on_the_wall
+    assert lines[0] == (
+        "the run passed its deadline of 1 s, with CPU time left: it slept or waited."
+    )
     assert f"rank 0 was at test_virtual_run.py:{first + 4} in step" in lines[1]
     assert f"rank 1 was at test_virtual_run.py:{first + 3} in step" in lines[2]
+    assert_clean()
+
+
+def test_a_run_that_computes_too_long_is_stopped_by_its_cpu_time():
+    def step():
+        while True:
+            pass
+
+    with pytest.raises(
+        RunTimeoutError, match=r"deadline of 0\.2 s of CPU time"
+    ) as late:
+        run_virtual(step, world_size=2, timeout_s=0.2)
+    assert not late.value.on_the_wall
     assert_clean()
 
 

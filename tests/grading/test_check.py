@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
 from typing import Any
 
 import pytest
@@ -144,41 +141,6 @@ def test_stopping_early_passes_nothing_and_hides_what_was_not_reached():
     assert not verdict.passed
     assert [c.name for c in verdict.checks] == ["first"]
     assert verdict.hint == "think"
-
-
-def test_a_solution_that_does_not_end_is_stopped():
-    def grade(sheet: Sheet, thing: Any) -> None:
-        thing()
-
-    def never() -> None:
-        while True:
-            with contextlib.suppress(Exception):
-                time.sleep(10)
-
-    start = time.monotonic()
-    verdict = judge(made_up(grade, timeout_s=0.3), never)
-    assert time.monotonic() - start < 5
-    assert "stopped after 0.3 s" in verdict.error and "in never" in verdict.error
-
-
-def test_a_loop_in_a_rank_is_named_by_its_own_function():
-    over = threading.Event()
-
-    def hook() -> None:
-        while not over.is_set():
-            pass
-
-    def grade(sheet: Sheet, thing: Any) -> None:
-        thing()
-
-    def waits_for_the_rank() -> None:
-        rank = threading.Thread(target=hook, name="virtual rank 0", daemon=True)
-        rank.start()
-        rank.join()
-
-    verdict = judge(made_up(grade, timeout_s=0.3), waits_for_the_rank)
-    over.set()
-    assert "  in hook, line" in verdict.error
 
 
 def test_an_interrupt_is_the_learners_and_passes_through():

@@ -88,9 +88,10 @@ def test_a_solved_notebook_gets_full_marks_and_is_left_as_it_was(tmp_path, grade
     raw["cells"] = [c for c in raw["cells"] if c["source"] != "# deleted"]
     path.write_text(json.dumps(raw))
     before = path.read_bytes()
-    told: list[str] = []
-    report, _ = grade(path, tell=told.append)
-    assert told[0] == "cell 1" and told[-1] == "exercise 98.3"
+    seen: list[str] = []
+    report, _ = grade(path, progress=seen.append, done=lambda r: seen.append(str(r)))
+    assert seen[0] == "cell 1"
+    assert seen[-2:] == ["exercise 98.3", "98.3 Answer (extra): passed"]
     assert str(report).splitlines() == [
         "exercise             points",
         "98.1 Double             1/1  passed",

@@ -102,6 +102,7 @@ class _Report:
 
     def __init__(self, points: int) -> None:
         self.full_marks = points == 10
+        self.all_judged = points != 8
         self.points = points
 
     def __str__(self) -> str:
@@ -111,8 +112,8 @@ class _Report:
         return {"points": self.points}
 
 
-@pytest.mark.parametrize(("points", "code"), [(10, 0), (9, 1)])
-def test_grade_exits_with_0_only_for_full_marks(
+@pytest.mark.parametrize(("points", "code"), [(10, 0), (9, 1), (8, 4)])
+def test_grade_exits_with_0_only_for_full_marks_and_with_4_if_not_judged(
     monkeypatch: pytest.MonkeyPatch, points: int, code: int
 ) -> None:
     from overlaplab.grading import notebook

@@ -19,6 +19,13 @@ from typing import Any
 import torch
 
 from overlaplab.cluster.virtual.tracing import suspend_tracing
+from overlaplab.deadline import (
+    RANK_THREADS,
+    WALL_FACTOR,
+    interruptible,
+    is_importing,
+    stack_of,
+)
 from overlaplab.errors import DeadlockError
 
 # A rank that asks "is it done?" this often without doing anything else, while nobody
@@ -51,7 +58,7 @@ class RankThread:
         self.state: tuple[Any, ...] = ()
         self.idle_polls = 0
         self.thread = threading.Thread(
-            target=self._run, name=f"virtual rank {rank}", daemon=True
+            target=self._run, name=f"{RANK_THREADS}{rank}", daemon=True
         )
         self.turns: Turns | None = None
 
@@ -73,6 +80,7 @@ class Turns:
     ) -> None:
         self.ranks = ranks
         self.stopping = False
+        self.on_the_wall = False
         self.first_error: tuple[int, BaseException] | None = None
         self._explain = explain
         self._caller = threading.Lock()
@@ -80,19 +88,25 @@ class Turns:
         for rank in ranks:
             rank.turns = self
 
+    @interruptible
     def run(self, timeout_s: float) -> bool:
-        """Run all ranks; False if the time is over before they end."""
+        """Run all ranks; False if the time is over before they end.
+
+        Args:
+            timeout_s: CPU time of this process; on the wall, ten times as much.
+        """
         for rank in self.ranks:
             rank.state = first_state()
             rank.thread.start()
         self.ranks[0].lock.release()
-        deadline = time.monotonic() + timeout_s
-        while True:  # in slices: an interrupt is seen between two, wherever it lands
-            left_s = deadline - time.monotonic()
-            if self._caller.acquire(timeout=max(0.0, min(left_s, 0.1))):
-                return True
-            if left_s <= 0:
+        cpu_end = time.process_time() + timeout_s
+        wall_end = time.monotonic() + WALL_FACTOR * timeout_s
+        # In slices: an interrupt is seen between two, wherever it lands.
+        while not self._caller.acquire(timeout=0.1):
+            self.on_the_wall = time.process_time() < cpu_end
+            if not self.on_the_wall or time.monotonic() >= wall_end:
                 return False
+        return True
 
     def run_rank(self, me: RankThread) -> None:
         """The body of a rank's thread."""
@@ -173,6 +187,8 @@ class Turns:
             if not rank.finished and rank.lock.locked():
                 rank.lock.release()
             thread.join(0.05 if not rank.finished else join_s)
+            while thread.is_alive() and self._is_importing(thread):
+                thread.join(0.05)  # half a module would be left for every later run
             if thread.is_alive():
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(thread.ident), ctypes.py_object(Stop)
@@ -181,6 +197,10 @@ class Turns:
             if thread.is_alive():
                 stuck.append(rank.rank)
         return stuck
+
+    def _is_importing(self, thread: threading.Thread) -> bool:
+        frame = sys._current_frames().get(thread.ident or -1)
+        return is_importing(stack_of(frame))
 
     def _next(self, me: RankThread) -> RankThread | None:
         """The next rank in round robin that can move; `me` last; None if none."""

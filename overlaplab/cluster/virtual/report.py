@@ -7,9 +7,10 @@ import traceback
 from collections.abc import Sequence
 
 from overlaplab.cluster.virtual.meeting import Meeting
-from overlaplab.cluster.virtual.ranks import RankThread
+from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.source import is_user_code, user_line
 from overlaplab.cluster.virtual.store import KeyWait
+from overlaplab.deadline import WALL_FACTOR
 from overlaplab.errors import (
     DeadlockError,
     RankError,
@@ -69,10 +70,13 @@ def failure(rank: int, error: BaseException) -> RankError:
     return RankError(message, rank=rank, remote_traceback=text)
 
 
-def timed_out(ranks: Sequence[RankThread], timeout_s: float) -> RunTimeoutError:
+def timed_out(turns: Turns, timeout_s: float) -> RunTimeoutError:
     """Where each rank was when the time was over."""
-    frames = sys._current_frames()
-    lines = [f"the run passed its deadline of {timeout_s} s."]
+    ranks, frames = turns.ranks, sys._current_frames()
+    what = f"{timeout_s:g} s of CPU time"
+    if turns.on_the_wall:
+        what = f"{WALL_FACTOR * timeout_s:g} s, with CPU time left: it slept or waited"
+    lines = [f"the run passed its deadline of {what}."]
     for rank in ranks[:_MOST_RANKS]:
         if rank.finished:
             where = "has finished"
@@ -87,4 +91,6 @@ def timed_out(ranks: Sequence[RankThread], timeout_s: float) -> RunTimeoutError:
         lines.append(f"  and {len(ranks) - _MOST_RANKS} more ranks")
         lines.append("With fake=True one rank stands for all that do the same.")
     lines.append("Raise timeout_s if the work needs longer.")
-    return RunTimeoutError("\n".join(lines))
+    error = RunTimeoutError("\n".join(lines))
+    error.on_the_wall = turns.on_the_wall
+    return error

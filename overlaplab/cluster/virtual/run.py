@@ -60,7 +60,8 @@ def run_virtual(
         args, kwargs: its arguments.
         world_size: ranks of the job.
         hardware: not needed to record; kept for host code that depends on time.
-        timeout_s: a guard; deadlocks are found without it.
+        timeout_s: a guard, in CPU time of this process, with ten times as much on the
+            wall behind it; deadlocks are found without it.
         fake: compute shapes only, on rank 0, which stands for all (representative.py).
 
     Returns:
@@ -135,7 +136,7 @@ class _Run:
             try:
                 in_time = self.turns.run(timeout_s)
                 if not in_time:
-                    raise report.timed_out(self.ranks, timeout_s)
+                    raise report.timed_out(self.turns, timeout_s)
             finally:
                 self.abandoned = bool(self.turns.stop())
                 self.jobs.clear()  # the copies; what returns is in the results

@@ -1,0 +1,195 @@
+"""Deadlines in CPU time of the user's code, so that a busy machine costs nobody.
+
+Ten times a second the stack is looked at, and what the process computed since the last
+look is charged if code of the user's is on it. Imports, references and other processes
+are nobody's time. Code that sleeps or waits meets a wall limit behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+from overlaplab import ours
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+WALL_FACTOR = 10.0  # wall seconds for each second of CPU time
+ALL_FACTOR = 3.0  # CPU seconds of anybody's code for each second of the user's
+RANK_THREADS = "virtual rank "  # how the threads' names begin
+_LOOK_S = 0.1
+_PATIENT_LOOKS = 10  # while what the user's code called has not returned
+
+_interruptible: set[CodeType] = set()
+
+
+def interruptible(function: F) -> F:
+    """Mark a function of ours that waits for the user's code and may be stopped."""
+    _interruptible.add(function.__code__)
+    return function
+
+
+class OutOfTimeError(BaseException):
+    """Not an Exception: the user's `except Exception` must not eat it.
+
+    Args:
+        after: how long: "30 s of computing".
+        place: function and line of the user's code, "" if unknown.
+        judged: False if a busy machine may be to blame.
+    """
+
+    def __init__(self, after: str, place: str, judged: bool) -> None:
+        super().__init__(f"after {after}\n  {place}")
+        self.after, self.place, self.judged = after, place, judged
+
+
+class Deadline:
+    """A context that stops what runs in it once the user's code has had its time.
+
+    Works in the main thread, where there are signals; elsewhere nothing is stopped.
+    The error is raised in code of the user's, or in ours that waits for it; never in an
+    import, of which half would be left.
+
+    Args:
+        cpu_s: CPU time of the user's code.
+        wall_s: by default `WALL_FACTOR` times as much.
+
+    Raises:
+        OutOfTimeError: the time is over.
+    """
+
+    def __init__(self, cpu_s: float, wall_s: float | None = None) -> None:
+        self._cpu_s = cpu_s
+        self._wall_s = WALL_FACTOR * cpu_s if wall_s is None else wall_s
+        self._charged_s = self._all_s = self._waited_s = 0.0
+        self._late_looks = 0
+
+    def __enter__(self) -> Deadline:
+        main = threading.current_thread() is threading.main_thread()
+        self._usable = main and hasattr(signal, "setitimer")
+        if self._usable:
+            self._cpu, self._wall = time.process_time(), time.monotonic()
+            self._caller = sys._getframe(1)
+            self._handler = signal.signal(signal.SIGALRM, self._look)
+            self._timer = signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+            self._began = self._wall
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._usable:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._handler)
+            left_s, every_s = self._timer
+            if left_s:  # another's, such as pytest's: it goes on
+                left_s = max(left_s - (time.monotonic() - self._began), 0.001)
+                signal.setitimer(signal.ITIMER_REAL, left_s, every_s)
+            del self._caller
+
+    def _look(self, signum: int, frame: FrameType | None) -> None:
+        cpu, wall = time.process_time(), time.monotonic()
+        stacks = list(self._stacks(frame))
+        importing = any(map(is_importing, stacks))
+        places = [_users_place(stack) for stack in stacks]
+        found = [place for place in places if place is not None]
+        if found and not importing:
+            self._charged_s += cpu - self._cpu
+        self._all_s += cpu - self._cpu
+        # A process that is stopped, or gets no turn, looks late: not its time.
+        self._waited_s += min(wall - self._wall, 1.0)
+        self._cpu, self._wall = cpu, wall
+        far_too_long = self._all_s >= ALL_FACTOR * self._cpu_s
+        computed = far_too_long or self._charged_s >= self._cpu_s
+        far_too_long |= self._waited_s >= self._wall_s
+        if importing or not (computed or far_too_long):
+            return
+        self._late_looks += 1
+        mine, waits = places[-1], frame is not None and frame.f_code in _interruptible
+        at_once = waits or (mine is not None and mine[0] == 0)
+        if at_once or ((found or far_too_long) and self._late_looks > _PATIENT_LOOKS):
+            _, place = min(found, default=(0, ""))
+            if computed:
+                raise OutOfTimeError(f"{self._cpu_s:g} s of computing", place, True)
+            after = f"{self._waited_s:.0f} s, most of them waiting"
+            raise OutOfTimeError(after, place, not machine_is_busy())
+
+    def _stacks(self, main: FrameType | None) -> Iterator[Stack]:
+        """Ranks' threads first; of the main one, what this deadline's caller called."""
+        ranks = {
+            thread.ident
+            for thread in threading.enumerate()
+            if thread.name.startswith(RANK_THREADS)
+        }
+        for thread, frame in sys._current_frames().items():
+            if thread in ranks - {threading.get_ident()}:
+                yield stack_of(frame)
+        yield stack_of(main, until=self._caller)
+
+
+Stack = list[FrameType]
+
+
+def stack_of(frame: FrameType | None, until: FrameType | None = None) -> Stack:
+    """The frame and those that called it, from the innermost on."""
+    stack = []
+    while frame is not None and frame is not until:
+        stack.append(frame)
+        frame = frame.f_back
+    return stack
+
+
+def is_importing(stack: Stack) -> bool:
+    """Whether a module is being imported on this stack."""
+    return any(f.f_code.co_filename.startswith("<frozen importlib") for f in stack)
+
+
+def _users_place(stack: Stack) -> tuple[int, str] | None:
+    """(how many frames of others are on top of it, the user's innermost one)."""
+    for depth, frame in enumerate(stack):
+        code = frame.f_code
+        if is_users_file(code.co_filename):
+            return depth, f"in {code.co_name}, line {frame.f_lineno}"
+    return None
+
+
+@cache
+def _others() -> tuple[str, ...]:
+    torch = find_spec("torch")
+    return (
+        *ours.folders(),
+        os.path.dirname(torch.origin or "") + os.sep if torch else "<",
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+        "<frozen",
+        "<string>",
+    )
+
+
+@cache
+def is_users_file(name: str) -> bool:
+    """Whether it is neither ours, nor Python's, nor an installed package's."""
+    return not name.startswith(_others())
+
+
+def limit_process(cpu_s: float) -> None:
+    """End this process after so much more CPU time, if its code cannot be stopped."""
+    import resource  # absent on Windows
+
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    end = int(time.process_time() + ALL_FACTOR * cpu_s) + 10
+    if hard == resource.RLIM_INFINITY or end < hard:
+        resource.setrlimit(resource.RLIMIT_CPU, (end, hard))
+
+
+def machine_is_busy() -> bool:
+    """Whether more wants to run than there are cores: the wall clock says nothing."""
+    cores = os.cpu_count() or 1
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > cores

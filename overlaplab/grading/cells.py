@@ -1,0 +1,110 @@
+"""The code cells of a learner's notebook, and which lab they are of."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overlaplab.errors import NotebookError
+from overlaplab.grading.exercise import exercises
+
+_CHECK_CALL = re.compile(r"\bcheck\(\s*[\"'](\d+\.\d+[a-z]?)[\"']")
+
+
+@dataclass(frozen=True, slots=True)
+class NotebookCell:
+    """One code cell.
+
+    Args:
+        number: position among all cells, from 1, as a person counts.
+        source: its text.
+        exercise: the exercise that it solves or checks, "" if none.
+        is_check: it is an exercise's check; the grader judges in its place.
+    """
+
+    number: int
+    source: str
+    exercise: str = ""
+    is_check: bool = False
+
+
+def find_lab(cells: Sequence[NotebookCell], path: Path) -> str:
+    """The lab whose exercises the cells name.
+
+    Raises:
+        NotebookError: they name none, or one that is not installed.
+    """
+    named = [cell.exercise for cell in cells if cell.exercise]
+    if not named:
+        raise NotebookError(
+            f"{path}: no exercise in any of its {len(cells)} code cells; expected a "
+            "notebook made from labs/, such as labs/06_bucketing.ipynb"
+        )
+    labs = {name.split(".")[0].zfill(2) for name in named}
+    lab = labs.pop()
+    if labs:
+        raise NotebookError(
+            f"{path}: exercises of labs {lab} and {', '.join(sorted(labs))}; expected "
+            "those of one lab"
+        )
+    if not exercises(lab):
+        known = ", ".join(sorted({task.lab for task in exercises()})) or "none"
+        raise NotebookError(
+            f"{path}: exercises of lab {lab}, which is not installed; there are those "
+            f"of {known}"
+        )
+    return lab
+
+
+def read_notebook(path: Path) -> list[NotebookCell]:
+    """The code cells of a notebook.
+
+    Raises:
+        NotebookError: no such file, not JSON, or not a notebook of version 4.
+    """
+    if not path.exists():
+        raise NotebookError(f"{path}: there is no such file; expected a notebook")
+    if not path.is_file():
+        raise NotebookError(f"{path}: is no file; expected a notebook (.ipynb)")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise NotebookError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise NotebookError(
+            f"{path}: is not a notebook: no JSON ({error}); save it in Jupyter again"
+        ) from None
+    cells = raw.get("cells") if isinstance(raw, dict) else None
+    if not isinstance(cells, list) or raw.get("nbformat") != 4:
+        raise NotebookError(
+            f"{path}: is not a notebook of format 4: it has no list of cells with "
+            '"nbformat": 4; save it in Jupyter again'
+        )
+    found = []
+    for number, cell in enumerate(cells, start=1):
+        if not isinstance(cell, dict) or "cell_type" not in cell:
+            raise NotebookError(f"{path}, cell {number}: is no cell: {str(cell)[:40]}")
+        if cell["cell_type"] == "code":
+            found.append(_read_cell(cell, number, path))
+    return found
+
+
+def _read_cell(cell: Mapping[str, Any], number: int, path: Path) -> NotebookCell:
+    source = cell.get("source", "")
+    if isinstance(source, list):
+        source = "".join(str(line) for line in source)
+    if not isinstance(source, str):
+        raise NotebookError(f"{path}, cell {number}: its source is no text")
+    metadata = cell.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    ours, nbgrader = metadata.get("overlaplab"), metadata.get("nbgrader")
+    exercise = ours.get("exercise", "") if isinstance(ours, dict) else ""
+    locked = isinstance(nbgrader, dict) and nbgrader.get("grade") is True
+    call = _CHECK_CALL.search(source)
+    if call and not exercise:  # metadata lost on the way through another editor
+        exercise, locked = call.group(1), True
+    return NotebookCell(number, source, str(exercise), locked)
