@@ -61,7 +61,7 @@ class Deadline:
 
     Args:
         cpu_s: CPU time of the user's code.
-        wall_s: by default `WALL_FACTOR` times as much.
+        wall_s: limit on the wall; by default `WALL_FACTOR` times as much.
 
     Raises:
         OutOfTimeError: the time is over.

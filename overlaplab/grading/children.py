@@ -32,7 +32,6 @@ from overlaplab.grading.exercise import Exercise
 # own, to say what it was doing. On the wall, so they are guards.
 _START_S = 600.0
 _GRACE_S = 15.0
-_CELL_WALL_FACTOR = 3.0
 _MOST_DEATHS = 5
 
 
@@ -190,12 +189,13 @@ def play_cells(
                 if order.exercise not in handover.objects
             ],
             "cell_timeout_s": cell_timeout_s,
-            "cell_wall_s": _CELL_WALL_FACTOR * cell_timeout_s,
         }
         child = _Child("play_child.py", str(directory))
         try:
             child.send(script)
-            culprit, outcome = _listen(child, handover, stop_at, script, progress)
+            culprit, outcome = _listen(
+                child, handover, stop_at, WALL_FACTOR * cell_timeout_s, progress
+            )
         finally:
             child.close()
         outcomes = [*handover.missing.values(), *([outcome] if outcome else [])]
@@ -228,7 +228,7 @@ def _listen(
     child: _Child,
     handover: Handover,
     stop_at: float,
-    script: Mapping[str, Any],
+    cell_wall_s: float,
     progress: Callable[[str], None],
 ) -> tuple[int | None, Outcome | None]:
     """Take messages until the end; (cell, what became of it) if the child must go."""
@@ -242,9 +242,9 @@ def _listen(
                 reason = f"the deadline of the notebook passed in cell {cell}"
                 return None, Outcome(None, reason, judged=False)
             if message is None:
-                reason = f"cell {cell} did not end within {script['cell_wall_s']:g} s"
+                reason = f"cell {cell} did not end within {cell_wall_s:g} s"
                 return cell, Outcome(None, reason, judged=not machine_is_busy())
-            patience = script["cell_wall_s"] + _GRACE_S
+            patience = cell_wall_s + _GRACE_S
             if "cell" in message:
                 cell = int(message["cell"])
                 progress(f"cell {cell}")

@@ -154,8 +154,7 @@ def grade_notebook(
     Args:
         path: the notebook; it is read, never written.
         timeout_s: deadline of the whole, on the wall.
-        cell_timeout_s: deadline of one cell, in CPU time; three times as much on the
-            wall.
+        cell_timeout_s: deadline of one cell, in CPU time; on the wall, ten times that.
         judge: one that is running already, for many notebooks in a row, or for
             exercises of an instructor's own (`Judge(modules=["my_exercises"])`).
         progress: called with what is going on, "cell 7" or "exercise 6.3".

@@ -87,8 +87,7 @@ def play(script: Mapping[str, Any], send: Callable[..., None]) -> None:
 
     Args:
         script: "cells": [[number, source], ...]; "orders": [[exercise, names, number
-            of the cell before which they are taken, or None], ...]; "cell_timeout_s",
-            "cell_wall_s".
+            of the cell before which they are taken, or None], ...]; "cell_timeout_s".
         send: takes a JSON message and, for objects, the payload.
     """
     player = _player()
@@ -102,7 +101,7 @@ def play(script: Mapping[str, Any], send: Callable[..., None]) -> None:
                 _hand_over(task, names, player.namespace, errors, send)
         send({"cell": number})
         limit_s = float(script["cell_timeout_s"])
-        error = _run(player, source, limit_s, float(script["cell_wall_s"]))
+        error = _run(player, source, limit_s)
         if isinstance(error, OutOfTimeError):
             said = f"cell {number} did not end within {error.after}, {error.place}"
             errors[number] = _Fate(said, error.judged)
@@ -114,12 +113,10 @@ def play(script: Mapping[str, Any], send: Callable[..., None]) -> None:
     send({"end": True})
 
 
-def _run(
-    player: Player, source: str, timeout_s: float, wall_s: float
-) -> BaseException | None:
+def _run(player: Player, source: str, timeout_s: float) -> BaseException | None:
     limit_process(timeout_s)
     try:
-        with Deadline(timeout_s, wall_s):
+        with Deadline(timeout_s):
             return player.run(source)
     except BaseException as error:
         return error

@@ -176,6 +176,46 @@ def test_solutions_that_never_end_or_exit_fail_alone(tmp_path, grade):
     assert seen["98.3"] == (False, "your code raised SystemExit: 0")
 
 
+KILLED_BY_SOMEBODY = """
+import os, signal
+def killed(path, times):
+    open(path, "a").write("x")
+    if len(open(path).read()) <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_somebody_killed_is_tried_once_more_and_never_zero_points(tmp_path, grade):
+    """Out of memory, say: once in a cell and in two checks, in one of them twice."""
+    cell, once, twice = (str(tmp_path / name) for name in ("cell", "once", "twice"))
+    path = write(
+        tmp_path,
+        f"{KILLED_BY_SOMEBODY}\nkilled({cell!r}, 1)",
+        double=f"def double(x):\n    killed({once!r}, 1)\n    return 2 * x",
+        counter=f"class Counter:\n    def __init__(_):\n        killed({twice!r}, 9)",
+    )
+    report, seen = grade(path)
+    assert seen["98.1"] == seen["98.3"] == (True, "")
+    assert [len(Path(p).read_text()) for p in (cell, once, twice)] == [2, 2, 2]
+    counter = report.results[1]
+    assert not counter.judged and not counter.passed
+    assert (report.points, report.max_points) == (2, 2)
+    assert not report.all_judged and not report.full_marks and not report.core_passed
+    assert report.to_dict()["all_judged"] is False
+    lines = str(report).splitlines()
+    assert lines[2].startswith(
+        "98.2 Counter            -/2  not judged  the code ended"
+    )
+    assert lines[-1].startswith("Not judged is neither right nor wrong: grade this")
+
+
+def test_what_the_deadline_of_the_notebook_left_open_is_not_judged(tmp_path, grade):
+    path = write(tmp_path, "factor = 2", double="import time; time.sleep(1000)")
+    report = grade_notebook(path, judge=Judge(MODULES), timeout_s=4)
+    assert not any(result.judged or result.points for result in report.results)
+    assert "deadline of the notebook" in report.results[0].reason
+
+
 CHEATS = """
 import overlaplab.grading as g, overlaplab.grading.laws as laws
 import overlaplab.grading.exercise as e, overlaplab.grading.check as c
