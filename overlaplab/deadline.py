@@ -122,16 +122,14 @@ class Deadline:
             raise OutOfTimeError(after, place, not machine_is_busy())
 
     def _stacks(self, main: FrameType | None) -> Iterator[Stack]:
-        """Ranks' threads first; of the main one, what this deadline's caller called."""
-        ranks = {
-            thread.ident
-            for thread in threading.enumerate()
-            if thread.name.startswith(RANK_THREADS)
-        }
-        for thread, frame in sys._current_frames().items():
-            if thread in ranks - {threading.get_ident()}:
-                yield stack_of(frame)
-        yield stack_of(main, until=self._caller)
+        """Of ranks that the main thread waits for; last, what its caller called."""
+        own = stack_of(main, until=self._caller)
+        if any(frame.f_code in _interruptible for frame in own):
+            frames = sys._current_frames()
+            for thread in threading.enumerate():
+                if thread.name.startswith(RANK_THREADS) and thread.ident in frames:
+                    yield stack_of(frames[thread.ident])
+        yield own
 
 
 Stack = list[FrameType]

@@ -50,7 +50,8 @@ diagnosis_law; `regret` is a number. `overlap_law` is what an exercise on overla
 prompt, and no wait in the backward pass, or else a step as fast as the reference's.
 """
 
-from overlaplab.grading.check import CheckFailed, check, judge
+from typing import TYPE_CHECKING, Any
+
 from overlaplab.grading.exercise import (
     Exercise,
     Sheet,
@@ -58,8 +59,11 @@ from overlaplab.grading.exercise import (
     exercises,
     find_exercise,
 )
-from overlaplab.grading.laws import Violation
 from overlaplab.grading.verdict import CheckResult, Verdict
+from overlaplab.grading.violation import Violation
+
+if TYPE_CHECKING:
+    from overlaplab.grading.judging import CheckFailed, check, judge
 
 __all__ = [
     "CheckFailed",
@@ -74,3 +78,12 @@ __all__ = [
     "find_exercise",
     "judge",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`judging` imports torch; who grades in other processes need not."""
+    if name not in ("CheckFailed", "check", "judge"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from overlaplab.grading import judging
+
+    return getattr(judging, name)

@@ -18,9 +18,9 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import overlaplab
@@ -81,31 +81,16 @@ class Handover:
 
 
 class _Child:
-    """A file of this folder as a process in a session of its own, and a connection."""
+    """A fork of the server in a session of its own, and a connection to it."""
 
-    def __init__(self, file: str, *arguments: str) -> None:
-        ours, theirs = socket.socketpair()
+    def __init__(self, server: _Server, job: str) -> None:
+        self._server = server
         self._scratch = tempfile.TemporaryDirectory(prefix="overlaplab-grade-")
-        package_parent = str(Path(overlaplab.__file__).parent.parent)
-        paths = [package_parent, os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {
-            "MPLBACKEND": "Agg",
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        }
-        script = str(Path(__file__).with_name(file))
-        with theirs:
-            self._process = subprocess.Popen(
-                # -P: this folder's modules (check, laws) are not top-level ones.
-                [sys.executable, "-P", script, str(theirs.fileno()), *arguments],
-                pass_fds=[theirs.fileno()],
-                cwd=self._scratch.name,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
+        with theirs:
+            request = {"job": job, "folder": self._scratch.name}
+            self._process = int(server.ask(request, theirs)["process"])
 
     def send(self, message: Mapping[str, Any], payload: bytes | None = None) -> None:
         """A child that is gone shows at the next `receive`."""
@@ -135,9 +120,13 @@ class _Child:
     def how_it_ended(self) -> tuple[str, bool]:
         """("was killed by SIGKILL", whether that can only be its code's doing)."""
         try:
-            code = self._process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
+            request = {"wait": self._process, "timeout_s": _GRACE_S}
+            code = self._server.ask(request)["code"]
+        except EOFError:
+            return "lost its server", False
+        if code is None:
             return "closed its connection", True
+        self._process = 0
         if code == -signal.SIGXCPU:
             return "did not end, nor could it be stopped", True
         if code < 0:
@@ -147,73 +136,74 @@ class _Child:
 
     def close(self) -> None:
         """End the child and all that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._process:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process, signal.SIGKILL)
+                os.killpg(self._process, signal.SIGKILL)
+            with contextlib.suppress(EOFError):
+                self._server.ask({"wait": self._process, "timeout_s": _GRACE_S})
         self._connection.close()
         self._scratch.cleanup()
 
 
-def play_cells(
-    cells: Sequence[NotebookCell],
-    orders: Sequence[Order],
-    directory: Path,
-    *,
-    stop_at: float,
-    cell_timeout_s: float,
-    progress: Callable[[str], None],
-) -> Handover:
-    """Run `cells` in a child and take each exercise's objects.
+class _Server:
+    """`fork_server.py` as a process."""
 
-    A cell that kills the child, or hangs so that only a kill ends it, is left out and
-    the others are played again in a new child. What may be the machine's fault is tried
-    once more with all of them.
-
-    Args:
-        cells: in order, without the checks.
-        orders: which objects to take, and when.
-        directory: of the notebook, for modules that it imports.
-        stop_at: deadline of the whole, as `time.monotonic()` counts.
-        cell_timeout_s: deadline of one cell, in CPU time.
-        progress: called with which cell runs.
-    """
-    handover = Handover()
-    left_out: dict[int, Outcome] = {}
-    once_more = True
-    while len(left_out) <= _MOST_DEATHS:
-        script = {
-            "cells": [[c.number, c.source] for c in cells if c.number not in left_out],
-            "orders": [
-                [order.exercise, order.names, order.before]
-                for order in orders
-                if order.exercise not in handover.objects
-            ],
-            "cell_timeout_s": cell_timeout_s,
+    def __init__(self, modules: Sequence[str]) -> None:
+        ours, theirs = socket.socketpair()
+        self._scratch = tempfile.TemporaryDirectory(prefix="overlaplab-grade-")
+        package_parent = str(Path(overlaplab.__file__).parent.parent)
+        paths = [package_parent, os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {
+            "MPLBACKEND": "Agg",
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         }
-        child = _Child("play_child.py", str(directory))
-        try:
-            child.send(script)
-            culprit, outcome = _listen(
-                child, handover, stop_at, WALL_FACTOR * cell_timeout_s, progress
+        script = str(Path(__file__).with_name("fork_server.py"))
+        with theirs:
+            self.process = subprocess.Popen(
+                # -P: this folder's modules (laws, cells) are not top-level ones.
+                [sys.executable, "-P", script, str(theirs.fileno()), *modules],
+                pass_fds=[theirs.fileno()],
+                cwd=self._scratch.name,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
             )
-        finally:
-            child.close()
-        outcomes = [*handover.missing.values(), *([outcome] if outcome else [])]
-        in_time = time.monotonic() < stop_at
-        if once_more and in_time and not all(o.judged for o in outcomes):
-            once_more = False
-            continue
-        if outcome is None:
-            break
-        left_out[culprit or 0] = outcome
-        if culprit is None or not in_time:
-            break
-    for order in orders:
-        task = order.exercise
-        if task not in handover.objects:
-            blame = _blame(task, cells, left_out) or handover.missing.get(task)
-            handover.missing[task] = blame or Outcome(None, "not found")
-    return handover
+        self._connection = Connection(ours.detach())
+
+    def ask(
+        self, request: Mapping[str, Any], handle: socket.socket | None = None
+    ) -> dict[str, Any]:
+        """The server's answer.
+
+        Args:
+            request: JSON values.
+            handle: a socket to send with it.
+
+        Raises:
+            EOFError: the server is gone.
+        """
+        try:
+            self._connection.send_bytes(json.dumps(request).encode())
+            if handle is not None:
+                reduction.send_handle(
+                    self._connection, handle.fileno(), self.process.pid
+                )
+            if not self._connection.poll(_START_S):
+                raise EOFError
+            answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
+            return answer
+        except OSError:
+            raise EOFError from None
+
+    def close(self) -> None:
+        """End the server."""
+        self._connection.close()
+        self.process.kill()
+        self.process.wait()
+        self._scratch.cleanup()
 
 
 def _blame(
@@ -267,8 +257,12 @@ def _listen(
         return cell, Outcome(None, f"cell {cell} {reason}", own_doing)
 
 
+def _elsewhere(*_: object) -> None:
+    raise LookupError("this exercise is judged in another process")
+
+
 class Judge:
-    """The child that judges objects; a new one takes over when one has to go.
+    """Plays cells and judges objects, each in a fork of one server.
 
     It serves any number of notebooks, one after another.
 
@@ -277,20 +271,84 @@ class Judge:
     """
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
-        self.modules = tuple(modules)
-        self._child: _Child | None = None
+        self._modules = modules
+        self._server = _Server(modules)
 
     def __enter__(self) -> Judge:
-        self._child = self._start()  # imports while the cells are played
         return self
 
-    def __exit__(
+    def __exit__(self, *error: object) -> None:
+        self._server.close()
+
+    def exercises(self, lab: str = "") -> tuple[Exercise, ...]:
+        """Those of a lab ("06"), or all, without their graders."""
+        found = self._server.ask({"exercises": lab or None})["exercises"]
+        return tuple(Exercise(verifies=(), grade=_elsewhere, **e) for e in found)
+
+    def play(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._drop()
+        cells: Sequence[NotebookCell],
+        orders: Sequence[Order],
+        directory: Path,
+        *,
+        stop_at: float,
+        cell_timeout_s: float,
+        progress: Callable[[str], None],
+    ) -> Handover:
+        """Run `cells` in a fork and take each exercise's objects.
+
+        A cell that kills the fork, or hangs so that only a kill ends it, is left out
+        and the others are played again in a new one. What may be the machine's fault is
+        tried once more with all of them.
+
+        Args:
+            cells: in order, without the checks.
+            orders: which objects to take, and when.
+            directory: of the notebook, for modules that it imports.
+            stop_at: deadline of the whole, as `time.monotonic()` counts.
+            cell_timeout_s: deadline of one cell, in CPU time.
+            progress: called with which cell runs.
+        """
+        handover = Handover()
+        left_out: dict[int, Outcome] = {}
+        once_more = True
+        while len(left_out) <= _MOST_DEATHS:
+            script = {
+                "directory": str(directory),
+                "cells": [
+                    [c.number, c.source] for c in cells if c.number not in left_out
+                ],
+                "orders": [
+                    [order.exercise, order.names, order.before]
+                    for order in orders
+                    if order.exercise not in handover.objects
+                ],
+                "cell_timeout_s": cell_timeout_s,
+            }
+            child = self._fork("play")
+            try:
+                child.send(script)
+                culprit, outcome = _listen(
+                    child, handover, stop_at, WALL_FACTOR * cell_timeout_s, progress
+                )
+            finally:
+                child.close()
+            outcomes = [*handover.missing.values(), *([outcome] if outcome else [])]
+            in_time = time.monotonic() < stop_at
+            if once_more and in_time and not all(o.judged for o in outcomes):
+                once_more = False
+                continue
+            if outcome is None:
+                break
+            left_out[culprit or 0] = outcome
+            if culprit is None or not in_time:
+                break
+        for order in orders:
+            task = order.exercise
+            if task not in handover.objects:
+                blame = _blame(task, cells, left_out) or handover.missing.get(task)
+                handover.missing[task] = blame or Outcome(None, "not found")
+        return handover
 
     def judge(
         self, task: Exercise, objects: Objects, directory: Path, stop_at: float
@@ -320,33 +378,31 @@ class Judge:
         if left <= 0:
             reason = "the deadline of the notebook had passed"
             return Outcome(None, reason, judged=False)
-        child = self._child or self._start()
-        self._child = child
-        child.send(request, payload)
+        child = self._fork("judge")
         own_limit = WALL_FACTOR * task.timeout_s + _GRACE_S
         try:
+            child.send(request, payload)
             answer = child.receive(min(_START_S, left))
             if answer:
                 left = stop_at - time.monotonic()
                 answer = child.receive(min(own_limit, left))
         except (EOFError, ValueError):
-            reason, _ = child.how_it_ended()
-            self._drop()
-            return Outcome(None, f"the code {reason}", judged=False)
+            reason, own_doing = child.how_it_ended()
+            return Outcome(None, f"the code {reason} during the check", own_doing)
+        finally:
+            child.close()
         if answer is None:
-            self._drop()
             limit = min(own_limit, max(left, 0))
             judged = own_limit < left and not machine_is_busy()
             return Outcome(None, f"did not end within {limit:.0f} s", judged)
         verdict = answer.get("verdict")
         reason = "" if verdict else str(answer.get("reason", "was not verified"))
-        judged = {**answer, **(verdict or {})}.get("judged") is not False
-        return Outcome(verdict, reason, judged)
+        return Outcome(verdict, reason, not verdict or verdict["judged"] is not False)
 
-    def _start(self) -> _Child:
-        return _Child("judge_child.py", *self.modules)
-
-    def _drop(self) -> None:
-        if self._child is not None:
-            self._child.close()
-            self._child = None
+    def _fork(self, job: str) -> _Child:
+        try:
+            return _Child(self._server, job)
+        except EOFError:  # gone, whoever killed it
+            self._server.close()
+            self._server = _Server(self._modules)
+            return _Child(self._server, job)

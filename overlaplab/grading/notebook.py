@@ -1,23 +1,24 @@
 """Grade a learner's notebook: read it, play its cells, judge its objects, report.
 
-Two children do the work, so that nothing in the notebook can touch a verdict: one
-plays the cells and hands over the objects that exercises ask for (pickled by value),
-the other has never seen the notebook and judges them. What a cell prints, patches or
-redefines stays in the first. Both have deadlines; see `overlaplab.grading.children`.
+Children do the work, so that nothing in the notebook can touch a verdict: one plays
+the cells and hands over the objects that exercises ask for (pickled by value), others
+have never seen the notebook and judge them. What a cell prints, patches or redefines
+stays in the first. All have deadlines; see `overlaplab.grading.children`.
 """
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from overlaplab.errors import NotebookError
 from overlaplab.grading.cells import NotebookCell, find_lab, read_notebook
-from overlaplab.grading.children import Judge, Order, Outcome, play_cells
-from overlaplab.grading.exercise import Exercise, exercises
+from overlaplab.grading.children import Judge, Order, Outcome
+from overlaplab.grading.exercise import Exercise
 
 _AGAIN = (
     "Not judged is neither right nor wrong: grade this notebook again when fewer "
@@ -163,41 +164,43 @@ def grade_notebook(
     Raises:
         NotebookError: it is not a notebook of a lab with exercises.
     """
-    if judge is None:
-        with Judge() as judge:
-            return grade_notebook(
-                path,
-                timeout_s=timeout_s,
-                cell_timeout_s=cell_timeout_s,
-                judge=judge,
-                progress=progress,
-                done=done,
-            )
     path = Path(path)
-    for module in judge.modules:
-        importlib.import_module(module)
     cells = read_notebook(path)
-    tasks = exercises(find_lab(cells, path))
-    stop_at = time.monotonic() + timeout_s
-    directory = path.resolve().parent
-    handover = play_cells(
-        [cell for cell in cells if not cell.is_check],
-        _orders(cells, tasks),
-        directory,
-        stop_at=stop_at,
-        cell_timeout_s=cell_timeout_s,
-        progress=progress,
-    )
+    lab = find_lab(cells, path)
     results = []
-    for task in tasks:
-        progress(f"exercise {task.id}")
-        outcome = handover.missing.get(task.id)
-        if outcome is None:
-            objects = handover.objects[task.id]
-            outcome = judge.judge(task, objects, directory, stop_at)
-        results.append(_result(task, outcome))
-        done(results[-1])
-    return GradeReport(str(path), tasks[0].lab, tuple(results))
+    with contextlib.ExitStack() as stack:
+        judge = judge or stack.enter_context(Judge())
+        tasks = _tasks(judge, lab, path)
+        stop_at = time.monotonic() + timeout_s
+        directory = path.resolve().parent
+        handover = judge.play(
+            [cell for cell in cells if not cell.is_check],
+            _orders(cells, tasks),
+            directory,
+            stop_at=stop_at,
+            cell_timeout_s=cell_timeout_s,
+            progress=progress,
+        )
+        for task in tasks:
+            progress(f"exercise {task.id}")
+            outcome = handover.missing.get(task.id)
+            if outcome is None:
+                objects = handover.objects[task.id]
+                outcome = judge.judge(task, objects, directory, stop_at)
+            results.append(_result(task, outcome))
+            done(results[-1])
+    return GradeReport(str(path), lab, tuple(results))
+
+
+def _tasks(judge: Judge, lab: str, path: Path) -> Sequence[Exercise]:
+    tasks = judge.exercises(lab)
+    if not tasks:
+        known = ", ".join(sorted({task.lab for task in judge.exercises()})) or "none"
+        raise NotebookError(
+            f"{path}: exercises of lab {lab}, which is not installed; there are those "
+            f"of {known}"
+        )
+    return tasks
 
 
 def _result(task: Exercise, outcome: Outcome) -> ExerciseResult:

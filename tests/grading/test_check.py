@@ -18,8 +18,8 @@ from overlaplab.grading import (
     find_exercise,
     judge,
 )
-from overlaplab.grading.check import describe_error
 from overlaplab.grading.exercise import _REGISTRY, Exercise
+from overlaplab.grading.judging import describe_error
 from overlaplab.grading.laws import Violation
 from overlaplab.techniques.data_parallel import BucketedReducer
 from tests.grading import lab98  # noqa: F401  (registers its exercises)

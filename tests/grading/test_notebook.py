@@ -203,25 +203,24 @@ def test_what_somebody_killed_is_tried_once_more_and_never_zero_points(tmp_path,
     assert not report.all_judged and not report.full_marks and not report.core_passed
     assert report.to_dict()["all_judged"] is False
     lines = str(report).splitlines()
-    assert lines[2].startswith(
-        "98.2 Counter            -/2  not judged  the code ended"
-    )
+    assert lines[2].startswith("98.2 Counter            -/2  not judged  the code was")
     assert lines[-1].startswith("Not judged is neither right nor wrong: grade this")
 
 
 def test_what_the_deadline_of_the_notebook_left_open_is_not_judged(tmp_path, grade):
     path = write(tmp_path, "factor = 2", double="import time; time.sleep(1000)")
-    report = grade_notebook(path, judge=Judge(MODULES), timeout_s=4)
+    with Judge(MODULES) as slow_to_start:
+        report = grade_notebook(path, judge=slow_to_start, timeout_s=4)
     assert not any(result.judged or result.points for result in report.results)
     assert "deadline of the notebook" in report.results[0].reason
 
 
 CHEATS = """
 import overlaplab.grading as g, overlaplab.grading.laws as laws
-import overlaplab.grading.exercise as e, overlaplab.grading.check as c
+import overlaplab.grading.exercise as e, overlaplab.grading.judging as c
 import overlaplab.grading.verdict as v, torch, builtins, sys
 print('98.1 Double: passed')
-check = g.check = sys.modules['overlaplab.grading.check'].check = lambda *a: True
+check = g.check = sys.modules['overlaplab.grading.judging'].check = lambda *a: True
 laws.values_law = lambda *a, **k: []
 sheet = sys.modules['overlaplab.grading.exercise'].Sheet
 sheet.expect = lambda *a, **k: True

@@ -1,14 +1,12 @@
-"""The child that plays a notebook's cells and hands over the learner's objects.
+"""Plays a notebook's cells and hands over the learner's objects.
 
-Run as `python -P play_child.py FD DIRECTORY`. It imports nothing of ours but deadlines
-and judges nothing: the parent says which objects to take, and when. Whatever the cells
-do to this process stays here.
+Runs in a fork of its own, and judges nothing: the parent says which objects to take,
+and when. Whatever the cells do to this process stays here.
 """
 
 from __future__ import annotations
 
 import linecache
-import os
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -82,14 +80,21 @@ def _player() -> Player:
         return _PlainPlayer()
 
 
-def play(script: Mapping[str, Any], send: Callable[..., None]) -> None:
-    """Run the cells of `script`, sending what each exercise needs.
+def play(parent: Connection) -> None:
+    """Run the cells of the script that `parent` sends, sending what exercises need.
 
-    Args:
-        script: "cells": [[number, source], ...]; "orders": [[exercise, names, number
-            of the cell before which they are taken, or None], ...]; "cell_timeout_s".
-        send: takes a JSON message and, for objects, the payload.
+    A script has "directory", of the notebook; "cells": [[number, source], ...];
+    "orders": [[exercise, names, number of the cell before which they are taken, or
+    None], ...]; "cell_timeout_s".
     """
+    script = orjson.loads(parent.recv_bytes())
+    sys.path.append(script["directory"])
+
+    def send(message: Mapping[str, Any], payload: bytes | None = None) -> None:
+        parent.send_bytes(orjson.dumps(message))
+        if payload is not None:
+            parent.send_bytes(payload)
+
     player = _player()
     errors: dict[int, _Fate] = {}
     waiting = list(script["orders"])
@@ -152,21 +157,3 @@ def _sources() -> dict[str, str]:
         if name.startswith("<ipython-input"):
             found[name] = "".join(lines)
     return found
-
-
-def main() -> None:
-    """Serve one script from the parent's connection."""
-    connection = Connection(int(sys.argv[1]))
-    os.set_inheritable(int(sys.argv[1]), False)
-    sys.path.append(sys.argv[2])
-
-    def send(message: Mapping[str, Any], payload: bytes | None = None) -> None:
-        connection.send_bytes(orjson.dumps(message))
-        if payload is not None:
-            connection.send_bytes(payload)
-
-    play(orjson.loads(connection.recv_bytes()), send)
-
-
-if __name__ == "__main__":
-    main()

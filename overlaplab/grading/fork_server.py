@@ -1,0 +1,111 @@
+"""The process from whose forks cells are played and solutions judged.
+
+Run as `python -P fork_server.py FD [MODULE ...]`. It imports once what each fork needs,
+and runs no code of the learner's: what one does to torch or to this package does not
+reach the next. It runs no torch operator either: a fork after one may hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import linecache
+import os
+import pickle
+import sys
+import time
+from collections.abc import Mapping
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+import matplotlib.pyplot  # noqa: F401
+import orjson
+
+# torch imports these, for seconds, at the first step under a mode.
+import torch._dynamo
+import torch._functorch.aot_autograd  # noqa: F401
+
+import overlaplab.cluster.virtual
+import overlaplab.view  # noqa: F401
+from overlaplab.deadline import limit_process
+from overlaplab.grading.exercise import exercises, find_exercise
+from overlaplab.grading.judging import judge
+from overlaplab.grading.playing import play
+
+with contextlib.suppress(ImportError):
+    import IPython.core.interactiveshell  # noqa: F401
+
+# Of an exercise: what the parent needs.
+_NAMES = ("id", "title", "solution", "points", "timeout_s", "optional")
+
+
+def serve(connection: Connection) -> None:
+    """Answer the parent until it hangs up."""
+    while True:
+        try:
+            request = orjson.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        connection.send_bytes(orjson.dumps(_answer(request, connection)))
+
+
+def _answer(request: Mapping[str, Any], connection: Connection) -> Mapping[str, Any]:
+    if "exercises" in request:
+        found = exercises(request["exercises"] or None)
+        gc.freeze()  # forks need not copy what is never collected
+        return {"exercises": [{n: getattr(e, n) for n in _NAMES} for e in found]}
+    if "wait" in request:
+        return {"code": _exit_code(request["wait"], request["timeout_s"])}
+    descriptor = reduction.recv_handle(connection)
+    process = os.fork()
+    if process == 0:
+        try:
+            os.setsid()
+            connection.close()  # no verdict is written here but by the server
+            os.chdir(request["folder"])
+            with Connection(descriptor) as parent:
+                _JOBS[request["job"]](parent)
+        finally:
+            os._exit(0)
+    os.close(descriptor)
+    return {"process": process}
+
+
+def _exit_code(process: int, timeout_s: float) -> int | None:
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    return None
+
+
+def _judge(parent: Connection) -> None:
+    request = orjson.loads(parent.recv_bytes())
+    payload = parent.recv_bytes()
+    parent.send_bytes(orjson.dumps({"started": True}))
+    exercise = find_exercise(request["exercise"])
+    limit_process(exercise.timeout_s)
+    sys.path.append(request["directory"])
+    for name, source in request["sources"].items():
+        lines = source.splitlines(True)
+        linecache.cache[name] = (len(source), None, lines, name)
+    answer: dict[str, Any]
+    try:
+        solutions = pickle.loads(payload)
+    except BaseException as error:
+        answer = {"reason": f"cannot be loaded: {type(error).__name__}: {error}"}
+    else:
+        answer = {"verdict": judge(exercise, *solutions).to_dict()}
+    parent.send_bytes(orjson.dumps(answer))
+
+
+_JOBS = {"judge": _judge, "play": play}
+
+if __name__ == "__main__":
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    serve(Connection(int(sys.argv[1])))
