@@ -1,41 +1,34 @@
-"""The profiles that come with the package, by name."""
+"""The hardware profiles that come with the package, by name.
+
+Each is a file in machines/, as `write_profile` makes them, with the source of every
+number. "Issue" there is one of that repository on GitHub.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 
 from overlaplab.hardware.model import Hardware
-from overlaplab.hardware.nvlink_machines import (
-    A100_NVLINK,
-    H100_IB400,
-    H100_NVLINK,
-    H200_NVLINK,
-)
-from overlaplab.hardware.other_machines import (
-    CHALK,
-    ETHERNET_25G,
-    ETHERNET_100G,
-    LAPTOP,
-)
 from overlaplab.hardware.store import read_profile
 
+_MACHINES = Path(__file__).with_name("machines")
+_NAMES = (
+    "chalk",
+    "h100-nvlink",
+    "h200-nvlink",
+    "h100-ib400",
+    "a100-nvlink",
+    "ethernet-100g",
+    "ethernet-25g",
+    "laptop",
+)
+
 PROFILES: Mapping[str, Hardware] = MappingProxyType(
-    {
-        hw.name: hw
-        for hw in (
-            CHALK,
-            H100_NVLINK,
-            H200_NVLINK,
-            H100_IB400,
-            A100_NVLINK,
-            ETHERNET_100G,
-            ETHERNET_25G,
-            LAPTOP,
-        )
-    }
+    {name: read_profile(_MACHINES / f"{name}.json") for name in _NAMES}
 )
 
 
