@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from overlaplab.checkup.facts import Facts
-from overlaplab.checkup.settings import Remark
+from overlaplab.checkup.remarks import Remark, remark
 from overlaplab.checkup.system import System, format_numbers
 
 # How `nvidia-smi topo -m` calls the way between two devices, the shortest first.
@@ -85,25 +85,14 @@ def _peers(facts: Facts) -> Iterator[Remark]:
     ]
     if missing:
         pairs = _pairs(missing, count * (count - 1) // 2)
-        yield Remark(
-            "warning",
-            f"not every GPU can read every other's memory: not {pairs}",
-            "NCCL goes through the host's memory for those, many times slower.",
-            "In a container or virtual machine, ask for peer access.",
-        )
+        yield remark("no peer access", pairs=pairs)
 
 
 def _network(facts: Facts) -> Iterator[Remark]:
     """Cards that reach memory by themselves, and whether they reach the GPUs'."""
     system = facts.system
     if system.ports is None:
-        yield Remark(
-            "note",
-            "InfiniBand, RoCE, GPUDirect RDMA: cannot be seen (no /sys/class here)",
-            "Matters between machines only.",
-            "NCCL_DEBUG=INFO names the network that NCCL takes, and says GDRDMA "
-            "where cards reach the GPUs.",
-        )
+        yield remark("network unseen")
         return
     kinds: dict[str, list[str]] = defaultdict(list)
     for port in system.ports:
@@ -122,16 +111,7 @@ def _network(facts: Facts) -> Iterator[Remark]:
         yield from _locked(system)
         return
     down = ", ".join(port.card for port in system.ports)
-    yield Remark(
-        "note",
-        f"no InfiniBand or RoCE port is up ({down})"
-        if down
-        else "no InfiniBand or RoCE card",
-        "Between machines NCCL uses TCP, unless it has a plugin for their network: "
-        "more latency, less bandwidth, and the CPU takes part. Within this machine "
-        "nothing changes.",
-        "Has each port a cable, and the network a subnet manager?" if down else "",
-    )
+    yield remark("no port up", down=down) if down else remark("no network card")
 
 
 def _gpudirect(system: System) -> Remark:
@@ -146,21 +126,8 @@ def _gpudirect(system: System) -> Remark:
         linux = "Linux {}.{}".format(*system.kernel)
         return Remark("ok", f"GPUDirect RDMA: by dma-buf (open driver, {linux})")
     if system.modules is None and not system.driver:
-        return Remark(
-            "note",
-            "GPUDirect RDMA: cannot be seen (no /proc/modules here)",
-            "With it network cards read the GPUs' memory; without it every message "
-            "between machines is copied through the host's.",
-            "NCCL_DEBUG=INFO says GDRDMA where it is used.",
-        )
-    return Remark(
-        "warning",
-        "GPUDirect RDMA: no module for it is loaded",
-        "Network cards do not reach the GPUs' memory: every message between machines "
-        "is copied through the host's: latency, PCIe bandwidth and a CPU core.",
-        "sudo modprobe nvidia-peermem (on the host of a container), or the open "
-        "kernel modules of the driver, which need none.",
-    )
+        return remark("gpudirect unseen")
+    return remark("no gpudirect")
 
 
 def _distance(facts: Facts) -> Iterator[Remark]:
@@ -172,43 +139,26 @@ def _distance(facts: Facts) -> Iterator[Remark]:
             nearest[gpu] = min(nearest.get(gpu, way), way, key=ways.index)
     far = {gpu: way for gpu, way in nearest.items() if way not in _DIRECT}
     if far:
-        yield Remark(
-            "note",
-            f"GPUs {format_numbers(far)}: the nearest network card is beyond the CPU "
-            f"({', '.join(sorted(set(far.values())))})",
-            "NCCL does not let a card read a GPU over that way unless "
-            "NCCL_NET_GDR_LEVEL allows it, and copies through the host instead.",
-            "On a virtual machine, take the topology file of its provider "
-            "(NCCL_TOPO_FILE).",
-        )
+        ways_of_far = ", ".join(sorted(set(far.values())))
+        yield remark("far cards", gpus=format_numbers(far), ways=ways_of_far)
 
 
 def _locked(system: System) -> Iterator[Remark]:
     limit = system.locked_bytes
     if limit is not None and limit < _LEAST_LOCKED_BYTES:
-        yield Remark(
-            "warning",
-            f"limit on locked memory: {_bytes(limit)} (ulimit -l)",
-            "Network cards need their buffers locked: NCCL over InfiniBand or RoCE may "
-            "not start.",
+        do = (
             "docker run --ulimit memlock=-1"
             if system.is_container
-            else "ulimit -l unlimited, or memlock in /etc/security/limits.conf.",
+            else "ulimit -l unlimited, or memlock in /etc/security/limits.conf."
         )
+        yield remark("little locked memory", limit=_bytes(limit), do=do)
 
 
 def _cores(facts: Facts) -> Iterator[Remark]:
     """Whether each rank can have a core of its own, near its GPU."""
     count, mine = len(facts.gpus), facts.system.cores
     if facts.cores < count:
-        yield Remark(
-            "warning",
-            f"{facts.cores} CPU core(s) for {count} GPUs",
-            "Every rank launches from the CPU. Ranks that share a core wait for one "
-            "another: the step becomes launch-bound, and collectives wait for the last "
-            "rank.",
-            "Ask for more cores, two or more a GPU.",
-        )
+        yield remark("few cores", cores=facts.cores, gpus=count)
     nodes = dict(facts.system.node_cores)
     places: dict[int, list[int]] = defaultdict(list)
     for gpu, node in enumerate(facts.system.gpu_nodes[:count]):
@@ -227,59 +177,29 @@ def _cores(facts: Facts) -> Iterator[Remark]:
         if mine and not nodes[node] & mine
     ]
     if far:
-        yield Remark(
-            "warning",
-            f"GPUs by NUMA node: {listed}; this process may use cores "
-            f"{format_numbers(mine)} only",
-            f"For GPU {format_numbers(far)} every launch, and every copy from pinned "
-            "memory, crosses the link between the CPUs.",
-            "Give each rank cores of its GPU's node: numactl --cpunodebind=NODE "
-            "--membind=NODE, or srun --gpu-bind=closest.",
-        )
+        names = {"mine": format_numbers(mine), "far": format_numbers(far)}
+        yield remark("far cores", listed=listed, **names)
     else:
-        yield Remark(
-            "note",
-            f"GPUs by NUMA node: {listed}",
-            "A rank on the other node's cores launches later and copies slower; the "
-            "others wait for it in every collective.",
-            "numactl --cpunodebind=NODE --membind=NODE for each rank.",
-        )
+        yield remark("several nodes", listed=listed)
 
 
 def _memory(facts: Facts) -> Iterator[Remark]:
     """Memory that ranks share."""
     shared = facts.system.shared_bytes
     if shared is not None and shared < _LEAST_SHARED_BYTES and len(facts.gpus) > 1:
-        yield Remark(
-            "warning",
-            f"/dev/shm has {_bytes(shared)}",
-            "NCCL between GPUs without peer access and the workers of a DataLoader "
-            "hand data on through it; they fail where it is full.",
+        do = (
             "docker run --shm-size=8g, or --ipc=host"
             if facts.system.is_container
-            else "sudo mount -o remount,size=8g /dev/shm",
+            else "sudo mount -o remount,size=8g /dev/shm"
         )
+        yield remark("little shared memory", size=_bytes(shared), do=do)
 
 
 def _profilers(system: System) -> Iterator[Remark]:
     if system.counters_restricted:
-        yield Remark(
-            "note",
-            "only root may read the GPU's counters (RmProfilingAdminOnly: 1)",
-            "Timelines need none of them: torch.profiler and nsys see every kernel. "
-            "Nsight Compute and nsys --gpu-metrics-devices are refused "
-            "(ERR_NVGPUCTRPERM).",
-            "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d "
-            "on the host, then reboot; or a container with --cap-add=SYS_ADMIN.",
-        )
+        yield remark("counters for root")
     if "nsys" not in system.tools:
-        yield Remark(
-            "note",
-            "nsys (Nsight Systems) is not on PATH",
-            "torch.profiler needs no nsys; what happens outside of torch (NCCL's own "
-            "threads, other processes) only nsys shows.",
-            "Install Nsight Systems, or add its bin folder to PATH.",
-        )
+        yield remark("no nsys")
 
 
 def describe_limits(system: System) -> str:

@@ -12,32 +12,11 @@ from dataclasses import dataclass
 
 from overlaplab.checkup.facts import READ_AT_CUDA_START, Facts
 from overlaplab.checkup.machine import describe_limits
-from overlaplab.checkup.settings import Remark
+from overlaplab.checkup.remarks import Remark, remark
 
 OLDEST_TORCH = (2, 11)
 PYTHONS = ((3, 11), (3, 13))
-_INSTALL = "https://pytorch.org/get-started/locally"
-# What has to work on GPUs, by the section of the probe: what, means, do.
-_ON_GPUS = {
-    "pinned": (
-        "copies from pinned memory",
-        "Batches cannot be copied beside computation.",
-        "Is there too little memory, or a limit on it (ulimit -l, or the container's) "
-        "too low?",
-    ),
-    "profiler": (
-        "torch.profiler sees kernels",
-        "Timelines of real GPUs would have no lanes but the CPU's.",
-        "Another profiler may hold the GPU; end it. In a container, CUPTI must match "
-        f"the driver. A torch without CUPTI: install another ({_INSTALL}).",
-    ),
-    "nccl": (
-        "NCCL: two GPUs added two numbers",
-        'cluster="nccl" does not run here.',
-        "NCCL_DEBUG=INFO overlaplab doctor shows where it stops. In a container, try "
-        "more shared memory (--shm-size) and NCCL_P2P_DISABLE=1.",
-    ),
-}
+_ON_GPUS = ("pinned", "profiler", "nccl")  # what has to work: sections of the probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,103 +39,62 @@ def judge_versions(facts: Facts) -> Remark:
     torch = section.facts
     what = f"Python {_dotted(facts.python)}, "
     if not torch:
-        return Remark(
-            "broken",
-            f"torch does not load ({section.error or 'it did not load in time'})",
-            f"{what}overlaplab {facts.package}. Nothing of the course runs without "
-            "torch.",
-            f"Install it: {_INSTALL}",
-        )
+        why = section.error or "it did not load in time"
+        what += f"overlaplab {facts.package}"
+        return remark("no torch", why=why, versions=what)
     ccl = "RCCL" if torch.get("hip") else "NCCL"
     builds = (("hip", "ROCm"), ("cuda", "CUDA"), ("nccl", ccl))
     what += f"torch {torch['torch']}, "
     what += "".join(f"{of} {torch[key]}, " for key, of in builds if torch.get(key))
     what += f"overlaplab {facts.package}"
     if not torch_works(facts):
-        oldest = _dotted(OLDEST_TORCH)
-        return Remark(
-            "broken",
-            what,
-            f"The package needs torch {oldest} or later.",
-            f"pip install 'torch>={oldest}', or see {_INSTALL}",
-        )
+        return remark("old torch", versions=what, oldest=_dotted(OLDEST_TORCH))
     low, high = PYTHONS
     if not low <= facts.python[:2] <= high:
         wanted = f"{_dotted(low)} to {_dotted(high)}"
-        return Remark("warning", what, f"Tested with Python {wanted} only.")
+        return remark("untested python", versions=what, wanted=wanted)
     return Remark("ok", what)
 
 
 def judge_torch(facts: Facts) -> Iterator[Remark]:
     """Gloo, GPUs, and what has to work on them."""
     if why := facts.section("gloo").failure:
-        yield Remark(
-            "broken",
-            f"gloo: two ranks could not meet ({why})",
-            'cluster="gloo" does not run here. Usually the host name leads to no '
-            "address of this machine.",
-            "export GLOO_SOCKET_IFNAME=lo (lo0 on macOS), then try again.",
-        )
+        yield remark("gloo fails", why=why)
     else:
         yield Remark("ok", "gloo: two ranks added two numbers")
     yield _graphics(facts)
     limits = describe_limits(facts.system)
-    for name, (what, means, do) in _ON_GPUS.items():
+    for name in _ON_GPUS:
         section = facts.sections.get(name)
         if section is None or "skipped" in section.facts or not facts.gpus:
             continue
-        if name == "pinned" and limits:
-            what += f" ({limits})"
+        more = f" ({limits})" if name == "pinned" and limits else ""
         if why := section.failure:
-            yield Remark("broken", f"{what}: no ({why})", means, do)
+            yield remark(name, more=f"{more}: no ({why})")
         else:
-            yield Remark("ok", what)
+            yield Remark("ok", remark(name, more=more).what)
 
 
 def _graphics(facts: Facts) -> Remark:
     """GPUs, or why there are none."""
     section = facts.section("gpus")
     if section.failure:
-        return Remark(
-            "broken",
-            f"CUDA does not start ({section.failure})",
-            "Nothing that needs a GPU runs here.",
-            "Does nvidia-smi answer? If not, driver or GPU need a restart.",
-        )
+        return remark("no cuda", why=section.failure)
     if facts.gpus:
         names = count_gpus(str(gpu["name"]) for gpu in facts.gpus)
         gib = min(int(gpu["bytes"]) for gpu in facts.gpus) / 2**30
         return Remark("ok", f"{names}, {gib:.0f} GiB each")
     if not facts.smi_gpus:
-        return Remark(
-            "note",
-            "no GPU",
-            "None is needed: every lesson runs on the virtual cluster, every exercise "
-            "is marked here. What GPUs did is stored in the lessons.",
-            ""
-            if facts.smi_gpus is None
-            else "If there should be one: nvidia-smi is here and lists none; run it to "
-            "see why.",
-        )
+        do = "If there should be one: nvidia-smi is here and lists none; run it to see "
+        do = "" if facts.smi_gpus is None else f"{do}why."
+        return remark("no gpu", if_there_should_be_one=do)
     listed = f"nvidia-smi lists {count_gpus(facts.smi_gpus)}"
     hidden = facts.environ.get("CUDA_VISIBLE_DEVICES")
     if not facts.section("torch").facts.get("cuda"):
-        return Remark(
-            "warning",
-            f"{listed}, but this torch is built without CUDA",
-            "The lessons run; nothing can be measured on these GPUs.",
-            f"Install a build with CUDA: {_INSTALL}",
-        )
+        return remark("torch for cpus", listed=listed)
     if hidden is not None and hidden.strip() in ("", "-1", "NoDevFiles"):
-        what = f"{listed}, but CUDA_VISIBLE_DEVICES={hidden!r} hides them"
-        return Remark("warning", what, do="Unset it.")
-    return Remark(
-        "broken",
-        f"{listed}, but CUDA does not start: {section.facts['why']}",
-        "Nothing that needs a GPU runs here.",
-        "Most often the driver is older than this torch's CUDA: update it, or "
-        f"install a torch for it ({_INSTALL}).",
-    )
+        return remark("hidden gpus", listed=listed, hidden=hidden)
+    return remark("old driver", listed=listed, why=section.facts["why"])
 
 
 def judge_late_changes(facts: Facts) -> Iterator[Remark]:
@@ -166,20 +104,9 @@ def judge_late_changes(facts: Facts) -> Iterator[Remark]:
     for name in READ_AT_CUDA_START:
         values = facts.seen_by_cuda.get(name), facts.environ.get(name)
         then, now = ("unset" if v is None else repr(v) for v in values)
-        if now == then:
-            continue
-        change = f"{name} was {then}, now {now}"
-        if facts.seen_exactly:
-            what = f"{change}; CUDA started before the change"
-            means = f"It has no effect: CUDA goes on with {then}."
-        else:
-            what = f"{change}; CUDA runs in this process"
-            means = (
-                "It counts only if it was changed before CUDA started, which cannot "
-                "be told afterwards."
-            )
-        do = "Set it in the shell, or before anything touches a GPU; restart."
-        yield Remark("warning", what, means, do)
+        late = "changed too late" if facts.seen_exactly else "changed perhaps too late"
+        if now != then:
+            yield remark(late, name=name, then=then, now=now)
 
 
 def judge_parts(facts: Facts) -> tuple[Part, ...]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import time
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from overlaplab import cli
 from overlaplab.checkup import facts as gathering
-from overlaplab.checkup import judge, probe
+from overlaplab.checkup import judge, probe, remarks
 from overlaplab.checkup.facts import (
     Facts,
     Section,
@@ -226,6 +228,15 @@ def test_settings_of_gpus_do_not_alarm_a_laptop() -> None:
 
 def test_every_warning_says_what_to_do() -> None:
     assert all(s.do and s.means for s in SETTINGS if s.status == "warning")
+
+
+def test_every_entry_of_the_table_is_of_a_check_and_says_something() -> None:
+    folder = Path(remarks.__file__).parent
+    entries = tomllib.loads((folder / "remarks.toml").read_text())
+    code = "".join(path.read_text() for path in folder.glob("*.py"))
+    assert [name for name in entries if f'"{name}"' not in code] == []
+    for entry in entries.values():
+        assert entry["status"] != "ok" and (entry.get("means") or entry.get("do"))
 
 
 # Changed too late
