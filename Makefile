@@ -2,6 +2,7 @@
 # make test    set up, then run everything that CI runs
 # make course  regenerate labs/ and solutions/ from course/
 # make test-oldest  what depends on torch's insides, with the oldest torch
+# make test-wheel   build the wheel, install it by itself, and use it
 # Another interpreter than python3: make test PYTHON=python3.12
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ test test-%: export MPLBACKEND := agg
 test test-%: export PYTHONHASHSEED := 0
 
 .PHONY: help lab test test-lint test-types test-arrows test-unit test-drift \
-	test-notebooks test-unsolved test-browser test-oldest course clean setup
+	test-notebooks test-unsolved test-browser test-oldest test-wheel course clean setup
 .NOTPARALLEL:
 
 help:
@@ -93,6 +94,12 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt
 	  "torch==$$(sed -n 's/.*"torch>=\(.*\)".*/\1/p' pyproject.toml).*" \
 	  pytest pytest-timeout pytest-xdist hypothesis
 	@touch $@
+
+# The build's own requirements come from pip's index.
+test-wheel: setup
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	OVERLAPLAB_WHEEL="$$(ls "$(CURDIR)"/dist/*.whl)" $(PYTEST) -q tests/repo/test_wheel.py
 
 course: setup
 	$(BIN)/python course/build.py
