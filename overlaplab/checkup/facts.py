@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from overlaplab.checkup import probe
-from overlaplab.checkup.system import System, look_at_system
+from overlaplab.checkup.system import System, look_at_system, usable_cores
 from overlaplab.version import find_version
 
 PROBE_TIMEOUT_S = 80.0  # a cold CUDA context and a communicator on eight GPUs
@@ -137,7 +137,7 @@ def gather(
         python=sys.version_info[:3],
         package=find_version(),
         platform=f"{platform.system()} {platform.machine()}",
-        cores=usable_cores(),
+        cores=count_cores(),
         environ=dict(os.environ),
         seen_by_cuda=seen,
         seen_exactly=exactly,
@@ -248,12 +248,9 @@ def _matrix(printed: str) -> list[tuple[int, str, str]]:
     ]
 
 
-def usable_cores() -> int:
+def count_cores() -> int:
     """Cores of this process: its affinity, and no more than its container may use."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    cores = len(usable_cores()) or os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, min(cores, math.ceil(int(quota) / int(period))))

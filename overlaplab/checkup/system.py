@@ -81,14 +81,16 @@ def look_at_system(pci: Sequence[str], root: Path = Path("/")) -> System:
         root: the folder that has proc, sys and etc.
     """
     nodes = root / "sys/devices/system/node"
+    nvidia = root / "proc/driver/nvidia"
+    restricted = _number(nvidia / "params", r"^RmProfilingAdminOnly: (\d+)")
     return System(
         ports=_ports(root / "sys/class"),
         modules=_modules(root / "proc/modules"),
         peer_clients=tuple(_names(root / "sys/kernel/mm/memory_peers")),
-        driver=_first_line(root / "proc/driver/nvidia/version"),
+        driver=_first_line(nvidia / "version"),
         kernel=_kernel(_first_line(root / "proc/sys/kernel/osrelease")),
-        counters_restricted=_counters(root / "proc/driver/nvidia/params"),
-        locked_bytes=_locked_bytes(root / "proc/self/limits"),
+        counters_restricted=None if restricted is None else bool(restricted),
+        locked_bytes=_number(root / "proc/self/limits", r"^Max locked memory +(\d+)"),
         memory_bytes=_memory_bytes(root),
         shared_bytes=_shared_bytes(root / "dev/shm"),
         is_container=_is_container(root),
@@ -98,7 +100,7 @@ def look_at_system(pci: Sequence[str], root: Path = Path("/")) -> System:
             if re.fullmatch(r"node\d+", name)
         ),
         gpu_nodes=tuple(_node(root / "sys/bus/pci/devices", at) for at in pci),
-        cores=_own_cores(),
+        cores=usable_cores(),
         tools=tuple(name for name in ("nsys", "ncu") if shutil.which(name)),
         nccl_settings=_nccl_settings(root),
     )
@@ -134,15 +136,17 @@ def format_numbers(numbers: Iterable[int]) -> str:
 def _ports(classes: Path) -> tuple[Port, ...] | None:
     if not classes.is_dir():
         return None
-    ports = []
-    for card in _names(classes / "infiniband"):
-        for number in _names(classes / "infiniband" / card / "ports"):
-            port = classes / "infiniband" / card / "ports" / number
-            state = _first_line(port / "state")  # "4: ACTIVE"
-            link = _first_line(port / "link_layer")
-            rate = _first_line(port / "rate")
-            ports.append(Port(card, link, state.endswith("ACTIVE"), rate))
-    return tuple(ports)
+    cards = classes / "infiniband"
+    return tuple(
+        Port(
+            card,
+            _first_line(port / "link_layer"),
+            _first_line(port / "state").endswith("ACTIVE"),  # "4: ACTIVE"
+            _first_line(port / "rate"),
+        )
+        for card in _names(cards)
+        for port in (cards / card / "ports" / n for n in _names(cards / card / "ports"))
+    )
 
 
 def _modules(path: Path) -> frozenset[str] | None:
@@ -157,23 +161,14 @@ def _kernel(release: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _counters(params: Path) -> bool | None:
-    found = re.search(r"^RmProfilingAdminOnly: (\d+)", _text(params) or "", re.M)
-    return found[1] != "0" if found else None
-
-
-def _locked_bytes(limits: Path) -> int | None:
-    found = re.search(r"^Max locked memory +(\d+)", _text(limits) or "", re.M)
-    return int(found[1]) if found else None
-
-
 def _memory_bytes(root: Path) -> int | None:
-    found = re.search(r"^MemTotal: +(\d+) kB", _text(root / "proc/meminfo") or "", re.M)
-    total = [int(found[1]) * 1024] if found else []
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup v2, v1
-        limit = _first_line(root / "sys/fs/cgroup" / name)
-        total += [int(limit)] if limit.isdigit() else []
-    return min(total, default=None)
+    total = _number(root / "proc/meminfo", r"^MemTotal: +(\d+) kB")
+    limits = [
+        _number(root / "sys/fs/cgroup" / name, r"^(\d+)")
+        for name in ("memory.max", "memory/memory.limit_in_bytes")  # cgroup v2, v1
+    ]
+    known = [total * 1024] if total is not None else []
+    return min([*known, *(n for n in limits if n is not None)], default=None)
 
 
 def _shared_bytes(folder: Path) -> int | None:
@@ -192,14 +187,8 @@ def _is_container(root: Path) -> bool:
 
 def _node(devices: Path, address: str) -> int | None:
     """The NUMA node of a device; None if the firmware does not say (-1)."""
-    node = _first_line(devices / address.lower() / "numa_node") if address else ""
-    return int(node) if node.isdigit() else None
-
-
-def _own_cores() -> frozenset[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset()
+    at = devices / address.lower() / "numa_node"
+    return _number(at, r"^(\d+)") if address else None
 
 
 def _nccl_settings(root: Path) -> tuple[tuple[str, str, str], ...]:
@@ -213,6 +202,18 @@ def _nccl_settings(root: Path) -> tuple[tuple[str, str, str], ...]:
             if equals and name and not name.startswith("#"):
                 found.setdefault(name, (name, value.strip(), shown))
     return tuple(found.values())
+
+
+def usable_cores() -> frozenset[int]:
+    """The cores of this process's affinity; none where the system has no such thing."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return frozenset(os.sched_getaffinity(0)) if has_affinity else frozenset()
+
+
+def _number(path: Path, pattern: str) -> int | None:
+    """The number in the line of a file that begins with `pattern`."""
+    found = re.search(pattern, _text(path) or "", re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _names(folder: Path) -> list[str]:
