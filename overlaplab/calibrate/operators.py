@@ -96,7 +96,6 @@ def measure_operators(plan: CalibrationPlan, case: ModelCase) -> Row:
     hot = plan.hot_ns // once if busy else 2  # as many in a row heat the card
     step_ns = device_ns(step, hot, repeats=2)
     repeats = []
-    names: list[tuple[str, bool]] = []
     for _ in range(plan.steps):
         gc.collect()
         if busy:
@@ -108,9 +107,9 @@ def measure_operators(plan: CalibrationPlan, case: ModelCase) -> Row:
             step()
         streams.synchronize()
         repeats.append(timed.times_ns())
-        names = [(name, backward) for name, backward, _, _ in timed.rows]
     medians = [int(statistics.median(times)) for times in zip(*repeats, strict=True)]
-    rows = [[n, b, ns] for (n, b), ns in zip(names, medians, strict=True)]
+    names = [(name, backward) for name, backward, _, _ in timed.rows]
+    rows = [[*of, ns] for of, ns in zip(names, medians, strict=True)]
     del step, timed
     gc.collect()
     if on_cuda():

@@ -78,7 +78,9 @@ class CalibrationPlan:
     launch_rounds: int = 5
 
 
-_MIB = 2**20
+def _mib(*sizes: int) -> tuple[int, ...]:
+    return tuple(2**20 * n for n in sizes)
+
 
 # None of these is a model of the benchmarks. Widths are multiples of 128, heads of 64
 # or 128: as people choose them, and as GPUs like them.
@@ -104,34 +106,25 @@ GPU = CalibrationPlan(
     ),
     matmul_sizes=(256, 512, 1024, 2048, 4096, 8192),
     matmul_dtypes=("bfloat16", "float16", "float32"),
-    memory_bytes=tuple(_MIB * n for n in (1, 4, 16, 64, 256, 1024)),
+    memory_bytes=_mib(1, 4, 16, 64, 256, 1024),
     wire_bytes=(
-        1024,
-        16 * 1024,
-        128 * 1024,
-        512 * 1024,
-        *(_MIB * n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)),
+        *(2**10, 2**14, 2**17, 2**19),
+        *_mib(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
     ),
-    coalesced=(
-        (2, 8 * _MIB),
-        (8, 8 * _MIB),
-        (2, 32 * _MIB),
-        (12, 32 * _MIB),
-        (6, 16 * _MIB),
-        (24, 64 * _MIB),
-        (96, 256 * _MIB),
-        (12, 128 * _MIB),
-        (48, 128 * _MIB),
-        (48, 512 * _MIB),
-        (150, 512 * _MIB),
+    coalesced=tuple(
+        zip(
+            (2, 8, 2, 12, 6, 24, 96, 12, 48, 48, 150),
+            _mib(8, 8, 32, 32, 16, 64, 256, 128, 128, 512, 512),
+            strict=True,
+        )
     ),
     contention=ModelCase(d_model=1536, num_heads=12, vocab_size=40960, batch=10),
-    beside_bytes=128 * _MIB,
-    small_beside_bytes=(16 * 1024, _MIB),
+    beside_bytes=2**27,
+    small_beside_bytes=(2**14, 2**20),
     most_sends=48,
     hot_ns=400_000_000,
     matmul_beside=6144,
-    memory_beside=256 * _MIB,
+    memory_beside=2**28,
 )
 
 CPU = CalibrationPlan(
@@ -143,16 +136,16 @@ CPU = CalibrationPlan(
     launch_model=ModelCase(d_model=32, num_heads=2, vocab_size=64, batch=1, tokens=16),
     matmul_sizes=(64, 128, 256, 512),
     matmul_dtypes=("float32",),
-    memory_bytes=tuple(_MIB * n for n in (1, 4, 16)),
-    wire_bytes=(1024, 64 * 1024, _MIB, 4 * _MIB, 16 * _MIB),
-    coalesced=((8, _MIB), (8, 4 * _MIB)),
+    memory_bytes=_mib(1, 4, 16),
+    wire_bytes=(2**10, 2**16, *_mib(1, 4, 16)),
+    coalesced=((8, 2**20), (8, 2**22)),
     contention=ModelCase(d_model=64, num_heads=2, vocab_size=512, batch=1, tokens=64),
-    beside_bytes=_MIB,
-    small_beside_bytes=(16 * 1024,),
+    beside_bytes=2**20,
+    small_beside_bytes=(2**14,),
     most_sends=20,
     hot_ns=0,
     matmul_beside=128,
-    memory_beside=_MIB,
+    memory_beside=2**20,
     repeats=2,
     steps=3,
     launch_rounds=1,

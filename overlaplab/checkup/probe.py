@@ -9,6 +9,7 @@ the caller's process: they load nothing and end by themselves. Imports torch onl
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -55,7 +56,7 @@ def look_at_gloo() -> dict[str, Any]:
             seen[rank] = error
 
     threads = [
-        threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in (0, 1)
+        threading.Thread(target=rank_main, args=(r,), daemon=True) for r in (0, 1)
     ]
     for thread in threads:
         thread.start()
@@ -81,20 +82,11 @@ def look_at_gpus() -> dict[str, Any]:
         return {"gpus": [], "peers": [], "why": _first_line(error)}
     count = torch.cuda.device_count()
     gpus = [
-        {
-            "name": p.name,
-            "bytes": p.total_memory,
-            "processors": p.multi_processor_count,
-            "pci": _pci(p),
-        }
+        {"name": p.name, "bytes": p.total_memory, "pci": _pci(p)}
         for p in map(torch.cuda.get_device_properties, range(count))
     ]
-    peers = [
-        [a, b]
-        for a in range(count)
-        for b in range(count)
-        if a != b and torch.cuda.can_device_access_peer(a, b)
-    ]
+    pairs = itertools.permutations(range(count), 2)
+    peers = [pair for pair in pairs if torch.cuda.can_device_access_peer(*pair)]
     return {"gpus": gpus, "peers": peers, "why": ""}
 
 
@@ -177,13 +169,12 @@ def main() -> None:
 
 
 def _pci(properties: Any) -> str:
-    """The address on the PCI bus, "" where this torch does not tell."""
-    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    """The address on the PCI bus, "" where this torch does not say."""
     try:
-        domain, bus, device = (int(getattr(properties, name)) for name in names)
+        domain, bus = properties.pci_domain_id, properties.pci_bus_id
+        return f"{domain:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
     except AttributeError:
         return ""
-    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,23 +20,35 @@ from overlaplab.profiling.collectives import future_of, wait_for
 Mark = Any  # of the clock that made it
 
 
-class Clock(Protocol):
-    """What the event mode asks of a device."""
+class Clock:
+    """What the event mode asks of a device: here of a CPU process, by the wall clock.
+
+    An operator has ended when its call returns.
+    """
 
     def stream_key(self) -> Hashable:
         """The calling thread's current stream."""
+        return "cpu"
 
     def is_silent(self) -> bool:
         """Whether no mark may be made here: the stream is being captured in a graph."""
+        return False
 
     def mark(self, key: Hashable = None) -> Mark:
         """A point on the current stream, or on that of `key`."""
+        return [time.time_ns()]
 
     def is_drained(self) -> bool:
         """Whether the current stream has nothing left to do: the CPU is late."""
+        return False  # the CPU is what computes
 
     def mark_end(self, work: Any, communicator: str) -> Mark:
         """A point that `work`'s end passes; holds up nobody."""
+        passed: list[int] = []
+        # Works of send and recv have no future; whoever waits for them says so.
+        with contextlib.suppress(RuntimeError):
+            future_of(work).then(lambda _: passed.append(time.time_ns()))
+        return passed
 
     def open_step(self, mark: Mark) -> None:
         """Later marks are read relative to this one, which keeps them exact."""
@@ -46,39 +58,10 @@ class Clock(Protocol):
 
     def at_ns(self, mark: Mark) -> int | None:
         """After `finish`: nanoseconds of `time.time_ns`; None if it has not passed."""
-
-
-class CpuClock:
-    """The wall clock: on a CPU process an operator has ended when its call returns."""
-
-    def stream_key(self) -> Hashable:
-        return "cpu"
-
-    def is_silent(self) -> bool:
-        return False
-
-    def mark(self, key: Hashable = None) -> Mark:
-        return [time.time_ns()]
-
-    def is_drained(self) -> bool:
-        return False  # the CPU is what computes
-
-    def mark_end(self, work: Any, communicator: str) -> Mark:
-        passed: list[int] = []
-        # Works of send and recv have no future; whoever waits for them tells.
-        with contextlib.suppress(RuntimeError):
-            future_of(work).then(lambda _: passed.append(time.time_ns()))
-        return passed
-
-    def open_step(self, mark: Mark) -> None: ...
-
-    def finish(self) -> None: ...
-
-    def at_ns(self, mark: Mark) -> int | None:
         return int(mark[0]) if mark else None
 
 
-class CudaClock:
+class CudaClock(Clock):
     """Timing events. Ends of collectives are recorded on side streams of our own.
 
     One a communicator, which waits for its collectives in the order of their launches;

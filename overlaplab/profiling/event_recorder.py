@@ -15,7 +15,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from overlaplab.profiling.collectives import (
     tensors_in,
     watching,
 )
-from overlaplab.profiling.event_clock import Clock, CpuClock, CudaClock, Mark
+from overlaplab.profiling.event_clock import Clock, CudaClock, Mark
 from overlaplab.profiling.marks import Hold, Message, Stretch, spans_of
 from overlaplab.timeline import Span
 
@@ -52,15 +52,13 @@ class _Stretch:
 
 
 @dataclass(slots=True)
-class _Message:
-    lane: str
-    operation: str
-    bytes: int
-    label: str
-    step: int | None
+class _Flight:
+    """A message whose times are marks as yet."""
+
+    message: Message
     key: Hashable
     ready: Mark
-    end: Mark = None
+    end: Mark
     waited: Mark = None
     on_current_stream: bool = False
 
@@ -88,10 +86,10 @@ class EventRecorder(Watcher):
         self._here = threading.local()
         self._stretches: list[_Stretch] = []
         self._holds: list[tuple[Hashable, Mark, Mark]] = []
-        self._messages: list[_Message] = []
+        self._flights: list[_Flight] = []
         self._coalescing: dict[Any, _Coalescing] = {}
         # See [Note: inputs that a wait lets go]
-        self._alive: dict[int, tuple[Any, _Message, Any]] = {}
+        self._alive: dict[int, tuple[Any, _Flight, Any]] = {}
         self._step: _Stretch | None = None
         self._number: int | None = None
         self._seen: Counter[Any] = Counter()
@@ -177,7 +175,7 @@ class EventRecorder(Watcher):
         return work
 
     def wait(self, call: Call, work: Any) -> Any:
-        _, message, _ = self._alive.pop(id(work), (None, None, None))
+        _, flight, _ = self._alive.pop(id(work), (None, None, None))
         if self._clock.is_silent():
             return call()
         key = self._clock.stream_key()
@@ -185,8 +183,8 @@ class EventRecorder(Watcher):
         answer = call()
         end = self._clock.mark()
         self._holds.append((key, begin, end))
-        if message is not None:
-            message.waited = end
+        if flight is not None:
+            flight.waited = end
         return answer
 
     def _wait_on_stream(self, call: Call, key: Hashable) -> Any:
@@ -213,22 +211,20 @@ class EventRecorder(Watcher):
             name, _ = describe_group(group)
             lane = "comm" if name == "default" else f"comm:{name}"
             self._lanes[group] = lane
-        message = _Message(
-            lane,
-            operation,
-            sum(max(map(num_bytes, of_one), default=0) for of_one in arguments),
-            labels[-1] if (labels := self._labels()) else "",
-            self._number,
+        size = sum(max(map(num_bytes, of_one), default=0) for of_one in arguments)
+        label = labels[-1] if (labels := self._labels()) else ""
+        flight = _Flight(
+            Message(lane, operation, 0, 0, size, label, self._number),
             self._clock.stream_key(),
             ready,
+            self._clock.mark_end(work, lane),
             on_current_stream=any(map(_is_synchronous, arguments)),
         )
-        message.end = self._clock.mark_end(work, message.lane)
-        self._messages.append(message)
+        self._flights.append(flight)
         inputs: list[Any] = []
-        if not message.on_current_stream:
+        if not flight.on_current_stream:
             inputs += (t for of_one in arguments for a in of_one for t in tensors_in(a))
-        self._alive[id(work)] = (work, message, inputs)
+        self._alive[id(work)] = (work, flight, inputs)
 
     @contextlib.contextmanager
     def _annotate(self, name: str) -> Iterator[None]:
@@ -292,18 +288,14 @@ class EventRecorder(Watcher):
         last_ns = max((s.end_ns for s in stretches), default=0)
         holds = [Hold(lane(key), at(a), at(b)) for key, a, b in self._holds]
         messages = []
-        for m in self._messages:
-            end_ns = at_ns(m.end)
+        for flight in self._flights:
+            end_ns = at_ns(flight.end)
             if end_ns is None:
-                end_ns = at_ns(m.waited) if m.waited else last_ns
-            assert end_ns is not None
-            messages.append(
-                Message(
-                    m.lane, m.operation, at(m.ready), end_ns, m.bytes, m.label, m.step
-                )
-            )
-            if m.on_current_stream:
-                holds.append(Hold(lane(m.key), at(m.ready), end_ns))
+                end_ns = at(flight.waited) if flight.waited else last_ns
+            ready_ns = at(flight.ready)
+            messages.append(replace(flight.message, ready_ns=ready_ns, end_ns=end_ns))
+            if flight.on_current_stream:
+                holds.append(Hold(lane(flight.key), ready_ns, end_ns))
         return spans_of(rank, stretches, holds, messages)
 
     @property
@@ -312,27 +304,26 @@ class EventRecorder(Watcher):
         return self._num_late / self._num_launches if self._num_launches else 0.0
 
     def remarks(self) -> tuple[str, ...]:
-        unseen = tuple(
+        found = [
             f"{number} collectives of group {name!r} were launched by C++, as "
             "DistributedDataParallel and functional collectives do, and are not seen "
             "by events, so no number here is about them; ol.profile() without events "
             "sees them."
             for name, number in self._unseen
-        )
-        late: tuple[str, ...] = ()
+        ]
         if self._num_late:
-            late = (
+            found.append(
                 f"The CPU was late: {self._num_late} of {self._num_launches} "
                 "collectives were launched when their stream had nothing left to do. "
                 "That idle time counts as computing, so what is called hidden may be "
-                "exposed; ol.profile() without events sees the gaps.",
+                "exposed; ol.profile() without events sees the gaps."
             )
-        return (*unseen, *late, *_REMARKS)
+        return (*found, *_REMARKS)
 
 
 def recorder_of_this_device() -> EventRecorder:
     on_cuda = streams.device().type == "cuda"
-    return EventRecorder(CudaClock() if on_cuda else CpuClock())
+    return EventRecorder(CudaClock() if on_cuda else Clock())
 
 
 def _is_synchronous(arguments: tuple[Any, ...]) -> bool:

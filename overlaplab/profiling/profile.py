@@ -115,8 +115,7 @@ class Profile:
         try:
             if self._state == "recording":
                 # The block's own exception is the news, not what it broke here.
-                quietly = contextlib.suppress(Exception) if kind else _NOTHING
-                with quietly:
+                with contextlib.suppress(*[Exception] if kind else []):
                     self._recording().end_step()
                     self._stop()
             elif self._state == "warming up" and not self._events:
@@ -140,11 +139,7 @@ class Profile:
         """
         if self._timeline is None:
             spans, remarks = self._found()
-            rank, num_ranks = _rank()
-            timeline = timeline_of_ranks(
-                {rank: spans}, origin=_origin(), num_ranks=num_ranks
-            )
-            self._timeline = _with_source(timeline, {rank: spans}, remarks)
+            self._timeline = _timeline({_rank()[0]: spans}, remarks)
         return self._timeline
 
     def gather(self) -> Timeline | None:
@@ -173,8 +168,7 @@ class Profile:
             return None
         spans = {r: found for r, (found, _) in enumerate(everyone)}
         remarks = dict.fromkeys(text for _, texts in everyone for text in texts)
-        timeline = timeline_of_ranks(spans, origin=_origin(), num_ranks=num_ranks)
-        return _with_source(timeline, spans, tuple(remarks))
+        return _timeline(spans, tuple(remarks))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write torch.profiler's own trace of this rank, for any tool that reads it.
@@ -201,8 +195,8 @@ class Profile:
         if ".json" not in file.name:
             file = file / f"rank_{_rank()[0]}.json.gz"
         file.parent.mkdir(parents=True, exist_ok=True)
-        zipped = file.name.endswith(".gz")
-        file.write_bytes(gzip.compress(recorder.trace, 6) if zipped else recorder.trace)
+        trace, zipped = recorder.trace, file.name.endswith(".gz")
+        file.write_bytes(gzip.compress(trace, 6) if zipped else trace)
         return file
 
     # Opening and closing.
@@ -333,9 +327,6 @@ def profile(
     return Profile(warmup=warmup, steps=steps, events=events)
 
 
-_NOTHING: Any = contextlib.nullcontext()
-
-
 def _count(name: str, value: object, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(
@@ -356,16 +347,12 @@ def _rank() -> tuple[int, int]:
     return 0, 1
 
 
-def _origin() -> str:
+def _timeline(spans: Mapping[int, list[Span]], remarks: tuple[str, ...]) -> Timeline:
+    origin = "trace"
     if dist.is_available() and dist.is_initialized():
-        backend = str(dist.get_backend())
-        return "nccl" if "nccl" in backend else backend
-    return "trace"
-
-
-def _with_source(
-    timeline: Timeline, spans: Mapping[int, list[Span]], remarks: tuple[str, ...]
-) -> Timeline:
+        origin = str(dist.get_backend())
+        origin = "nccl" if "nccl" in origin else origin
+    timeline = timeline_of_ranks(spans, origin=origin, num_ranks=_rank()[1])
     first_ns = min((s.start_ns for of in spans.values() for s in of), default=0)
     return replace(timeline, source=Source(remarks=remarks, zero_ns=first_ns))
 

@@ -13,6 +13,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -102,14 +103,10 @@ class Session:
 
     def _export(self) -> bytes:
         # The JSON is the profiler's documented output; its event objects are not.
-        descriptor, path = tempfile.mkstemp(suffix=".json")
-        try:
-            os.close(descriptor)
-            self._profiler.export_chrome_trace(path)
-            with open(path, "rb") as file:
-                return file.read()
-        finally:
-            os.unlink(path)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json")
+            self._profiler.export_chrome_trace(str(path))
+            return path.read_bytes()
 
 
 class Recording:
@@ -210,11 +207,8 @@ def profiler_is_running() -> bool:
 def _world() -> dict[str, Any]:
     if not (dist.is_available() and dist.is_initialized()):
         return {"rank": 0, "world_size": 1}
-    return {
-        "backend": str(dist.get_backend()),
-        "rank": dist.get_rank(),
-        "world_size": dist.get_world_size(),
-    }
+    here = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    return {"backend": str(dist.get_backend()), **here}
 
 
 class KinetoRecorder:
@@ -289,8 +283,8 @@ def without_earlier_launches(spans: Sequence[Span]) -> list[Span]:
     first_ns: dict[str, int] = {}
     for span in spans:
         if span.kind in _DEVICE_KINDS and "launch_ns" in span.attributes:
-            known = first_ns.get(span.lane, span.start_ns)
-            first_ns[span.lane] = min(known, span.start_ns)
+            first_ns.setdefault(span.lane, span.start_ns)
+            first_ns[span.lane] = min(first_ns[span.lane], span.start_ns)
     if not first_ns:
         return list(spans)
     return [

@@ -14,7 +14,6 @@ import overlaplab as ol
 from overlaplab import streams
 from overlaplab.cluster.virtual.group import VirtualGroup
 from overlaplab.cluster.virtual.work import VirtualWork
-from overlaplab.profiling.event_clock import CpuClock
 from overlaplab.profiling.event_recorder import EventRecorder
 
 
@@ -90,7 +89,7 @@ def test_without_a_side_stream_events_would_hold_up_the_backward():
     assert on_the_stream.step_ns > aside.step_ns
 
 
-class FakeClock(CpuClock):
+class FakeClock(Clock):
     """Writes down what it is asked, in the order of a real clock."""
 
     def __init__(self) -> None:
