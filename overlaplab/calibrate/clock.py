@@ -44,8 +44,6 @@ def device_ns(
         repeats: the median is of so many.
         align: launched before the first; a small collective lets ranks start together.
     """
-    if not on_cuda():
-        return host_ns(call, num_calls, repeats=repeats, align=align)
     call()
     found = []
     for _ in range(repeats):
@@ -54,29 +52,13 @@ def device_ns(
         align()
         first, last = (streams.Event(enable_timing=True) for _ in range(2))
         first.record()
-        for _ in range(num_calls):
-            call()
-        last.record()
-        streams.synchronize()
-        found.append(round(first.elapsed_time(last) * 1e6) // num_calls)
-    return int(statistics.median(found))
-
-
-def host_ns(
-    call: Call, num_calls: int, *, repeats: int = 5, align: Call = lambda: None
-) -> int:
-    """Median nanoseconds that the CPU spends in one call; the device may lag.
-
-    Arguments as in `device_ns`.
-    """
-    call()
-    found = []
-    for _ in range(repeats):
-        streams.synchronize()
-        align()
         begin = time.perf_counter_ns()
         for _ in range(num_calls):
             call()
-        found.append((time.perf_counter_ns() - begin) // num_calls)
-    streams.synchronize()
+        length = time.perf_counter_ns() - begin
+        last.record()
+        streams.synchronize()
+        if on_cuda():
+            length = round(first.elapsed_time(last) * 1e6)
+        found.append(length // num_calls)
     return int(statistics.median(found))

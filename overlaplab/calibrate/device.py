@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.calibrate.clock import device_ns, host_ns, on_cuda
+from overlaplab.calibrate.clock import device_ns, on_cuda
 from overlaplab.calibrate.operators import measure_operators
 from overlaplab.calibrate.plan import CalibrationPlan
 
@@ -37,7 +37,9 @@ def measure_device(
     found["matmuls"] = _measure_matmuls(plan)
     report("memory")
     found["memory"] = _measure_memory(plan)
-    found["small_kernel"] = _measure_small_kernel(plan)
+    addition = partial(torch.ones(1, device=streams.device()).add_, 1)
+    shortest = device_ns(addition, 100, repeats=plan.repeats)  # of all kernels
+    found["small_kernel"] = {"device_ns": shortest}
     report("copies to and from the host")
     found["host_copies"] = _measure_host_copies(plan)
     found["models"] = []
@@ -74,15 +76,6 @@ def _measure_memory(plan: CalibrationPlan) -> list[Row]:
         ns = device_ns(call, 10, repeats=plan.repeats)
         rows.append({"bytes": 2 * size, "ns": ns})
     return rows
-
-
-def _measure_small_kernel(plan: CalibrationPlan) -> Row:
-    """The shortest kernel there is, and what the CPU needs to launch it."""
-    call = partial(torch.ones(1, device=streams.device()).add_, 1)
-    return {
-        "device_ns": device_ns(call, 100, repeats=plan.repeats),
-        "launch_ns": host_ns(call, 100, repeats=plan.repeats),
-    }
 
 
 def _measure_host_copies(plan: CalibrationPlan) -> list[Row]:

@@ -24,11 +24,11 @@ from overlaplab.techniques.data_parallel import (
     BucketedReducer,
     HookReducer,
     Reducer,
-    SerialReducer,
 )
 
 Row = dict[str, Any]
 _STEPS = 8
+_COLUMNS = ("forward_ns", "backward_ns", "step_ns")
 
 
 def measure_launches(plan: CalibrationPlan, report: Callable[[str], None]) -> Row:
@@ -38,25 +38,22 @@ def measure_launches(plan: CalibrationPlan, report: Callable[[str], None]) -> Ro
         report: called with the name of the stage when it begins.
 
     Returns:
-        "forward_ops", "backward_ops", "parameters", and for each of "variants" the
-        medians "forward_ns", "backward_ns", "wait_ns", "step_ns" and its "buckets".
-        Without a process group there is no variant but "compute".
+        "case", "forward_ops", "backward_ops", "parameters", and for each of "variants"
+        the medians "forward_ns", "backward_ns" and "step_ns", wait included. Without a
+        process group there is no variant but "compute".
     """
     report("launches")
     model, tokens, targets = build(plan.launch_model, plan.dtype)
     with TimedOperators() as timed:
         model(tokens, targets).backward()
     model.zero_grad()
-    num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     makers: dict[str, Callable[[nn.Module], Reducer | None]] = {
         "compute": lambda m: None,
     }
     if dist.is_initialized() and dist.get_world_size() > 1:
         makers |= {
-            "serial": SerialReducer,
             "per parameter": HookReducer,
             "one bucket": lambda m: BucketedReducer(m, bucket_mib=1e6),
-            "buckets": lambda m: BucketedReducer(m, bucket_mib=num_bytes / 2**20 / 16),
         }
     twins = {name: copy.deepcopy(model) for name in makers}
     reducers = {name: make(twins[name]) for name, make in makers.items()}
@@ -80,16 +77,11 @@ def measure_launches(plan: CalibrationPlan, report: Callable[[str], None]) -> Ro
                         reducer.wait()
                     last = clock()
                     if round_ and step:  # the first of each warms up
-                        times[name].append((middle - begin, end - middle, last - end))
+                        times[name].append((middle - begin, end - middle, last - begin))
     finally:
         gc.enable()
     streams.synchronize()
-    variants = {}
-    for name, rows in times.items():
-        reducer = reducers[name]
-        variants[name] = _medians(rows) | {
-            "buckets": 0 if reducer is None else len(tuple(reducer.plan))
-        }
+    for reducer in reducers.values():
         if reducer is not None:
             reducer.remove()
     return {
@@ -97,18 +89,11 @@ def measure_launches(plan: CalibrationPlan, report: Callable[[str], None]) -> Ro
         "forward_ops": sum(not backward for _, backward, _, _ in timed.rows),
         "backward_ops": sum(backward for _, backward, _, _ in timed.rows),
         "parameters": sum(1 for _ in model.parameters()),
-        "variants": variants,
+        "variants": {
+            name: {
+                key: int(statistics.median(column))
+                for key, column in zip(_COLUMNS, zip(*rows, strict=True), strict=True)
+            }
+            for name, rows in times.items()
+        },
     }
-
-
-def _medians(rows: list[tuple[int, int, int]]) -> Row:
-    steps = [sum(row) for row in rows]
-    columns = {
-        "forward_ns": [forward for forward, _, _ in rows],
-        "backward_ns": [backward for _, backward, _ in rows],
-        "wait_ns": [wait for _, _, wait in rows],
-        "step_ns": steps,
-    }
-    found: Row = {key: int(statistics.median(of)) for key, of in columns.items()}
-    found["quartiles_ns"] = [int(q) for q in statistics.quantiles(steps, n=4)]
-    return found

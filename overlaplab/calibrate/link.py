@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.calibrate.clock import device_ns, host_ns, on_cuda, sleep
+from overlaplab.calibrate.clock import device_ns, on_cuda, sleep
 from overlaplab.calibrate.operators import step_of
 from overlaplab.calibrate.plan import CalibrationPlan
-from overlaplab.torch_versions import all_gather_single, reduce_scatter_single
 
 Row = dict[str, Any]
 Call = Callable[[], object]
@@ -24,74 +23,54 @@ _AHEAD_NS = 40_000_000  # the CPU launches meanwhile
 
 
 def measure_link(plan: CalibrationPlan, report: Callable[[str], None]) -> Row:
-    """Collectives and what they cost beside computing. Collective; 2 ranks or more.
+    """All-reduces and what they cost beside computing. Collective; 2 ranks or more.
 
     Args:
         report: called with the name of each stage when it begins.
 
     Returns:
-        "num_ranks"; "collectives", rows of each alone; "collective_launches_ns", the
-        CPU's time of an asynchronous all-reduce and its wait, by number of tensors;
-        "contention".
+        "num_ranks"; "collectives", rows {"operation", "bytes", "tensors", "ns"} of each
+        alone on the current stream; "contention": of a transformer's steps beside
+        all-reduces, as `_beside` gives it, "step", and "small" rows of small ones.
     """
     report("collectives")
     found: Row = {
         "num_ranks": dist.get_world_size(),
-        "collectives": _measure_collectives(plan),
-        "collective_launches_ns": {
-            str(num): host_ns(
-                _coalesced(num, num * 4096, wait=True), 20, repeats=plan.repeats
+        "collectives": [
+            {
+                "operation": "all_reduce",
+                "bytes": num_bytes,
+                "tensors": num_tensors,
+                "ns": device_ns(
+                    _all_reduce(num_tensors, num_bytes),
+                    20 if num_bytes <= 2**24 else 4,
+                    repeats=plan.repeats if num_bytes <= 2**27 else 2,
+                    align=_align(),
+                ),
+            }
+            for num_tensors, num_bytes in (
+                *((1, num_bytes) for num_bytes in plan.wire_bytes),
+                *plan.coalesced,
             )
-            for num in (1, 16)
-        },
+        ],
     }
     report("computing beside collectives")
-    found["contention"] = _measure_contention(plan)
+    step = step_of(plan.contention, plan.dtype)
+    found["contention"] = {
+        "step": _beside(step, plan.beside_bytes, plan),
+        "small": [_beside(step, size, plan) for size in plan.small_beside_bytes],
+    }
     return found
 
 
-def _measure_collectives(plan: CalibrationPlan) -> list[Row]:
-    """Each alone, on the current stream: {"operation", "bytes", "tensors", "ns"}.
-
-    "bytes" as the cost formulas count them: the full tensor, or what is gathered.
-    """
-    rows: list[Row] = []
-
-    def measure(operation: str, num_bytes: int, num_tensors: int, call: Call) -> None:
-        ns = device_ns(
-            call,
-            20 if num_bytes <= 2**24 else 4,
-            repeats=plan.repeats if num_bytes <= 2**27 else 2,
-            align=_align(),
-        )
-        about = {"operation": operation, "bytes": num_bytes, "tensors": num_tensors}
-        rows.append({**about, "ns": ns})
-
-    size = dist.get_world_size()
-    for num_bytes in plan.wire_bytes:
-        full = _tensor(max(size, num_bytes // 2 // size * size))
-        shard = _tensor(full.numel() // size)
-        scatter = partial(reduce_scatter_single, shard, full, _average())
-        measure("all_reduce", num_bytes, 1, partial(dist.all_reduce, full, _average()))
-        measure("all_gather", num_bytes, 1, partial(all_gather_single, full, shard))
-        measure("reduce_scatter", num_bytes, 1, scatter)
-    for num_tensors, num_bytes in plan.coalesced:
-        call = _coalesced(num_tensors, num_bytes, wait=False)
-        measure("all_reduce", num_bytes, num_tensors, call)
-    return rows
-
-
-def _coalesced(num_tensors: int, num_bytes: int, *, wait: bool) -> Call:
-    """One averaging all-reduce of several equal tensors, as reducers launch it.
-
-    Args:
-        wait: launch it asynchronously and wait; otherwise on the current stream.
-    """
-    each = max(1, num_bytes // num_tensors // 2)
-    tensors = [_tensor(each) for _ in range(num_tensors)]
+def _all_reduce(num_tensors: int, num_bytes: int) -> Call:
+    """Averages one tensor, or several equal ones in one call, as reducers launch it."""
+    if num_tensors == 1:
+        return partial(dist.all_reduce, _tensor(num_bytes // 2), _average())
+    tensors = [_tensor(num_bytes // num_tensors // 2) for _ in range(num_tensors)]
     options = dist.AllreduceCoalescedOptions()
     options.reduceOp = dist.ReduceOp(_average())
-    options.asyncOp = wait or not on_cuda()
+    options.asyncOp = not on_cuda()
     group = dist.group.WORLD
     assert group is not None
 
@@ -103,34 +82,13 @@ def _coalesced(num_tensors: int, num_bytes: int, *, wait: bool) -> Call:
     return call
 
 
-def _measure_contention(plan: CalibrationPlan) -> Row:
-    """Loops of computing beside all-reduces, for three kinds of computing.
+def _beside(compute: Call, num_bytes: int, plan: CalibrationPlan) -> Row:
+    """Both loops alone and both at once, each long enough for the card to get hot.
 
     Returns:
-        For "step" (a transformer's), "matmul" and "memory": "compute_alone_ns",
-        "compute_beside_ns", "wire_alone_ns", "wire_beside_ns" and "bytes". And "small":
-        rows of the same of small all-reduces beside steps.
+        "compute_alone_ns", "compute_beside_ns", "wire_alone_ns", "bytes" and
+        "wire_beside_median_ns": the mean has what the ranks wait for one another.
     """
-    dtype = getattr(torch, plan.dtype)
-    side = plan.matmul_beside
-    a, b = (torch.randn(side, side, device=streams.device()).to(dtype) for _ in "ab")
-    c = torch.empty_like(a)
-    source, target = (_tensor(plan.memory_beside // 2) for _ in "st")
-    step = step_of(plan.contention, plan.dtype)
-    found: Row = {
-        name: _beside(compute, plan.beside_bytes, plan)
-        for name, compute in (
-            ("step", step),
-            ("matmul", lambda: [torch.mm(a, b, out=c) for _ in range(_IN_A_ROW)]),
-            ("memory", lambda: [target.copy_(source) for _ in range(_IN_A_ROW)]),
-        )
-    }
-    found["small"] = [_beside(step, size, plan) for size in plan.small_beside_bytes]
-    return found
-
-
-def _beside(compute: Call, num_bytes: int, plan: CalibrationPlan) -> Row:
-    """Both loops alone and both at once, each long enough for the card to get hot."""
     payload = _tensor(num_bytes // 2)
     send = partial(dist.all_reduce, payload, _average())
     send()
@@ -153,9 +111,7 @@ def _beside(compute: Call, num_bytes: int, plan: CalibrationPlan) -> Row:
         "compute_alone_ns": alone,
         "compute_beside_ns": beside,
         "wire_alone_ns": wire,
-        "wire_beside_ns": sum(times) // max(len(times), 1),
         "wire_beside_median_ns": int(statistics.median(times)) if times else 0,
-        "sends": len(times),
         "bytes": num_bytes,
     }
 
@@ -226,7 +182,6 @@ def _beside_on_cpu(
         "compute_alone_ns": alone,
         "compute_beside_ns": beside,
         "wire_alone_ns": wire,
-        "wire_beside_ns": wire,
         "wire_beside_median_ns": wire,
         "bytes": payload.numel() * payload.element_size(),
     }

@@ -44,15 +44,13 @@ class CalibrationPlan:
         matmul_sizes: square matrices, for each of `matmul_dtypes`.
         matmul_dtypes: names of torch's dtypes.
         memory_bytes: tensors that are copied in device memory, and to the host.
-        wire_bytes: payloads of collectives of one tensor.
+        wire_bytes: payloads of all-reduces of one tensor.
         coalesced: (tensors, bytes in all) of coalesced all-reduces.
         contention: the model that runs beside collectives, and for how many steps.
         beside_bytes: payload of the all-reduces that run beside it.
         small_beside_bytes: of small ones.
         most_sends: at most so many beside one step.
         hot_ns: a measurement that depends on heat runs at least so long.
-        matmul_beside: size of the matrices of the GEMM loop beside collectives.
-        memory_beside: bytes of the copies of the memory-bound loop.
         repeats: of each measurement.
         steps: of the models, of which the median is taken.
         launch_rounds: of eight steps of the launch model, in turn with each reducer.
@@ -71,8 +69,6 @@ class CalibrationPlan:
     small_beside_bytes: tuple[int, ...]
     most_sends: int
     hot_ns: int
-    matmul_beside: int
-    memory_beside: int
     repeats: int = 5
     steps: int = 4
     launch_rounds: int = 5
@@ -123,8 +119,6 @@ GPU = CalibrationPlan(
     small_beside_bytes=(2**14, 2**20),
     most_sends=48,
     hot_ns=400_000_000,
-    matmul_beside=6144,
-    memory_beside=2**28,
 )
 
 CPU = CalibrationPlan(
@@ -144,8 +138,6 @@ CPU = CalibrationPlan(
     small_beside_bytes=(2**14,),
     most_sends=20,
     hot_ns=0,
-    matmul_beside=128,
-    memory_beside=2**20,
     repeats=2,
     steps=3,
     launch_rounds=1,

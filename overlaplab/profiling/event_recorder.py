@@ -86,7 +86,7 @@ class EventRecorder(Watcher):
         self._here = threading.local()
         self._stretches: list[_Stretch] = []
         self._holds: list[tuple[Hashable, Mark, Mark]] = []
-        self._flights: list[_Flight] = []
+        self._messages: list[_Flight] = []
         self._coalescing: dict[Any, _Coalescing] = {}
         # See [Note: inputs that a wait lets go]
         self._alive: dict[int, tuple[Any, _Flight, Any]] = {}
@@ -220,7 +220,7 @@ class EventRecorder(Watcher):
             self._clock.mark_end(work, lane),
             on_current_stream=any(map(_is_synchronous, arguments)),
         )
-        self._flights.append(flight)
+        self._messages.append(flight)
         inputs: list[Any] = []
         if not flight.on_current_stream:
             inputs += (t for of_one in arguments for a in of_one for t in tensors_in(a))
@@ -288,7 +288,7 @@ class EventRecorder(Watcher):
         last_ns = max((s.end_ns for s in stretches), default=0)
         holds = [Hold(lane(key), at(a), at(b)) for key, a, b in self._holds]
         messages = []
-        for flight in self._flights:
+        for flight in self._messages:
             end_ns = at_ns(flight.end)
             if end_ns is None:
                 end_ns = at(flight.waited) if flight.waited else last_ns

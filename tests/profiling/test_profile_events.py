@@ -14,6 +14,7 @@ import overlaplab as ol
 from overlaplab import streams
 from overlaplab.cluster.virtual.group import VirtualGroup
 from overlaplab.cluster.virtual.work import VirtualWork
+from overlaplab.profiling.event_clock import Clock
 from overlaplab.profiling.event_recorder import EventRecorder
 
 
