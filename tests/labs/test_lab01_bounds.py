@@ -10,10 +10,8 @@ import pytest
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab.program import resolve
-from overlaplab_course.lab01 import bounds as lab_bounds
-from overlaplab_course.lab01 import shortest as lab_shortest
-from overlaplab_course.lab01.shortest import Job, job
-from overlaplab_course.lab01.steps import CHALK, NS_PER_MS, write_step
+from overlaplab_course.lab01 import checks as lab
+from overlaplab_course.lab01.given import CHALK, NS_PER_MS, Job, job, write_step
 
 NUMBERS = (6, 7, 23)
 
@@ -64,9 +62,9 @@ def wrong_value(name: str, own: Job) -> float:
 def test_a_chain_with_a_link_missing_is_told_which(name, faults):
     key, words = WRONG_CHAINS[name]
     sentences = {
-        "last message": lab_shortest.LAST,
-        "all messages": lab_shortest.ALL,
-        "shortest": lab_shortest.SHORTEST,
+        "last message": lab.LAST,
+        "all messages": lab.ALL,
+        "shortest": lab.SHORTEST,
     }
     said = {**chains(job(6)), key: wrong_value(name, job(6))}
     verdict = judge(find_exercise("1.1"), 6, said)
@@ -79,7 +77,7 @@ def test_a_chain_with_a_link_missing_is_told_which(name, faults):
 def test_a_text_for_a_number_is_told(faults):
     said = {**chains(job(6)), "shortest": "85"}
     found = faults(judge(find_exercise("1.1"), 6, said))
-    assert "a string; expected a number" in found[lab_shortest.SHORTEST]
+    assert "a string; expected a number" in found[lab.SHORTEST]
 
 
 def test_a_message_of_many_layers_bears_their_names():
@@ -106,7 +104,7 @@ def test_the_chains_of_another_number_are_refused():
 )
 def test_what_is_no_number_is_told(said, faults):
     found = faults(judge(find_exercise("1.1"), 6, said))
-    assert lab_shortest.SHORTEST in found
+    assert lab.SHORTEST in found
 
 
 @pytest.mark.parametrize("number", range(12))
@@ -131,13 +129,13 @@ def test_not_even_uneven_buckets_are_shorter():
                 sizes[-1] += 1
         layers, messages = [], []
         for size in sizes:  # a bucket is a layer that takes as long as its own layers
-            layers.append(size * own.layer_ms * NS_PER_MS)
-            messages.append(size * own.message_ms * NS_PER_MS)
+            layers.append(size * own.layer_ms)
+            messages.append(size * own.message_ms)
         program = write_step(
             layers,
             messages,
-            forward_ns=own.forward_ms * NS_PER_MS,
-            update_ns=own.update_ms * NS_PER_MS,
+            forward_ms=own.forward_ms,
+            update_ms=own.update_ms,
         )
         best.append(resolve(program, CHALK).step_ns)
     assert min(best) == chains(own)["shortest"] * NS_PER_MS
@@ -180,21 +178,21 @@ def by_share(tc, tm):
 
 WRONG_BOUNDS = {
     "hides behind nothing": (lambda c, m: (c + m, max(c, m), 1 + m / c if c else 1),
-                             lab_bounds.SPEEDUP, "Tm = 100 ms: best speed-up is 3"),
+                             lab.SPEEDUP, "Tm = 100 ms: best speed-up is 3"),
     "by the share alone": (lambda c, m: (c + m, max(c, m), by_share(c, m)),
-                           lab_bounds.SPEEDUP, "Tm = 100 ms: best speed-up is 3"),
+                           lab.SPEEDUP, "Tm = 100 ms: best speed-up is 3"),
     "compute is the bound": (lambda c, m: (c + m, c, (c + m) / c if c else 1),
-                             lab_bounds.SENDING, "bound is 50"),
+                             lab.SENDING, "bound is 50"),
     "the shorter": (lambda c, m: (c + m, min(c, m), (c + m) / max(c, m)),
-                    lab_bounds.BOUND, "bound is 50"),
+                    lab.BOUND, "bound is 50"),
     "half of the sum": (lambda c, m: (c + m, (c + m) / 2, (c + m) / max(c, m)),
-                        lab_bounds.BOUND, "bound is 75"),
+                        lab.BOUND, "bound is 75"),
     "serial is the longer": (lambda c, m: (max(c, m), max(c, m), (c + m) / max(c, m)),
-                             lab_bounds.SERIAL, "serial is 100"),
+                             lab.SERIAL, "serial is 100"),
     "upside down": (lambda c, m: (c + m, max(c, m), max(c, m) / (c + m)),
-                    lab_bounds.SPEEDUP, "best speed-up is 0.666"),
+                    lab.SPEEDUP, "best speed-up is 0.666"),
     "always twice": (lambda c, m: (c + m, max(c, m), 2),
-                     lab_bounds.SPEEDUP, "best speed-up is 2"),
+                     lab.SPEEDUP, "best speed-up is 2"),
 }  # fmt: skip
 
 
@@ -214,7 +212,7 @@ def test_a_right_bound_is_called_right_beside_a_wrong_speed_up(faults):
     verdict = judge(
         find_exercise("1.2"), lambda c, m: (c + m, max(c, m), 1 + m / c if c else 1)
     )
-    assert list(faults(verdict)) == [lab_bounds.SPEEDUP]
+    assert list(faults(verdict)) == [lab.SPEEDUP]
 
 
 def stub(tc, tm):
@@ -236,7 +234,7 @@ def test_who_breaks_off_is_credited_with_nothing(broken):
 
 def test_what_was_wrong_before_it_broke_off_is_told(faults):
     verdict = judge(find_exercise("1.2"), lambda c, m: (c + m, max(c, m), 1 + m / c))
-    assert list(faults(verdict)) == [lab_bounds.SPEEDUP]
+    assert list(faults(verdict)) == [lab.SPEEDUP]
     assert "division by zero in bounds(0, 20)" in verdict.error
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab01 import formula as lab
-from overlaplab_course.lab01.formula import cards
+from overlaplab_course.lab01 import checks as lab
+from overlaplab_course.lab01.given import cards
 
 NUMBERS = (6, 1, 17)
 
@@ -79,9 +79,9 @@ def test_a_wrong_diagnosis_is_refused_by_its_card_s_sentence(mine, yours, faults
     reading[letter]["verdict"] = yours
     verdict = judge(find_exercise("1.3"), 6, reading)
     found = faults(verdict)
-    assert list(found) == [lab._SENTENCES[mine]]
+    assert list(found) == [lab.WHYS[mine][0]]
     assert f"{letter}: you say {yours!r}; the formula says" in " ".join(found.values())
-    assert verdict.hint == lab._HINTS[mine]
+    assert verdict.hint == lab.WHYS[mine][1]
 
 
 def a_for_1_minus_a(card):

@@ -10,15 +10,16 @@ import pytest
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab.program import replay
-from overlaplab_course.lab01 import layers as lab
-from overlaplab_course.lab01.layers import LESSON, resolved, step_and_hidden
-from overlaplab_course.lab01.reference import schedule
-from overlaplab_course.lab01.steps import (
+from overlaplab_course.lab01 import checks as lab
+from overlaplab_course.lab01.checks import LESSON, resolved
+from overlaplab_course.lab01.given import (
     GRADIENT_BYTES,
     from_backward,
     recorded,
     slow_gpu,
+    step_and_hidden,
 )
+from overlaplab_course.lab01.reference import schedule
 
 # Right
 

@@ -9,9 +9,9 @@ import pytest
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab.hardware import collective_ns
-from overlaplab_course.lab01 import messages as lab
-from overlaplab_course.lab01.figures import a_gigabyte, count
-from overlaplab_course.lab01.messages import Message, link_of, resolved
+from overlaplab_course.lab01 import checks_messages as lab
+from overlaplab_course.lab01.checks_messages import Message, resolved
+from overlaplab_course.lab01.given import a_gigabyte, count, link_of
 
 
 def solve(

@@ -11,9 +11,10 @@ from torch import nn
 
 import overlaplab as ol
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab01 import ratios as lab
-from overlaplab_course.lab01.ratios import contended, one_sided, uncontended, unseen
-from overlaplab_course.lab01.steps import GPU, ten_layers
+from overlaplab_course.lab01 import checks as lab
+from overlaplab_course.lab01 import reference
+from overlaplab_course.lab01.checks import one_sided, unseen
+from overlaplab_course.lab01.given import GPU, contended, ten_layers, uncontended
 
 
 def in_six_lines(tc, tm, sent, hidden, step):
@@ -128,7 +129,7 @@ def test_without_contention_the_ratios_are_the_report_s():
     assert len(clean) > 20
     for totals in clean:
         report = totals.timeline.report()
-        assert totals.right() == pytest.approx(
+        assert reference.ratios(*totals) == pytest.approx(
             (report.overlap_fraction, report.saved_fraction, report.efficiency)
         )
 
@@ -138,11 +139,11 @@ def test_with_contention_one_trace_saves_what_it_hides():
     totals = contended()
     report = totals.timeline.report()
     assert report.saved_ns == report.hidden_ns
-    assert totals.right()[1] < 0.25 < 0.9 < report.saved_fraction
+    assert reference.ratios(*totals)[1] < 0.25 < 0.9 < report.saved_fraction
 
 
 def test_the_sides_that_are_missing_cover_each_none():
-    nones = [[x is None for x in totals.right()] for totals in one_sided()]
+    nones = [[x is None for x in reference.ratios(*totals)] for totals in one_sided()]
     assert nones == [[True, True, True], [False, False, True], [True, True, True]]
 
 

@@ -8,9 +8,8 @@ import overlaplab as ol
 from overlaplab.grading import find_exercise, judge
 from overlaplab.hardware import collective_ns, compute_ns
 from overlaplab.program import ProgramBuilder
-from overlaplab_course.lab01 import knobs as lab_knobs
-from overlaplab_course.lab01 import share as lab
-from overlaplab_course.lab01.share import PARAMETERS, true_share
+from overlaplab_course.lab01 import checks_messages as lab
+from overlaplab_course.lab01.given import KNOBS, OVERLAP, PARAMETERS, given_share, turn
 
 FOUND = {
     "claim holds": {"num_gpus": 256, "tokens": 2048, "link": "h100-ib400"},
@@ -143,8 +142,8 @@ def test_a_setting_outside_the_question_is_told(change, words, faults):
 
 
 def test_the_share_depends_on_tokens_a_gpu_and_hardly_on_gpus():
-    weak = [true_share(n, 8192, "h100-ib400") for n in (16, 4096)]
-    strong = [true_share(n, 4_194_304 // n, "h100-ib400") for n in (8, 4096)]
+    weak = [given_share(n, 8192, "h100-ib400") for n in (16, 4096)]
+    strong = [given_share(n, 4_194_304 // n, "h100-ib400") for n in (8, 4096)]
     assert weak[1] - weak[0] < 0.02
     assert strong[0] < 0.01 and strong[1] > 0.5
 
@@ -172,12 +171,12 @@ def test_settings_with_the_asked_effect_pass(settings):
 @pytest.mark.parametrize(
     ("name", "instead", "sentence"),
     [
-        ("saves much", {"gbyte_per_s": 25}, lab_knobs.IS_MUCH),
-        ("saves much", SETTINGS["much to send"], lab_knobs.IS_MUCH),
-        ("little to send", {"gbyte_per_s": 340}, lab_knobs.IS_LITTLE),
-        ("little to send", SETTINGS["much to send"], lab_knobs.IS_LITTLE),
-        ("much to send", {"gbyte_per_s": 25}, lab_knobs.IS_TOO_MUCH),
-        ("much to send", SETTINGS["little to send"], lab_knobs.IS_TOO_MUCH),
+        ("saves much", {"gbyte_per_s": 25}, lab.IS_MUCH),
+        ("saves much", SETTINGS["much to send"], lab.IS_MUCH),
+        ("little to send", {"gbyte_per_s": 340}, lab.IS_LITTLE),
+        ("little to send", SETTINGS["much to send"], lab.IS_LITTLE),
+        ("much to send", {"gbyte_per_s": 25}, lab.IS_TOO_MUCH),
+        ("much to send", SETTINGS["little to send"], lab.IS_TOO_MUCH),
     ],
 )
 def test_a_setting_without_the_effect_is_refused_with_its_numbers(
@@ -202,20 +201,20 @@ def test_a_setting_without_the_effect_is_refused_with_its_numbers(
 )
 def test_an_unusable_setting_is_told(setting, words, faults):
     verdict = judge(find_exercise("1.8"), {**SETTINGS, "saves much": setting})
-    assert words in faults(verdict)[lab_knobs.USABLE]
+    assert words in faults(verdict)[lab.TASKS.usable]
 
 
 def test_who_kept_by_a_button_is_told_to_paste(faults):
     """In a fresh kernel, as where labs are marked, `dict(knobs.kept)` is empty."""
     found = faults(judge(find_exercise("1.8"), {}))
-    assert "print(dict(knobs.kept))" in found[lab_knobs.USABLE]
+    assert "print(dict(knobs.kept))" in found[lab.TASKS.usable]
 
 
 def test_no_bandwidth_lets_overlap_save_more_than_the_backward_pass_hides():
     """Forward : backward : messages = 1 : 2 : 2 is the best there is: 2 of 5."""
     most = max(
-        lab_knobs.saved_percent({"gbyte_per_s": g, "ktokens": k}, lab_knobs.OVERLAP)
-        for g in lab_knobs.KNOBS["gbyte_per_s"].values
-        for k in lab_knobs.KNOBS["ktokens"].values
+        turn.saved_percent({"gbyte_per_s": g, "ktokens": k}, OVERLAP)
+        for g in KNOBS["gbyte_per_s"].values
+        for k in KNOBS["ktokens"].values
     )
     assert 30 < most < 40

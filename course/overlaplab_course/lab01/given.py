@@ -1,0 +1,527 @@
+"""What lab 01 runs: steps in slow motion, and what a learner's number draws of them.
+
+Every time is a whole number of milliseconds, so that a step can be worked out in the
+head. The written steps cost no run and say the same as recorded ones (a test holds them
+together).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from overlaplab.cluster.run import run
+from overlaplab.grading.forms import KnobProgram, Settings
+from overlaplab.hardware import Hardware, Link, find_hardware, with_link
+from overlaplab.program import PayloadTensor, Program, ProgramBuilder, replay, resolve
+from overlaplab.timeline import Timeline
+from overlaplab.view import Knob
+
+NS_PER_MS = 1_000_000
+
+
+def count_of(number: int, what: str) -> str:
+    """ "1 layer", "2 layers"."""
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+# Ten linear layers: the opening step, recorded
+
+NUM_LAYERS = 10
+ROWS, WIDTH = 128, 96
+GRADIENT_BYTES = 4 * WIDTH * WIDTH  # of one layer
+_BACKWARD_FLOPS = 4 * ROWS * WIDTH * WIDTH  # of one layer: two products
+_UPDATE_BYTES = 12 * WIDTH * WIDTH  # two tensors read, one written
+
+
+def slow_gpu(
+    layer_ms: float, message_ms: float, *, update_ms: float = 1, latency_us: float = 0
+) -> Hardware:
+    """A GPU on which one layer's backward pass and one layer's message take so long.
+
+    Its forward pass takes half as long as the backward pass. Launches are free, and
+    nothing slows anything else.
+    """
+    return replace(
+        find_hardware("chalk"),
+        name="chalk in slow motion",
+        flops_per_s={"default": round(1000 * _BACKWARD_FLOPS / layer_ms)},
+        memory_bytes_per_s=10**15,
+        points={"bytes:add_": ((_UPDATE_BYTES, round(update_ms * NS_PER_MS)),)},
+        link=Link(
+            latency_ns=round(1000 * latency_us),
+            bytes_per_s=round(1000 * GRADIENT_BYTES / message_ms),
+            source="round numbers, between two ranks",
+        ),
+    )
+
+
+GPU = slow_gpu(6, 5)
+
+
+def ten_layers() -> tuple[nn.Module, Tensor, Optimizer]:
+    """Model, batch and optimizer of the opening step."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(NUM_LAYERS)]
+        model = nn.Sequential(*layers)
+        # As if an embedding stood before it: each layer's backward pass is alike.
+        x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    return model, x, SGD(model.parameters(), lr=0.1)
+
+
+def _backward_only(model: nn.Module, x: Tensor) -> None:
+    works: list[Any] = []
+
+    def send(param: Tensor) -> None:
+        works.append(dist.all_reduce(param.grad, async_op=True))
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(send)  # type: ignore[no-untyped-call]
+    model(x).sum().backward()
+    for work in works:
+        work.wait()
+
+
+@lru_cache(maxsize=1)
+def recorded() -> Program:
+    """Forward and backward pass on two ranks, a message a layer; without update."""
+    model, x, _ = ten_layers()
+    program = run(_backward_only, model, x, world_size=2, hardware=GPU).program
+    assert program is not None
+    return program
+
+
+def from_backward(timeline: Timeline) -> Timeline:
+    """Rank 0 from the start of the backward pass on."""
+    phases = [(s.attributes.get("phase"), s.start_ns) for s in timeline.spans]
+    starts = [start_ns for phase, start_ns in phases if phase == "backward"]
+    first_ns = min(starts or [start_ns for phase, start_ns in phases if phase] or [0])
+    return timeline.where(lambda s: s.rank == 0 and s.start_ns >= first_ns)
+
+
+# Written steps of two ranks, one of them written. On CHALK nothing but the bytes of a
+# message costs it time, ten of them a ns.
+
+CHALK = replace(with_link("chalk", latency_ns=0), name="chalk")
+BYTES_PER_MS = 10 * NS_PER_MS
+
+
+def write_step(
+    layers_ms: Sequence[int],
+    messages_ms: Sequence[int],
+    *,
+    per_bucket: int = 1,
+    forward_ms: int = 0,
+    forward_launches: int = 1,
+    update_ms: int = 0,
+) -> Program:
+    """A training step for `CHALK`.
+
+    Args:
+        layers_ms: the backward pass of each layer, in its order (the last layer first).
+        messages_ms: what sending the gradients of each takes.
+        per_bucket: layers that share a message; as many as there are: nothing overlaps.
+        forward_ms, update_ms: before the backward pass, and after all messages.
+        forward_launches: of the forward pass.
+    """
+    b = ProgramBuilder(num_ranks=1, represents=2)
+    for _ in range(forward_launches if forward_ms else 0):
+        ns = forward_ms * NS_PER_MS // forward_launches
+        b.compute(0, "forward", ns=ns, phase="forward")
+    number, works = len(layers_ms), []
+    for first in range(0, number, per_bucket):
+        bucket = range(first, min(first + per_bucket, number))
+        for place in bucket:
+            name, ns = f"layer {number - place}", layers_ms[place] * NS_PER_MS
+            b.compute(0, name, ns=ns, phase="backward")
+        if len(bucket) > 1:
+            name = f"layers {number - first} to {number - bucket[-1]}"
+        if len(bucket) == number:
+            name = "all layers"
+        size = sum(messages_ms[place] for place in bucket) * BYTES_PER_MS
+        works.append(b.collective(0, "all_reduce", bytes=size, label=name))
+    for work in works:
+        b.wait(0, work)
+    if update_ms:
+        b.compute(0, "update", ns=update_ms * NS_PER_MS)
+    return b.build()
+
+
+def pair_timeline(tc_ms: int, tm_ms: int, *, at_once: bool) -> Timeline:
+    """Computation and communication that need nothing of one another."""
+    b = ProgramBuilder(num_ranks=1, represents=2)
+    if tc_ms:
+        b.compute(0, "compute", ns=tc_ms * NS_PER_MS)
+    if tm_ms:  # launched from a stream that holds nothing, it waits for nothing
+        stream, size = "side" if at_once else "default", tm_ms * BYTES_PER_MS
+        b.collective(0, "all_reduce", bytes=size, stream=stream)
+    return resolve(b.build(), CHALK)
+
+
+def with_contention(hardware: Hardware) -> Hardware:
+    """`hardware` on which computing and sending slow each other, as on two H200s."""
+    return replace(
+        hardware,
+        name=f"{hardware.name} with contention",
+        compute_rate_permille=600,
+        wire_rate_permille=500,
+    )
+
+
+CONTENDED = with_contention(CHALK)
+
+
+class Job(NamedTuple):
+    """A step of equal layers, of exercise 1.1; all times in ms."""
+
+    num_layers: int
+    forward_ms: int
+    layer_ms: int
+    message_ms: int
+    update_ms: int
+
+    @property
+    def compute_ms(self) -> int:
+        return self.forward_ms + self.num_layers * self.layer_ms + self.update_ms
+
+    @property
+    def communication_ms(self) -> int:
+        return self.num_layers * self.message_ms
+
+    def timeline(self, per_bucket: int = 1) -> Timeline:
+        """The step, with that many layers a message."""
+        program = write_step(
+            [self.layer_ms] * self.num_layers,
+            [self.message_ms] * self.num_layers,
+            per_bucket=per_bucket,
+            forward_ms=self.forward_ms,
+            update_ms=self.update_ms,
+        )
+        return resolve(program, CHALK)
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.num_layers} layers\n"
+            f"forward pass            {self.forward_ms:>4} ms\n"
+            f"backward pass, a layer  {self.layer_ms:>4} ms\n"
+            f"message, a layer        {self.message_ms:>4} ms\n"
+            f"update                  {self.update_ms:>4} ms"
+        )
+
+
+@lru_cache(maxsize=64)
+def job(number: int) -> Job:
+    """The step that belongs to a learner's number.
+
+    Odd numbers have the longer chain through the messages, even ones through the
+    computing.
+    """
+    draw = random.Random(f"shortest {int(number)}")
+    layers = draw.choice((6, 8, 12))
+    layer = draw.choice((3, 4, 5, 6))
+    more = draw.choice((1, 2, 3))
+    message = layer + more if int(number) % 2 else max(1, layer - more)
+    forward = layers * layer // 2
+    return Job(layers, forward, layer, message, draw.choice((4, 7, 9)))
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One use of the formula, in exercise 1.3.
+
+    Args:
+        tc_ms, tm_ms: computation and communication, each alone.
+        a: the overlap fraction: hidden / communication of the run, or as promised.
+        timeline: the run; None for a promise.
+        why: the answer.
+    """
+
+    tc_ms: float
+    tm_ms: float
+    a: float
+    timeline: Timeline | None
+    why: str
+
+    @property
+    def formula_ms(self) -> float:
+        return self.tc_ms + (1 - self.a) * self.tm_ms
+
+    def __repr__(self) -> str:
+        alone = f"Tc = {self.tc_ms:g} ms and Tm = {self.tm_ms:g} ms alone, a ="
+        if self.timeline is None:
+            return f"{alone} {self.a:.3f};\n   a promise: nobody has run it"
+        report = self.timeline.report()
+        return (
+            f"{alone} {self.a:.3f};\n   the run took {report.step_ns / NS_PER_MS:.1f} "
+            f"ms; in it {report.compute_ns / NS_PER_MS:.1f} ms of computing, "
+            f"{report.communication_ns / NS_PER_MS:.1f} of messages"
+        )
+
+
+@lru_cache(maxsize=32)
+def cards(number: int) -> Mapping[str, Card]:
+    """The four cards of a learner's number, by letter."""
+    draw = random.Random(f"formula {int(number)}")
+    layers = draw.choice((6, 8, 10))
+    layer_ms = draw.choice((6, 8, 10))
+    message_ms = layer_ms - draw.choice((2, 3))
+    program = write_step(
+        [layer_ms] * layers,
+        [message_ms] * layers,
+        forward_ms=layers * layer_ms // 2,
+        forward_launches=layers,
+    )
+    # On a GPU whose CPU is the slower: a launch takes longer than a layer.
+    launch_ns = round(1.25 * layer_ms * NS_PER_MS)
+    slow_launch = replace(CHALK, name="chalk with slow launches", launch_ns=launch_ns)
+    found = []
+    for hardware, why in (
+        (CHALK, "holds"), (CONTENDED, "contention"), (slow_launch, "idle")
+    ):  # fmt: skip
+        tc, tm, *_ = totals_of(resolve(program, CHALK))
+        timeline = resolve(program, hardware)
+        a = timeline.report().overlap_fraction
+        assert a is not None
+        found.append(Card(tc, tm, round(a, 3), timeline, why))
+    tc = draw.choice((30, 40, 50))
+    tm = tc + draw.choice((30, 50, 60))
+    found.append(Card(tc, tm, draw.choice((0.8, 0.9)), None, "impossible"))
+    draw.shuffle(found)
+    return dict(zip("ABCD", found, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Five numbers of one run, in ms; unpacks as `ratios(*totals)`.
+
+    Args:
+        tc, tm: computation and communication, each alone.
+        sent, hidden: communication in the run, and the part with computation beside it.
+        step: the run.
+        timeline: the run itself.
+    """
+
+    tc: float
+    tm: float
+    sent: float
+    hidden: float
+    step: float
+    timeline: Timeline
+
+    def __iter__(self) -> Any:
+        return iter((self.tc, self.tm, self.sent, self.hidden, self.step))
+
+    def __repr__(self) -> str:
+        return (
+            f"alone: compute {self.tc:.1f} ms, communication {self.tm:.1f} ms\n"
+            f"run:   communication {self.sent:.1f} ms, {self.hidden:.1f} of it hidden; "
+            f"step {self.step:.1f} ms"
+        )
+
+
+def totals_of(timeline: Timeline) -> Totals:
+    """Five numbers of a run of the virtual cluster; operators know their time alone."""
+    report = timeline.report()
+    alone = {"compute": 0, "communication": 0}
+    for span in timeline.spans:
+        if span.kind in alone and span.rank == report.rank:
+            alone[span.kind] += span.attributes.get("alone_ns", span.duration_ns)
+    return Totals(
+        alone["compute"] / NS_PER_MS,
+        alone["communication"] / NS_PER_MS,
+        report.communication_ns / NS_PER_MS,
+        report.hidden_ns / NS_PER_MS,
+        report.step_ns / NS_PER_MS,
+        timeline,
+    )
+
+
+def _opening(hardware: Hardware) -> Totals:
+    """The step of section 1, written, a message a layer."""
+    program = write_step([6] * 10, [5] * 10, forward_ms=30, update_ms=10)
+    return totals_of(resolve(program, hardware))
+
+
+def contended() -> Totals:
+    """The lesson's run: the opening step where the two slow each other down."""
+    return _opening(CONTENDED)
+
+
+def uncontended() -> Totals:
+    """The opening step as it was; a test holds it to the recorded one."""
+    return _opening(CHALK)
+
+
+def step_and_hidden(
+    pairs: Sequence[tuple[float, float]], backward_ms: float
+) -> tuple[float, float]:
+    """The step, and what of the messages lies within the backward pass.
+
+    Both from the start of the backward pass, for messages that do not overlap.
+    """
+    step = max([backward_ms, *(end for _, end in pairs)])
+    hidden = sum(max(0, min(end, backward_ms) - start) for start, end in pairs)
+    return step, hidden
+
+
+# What a message takes
+
+_NUM_CHUNKS = 1000
+_TOTAL_BYTES = 10**9
+_BACKWARD_MS = 100
+
+
+def link_of(gbit_per_s: float, latency_us: float) -> Hardware:
+    """`chalk` with this link."""
+    rate = round(gbit_per_s * 10**9 / 8)
+    link = Link(round(1000 * latency_us), rate, source="typed")
+    return replace(CHALK, name=f"chalk, {gbit_per_s:g} Gbit/s", link=link)
+
+
+@lru_cache(maxsize=1)
+def _gigabyte() -> Program:
+    """A backward pass that makes a gigabyte of gradients, evenly."""
+    b = ProgramBuilder(num_ranks=1, represents=2)
+    ns, size = _BACKWARD_MS * NS_PER_MS // _NUM_CHUNKS, _TOTAL_BYTES // _NUM_CHUNKS
+    for chunk in range(_NUM_CHUNKS):
+        ready = b.compute(0, f"backward {chunk}", ns=ns, phase="backward")
+        part = PayloadTensor(size, "bfloat16", ready, f"gradient {chunk}")
+        b.collective(0, "all_reduce", payload=[part])
+    return b.build()
+
+
+def a_gigabyte(
+    num_messages: int, *, gbit_per_s: float = 100, latency_us: float = 100
+) -> Timeline:
+    """The backward pass with its gigabyte in that many equal messages."""
+    link, cap = link_of(gbit_per_s, latency_us), _TOTAL_BYTES // num_messages
+    return replay(_gigabyte(), hardware=link, buckets=cap)
+
+
+class Counted(NamedTuple):
+    """One number of messages: one of them, all in a row, and the step; times in ms."""
+
+    num_messages: int
+    one_ms: float
+    all_ms: float
+    step_ms: float
+
+
+def count(numbers: Sequence[int]) -> list[Counted]:
+    """The gigabyte in each number of messages."""
+    found = []
+    for timeline in map(a_gigabyte, numbers):
+        sent = [s.duration_ns for s in timeline.spans if s.kind == "communication"]
+        times_ns = sent[0], sum(sent), timeline.step_ns
+        found.append(Counted(len(sent), *(ns / NS_PER_MS for ns in times_ns)))
+    return found
+
+
+# From 8 to 4,096 GPUs
+
+PARAMETERS = 1_300_000_000
+GPUS = (8, 16, 64, 512, 4096)
+LINKS = ("h100-ib400", "ethernet-100g", "ethernet-25g")
+GLOBAL_TOKENS = 4_194_304  # a batch of four million tokens, shared by all
+
+
+def step_without_overlap(hardware: Hardware, num_gpus: int, tokens: int) -> Timeline:
+    """Computing, then one message; one rank stands for all."""
+    b = ProgramBuilder(num_ranks=1, represents=num_gpus)
+    b.compute(0, "step", flops=6 * PARAMETERS * tokens, dtype="bfloat16")
+    b.collective(0, "all_reduce", bytes=2 * PARAMETERS)
+    return resolve(b.build(), hardware)
+
+
+def given_share(num_gpus: int, tokens: int, name: str) -> float:
+    """Tm / (Tc + Tm) on the profile called `name`."""
+    report = step_without_overlap(find_hardware(name), num_gpus, tokens).report()
+    return report.communication_ns / report.serial_ns
+
+
+# When does overlap matter? A GPT with knobs
+
+_LAYER_PARAMETERS = 12 * 2048 * 2048
+KNOBS: Mapping[str, Knob] = {
+    "overlap": Knob(("no", "yes"), "no", "overlap"),
+    "ktokens": Knob((1, 2, 4, 8, 16, 32, 64), 8, "tokens a GPU (thousands)"),
+    "gbyte_per_s": Knob((1, 3, 12.5, 25, 50, 100, 340), 25, "bandwidth (GB/s)"),
+    "gpus": Knob((2, 8, 64, 512, 4096), 8, "GPUs"),
+    "teraflops": Knob((100, 200, 400, 800, 1600), 800, "GPU (TFLOP/s)"),
+}
+OVERLAP, WIDER, FASTER = "overlap", "twice the bandwidth", "a GPU twice as fast"
+
+
+@lru_cache(maxsize=64)
+def _gpt(ktokens: int, gpus: int, overlap: bool) -> Program:
+    """Forward and backward pass of 24 layers; one message per layer, or one."""
+    b = ProgramBuilder(num_ranks=1, represents=gpus)
+    flops, size = 2 * _LAYER_PARAMETERS * 1024 * ktokens, 2 * _LAYER_PARAMETERS
+    for _ in range(24):
+        b.compute(0, "forward", flops=flops, phase="forward")
+    for layer in reversed(range(24)):
+        b.compute(0, "backward", flops=2 * flops, phase="backward")
+        if overlap:
+            b.collective(0, "all_reduce", bytes=size, label=f"layer {layer}")
+    if not overlap:
+        b.collective(0, "all_reduce", bytes=24 * size)
+    return b.build()
+
+
+def _timed(s: Settings) -> Timeline:
+    gpu = replace(
+        CHALK,
+        flops_per_s={"default": s["teraflops"] * 10**12},
+        link=Link(50_000, round(s["gbyte_per_s"] * 10**9), source="typed"),
+    )
+    return resolve(_gpt(s["ktokens"], s["gpus"], s["overlap"] == "yes"), gpu)
+
+
+turn = KnobProgram(
+    KNOBS,
+    _timed,
+    what_if={
+        OVERLAP: lambda s: {"overlap": "yes"},
+        WIDER: lambda s: {"gbyte_per_s": 2 * s["gbyte_per_s"]},
+        FASTER: lambda s: {"teraflops": 2 * s["teraflops"]},
+    },
+)
+
+
+# A calculator that promises too much
+
+
+class Promise(NamedTuple):
+    """Times alone in ms, and the fraction `a` that somebody promises to save."""
+
+    tc: int
+    tm: int
+    a: float
+
+
+@lru_cache(maxsize=64)
+def jobs(number: int) -> Mapping[str, Promise]:
+    """The five jobs of a learner's number; one cannot have its a."""
+    draw = random.Random(f"repair {int(number)}")
+    found = [
+        Promise(draw.randrange(80, 160, 10), draw.randrange(20, 70, 10), a)
+        for a in (0.5, 0.9)
+    ]
+    # More to send than to compute, and an a that can be had all the same.
+    for a in (0.25, 0.4):
+        tc = draw.randrange(60, 120, 10)
+        found.append(Promise(tc, tc + draw.randrange(10, 50, 10), a))
+    tc = draw.randrange(40, 100, 10)
+    tm = 2 * tc + draw.randrange(0, 60, 20)
+    found.append(Promise(tc, tm, draw.choice((0.75, 0.9))))
+    draw.shuffle(found)
+    return dict(zip("ABCDE", found, strict=True))

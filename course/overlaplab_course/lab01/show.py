@@ -1,0 +1,122 @@
+"""What lab 01 shows: the figure of its messages, and steps measured on real GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from matplotlib.figure import Figure
+
+from overlaplab.view.stacking import Picture
+from overlaplab_course import stored
+from overlaplab_course.lab01.given import Counted
+
+
+def draw_counted(counted: Sequence[Counted]) -> Figure:
+    """One message, all in a row, and the step, over the number of messages."""
+    figure = Picture(figsize=(9, 3.2))
+    ax = figure.add_axes((0.08, 0.17, 0.6, 0.75))
+    numbers, ones, sums, steps = zip(*counted, strict=True)
+    for name, values, color, style, width in (  # the wide one is seen under the thin
+        ("one message", ones, "#d55e00", "s--", 1.5),
+        ("all messages in a row", sums, "#7fceb9", "-", 6),
+        ("backward pass with messages", steps, "#0072b2", "o-", 1.5),
+    ):
+        ax.plot(
+            numbers,
+            values,
+            style,
+            color=color,
+            label=name,
+            markersize=5,
+            linewidth=width,
+        )
+    best = min(counted, key=lambda c: c.step_ms)
+    star = [best.num_messages], [best.step_ms]
+    ax.plot(*star, "*", color="black", markersize=13, zorder=5)
+    ax.set_xscale("log")
+    ax.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
+    ax.set_ylim(0, None)
+    ax.set_xlabel("messages that share the gigabyte")
+    ax.set_ylabel("ms")
+    ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="center left", bbox_to_anchor=(0.69, 0.6), frameon=False)
+    return figure
+
+
+# Steps timed without a profiler, ratios from traces; both of one run a link.
+
+STORED = stored.read("01") or {"rows": ()}
+measure_it_here = partial(
+    stored.measure_it_here, "python -m overlaplab.bench traces --folder FOLDER"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One variant on one link, in ms; unpacks as `ratios(*measured)`.
+
+    Args:
+        link: "NVLink" or "P2P off".
+        batch: sequences a GPU; compare rows of one link and batch only.
+        name: of the variant.
+        tc: compute alone.
+        tm: what one message for all adds behind it.
+        sent, hidden: communication of one profiled step, and its hidden part.
+        step: with overlap; tc, tm and step without a profiler.
+        low, high: between which eight of ten steps lie.
+    """
+
+    link: str
+    batch: int
+    name: str
+    tc: float
+    tm: float
+    sent: float
+    hidden: float
+    step: float
+    low: float
+    high: float
+
+    def __iter__(self) -> Iterator[float]:
+        return iter((self.tc, self.tm, self.sent, self.hidden, self.step))
+
+
+def measured() -> tuple[Measured, ...]:
+    """Every stored step with overlap."""
+    return tuple(
+        Measured(
+            row["link"],
+            row["batch"],
+            name,
+            row["compute_ms"],
+            row["serial_ms"] - row["compute_ms"],
+            variant["sent_ms"],
+            variant["hidden_ms"],
+            variant["median_ms"],
+            *variant["p10_p90_ms"],
+        )
+        for row in STORED["rows"]
+        for name, variant in row["variants"].items()
+    )
+
+
+def measured_alone() -> tuple[str, ...]:
+    """What Tc and Tm are made of, with its spread, a line each link."""
+
+    def spread(median_ms: float, low_high_ms: Sequence[float]) -> str:
+        return "{:.1f} ms ({:.1f} to {:.1f})".format(median_ms, *low_high_ms)
+
+    return tuple(
+        f"{row['link']}, batch {row['batch']}: compute alone "
+        f"{spread(row['compute_ms'], row['compute_p10_p90_ms'])},\n"
+        "    with one message for all behind it "
+        f"{spread(row['serial_ms'], row['serial_p10_p90_ms'])}"
+        for row in STORED["rows"]
+    )
+
+
+def machine() -> str:
+    """Where and when, one line."""
+    return f"Measured on {stored.machine(STORED)}."
