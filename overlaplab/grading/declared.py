@@ -10,6 +10,8 @@
     [["2.3".verifies]]
     says = "what runs side by side counts once"
     hint = "merge() the intervals of each kind before you add up"
+    seen = "{took_ms:.1f} ms"       # format strings, for `expect`
+    expected = "{best_ms:.1f} ms"
     rows = [...]                    # whatever else the grader knows of this sentence
 
 In the grader's module:
@@ -21,6 +23,7 @@ In the grader's module:
     def grade_overlap(sheet: Sheet, overlap: object) -> None:
         for sentence, rows in DECLARED.cases("2.3", "rows").items():
             ...
+        DECLARED.expect(sheet, ONCE, took == best, took_ms=took, best_ms=best)
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from overlaplab.grading.exercise import Grader, exercise
+from overlaplab.grading.exercise import Grader, Sheet, exercise
 
 
 class Declared:
@@ -43,6 +46,8 @@ class Declared:
     def __init__(self, module: str) -> None:
         path = Path(module).with_name("exercises.toml")
         self._tables: Mapping[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        every = (table["verifies"] for table in self._tables.values())
+        self._texts = {one["says"]: one for table in every for one in table}
 
     def sentences(self, id: str) -> tuple[str, ...]:
         """What exercise `id` verifies, in the order of the file."""
@@ -52,6 +57,23 @@ class Declared:
         """The `field` of each sentence of exercise `id` that has one."""
         every = self._tables[id]["verifies"]
         return {one["says"]: one[field] for one in every if field in one}
+
+    def tables(self, id: str) -> tuple[Mapping[str, Any], ...]:
+        """All that the file has of each sentence of exercise `id`."""
+        return tuple(self._tables[id]["verifies"])
+
+    def expect(
+        self, sheet: Sheet, sentence: str, passed: bool, *, hint: str = "", **facts: Any
+    ) -> bool:
+        """Write a sentence as true or false, in its own words; returns `passed`.
+
+        Args:
+            hint: "": the sentence's own, if it has one.
+            facts: what `seen` and `expected` are formatted with.
+        """
+        one = self._texts[sentence]
+        seen, expected = (one.get(k, "").format(**facts) for k in ("seen", "expected"))
+        return sheet.expect(sentence, passed, seen=seen, expected=expected, hint=hint)
 
     def grader(self, id: str) -> Callable[[Grader], Grader]:
         """Register the decorated function as the grader of exercise `id`.

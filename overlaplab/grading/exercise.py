@@ -102,7 +102,8 @@ class Sheet:
         before = self._results.get(name)
         if before is None or before.passed:
             # Only True passes: a truthy tensor or a forgotten call does not.
-            hint = hint or self._exercise.hints.get(name, "")
+            if passed is not True:
+                hint = hint or self._exercise.hints.get(name, "")
             self._results[name] = CheckResult(
                 name, passed is True, seen, expected, hint
             )

@@ -79,9 +79,9 @@ def test_a_wrong_diagnosis_is_refused_by_its_card_s_sentence(mine, yours, faults
     reading[letter]["verdict"] = yours
     verdict = judge(find_exercise("1.3"), 6, reading)
     found = faults(verdict)
-    assert list(found) == [lab.WHYS[mine][0]]
+    assert list(found) == [lab.WHYS[mine]["says"]]
     assert f"{letter}: you say {yours!r}; the formula says" in " ".join(found.values())
-    assert verdict.hint == lab.WHYS[mine][1]
+    assert verdict.hint == lab.WHYS[mine]["help"]
 
 
 def a_for_1_minus_a(card):

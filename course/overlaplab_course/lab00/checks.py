@@ -10,18 +10,20 @@ from typing import Any
 
 from overlaplab.cluster.run import run
 from overlaplab.grading import laws
-from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import (
     KnobTask,
     KnobTasks,
     Settings,
+    find_slip,
     need_dict,
     read_pairs,
     said_timeline,
 )
 from overlaplab.program import resolve
 from overlaplab.timeline import Timeline
-from overlaplab_course.lab00 import checks_runs, given  # noqa: F401 (0.3 and 0.4)
+from overlaplab_course.lab00 import given
+from overlaplab_course.lab00.checks_runs import LAB  # it registers 0.3 and 0.4
 from overlaplab_course.lab00.given import BORDER_AT, FASTER, GPU, SHORTER, count, turn
 from overlaplab_course.lab00.launches import (
     CPU,
@@ -29,7 +31,6 @@ from overlaplab_course.lab00.launches import (
     Launch,
     Launches,
     Reason,
-    Row,
     draw,
     resolved,
     six_launches,
@@ -40,19 +41,8 @@ from overlaplab_course.lab00.launches import (
 # after the first wrong row follows from it: a rule is called right only where rows
 # before it show so.
 
-LAUNCH = "with its stream free, an operator starts when its launch has ended"
-STREAM = "behind another in its stream, it starts when that one has ended"
-WAIT = "an operator that waits starts when what it waits for has ended"
-SYNC = "a host sync holds the CPU until then, and costs no launch"
-_RULES: Mapping[Reason, tuple[str, str]] = {  # sentence and hint
-    "launch": (LAUNCH, "keep the time of the CPU in a variable: each launch adds its "
-               "cost"),
-    "stream": (STREAM, "keep the end of the last operator of each stream"),
-    "wait": (WAIT, "max() of everything that must have ended"),
-    "sync": (SYNC, "the CPU's time becomes the end of what it waits for, if that is "
-             "later"),
-}  # fmt: skip
-
+LAUNCH, STREAM, WAIT, SYNC = LAB.sentences("0.1")
+RULES = {one["rule"]: one for one in LAB.tables("0.1")}
 Schedule = Callable[[Sequence[Launch], int], Any]
 Pairs = list[tuple[float, float]]
 
@@ -68,14 +58,7 @@ def unseen() -> tuple[tuple[Launches, int], ...]:
     return tuple(sorted(programs, key=lambda program: len(program[0])))
 
 
-@exercise(
-    "0.1",
-    title="when does it start?",
-    solution=("my_number", "schedule"),
-    verifies=(LAUNCH, STREAM, WAIT, SYNC),
-    points=2,
-    timeout_s=20.0,
-)
+@LAB.grader("0.1")
 def grade_schedule(
     sheet: Sheet, my_number: int, schedule: Schedule | Sequence[Any]
 ) -> None:
@@ -114,16 +97,21 @@ def grade_schedule(
             if not faults:
                 drawn = draw_pairs(launches, launch_us, pairs)
                 sheet.show(drawn, title="that program, by you")
-        why = _why(launches, rows, wrong)
+        before = [i for i in range(wrong) if launches[i].stream == line.stream]
+        if row.reason == "wait":
+            before = sorted(line.waits, key=lambda i: rows[i].end_us)
+        why = RULES[row.reason]["why"].format(
+            start_us=row.start_us, holder=before[-1] if before else ""
+        )
         faults[reason] = seen, f"{row.start_us} to {row.end_us} us: {why}"
     # Six rows show little: of a table, a rule holds if none of its rows is left open.
     held = shown if callable(schedule) else shown - left_open
-    for reason, (sentence, hint) in _RULES.items():
+    for reason, rule in RULES.items():
         if reason in faults:
             seen, expected = faults[reason]
-            sheet.expect(sentence, False, seen=seen, expected=expected, hint=hint)
+            sheet.expect(rule["says"], False, seen=seen, expected=expected)
         elif not faults or reason in held:
-            sheet.expect(sentence, True)
+            sheet.expect(rule["says"], True)
 
 
 def _pairs(
@@ -139,20 +127,6 @@ def _pairs(
             "each line (the host sync too)"
         )
     return pairs
-
-
-def _why(launches: Launches, rows: Sequence[Row], position: int) -> str:
-    """What held a row, in words."""
-    row, line = rows[position], launches[position]
-    if line.stream == CPU:
-        return "the CPU comes to it then, and goes on when what it waits for has ended"
-    if row.reason == "launch":
-        return f"its launch ends at {row.start_us} us, and nothing else holds it"
-    if row.reason == "stream":
-        before = [i for i in range(position) if launches[i].stream == line.stream]
-        return f"line {before[-1]} of its stream ends then"
-    last = max(line.waits, key=lambda w: rows[w].end_us)
-    return f"line {last}, for which it waits, ends then"
 
 
 def draw_pairs(launches: Sequence[Launch], launch_us: int, pairs: Pairs) -> Timeline:
@@ -178,11 +152,7 @@ def draw_pairs(launches: Sequence[Launch], launch_us: int, pairs: Pairs) -> Time
 # 0.2: the learner's number draws the net. The step is run again and counted; the
 # counterfactual is the same program, resolved with launches that take twice as long.
 
-RETURNED = "when backward() returned: the end of the last launch"
-LAUNCHED = "how many operators had been launched"
-STARTED = "how many had started on the GPU"
-FINISHED = "how many had finished"
-SLOWER = "how many had finished with launches that take twice as long"
+RETURNED, LAUNCHED, STARTED, FINISHED, SLOWER = LAB.sentences("0.2")
 
 
 @lru_cache(maxsize=16)
@@ -195,74 +165,47 @@ def step_and_slower(number: int) -> tuple[Timeline, Timeline]:
     return recorded.timeline, resolve(recorded.program, slower)
 
 
-@exercise(
-    "0.2",
-    title="what has happened when backward() returns?",
-    solution=("my_number", "counts"),
-    verifies=(RETURNED, LAUNCHED, STARTED, FINISHED, SLOWER),
-    points=2,
-    timeout_s=30.0,
-)
+@LAB.grader("0.2")
 def grade_counts(sheet: Sheet, my_number: int, counts: Mapping[str, Any]) -> None:
     """Each number alone; a wrong one is described by what was counted in its place."""
     need_dict(counts, "counts")
     sheet.ran("your step again, on one GPU, and resolved with slower launches")
     timeline, slower = step_and_slower(int(my_number))
     sheet.show(timeline, title="your step; everything is launched where the grey ends")
-    right, twice = count(timeline), count(slower)
-    starts = [span.start_ns for span in timeline.spans if span.kind == "launch"]
-    on_gpu = len(timeline.spans) - len(starts)
-    ends = [span.end_ns for span in slower.spans if given.is_on_gpu(span)]
-    at_old_moment = sum(end_ns <= 1000 * right.returned_us for end_ns in ends)
-    in_the_end = "that many finish in the end; how many by that moment?"
-    again = "resolve with slower launches, and count at the new moment: it is later"
-    # Key, sentence, the right number, how to find it, what other numbers are.
-    asked: tuple[tuple[str, str, float, str, Mapping[float, str]], ...] = (
-        ("returned_us", RETURNED, right.returned_us,
-         "the largest .end_ns of a launch span, in us, to within 0.5", {
-            timeline.end_ns / 1000: "that is when the GPU has finished; the CPU does "
-            "not wait for it",
-            max(starts) / 1000: "that is when the last launch begins",
-            right.returned_us * 1000: "that is in ns"}),
-        ("launched", LAUNCHED, right.launched, "the number of launch spans", {
-            len(timeline.spans): "that counts launches and kernels together",
-            right.launched - 1: "the one that ends at that moment counts too"}),
-        ("started", STARTED, right.started,
-         "compute spans whose .start_ns is not after that moment", {
-            on_gpu: "a launch is not a start: when does its kernel begin?",
-            right.finished: "one is running at that moment: it has started",
-            right.started + right.launched: "launch spans are the CPU's, no starts"}),
-        ("finished", FINISHED, right.finished,
-         "compute spans whose .end_ns is not after that moment", {
-            on_gpu: in_the_end,
-            right.started: "one of them is still running",
-            right.finished + right.launched: "launch spans are the CPU's, no kernels"}),
-        ("finished_if_slower", SLOWER, twice.finished,
-         "the same, in the timeline resolved again, at its own later moment", {
-            at_old_moment: again,
-            right.finished: again,
-            2 * right.finished: "twice the launches' cost is not twice the number",
-            on_gpu: in_the_end}),
-    )  # fmt: skip
-    for key, sentence, number, how, slips in asked:
+    (returned_us, launched, started, finished), twice = count(timeline), count(slower)
+    launches = [span.start_ns for span in timeline.spans if given.is_launch(span)]
+    slow_ends = [span.end_ns for span in slower.spans if given.is_on_gpu(span)]
+    others = {
+        "end_us": timeline.end_ns / 1000,
+        "last_launch_us": max(launches) / 1000,
+        "returned_ns": returned_us * 1000,
+        "spans": len(timeline.spans),
+        "all_but_one": launched - 1,
+        "kernels": len(timeline.spans) - len(launches),
+        "started": started,
+        "started_and_launched": started + launched,
+        "finished": finished,
+        "finished_and_launched": finished + launched,
+        "twice_finished": 2 * finished,
+        "at_old_moment": sum(ns <= 1000 * returned_us for ns in slow_ends),
+    }
+    right = (returned_us, launched, started, finished, twice.finished)
+    for one, number in zip(LAB.tables("0.2"), right, strict=True):
+        key, how = one["entry"], one["how"]
         said = counts.get(key)
-        if isinstance(said, bool) or not isinstance(said, int | float):
-            seen = f"{key!r} is {said!r}" if key in counts else f"there is no {key!r}"
-            sheet.expect(sentence, False, seen=seen, expected=f"a number: {how}")
-            continue
-        others = {n: slip for n, slip in slips.items() if n != number}
-        found = [f"\n{slip}" for n, slip in others.items() if abs(said - n) < 0.5]
-        seen = f"{key}: {said:g}{''.join(found[:1])}"
-        right_one = bool(abs(said - number) < 0.5)
-        sheet.expect(sentence, right_one, seen=seen, expected=how)
+        fine, expected = False, f"a number: {how}"
+        seen = f"{key!r} is {said!r}" if key in counts else f"there is no {key!r}"
+        if isinstance(said, int | float) and not isinstance(said, bool):
+            fine, expected = bool(abs(said - number) < 0.5), how
+            wrong = {name: n for name, n in others.items() if n != number}
+            slip = find_slip(said, one["slips"], wrong, lambda a, b: abs(a - b) < 0.5)
+            seen = f"{key}: {said:g}" + (f"\n{slip}" if slip else "")
+        sheet.expect(one["says"], fine, seen=seen, expected=expected)
 
 
 # 0.5: the learner's number draws a run of two uneven ranks.
 
-LATE = "which rank the message waits for"
-HELD = "how long the other rank's message waits for it"
-LOOKS = "which rank's CPU waits for its GPU, and how long"
-DONE = "how many products that rank's GPU has finished when its CPU goes on"
+LATE, HELD, LOOKS, DONE = LAB.sentences("0.5")
 
 
 def read(timeline: Timeline) -> dict[str, Any]:
@@ -281,14 +224,7 @@ def read(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-@exercise(
-    "0.5",
-    title="read a timeline",
-    solution=("my_number", "reading"),
-    verifies=(LATE, HELD, LOOKS, DONE),
-    optional=True,
-    timeout_s=30.0,
-)
+@LAB.grader("0.5")
 def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> None:
     """Each answer against the spans of the run."""
     need_dict(reading, "reading")
@@ -296,32 +232,23 @@ def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
     timeline = given.two_ranks(int(my_number))
     sheet.show(timeline, title="the two ranks of your number")
     right = read(timeline)
-    for sentence, keys, how in (
-        (LATE, ("late_rank",), "the rank whose span on `comm` starts later"),
-        (HELD, ("held_us",), "from the start of the earlier rank's span on `comm` to "
-         "the start of the later's, in us, to within 3 %"),
-        (LOOKS, ("looking_rank", "cpu_waits_us"), "the rank with a span on `cpu` whose "
-         "name begins with `wait`, and that span's length in us, to within 3 %"),
-        (DONE, ("products",), "compute spans named `mm` of that rank that end no later "
-         "than the wait"),
-    ):  # fmt: skip
-        wrong = [k for k in keys if laws.diagnosis_law(reading, {k: right[k]})]
-        seen = [
+    for one in LAB.tables("0.5"):
+        truth = {key: right[key] for key in one["entries"]}
+        wrong = [k for k in truth if laws.diagnosis_law(reading, {k: truth[k]})]
+        seen = ", ".join(
             f"{k} is {reading[k]!r}" if k in reading else f"there is no {k!r}"
             for k in wrong
-        ]
-        sheet.expect(sentence, not wrong, seen=", ".join(seen), expected=how)
+        )
+        sheet.expect(one["says"], not wrong, seen=seen, expected=one["how"])
 
 
 # 0.6
 
-IS_LAUNCH = f"launch-bound: {SHORTER} save 40 %, {FASTER} under 2 %"
-IS_GPU = f"GPU-bound: {FASTER} saves 40 %, {SHORTER} under 2 %"
-IS_BORDER = f"border: the smallest batch at which {SHORTER} save under 10 %"
+USABLE, IS_LAUNCH, IS_GPU, IS_BORDER = LAB.sentences("0.6")
 BATCHES: Sequence[int] = turn.knobs["batch"].values
 TASKS = KnobTasks(
     turn,
-    usable="each entry has values that the sliders have",
+    usable=USABLE,
     measure=lambda s: {
         "shorter": turn.saved_percent(s, SHORTER),
         "faster": turn.saved_percent(s, FASTER),
@@ -357,14 +284,7 @@ def border_batch() -> int:
     return min(batch for batch in BATCHES if saved_at(batch) < 10)
 
 
-@exercise(
-    "0.6",
-    title="launch-bound or GPU-bound?",
-    solution="found",
-    verifies=(*TASKS.sentences, IS_BORDER),
-    optional=True,
-    timeout_s=20.0,
-)
+@LAB.grader("0.6")
 def grade_knobs(sheet: Sheet, found: Settings) -> None:
     """Resolve the learner's settings, whatever they typed or slid."""
     sheet.ran("your settings, each resolved again")
@@ -379,10 +299,4 @@ def grade_knobs(sheet: Sheet, found: Settings) -> None:
     seen = f"at batch {batch} they save {saved_at(batch):.1f} %"
     if batch // 2 in BATCHES:
         seen += f", at {batch // 2} {saved_at(batch // 2):.1f} %"
-    sheet.expect(
-        IS_BORDER,
-        batch == border_batch(),
-        seen=seen,
-        expected="under 10 % at your batch, and 10 % or more at half of it",
-        hint=", ".join(f"{k}={v}" for k, v in BORDER_AT.items()),
-    )
+    LAB.expect(sheet, IS_BORDER, batch == border_batch(), seen=seen)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from math import nan
+from typing import Any
 
-from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import (
     as_number,
+    find_slip,
     is_close,
     need_dict,
     read_numbers,
@@ -19,7 +22,8 @@ from overlaplab.grading.forms import (
 )
 from overlaplab.program import resolve
 from overlaplab.timeline import Timeline
-from overlaplab_course.lab01 import checks_messages, given, reference  # noqa: F401
+from overlaplab_course.lab01 import given, reference
+from overlaplab_course.lab01.checks_messages import LAB  # it registers 1.6 to 1.9
 from overlaplab_course.lab01.given import (
     CHALK,
     CONTENDED,
@@ -28,6 +32,7 @@ from overlaplab_course.lab01.given import (
     Job,
     Totals,
     cards,
+    count_of,
     job,
     pair_timeline,
     totals_of,
@@ -37,104 +42,57 @@ from overlaplab_course.lab01.given import (
 # 1.1: all gradients are needed for the update, so two chains bound the step of the
 # learner's number. A message a layer reaches the longer one, which the resolver shows.
 
-LAST = "the chain that ends with the last message"
-ALL = "the chain that has all messages"
-SHORTEST = "the shortest step: the longer of the two"
+LAST, ALL, SHORTEST = LAB.sentences("1.1")
 
 
-@exercise(
-    "1.1",
-    title="the shortest step",
-    solution=("my_number", "chains"),
-    verifies=(LAST, ALL, SHORTEST),
-    timeout_s=20.0,
-)
+@LAB.grader("1.1")
 def grade_shortest(sheet: Sheet, my_number: int, chains: Mapping[str, Any]) -> None:
     """Each number alone; the shortest step is drawn for who has found it."""
     need_dict(chains, "chains")
     mine = job(int(my_number))
     timeline = mine.timeline()
-    reached_ms = timeline.step_ns / NS_PER_MS
+    step_ns = timeline.step_ns
     sheet.ran("your step with no overlap, and with a message a layer")
     sheet.show(mine.timeline(mine.num_layers), title="your step, no overlap yet")
-    sheet.note(f"a message a layer reaches it: {reached_ms:g} ms")
+    sheet.note(f"a message a layer reaches it: {step_ns / NS_PER_MS:g} ms")
     all_right = True
-    for sentence, key, right, how, slips in _chains(mine, reached_ms):
+    for one, right, others in zip(LAB.tables("1.1"), *_chains(mine), strict=True):
+        key = one["entry"]
         said = as_number(chains.get(key))
         seen = f"{key!r} is {chains[key]!r}" if key in chains else f"no {key!r}"
-        slip = "" if said is None else slips.get(said, "")
+        slip = find_slip(
+            nan if said is None else said, one["slips"], others, operator.eq
+        )
         if isinstance(chains.get(key), str):
             slip = "that is a string; expected a number"
-        all_right &= sheet.expect(
-            sentence,
-            said is not None and abs(said - right) < 0.01,
-            seen=f"{seen}\n{slip}" if slip else seen,
-            expected=how,
-        )
+        seen += f"\n{slip}" if slip else ""
+        fine = said is not None and abs(said - right) < 0.01
+        all_right &= sheet.expect(one["says"], fine, seen=seen, expected=one["how"])
     if all_right:  # before that it would be the answer
-        step_ns = timeline.step_ns
         title = "your step, a message a layer"
         sheet.show(timeline, step_ns=step_ns, target_ns=step_ns, title=title)
 
 
-def _chains(
-    mine: Job, reached_ms: float
-) -> Iterable[tuple[str, str, float, str, Mapping[float, str]]]:
-    """Sentence, key, the right number, how to find it, and what other numbers are."""
+def _chains(mine: Job) -> tuple[Sequence[float], Sequence[Mapping[str, float]]]:
+    """The two chains and the step; and what is said in the place of each."""
     _, forward, layer, message, update = mine
     compute, communication = mine.compute_ms, mine.communication_ms
-    last = compute + message
+    last, serial = compute + message, compute + communication
     all_ = forward + layer + communication + update
-    serial = compute + communication
-    yield (
-        LAST,
-        "last message",
-        last,
-        ("forward, every layer's backward, one message, update, in ms"),
-        {
-            compute: "that is the computing alone: the last gradient comes when "
-            "nothing is left to compute beside its message",
-            serial: "all messages, one after the other: all but one can go earlier",
-            last - update: "the update needs the last message: it comes after",
-            last - forward: "the forward pass stands in the chain too",
-        },
-    )
-    yield (
-        ALL,
-        "all messages",
-        all_,
-        ("forward, one layer's backward, every message, update, in ms"),
-        {
-            communication: "the wire cannot start before there is a gradient",
-            all_ - layer: "the first gradient takes one layer's backward pass",
-            all_ - update: "the update comes after the last message",
-            all_ - forward: "there is no gradient before the forward pass",
-            serial: "the other layers' backward passes run beside the wire",
-        },
-    )
-    yield (
-        SHORTEST,
-        "shortest",
-        reached_ms,
-        "as long as the longer of the two chains",
-        {
-            serial: "that is the step with no overlap",
-            min(last, all_): "both chains must fit into the step",
-            max(compute, communication): "max(Tc, Tm) is a bound that this step cannot "
-            "reach",
-        },
-    )
+    sides = {"compute": compute, "communication": communication, "serial": serial}
+    bound = max(compute, communication)
+    return (last, all_, mine.timeline().step_ns / NS_PER_MS), (
+        {**sides, "no_update": last - update, "no_forward": last - forward},
+        {**sides, "no_update": all_ - update, "no_forward": all_ - forward,
+         "no_layer": all_ - layer},
+        {**sides, "shorter": min(last, all_), "bound": bound},
+    )  # fmt: skip
 
 
 # 1.2: truth is a pair of operators that need nothing of one another, resolved one after
 # the other and at once: nothing overlaps better.
 
-SERIAL = "serial: the step if nothing overlaps"
-BOUND = "bound: the step if all that can be is hidden, with less to send than compute"
-SENDING = "and with more to send than to compute"
-SPEEDUP = "best speed-up: how many times the bound goes into serial"
-
-Bounds = Callable[[float, float], Any]
+SERIAL, BOUND, SENDING, SPEEDUP = LAB.sentences("1.2")
 
 
 @lru_cache(maxsize=1)
@@ -147,46 +105,42 @@ def pairs() -> tuple[tuple[int, int], ...]:
     )  # fmt: skip
 
 
-@exercise(
-    "1.2",
-    title="bounds",
-    solution="bounds",
-    verifies=(SERIAL, BOUND, SENDING, SPEEDUP),
-    timeout_s=20.0,
-)
-def grade_bounds(sheet: Sheet, bounds: Bounds) -> None:
+@LAB.grader("1.2")
+def grade_bounds(sheet: Sheet, bounds: Callable[[float, float], Any]) -> None:
     """Each number against two timelines of the same two operators."""
     sheet.ran(f"bounds(tc, tm) on {len(pairs())} pairs; each pair run both ways")
-    fine = True
+    slips, fine = LAB.cases("1.2", "slips"), True
     for tc, tm in pairs():
         wanted = "(serial, bound, speed-up)"
         said = _ask(bounds, (tc, tm), "bounds", wanted, "one of the times may be 0")
-        best = pair_timeline(tc, tm, at_once=True)
-        serial_ms = pair_timeline(tc, tm, at_once=False).step_ns / NS_PER_MS
-        best_ms = best.step_ns / NS_PER_MS
-        at_once = f"at once they took {best_ms:g} ms"
-        serially = f"one after the other they took {serial_ms:g} ms"
-        both = f"{at_once}, one after the other {serial_ms:g}"
-        bound = SENDING if tm > tc else BOUND
-        for place, (sentence, name, right, expected) in enumerate((
-            (SERIAL, "serial", serial_ms, serially),
-            (bound, "bound", best_ms, at_once),
-            (SPEEDUP, "best speed-up", serial_ms / best_ms, both),
-        )):  # fmt: skip
-            answer = said[place]
+        at_once = pair_timeline(tc, tm, at_once=True)
+        serial = pair_timeline(tc, tm, at_once=False).step_ns / NS_PER_MS
+        best = at_once.step_ns / NS_PER_MS
+        others = {"shorter": min(tc, tm), "half": (tc + tm) / 2}
+        factors = {
+            "by_the_formula": 1 + tm / tc if tm > tc > 0 else nan,
+            "upside_down": max(tc, tm) / (tc + tm),
+            "percent": 100 * min(tc, tm) / (tc + tm),
+        }
+        for answer, right, sentence, names in (
+            (said[0], serial, SERIAL, {}),
+            (said[1], best, SENDING if tm > tc else BOUND, others),
+            (said[2], serial / best, SPEEDUP, factors if tc and tm else {}),
+        ):
             if answer is not None and is_close(answer, right):
                 continue
-            told = "None" if answer is None else f"{answer:g}"
-            sheet.expect(
-                sentence,
-                False,
-                seen=f"Tc = {tc} ms, Tm = {tm} ms: {name} is {told}",
-                expected=expected,
-                hint="" if answer is None else _bounds_hint(place, answer, tc, tm),
-            )
+            told, hint = "None", ""
+            if answer is not None:
+                told, hint = (
+                    f"{answer:g}",
+                    find_slip(answer, slips.get(sentence, {}), names),
+                )
+            facts = {"tc": tc, "tm": tm, "said": told, "serial": serial, "best": best}
+            LAB.expect(sheet, sentence, False, hint=hint, **facts)
             if fine:
-                title = f"{tc} and {tm} ms at once: nothing is shorter"
-                sheet.show(best, title=title)
+                sheet.show(
+                    at_once, title=f"{tc} and {tm} ms at once: nothing is shorter"
+                )
             fine = False
     for sentence in (SERIAL, BOUND, SENDING, SPEEDUP):
         sheet.expect(sentence, True)  # only now: who breaks off has earned none
@@ -208,62 +162,20 @@ def _ask(
         ) from error
 
 
-def _bounds_hint(place: int, said: float, tc: int, tm: int) -> str:
-    if place == 1:
-        if tm > tc and is_close(said, tc):
-            return "what is left of the longer side cannot hide behind the shorter"
-        if is_close(said, min(tc, tm)):
-            return "the longer of the two is always left"
-        if is_close(said, (tc + tm) / 2):
-            return "half of the sum is less than the longer side"
-    if place == 2 and tc and tm:
-        if is_close(said, 1 + tm / tc) and tm > tc:
-            return "1 + Tm/Tc hides all messages, also behind nothing"
-        if is_close(said, max(tc, tm) / (tc + tm)):
-            return "a speed-up is old time over new time"
-        if is_close(said, 100 * min(tc, tm) / (tc + tm)):
-            return "a factor such as 1.5, not percent"
-    return ""
-
-
 # 1.3: four cards: three runs and a promise. Times alone come from the same step on a
 # GPU that does nothing else; the overlap fraction from the run itself, as a profiler
 # would say it.
 
-FORMULA = "what the formula says for each card"
-WHYS: Mapping[str, tuple[str, str]] = {  # sentence and hint
-    "holds": (
-        "on which card it holds",
-        "the formula's number is the run's: nothing is left to explain",
-    ),
-    "contention": (
-        "where the two slow each other down",
-        "alone the GPU computes for a shorter time than in the run",
-    ),
-    "idle": (
-        "where somebody has nothing to do",
-        "the times alone count work only: what of a time in which nothing runs?",
-    ),
-    "impossible": (
-        "where it promises what no schedule can reach",
-        "a step is at least as long as its messages are",
-    ),
-}
+FORMULA = LAB.sentences("1.3")[0]
+WHYS = {one["word"]: one for one in LAB.tables("1.3")[1:]}
 
 
-@exercise(
-    "1.3",
-    title="where the formula stops",
-    solution=("my_number", "reading"),
-    verifies=(FORMULA, *(sentence for sentence, _ in WHYS.values())),
-    points=2,
-    timeout_s=20.0,
-)
+@LAB.grader("1.3")
 def grade_formula(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> None:
     """Numbers first; then each card's diagnosis, by its own sentence."""
     need_dict(reading, "reading")
     sheet.ran("the runs of your cards again, and the formula for each")
-    wrong, wrongly_read = [], []
+    wrong, figures = [], []
     for letter, card in cards(int(my_number)).items():
         entry = reading.get(letter)
         entry = entry if isinstance(entry, Mapping) else {}
@@ -272,36 +184,37 @@ def grade_formula(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
             wrong.append(f"{letter}: formula_ms is {entry.get('formula_ms')!r}")
         elif abs(said - card.formula_ms) > 0.15:
             wrong.append(f"{letter}: {said:g} ms{_formula_slip(card, said)}")
-        word = why.strip().casefold() if isinstance(why, str) else ""
-        sentence, hint = WHYS[card.why]
+        word, truth = "", WHYS[card.why]
+        if isinstance(why, str):
+            word = why.strip().casefold()
         if word != card.why and card.timeline is not None:
-            wrongly_read.append((card.timeline, f"card {letter}"))
-        sheet.expect(
-            sentence,
-            word == card.why,
-            seen=f"{letter}: you say {why!r}; {_describe_card(card)}",
-            expected="the word that the numbers beside it call for"
-            if word in WHYS
-            else f"one of {', '.join(WHYS)}",
-            hint=hint if word in WHYS else "",
-        )
-    for timeline, title in wrongly_read[:1]:
+            figures.append((card.timeline, f"card {letter}"))
+        hint, expected = "", f"one of {', '.join(WHYS)}"
+        if word in WHYS:
+            hint, expected = (
+                truth["help"],
+                "the word that the numbers beside it call for",
+            )
+        seen = f"{letter}: you say {why!r}; {_describe(card)}"
+        fine = word == card.why
+        sheet.expect(truth["says"], fine, seen=seen, expected=expected, hint=hint)
+    for timeline, title in figures[:1]:
         sheet.show(timeline, title=title)
-    expected = "Tc + (1 - a) * Tm, in ms, to within 0.15"
-    sheet.expect(FORMULA, not wrong, seen="\n".join(wrong), expected=expected)
+    LAB.expect(sheet, FORMULA, not wrong, wrong="\n".join(wrong))
 
 
 def _formula_slip(card: Card, said: float) -> str:
-    if is_close(said, card.tc_ms + card.a * card.tm_ms):
-        return ": that takes a in the place of 1 - a"
-    if card.timeline and abs(said - card.timeline.step_ns / NS_PER_MS) < 0.15:
-        return ": that is what the run took, not what the formula says"
-    if is_close(said, max(card.tc_ms, card.tm_ms)):
-        return ": that is the bound, not the formula"
-    return ": give it to one decimal" if abs(said - card.formula_ms) <= 0.51 else ""
+    run_ms = card.timeline.step_ns / NS_PER_MS if card.timeline else nan
+    others = {
+        "a_for_the_rest": card.tc_ms + card.a * card.tm_ms,
+        "run": said if abs(said - run_ms) < 0.15 else nan,
+        "bound": max(card.tc_ms, card.tm_ms),
+    }
+    near = ": give it to one decimal" if abs(said - card.formula_ms) <= 0.51 else ""
+    return find_slip(said, LAB.tables("1.3")[0]["slips"], others) or near
 
 
-def _describe_card(card: Card) -> str:
+def _describe(card: Card) -> str:
     """The numbers that decide."""
     says = f"the formula says {card.formula_ms:.1f} ms"
     if card.timeline is None:
@@ -318,17 +231,7 @@ def _describe_card(card: Card) -> str:
 # 1.4: times alone are those of each operator with nothing beside it, times in the run
 # are what its timeline shows. Without contention and gaps all agree with `report()`.
 
-OVERLAP = "overlap fraction: what is hidden, of what is sent in the run"
-SAVED = "saved fraction: what the step is shorter than serial, of Tm"
-EFFICIENCY = "efficiency: what is saved, of what could be"
-NONE = "None where there is nothing to divide by"
-_RATIOS = (  # sentence, name, how
-    (OVERLAP, "overlap fraction", "hidden / sent: both are of the run"),
-    (SAVED, "saved fraction", "(tc + tm - step) / tm: both times alone"),
-    (EFFICIENCY, "efficiency", "(tc + tm - step) / (serial - bound): what could be "
-     "saved is what the bound leaves"),
-)  # fmt: skip
-
+OVERLAP, SAVED, EFFICIENCY, NONE = LAB.sentences("1.4")
 Ratios = Callable[[float, float, float, float, float], Any]
 
 
@@ -362,100 +265,67 @@ def one_sided() -> tuple[Totals, ...]:
     return totals_of(only), totals_of(wire), totals_of(Timeline.of(()))
 
 
-@exercise(
-    "1.4",
-    title="three ratios",
-    solution="ratios",
-    verifies=(OVERLAP, SAVED, EFFICIENCY, NONE),
-    points=2,
-    timeout_s=20.0,
-)
+@LAB.grader("1.4")
 def grade_ratios(sheet: Sheet, ratios: Ratios) -> None:
     """Each ratio on the lesson's run and on unseen ones; then the empty sides."""
-    runs = (given.contended(), *unseen())
+    runs, tables = (given.contended(), *unseen()), LAB.tables("1.4")[:3]
     sheet.ran(f"ratios on {len(runs)} runs; then on three with a side missing")
     fine = True
     for totals in runs:
         truth = reference.ratios(*totals)
-        for place, said in enumerate(_ask_ratios(ratios, totals)):
-            sentence, name, how = _RATIOS[place]
-            right = sheet.expect(
-                sentence,
-                said is not None and is_close(said, truth[place]),
-                seen=f"{totals}\n{name} is {_number(said)}",
-                expected=how,
-                hint="" if said is None else _ratio_hint(place, said, totals, truth),
-            )
-            if fine and not right:
+        for one, said, right in zip(
+            tables, _ratios(ratios, totals), truth, strict=True
+        ):
+            others = _other_ratios(totals, truth, right)
+            hint = "" if said is None else find_slip(said, one["slips"], others)
+            good = said is not None and is_close(said, right)
+            facts = {"totals": totals, "said": _number(said)}
+            LAB.expect(sheet, one["says"], good, hint=hint, **facts)
+            if fine and not good:
                 sheet.show(totals.timeline, title="the run on which it is wrong")
-            fine &= right
+            fine &= good
     sheet.stop_if_wrong()
     for totals in one_sided():
-        wrong = [
-            f"{name} is {_number(said)}"
-            for (_, name, _), said, right in zip(
-                _RATIOS,
-                _ask_ratios(ratios, totals),
-                reference.ratios(*totals),
-                strict=True,
-            )
+        answers, truth = _ratios(ratios, totals), reference.ratios(*totals)
+        wrong = "\n".join(
+            f"{one['ratio']} is {_number(said)}"
+            for one, said, right in zip(tables, answers, truth, strict=True)
             if (said is None) != (right is None)
             or (said is not None and not is_close(said, right))
-        ]
-        sheet.expect(
-            NONE,
-            not wrong,
-            seen=f"{totals}\n" + "\n".join(wrong),
-            expected="None for each ratio whose denominator is 0, and only for those",
-            hint="efficiency divides by what could be saved: the shorter of Tc and Tm",
         )
+        LAB.expect(sheet, NONE, not wrong, totals=totals, wrong=wrong)
 
 
-def _ask_ratios(ratios: Ratios, totals: Totals) -> list[float | None]:
+def _ratios(ratios: Ratios, totals: Totals) -> list[float | None]:
     wanted = "(overlap fraction, saved fraction, efficiency)"
     return _ask(ratios, totals, "ratios", wanted, "expected None for that ratio")
+
+
+def _other_ratios(
+    totals: Totals, truth: Sequence[float], right: float
+) -> Mapping[str, float]:
+    """What is said in the place of the right ratio."""
+    tc, tm, _, hidden, step = totals
+    return {
+        "none_below_0": 0 if right < 0 else nan,
+        "overlap": truth[0],
+        "saved": truth[1],
+        "over_tm": hidden / tm,
+        "over_tc": (tc + tm - step) / tc,
+        "percent": 100 * right,
+    }
 
 
 def _number(said: float | None) -> str:
     return "None" if said is None else f"{said:.3f}"
 
 
-def _ratio_hint(place: int, said: float, totals: Totals, truth: Sequence[float]) -> str:
-    tc, tm, _, hidden, step = totals
-    right = truth[place]
-    if right < 0 and said == 0:
-        return "a run can be slower than serial: then saved is less than 0"
-    if is_close(said, truth[0]):
-        return "hidden is not saved: beside each other both may take longer"
-    if place and is_close(said, truth[place - 1]):
-        return f"that is the {_RATIOS[place - 1][1]}"
-    if place == 0 and is_close(said, hidden / tm):
-        return "hidden is time of the run, so it is compared with what the run sent"
-    if place == 2 and is_close(said, (tc + tm - step) / tc):
-        return "where Tm is the shorter, no more than Tm can be saved"
-    return "a fraction, not percent" if is_close(said, 100 * right) else ""
-
-
 # 1.5: truth is the resolver's. A wrong message is charged to what decides it in truth.
 
-COUNT = "each layer travels once: one message a bucket, the last one with the rest"
-READY = "with the wire free, a message starts when its last layer is through"
-BUSY = "behind another message, it starts when that one has ended"
-LENGTH = "a message takes as long as its layers' messages together"
-
+COUNT, LENGTH, READY, BUSY = LAB.sentences("1.5")
 Case = tuple[int, int, int, int]
 Pairs = Sequence[tuple[float, float]]
-Schedule = Callable[[int, int, int, int], Any]
 LESSON: Case = (10, 5, 3, 2)
-
-
-class Fault(NamedTuple):
-    """The first message of a case that breaks a rule."""
-
-    sentence: str
-    seen: str
-    expected: str
-    hint: str
 
 
 @lru_cache(maxsize=512)
@@ -475,45 +345,33 @@ def resolved(
 @lru_cache(maxsize=1)
 def cases() -> tuple[Case, ...]:
     """The lesson's, three of its kind, then many; short ones first."""
-    draw = random.Random(105)
-    many = [
-        (draw.randrange(1, 25), draw.randrange(1, 9), draw.randrange(1, 12),
-         draw.randrange(1, 7))
-        for _ in range(150)
-    ]  # fmt: skip
+    draw = random.Random(105).randrange
+    many = [(draw(1, 25), draw(1, 9), draw(1, 12), draw(1, 7)) for _ in range(150)]
     many.sort(key=lambda case: case[0])
     return (LESSON, (10, 5, 3, 10), (10, 5, 3, 3), (4, 2, 5, 1), *many)
 
 
-@exercise(
-    "1.5",
-    title="ten layers",
-    solution="schedule",
-    verifies=(COUNT, LENGTH, READY, BUSY),
-    points=3,
-    timeout_s=30.0,
-)
-def grade_layers(sheet: Sheet, schedule: Schedule) -> None:
+@LAB.grader("1.5")
+def grade_layers(sheet: Sheet, schedule: Callable[[int, int, int, int], Any]) -> None:
     """The lesson's case is drawn; the first wrong message of each kind is described."""
     sheet.ran(f"the ten layers, then {len(cases()) - 1} other backward passes")
-    faults: dict[str, Fault] = {}
+    faults = set[str]()
     for number, case in enumerate(cases()):
         num_layers, layer_ms, message_ms, per_bucket = case
         wanted = "pairs (start, end) in ms, one for each message"
         said = read_pairs(schedule(*case), f"schedule{case} returned", wanted)
         if number == 0:
             _show(sheet, case, said, "your ten layers, two a message")
-        fault = _fault(case, said, resolved(*case))
-        if fault is not None and fault.sentence not in faults:
+        sentence, hint, facts = _fault(case, said, resolved(*case))
+        if sentence and sentence not in faults:
             where = (
                 f"{num_layers} layers of {layer_ms} ms, {message_ms} ms of message "
                 f"each, {per_bucket} a bucket"
             )
             if not faults and number:
                 _show(sheet, case, said, f"by you: {where}")
-            faults[fault.sentence] = fault._replace(seen=f"{where}: {fault.seen}")
-    for sentence, seen, expected, hint in faults.values():
-        sheet.expect(sentence, False, seen=seen, expected=expected, hint=hint)
+            LAB.expect(sheet, sentence, False, hint=hint, where=where, **facts)
+            faults.add(sentence)
     if not faults:
         for sentence in (COUNT, LENGTH, READY, BUSY):
             sheet.expect(sentence, True)
@@ -523,12 +381,7 @@ def _show(sheet: Sheet, case: Case, said: Pairs, title: str) -> None:
     if any(end < start for start, end in said):
         return  # nothing that a wire could do
     num_layers, layer_ms, _, _ = case
-    backward_ms = num_layers * layer_ms
-    step, right = (
-        given.step_and_hidden(pairs, backward_ms)[0]
-        for pairs in (said, resolved(*case))
-    )
-    layers: list[Any] = [
+    spans: list[Any] = [
         (
             "default",
             "compute",
@@ -538,65 +391,54 @@ def _show(sheet: Sheet, case: Case, said: Pairs, title: str) -> None:
         )
         for i in range(num_layers)
     ]
-    messages: list[Any] = [
-        ("comm", "communication", f"bucket {i}", *pair) for i, pair in enumerate(said)
-    ]
-    sheet.show(
-        said_timeline([*layers, *messages], NS_PER_MS),
-        step_ns=round(step * NS_PER_MS),
-        target_ns=round(right * NS_PER_MS),
-        title=title,
+    spans += [("comm", "communication", f"bucket {i}", *p) for i, p in enumerate(said)]
+    step_ns, right_ns = (
+        round(NS_PER_MS * given.step_and_hidden(pairs, num_layers * layer_ms)[0])
+        for pairs in (said, resolved(*case))
     )
+    drawn = said_timeline(spans, NS_PER_MS)
+    sheet.show(drawn, step_ns=step_ns, target_ns=right_ns, title=title)
 
 
-def _fault(case: Case, said: Pairs, truth: Pairs) -> Fault | None:
-    """The first wrong message, None if all are right."""
+def _fault(case: Case, said: Pairs, truth: Pairs) -> tuple[str, str, Mapping[str, Any]]:
+    """(sentence, hint, facts) of the first wrong message, ("", "", {}) if none is."""
     num_layers, layer_ms, message_ms, per_bucket = case
     if len(said) != len(truth):
         rest = num_layers % per_bucket
         last = f", the last one with {rest} of the {num_layers} layers" if rest else ""
-        hint = "if the layers do not divide, a smaller bucket is left at the end"
-        seen = given.count_of(len(said), "message")
-        return Fault(COUNT, seen, f"{len(truth)}{last}", hint)
+        sent = count_of(len(said), "message")
+        return COUNT, "", {"said": sent, "number": len(truth), "last": last}
     before = 0.0
     for place, ((start, end), right) in enumerate(zip(said, truth, strict=True)):
-        seen = f"message {place} from {start:g} to {end:g} ms"
         through = min(num_layers, (place + 1) * per_bucket)
         layers, length = through - place * per_bucket, end - start
+        facts = {
+            "message": f"message {place} from {start:g} to {end:g} ms",
+            "place": place,
+            "length": length,
+            "right_length": layers * message_ms,
+            "layers": count_of(layers, "layer"),
+            "message_ms": message_ms,
+            "each": " each" if layers > 1 else "",
+            "number": layers,
+            "num_layers": num_layers,
+            "verb": "is" if layers == 1 else "are",
+            "ready": through * layer_ms,
+            "times": f"{place + 1} * per_bucket" if place else "per_bucket",
+            "before": before,
+        }
+        _, of_length, of_ready, _ = LAB.tables("1.5")
         if abs(length - layers * message_ms) > 1e-6:
-            each = " each" if layers > 1 else ""
-            expected = (
-                f"{layers * message_ms} ms: {given.count_of(layers, 'layer')} of "
-                f"{message_ms} ms{each}"
-            )
-            hint = "message_ms is for one layer; how many layers are in this bucket?"
+            hint = ""
             if abs(end - layers * message_ms) < 1e-6:
-                hint = (
-                    "the second number of a pair is the end of the message, not its "
-                    "length"
-                )
+                hint = of_length["is_end"]
             elif layers < per_bucket and abs(length - per_bucket * message_ms) < 1e-6:
-                verb = "is" if layers == 1 else "are"
-                hint = (
-                    f"{layers} of {num_layers} layers {verb} left for message {place}"
-                )
-            return Fault(LENGTH, f"{seen}: {length:g} ms long", expected, hint)
+                hint = of_length["is_full"].format(**facts)
+            return LENGTH, hint, facts
         if abs(start - right[0]) > 1e-6:
             if right[0] == before and place:
-                expected = f"the message before it ends at {before:g} ms"
-                hint = "the wire sends one message at a time: max() of two times"
-                return Fault(BUSY, seen, expected, hint)
-            expected = f"its last layer is through at {through * layer_ms} ms"
-            number = f"{place + 1} * per_bucket" if place else "per_bucket"
-            hint = (
-                f"bucket {place} leaves when the backward pass is through with "
-                f"{number} layers"
-            )
-            if place and start > right[0]:
-                hint = (
-                    "the backward pass does not wait for the wire: while a message "
-                    "travels, the next layers are computed"
-                )
-            return Fault(READY, seen, expected, hint)
+                return BUSY, "", facts
+            late = "late" if place and start > right[0] else "leaves"
+            return READY, of_ready[late].format(**facts), facts
         before = right[1]
-    return None
+    return "", "", {}

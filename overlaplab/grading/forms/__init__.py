@@ -2,6 +2,7 @@
 
 from overlaplab.grading.forms.answers import (
     as_number,
+    find_slip,
     is_close,
     read_numbers,
     read_pairs,
@@ -25,6 +26,7 @@ __all__ = [
     "Settings",
     "as_number",
     "check_diagnosis",
+    "find_slip",
     "is_close",
     "judge_results",
     "judge_step",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from math import nan
 
 from overlaplab.timeline import Span, Timeline
 from overlaplab.timeline.span import Kind
@@ -23,6 +24,23 @@ def as_number(answer: object) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
+
+
+def find_slip(
+    said: float,
+    slips: Mapping[str, str],
+    numbers: Mapping[str, float],
+    near: Callable[[float, float], bool] = is_close,
+) -> str:
+    """What the number is that was said in the place of the right one, "" if unknown.
+
+    Args:
+        slips: by name, in words; the first that fits.
+        numbers: by name; those of slips that cannot be made here may be left out.
+        near: whether two numbers are the same.
+    """
+    known = (text for name, text in slips.items() if near(said, numbers.get(name, nan)))
+    return next(known, "")
 
 
 def read_numbers(
