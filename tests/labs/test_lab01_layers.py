@@ -10,8 +10,8 @@ import pytest
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab.program import replay
-from overlaplab_course.lab01 import checks as lab
-from overlaplab_course.lab01.checks import LESSON, resolved
+from overlaplab_course.lab01 import checks_messages as lab
+from overlaplab_course.lab01.checks_messages import LESSON, resolved
 from overlaplab_course.lab01.given import (
     GRADIENT_BYTES,
     from_backward,

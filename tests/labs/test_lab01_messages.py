@@ -10,8 +10,8 @@ import pytest
 from overlaplab.grading import find_exercise, judge
 from overlaplab.hardware import collective_ns
 from overlaplab_course.lab01 import checks_messages as lab
-from overlaplab_course.lab01.checks_messages import Message, resolved
-from overlaplab_course.lab01.given import a_gigabyte, count, link_of
+from overlaplab_course.lab01.checks_messages import Message, in_a_row
+from overlaplab_course.lab01.messages import a_gigabyte, count, link_of
 
 
 def solve(
@@ -132,8 +132,8 @@ def test_what_is_no_time_is_told(answer, faults):
 
 
 def test_a_gigabyte_takes_80_ms_of_wire_and_a_tenth_for_each_message():
-    one = resolved(Message(10**9, 100, 100, 1, 2)).end_ns
-    forty = resolved(Message(10**9, 100, 100, 40, 2)).end_ns
+    one = in_a_row(Message(10**9, 100, 100, 1, 2)).end_ns
+    forty = in_a_row(Message(10**9, 100, 100, 40, 2)).end_ns
     assert (one, forty) == (80_100_000, 84_000_000)
 
 

@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab01 import checks_messages as lab
+from overlaplab_course.lab01 import checks_extra as lab
 from overlaplab_course.lab01.broken import forecast as broken_forecast
-from overlaplab_course.lab01.checks_messages import bad_letter
-from overlaplab_course.lab01.given import jobs
+from overlaplab_course.lab01.checks_extra import bad_letter
+from overlaplab_course.lab01.messages import jobs
 from overlaplab_course.lab01.show import STORED, measured, measured_alone
 
 

@@ -8,8 +8,14 @@ import overlaplab as ol
 from overlaplab.grading import find_exercise, judge
 from overlaplab.hardware import collective_ns, compute_ns
 from overlaplab.program import ProgramBuilder
-from overlaplab_course.lab01 import checks_messages as lab
-from overlaplab_course.lab01.given import KNOBS, OVERLAP, PARAMETERS, given_share, turn
+from overlaplab_course.lab01 import checks_extra as lab
+from overlaplab_course.lab01.messages import (
+    KNOBS,
+    OVERLAP,
+    PARAMETERS,
+    given_share,
+    turn,
+)
 
 FOUND = {
     "claim holds": {"num_gpus": 256, "tokens": 2048, "link": "h100-ib400"},

@@ -2,29 +2,30 @@
 
 from overlaplab.grading.kept import Kept, side_by_side
 from overlaplab_course.lab01.given import (
-    GLOBAL_TOKENS,
     GPU,
-    GPUS,
     GRADIENT_BYTES,
-    KNOBS,
-    LINKS,
-    PARAMETERS,
     cards,
     contended,
-    count,
     from_backward,
-    given_share,
     job,
-    jobs,
-    link_of,
     recorded,
     slow_gpu,
     step_and_hidden,
     ten_layers,
-    totals_of,
-    turn,
     uncontended,
     with_contention,
+)
+from overlaplab_course.lab01.messages import (
+    GLOBAL_TOKENS,
+    GPUS,
+    KNOBS,
+    LINKS,
+    PARAMETERS,
+    count,
+    given_share,
+    jobs,
+    link_of,
+    turn,
 )
 from overlaplab_course.lab01.show import (
     draw_counted,

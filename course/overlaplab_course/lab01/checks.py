@@ -1,4 +1,4 @@
-"""The graders of lab 01: here of 1.1 to 1.5, how long a step is."""
+"""The graders of lab 01: here of 1.1 to 1.4, how long a step is."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from overlaplab.grading.forms import (
     is_close,
     need_dict,
     read_numbers,
-    read_pairs,
-    said_timeline,
 )
 from overlaplab.program import resolve
 from overlaplab.timeline import Timeline
-from overlaplab_course.lab01 import given, reference
-from overlaplab_course.lab01.checks_messages import LAB  # it registers 1.6 to 1.9
+from overlaplab_course.lab01 import checks_messages, given, reference  # noqa: F401
+from overlaplab_course.lab01.checks_extra import LAB  # it registers 1.7 to 1.9
 from overlaplab_course.lab01.given import (
     CHALK,
     CONTENDED,
@@ -32,7 +30,6 @@ from overlaplab_course.lab01.given import (
     Job,
     Totals,
     cards,
-    count_of,
     job,
     pair_timeline,
     totals_of,
@@ -318,127 +315,3 @@ def _other_ratios(
 
 def _number(said: float | None) -> str:
     return "None" if said is None else f"{said:.3f}"
-
-
-# 1.5: truth is the resolver's. A wrong message is charged to what decides it in truth.
-
-COUNT, LENGTH, READY, BUSY = LAB.sentences("1.5")
-Case = tuple[int, int, int, int]
-Pairs = Sequence[tuple[float, float]]
-LESSON: Case = (10, 5, 3, 2)
-
-
-@lru_cache(maxsize=512)
-def resolved(
-    num_layers: int, layer_ms: int, message_ms: int, per_bucket: int
-) -> tuple[tuple[float, float], ...]:
-    """(start, end) of each message in ms from the start of the backward pass."""
-    layers, messages = [layer_ms] * num_layers, [message_ms] * num_layers
-    program = write_step(layers, messages, per_bucket=per_bucket)
-    return tuple(
-        (span.start_ns / NS_PER_MS, span.end_ns / NS_PER_MS)
-        for span in resolve(program, CHALK).spans
-        if span.kind == "communication"
-    )
-
-
-@lru_cache(maxsize=1)
-def cases() -> tuple[Case, ...]:
-    """The lesson's, three of its kind, then many; short ones first."""
-    draw = random.Random(105).randrange
-    many = [(draw(1, 25), draw(1, 9), draw(1, 12), draw(1, 7)) for _ in range(150)]
-    many.sort(key=lambda case: case[0])
-    return (LESSON, (10, 5, 3, 10), (10, 5, 3, 3), (4, 2, 5, 1), *many)
-
-
-@LAB.grader("1.5")
-def grade_layers(sheet: Sheet, schedule: Callable[[int, int, int, int], Any]) -> None:
-    """The lesson's case is drawn; the first wrong message of each kind is described."""
-    sheet.ran(f"the ten layers, then {len(cases()) - 1} other backward passes")
-    faults = set[str]()
-    for number, case in enumerate(cases()):
-        num_layers, layer_ms, message_ms, per_bucket = case
-        wanted = "pairs (start, end) in ms, one for each message"
-        said = read_pairs(schedule(*case), f"schedule{case} returned", wanted)
-        if number == 0:
-            _show(sheet, case, said, "your ten layers, two a message")
-        sentence, hint, facts = _fault(case, said, resolved(*case))
-        if sentence and sentence not in faults:
-            where = (
-                f"{num_layers} layers of {layer_ms} ms, {message_ms} ms of message "
-                f"each, {per_bucket} a bucket"
-            )
-            if not faults and number:
-                _show(sheet, case, said, f"by you: {where}")
-            LAB.expect(sheet, sentence, False, hint=hint, where=where, **facts)
-            faults.add(sentence)
-    if not faults:
-        for sentence in (COUNT, LENGTH, READY, BUSY):
-            sheet.expect(sentence, True)
-
-
-def _show(sheet: Sheet, case: Case, said: Pairs, title: str) -> None:
-    if any(end < start for start, end in said):
-        return  # nothing that a wire could do
-    num_layers, layer_ms, _, _ = case
-    spans: list[Any] = [
-        (
-            "default",
-            "compute",
-            f"layer {num_layers - i}",
-            i * layer_ms,
-            (i + 1) * layer_ms,
-        )
-        for i in range(num_layers)
-    ]
-    spans += [("comm", "communication", f"bucket {i}", *p) for i, p in enumerate(said)]
-    step_ns, right_ns = (
-        round(NS_PER_MS * given.step_and_hidden(pairs, num_layers * layer_ms)[0])
-        for pairs in (said, resolved(*case))
-    )
-    drawn = said_timeline(spans, NS_PER_MS)
-    sheet.show(drawn, step_ns=step_ns, target_ns=right_ns, title=title)
-
-
-def _fault(case: Case, said: Pairs, truth: Pairs) -> tuple[str, str, Mapping[str, Any]]:
-    """(sentence, hint, facts) of the first wrong message, ("", "", {}) if none is."""
-    num_layers, layer_ms, message_ms, per_bucket = case
-    if len(said) != len(truth):
-        rest = num_layers % per_bucket
-        last = f", the last one with {rest} of the {num_layers} layers" if rest else ""
-        sent = count_of(len(said), "message")
-        return COUNT, "", {"said": sent, "number": len(truth), "last": last}
-    before = 0.0
-    for place, ((start, end), right) in enumerate(zip(said, truth, strict=True)):
-        through = min(num_layers, (place + 1) * per_bucket)
-        layers, length = through - place * per_bucket, end - start
-        facts = {
-            "message": f"message {place} from {start:g} to {end:g} ms",
-            "place": place,
-            "length": length,
-            "right_length": layers * message_ms,
-            "layers": count_of(layers, "layer"),
-            "message_ms": message_ms,
-            "each": " each" if layers > 1 else "",
-            "number": layers,
-            "num_layers": num_layers,
-            "verb": "is" if layers == 1 else "are",
-            "ready": through * layer_ms,
-            "times": f"{place + 1} * per_bucket" if place else "per_bucket",
-            "before": before,
-        }
-        _, of_length, of_ready, _ = LAB.tables("1.5")
-        if abs(length - layers * message_ms) > 1e-6:
-            hint = ""
-            if abs(end - layers * message_ms) < 1e-6:
-                hint = of_length["is_end"]
-            elif layers < per_bucket and abs(length - per_bucket * message_ms) < 1e-6:
-                hint = of_length["is_full"].format(**facts)
-            return LENGTH, hint, facts
-        if abs(start - right[0]) > 1e-6:
-            if right[0] == before and place:
-                return BUSY, "", facts
-            late = "late" if place and start > right[0] else "leaves"
-            return READY, of_ready[late].format(**facts), facts
-        before = right[1]
-    return "", "", {}

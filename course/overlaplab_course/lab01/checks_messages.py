@@ -1,49 +1,156 @@
-"""The graders of 1.6 to 1.9: what messages cost, and what overlap saves."""
+"""The graders of 1.5 and 1.6: when messages travel, and what they take."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from math import nan
 from typing import Any, NamedTuple
 
-from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import (
-    KnobTask,
-    KnobTasks,
-    Settings,
     as_number,
     find_slip,
     is_close,
-    need_dict,
-    read_numbers,
+    read_pairs,
+    said_timeline,
 )
-from overlaplab.hardware import Hardware, Link, find_hardware
 from overlaplab.program import ProgramBuilder, resolve
 from overlaplab.timeline import Timeline
-from overlaplab_course.lab01 import given
-from overlaplab_course.lab01.broken import forecast as broken_forecast
+from overlaplab_course.lab01.checks_extra import LAB  # it registers 1.7 to 1.9
 from overlaplab_course.lab01.given import (
-    FASTER,
-    LINKS,
+    CHALK,
     NS_PER_MS,
-    OVERLAP,
-    WIDER,
-    Promise,
     count_of,
-    given_share,
-    jobs,
-    pair_timeline,
-    step_without_overlap,
-    turn,
+    step_and_hidden,
+    write_step,
 )
+from overlaplab_course.lab01.messages import link_of
 
-LAB = Declared(__file__)
+# 1.5: truth is the resolver's. A wrong message is charged to what decides it in truth.
+
+COUNT, LENGTH, READY, BUSY = LAB.sentences("1.5")
+Case = tuple[int, int, int, int]
+Pairs = Sequence[tuple[float, float]]
+LESSON: Case = (10, 5, 3, 2)
+
+
+@lru_cache(maxsize=512)
+def resolved(
+    num_layers: int, layer_ms: int, message_ms: int, per_bucket: int
+) -> tuple[tuple[float, float], ...]:
+    """(start, end) of each message in ms from the start of the backward pass."""
+    layers, messages = [layer_ms] * num_layers, [message_ms] * num_layers
+    program = write_step(layers, messages, per_bucket=per_bucket)
+    return tuple(
+        (span.start_ns / NS_PER_MS, span.end_ns / NS_PER_MS)
+        for span in resolve(program, CHALK).spans
+        if span.kind == "communication"
+    )
+
+
+@lru_cache(maxsize=1)
+def cases() -> tuple[Case, ...]:
+    """The lesson's, three of its kind, then many; short ones first."""
+    draw = random.Random(105).randrange
+    many = [(draw(1, 25), draw(1, 9), draw(1, 12), draw(1, 7)) for _ in range(150)]
+    many.sort(key=lambda case: case[0])
+    return (LESSON, (10, 5, 3, 10), (10, 5, 3, 3), (4, 2, 5, 1), *many)
+
+
+@LAB.grader("1.5")
+def grade_layers(sheet: Sheet, schedule: Callable[[int, int, int, int], Any]) -> None:
+    """The lesson's case is drawn; the first wrong message of each kind is described."""
+    sheet.ran(f"the ten layers, then {len(cases()) - 1} other backward passes")
+    faults = set[str]()
+    for number, case in enumerate(cases()):
+        num_layers, layer_ms, message_ms, per_bucket = case
+        wanted = "pairs (start, end) in ms, one for each message"
+        said = read_pairs(schedule(*case), f"schedule{case} returned", wanted)
+        if number == 0:
+            _show(sheet, case, said, "your ten layers, two a message")
+        sentence, hint, facts = _fault(case, said, resolved(*case))
+        if sentence and sentence not in faults:
+            where = (
+                f"{num_layers} layers of {layer_ms} ms, {message_ms} ms of message "
+                f"each, {per_bucket} a bucket"
+            )
+            if not faults and number:
+                _show(sheet, case, said, f"by you: {where}")
+            LAB.expect(sheet, sentence, False, hint=hint, where=where, **facts)
+            faults.add(sentence)
+    if not faults:
+        for sentence in (COUNT, LENGTH, READY, BUSY):
+            sheet.expect(sentence, True)
+
+
+def _show(sheet: Sheet, case: Case, said: Pairs, title: str) -> None:
+    if any(end < start for start, end in said):
+        return  # nothing that a wire could do
+    num_layers, layer_ms, _, _ = case
+    spans: list[Any] = [
+        (
+            "default",
+            "compute",
+            f"layer {num_layers - i}",
+            i * layer_ms,
+            (i + 1) * layer_ms,
+        )
+        for i in range(num_layers)
+    ]
+    spans += [("comm", "communication", f"bucket {i}", *p) for i, p in enumerate(said)]
+    step_ns, right_ns = (
+        round(NS_PER_MS * step_and_hidden(pairs, num_layers * layer_ms)[0])
+        for pairs in (said, resolved(*case))
+    )
+    drawn = said_timeline(spans, NS_PER_MS)
+    sheet.show(drawn, step_ns=step_ns, target_ns=right_ns, title=title)
+
+
+def _fault(case: Case, said: Pairs, truth: Pairs) -> tuple[str, str, Mapping[str, Any]]:
+    """(sentence, hint, facts) of the first wrong message, ("", "", {}) if none is."""
+    num_layers, layer_ms, message_ms, per_bucket = case
+    if len(said) != len(truth):
+        rest = num_layers % per_bucket
+        last = f", the last one with {rest} of the {num_layers} layers" if rest else ""
+        sent = count_of(len(said), "message")
+        return COUNT, "", {"said": sent, "number": len(truth), "last": last}
+    before = 0.0
+    for place, ((start, end), right) in enumerate(zip(said, truth, strict=True)):
+        through = min(num_layers, (place + 1) * per_bucket)
+        layers, length = through - place * per_bucket, end - start
+        facts = {
+            "message": f"message {place} from {start:g} to {end:g} ms",
+            "place": place,
+            "length": length,
+            "right_length": layers * message_ms,
+            "layers": count_of(layers, "layer"),
+            "message_ms": message_ms,
+            "each": " each" if layers > 1 else "",
+            "number": layers,
+            "num_layers": num_layers,
+            "verb": "is" if layers == 1 else "are",
+            "ready": through * layer_ms,
+            "times": f"{place + 1} * per_bucket" if place else "per_bucket",
+            "before": before,
+        }
+        _, of_length, of_ready, _ = LAB.tables("1.5")
+        if abs(length - layers * message_ms) > 1e-6:
+            hint = ""
+            if abs(end - layers * message_ms) < 1e-6:
+                hint = of_length["is_end"]
+            elif layers < per_bucket and abs(length - per_bucket * message_ms) < 1e-6:
+                hint = of_length["is_full"].format(**facts)
+            return LENGTH, hint, facts
+        if abs(start - right[0]) > 1e-6:
+            if right[0] == before and place:
+                return BUSY, "", facts
+            late = "late" if place and start > right[0] else "leaves"
+            return READY, of_ready[late].format(**facts), facts
+        before = right[1]
+    return "", "", {}
+
 
 # 1.6: what an all-reduce takes, with bits, bytes, latencies and the ring.
 
@@ -67,18 +174,18 @@ class Message(NamedTuple):
         )
 
 
-def resolved(message: Message) -> Timeline:
+def in_a_row(message: Message) -> Timeline:
     """The messages in a row, nothing beside them."""
     b = ProgramBuilder(num_ranks=1, represents=message.num_ranks)
     for _ in range(message.num_messages):
         size = message.num_bytes // message.num_messages
         b.collective(0, "all_reduce", bytes=size)
-    link = given.link_of(message.gbit_per_s, message.latency_us)
+    link = link_of(message.gbit_per_s, message.latency_us)
     return resolve(b.build(), link)
 
 
 @lru_cache(maxsize=1)
-def cases() -> tuple[tuple[str, Message], ...]:
+def messages() -> tuple[tuple[str, Message], ...]:
     """(sentence, message), the lesson's first."""
     draw = random.Random(106)
 
@@ -102,13 +209,15 @@ def grade_messages(
     sheet: Sheet, send_ms: Callable[[int, float, float, int, int], Any]
 ) -> None:
     """Simple messages first; a slip there is not described again with more ranks."""
-    sheet.ran(f"send_ms on {len(cases())} links and sizes, each on the virtual cluster")
+    sheet.ran(
+        f"send_ms on {len(messages())} links and sizes, each on the virtual cluster"
+    )
     slips, wrong = LAB.cases("1.6", "slips")[NOBODY], set[str]()
-    for sentence, message in cases():
+    for sentence, message in messages():
         # ONE is a part of MANY and RING: what fails there fails everywhere.
         if wrong - {sentence} and sentence != NOBODY:
             continue
-        timeline = resolved(message)
+        timeline = in_a_row(message)
         took_ms = timeline.end_ns / NS_PER_MS
         answer = send_ms(*message)
         said, hint = as_number(answer), ""
@@ -155,245 +264,3 @@ def _other_times(message: Message, took_ms: float) -> Mapping[str, float]:
         "levels": wire + latency * math.log2(ranks),
     }
     return {slip: ms for slip, ms in times.items() if not is_close(ms, took_ms)}
-
-
-# 1.7: the claim ("30 to 50 % at hundreds of GPUs") is true, far too high and far too
-# low at settings of the learner's choice: it says nothing without tokens and link.
-
-COMPUTE, MESSAGE, USABLE, HOLDS, LESS, MORE = LAB.sentences("1.7")
-Share = Callable[[int, int, Hardware], Any]
-
-
-@LAB.grader("1.7")
-def grade_share(sheet: Sheet, share: Share, found: Mapping[str, Any]) -> None:
-    """The function against runs of one rank for all; each setting alone."""
-    sheet.ran("your share from 2 to 4,096 GPUs, each step run by one rank for all")
-    # Nothing but latency: whoever has another share here has another Tc.
-    link = Link(100_000_000, 10**18, source="to find out which side is wrong")
-    name = "a link with latency only"
-    probe = replace(find_hardware("ethernet-100g"), name=name, link=link)
-    if all(_judge_computing(sheet, share, probe, *s) for s in ((8, 8192), (64, 1024))):
-        for hardware, num_gpus, tokens in itertools.product(
-            map(find_hardware, LINKS), (*given.GPUS, 2), (512, 8192)
-        ):
-            said, tc, tm, facts = _ask(share, hardware, num_gpus, tokens)
-            said_tm = facts["tc"] * said / (1 - said) if 0 <= said < 1 else 0.0
-            fine = is_close(said, tm / (tc + tm))
-            LAB.expect(sheet, MESSAGE, fine, said_tm=said_tm, **facts)
-    claims = LAB.cases("1.7", "entry")
-    problems = {s: p for s, name in claims.items() if (p := _problem(name, found))}
-    LAB.expect(sheet, USABLE, not problems, problems="\n".join(problems.values()))
-    for sentence, (low, high) in LAB.cases("1.7", "between").items():
-        if sentence in problems:
-            continue
-        setting = dict(found[claims[sentence]])
-        num_gpus, tokens, link_name = (
-            setting[key] for key in ("num_gpus", "tokens", "link")
-        )
-        right = given_share(num_gpus, tokens, link_name)
-        timeline = step_without_overlap(find_hardware(link_name), num_gpus, tokens)
-        title = f"your {claims[sentence]!r}: {100 * right:.0f} % communication"
-        sheet.show(timeline, title=title)
-        hint = "too low: fewer tokens a GPU are less to compute, and as much to send"
-        if right > high:
-            hint = (
-                "too high: more tokens a GPU are more to compute, and as much to send"
-            )
-        facts = {"setting": setting, "percent": 100 * right}
-        LAB.expect(sheet, sentence, low <= right <= high, hint=hint, **facts)
-
-
-def _ask(
-    share: Share, hardware: Hardware, num_gpus: int, tokens: int
-) -> tuple[float, int, int, dict[str, Any]]:
-    """The answer, Tc and Tm in ns, and what a verdict tells of them."""
-    answer = share(num_gpus, tokens, hardware)
-    try:
-        said = float(answer)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"share returned {answer!r:.100}; expected a number from 0 to 1"
-        ) from error
-    report = step_without_overlap(hardware, num_gpus, tokens).report()
-    tc, tm = report.compute_ns, report.communication_ns
-    where = f"{num_gpus} GPUs, {tokens} tokens each, {hardware.name}: {said:.4g}"
-    return said, tc, tm, {"where": where, "tc": tc / NS_PER_MS, "tm": tm / NS_PER_MS}
-
-
-def _judge_computing(
-    sheet: Sheet, share: Share, probe: Hardware, num_gpus: int, tokens: int
-) -> bool:
-    """Tc, on a link on which Tm is the latency."""
-    said, tc, tm, facts = _ask(share, probe, num_gpus, tokens)
-    if is_close(said, tm / (tc + tm)):
-        return sheet.expect(COMPUTE, True)
-    of_tc, of_tm, *_ = LAB.tables("1.7")
-    parts = {
-        "of_tc": tm / tc,
-        "computing": tc / (tc + tm),
-        "percent": 100 * tm / (tc + tm),
-    }
-    hint = find_slip(said, of_tm["slips"], parts)
-    factors = (1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9)
-    if said < 1 and any(is_close(said / (1 - said), f * tm / tc) for f in factors):
-        hint = hint or of_tm["units"]
-    if hint or said < 1e-6:
-        expected = f"Tm = {facts['tm']:.4g} ms beside Tc"
-        hint = hint or of_tm["no_wire"]
-        seen = facts["where"]
-        return sheet.expect(MESSAGE, False, seen=seen, expected=expected, hint=hint)
-    said_tc = facts["tm"] * (1 - said) / said
-    times = {
-        "of_all": 1 / num_gpus,
-        "of_one": num_gpus,
-        "two_flop": 1 / 3,
-        "four_flop": 2 / 3,
-    }
-    hint = find_slip(said_tc / facts["tc"], of_tc["slips"], times)
-    return LAB.expect(sheet, COMPUTE, False, hint=hint, said_tc=said_tc, **facts)
-
-
-def _problem(name: str, found: object) -> str:
-    setting = found.get(name) if isinstance(found, Mapping) else None
-    if setting is None:
-        return f"you have not filled in {name!r}"
-    if not isinstance(setting, Mapping) or {*setting} != {"num_gpus", "tokens", "link"}:
-        return f"{name!r} is {setting!r:.80}; expected num_gpus, tokens and link"
-    for key, low, high in (("num_gpus", 100, 999), ("tokens", 256, 65_536)):
-        value = setting[key]
-        if isinstance(value, bool) or not isinstance(value, int):
-            return f"{name!r}: {key} is {value!r}, not a whole number"
-        if not low <= value <= high:
-            return f"{name!r}: {key} is {value}; expected {low} to {high}"
-    link = setting["link"]
-    return "" if link in LINKS else f"{name!r}: link is {link!r}, not one of {LINKS}"
-
-
-# 1.8
-
-USABLE_KNOBS, IS_MUCH, IS_LITTLE, IS_TOO_MUCH = LAB.sentences("1.8")
-TASKS = KnobTasks(
-    turn,
-    usable=USABLE_KNOBS,
-    measure=lambda s: {
-        "overlap": turn.saved_percent(s, OVERLAP),
-        "wider": turn.saved_percent(s, WIDER),
-        "faster": turn.saved_percent(s, FASTER),
-    },
-    tasks=(
-        KnobTask("saves much", IS_MUCH, lambda n: n["overlap"] >= 30),
-        KnobTask(
-            "little to send",
-            IS_LITTLE,
-            lambda n: n["overlap"] < 2 and n["faster"] >= 45,
-        ),
-        KnobTask(
-            "much to send",
-            IS_TOO_MUCH,
-            lambda n: n["overlap"] < 10 and n["wider"] >= 40,
-        ),
-    ),
-    seen=f"overlap saves {{overlap:.1f}} %, {WIDER} {{wider:.1f}} %, {FASTER} "
-    "{faster:.1f} %",
-    hint="compare what is sent with the backward pass: half, equal, twice?",
-    nothing=LAB.cases("1.8", "nothing")[USABLE_KNOBS],
-    condition=lambda s: (
-        "" if s.get("overlap") != "yes" else LAB.cases("1.8", "yes")[USABLE_KNOBS]
-    ),
-    draw=True,
-)
-
-
-@LAB.grader("1.8")
-def grade_knobs(sheet: Sheet, settings: Settings) -> None:
-    """Resolve the learner's settings, whatever they typed or slid."""
-    sheet.ran("your three settings, each resolved again, with and without overlap")
-    TASKS.grade(sheet, settings)
-
-
-# 1.9: the diagnosis is of the learner's own five jobs; one of them is promised a step
-# that is shorter than its own messages.
-
-WHICH, PROMISED, SAME, CAPPED, BEST = LAB.sentences("1.9")
-
-
-def bad_letter(number: int) -> str:
-    """The job whose promise is shorter than the bound."""
-    (letter,) = (
-        letter
-        for letter, job in jobs(number).items()
-        if broken_forecast(*job)[0] < max(job.tc, job.tm)
-    )
-    return letter
-
-
-@lru_cache(maxsize=1)
-def unseen() -> tuple[Promise, ...]:
-    """Jobs to try a function on, the full promise on either side first."""
-    draw = random.Random(109)
-    drawn = []
-    for _ in range(80):
-        a = draw.randrange(0, 101) / 100
-        drawn.append(Promise(draw.randrange(5, 200), draw.randrange(1, 200), a))
-    first = Promise(100, 50, 1.0), Promise(50, 100, 1.0), Promise(50, 100, 0.5)
-    return (*first, *drawn)
-
-
-@LAB.grader("1.9")
-def grade_repair(
-    sheet: Sheet,
-    my_number: int,
-    diagnosis: Mapping[str, Any],
-    forecast: Callable[[float, float, float], Any],
-) -> None:
-    """The diagnosis from the own jobs; the repair on many that nobody has seen."""
-    need_dict(diagnosis, "diagnosis")
-    sheet.ran(f"your five jobs, then your forecast of {len(unseen())} others")
-    _judge_diagnosis(sheet, diagnosis, int(my_number))
-    slips = LAB.cases("1.9", "slips")
-    for tc, tm, a in unseen():
-        wanted = "(step, speed-up, best speed-up)"
-        said = read_numbers(forecast(tc, tm, a), 3, "forecast", wanted)
-        serial, bound = (
-            pair_timeline(tc, tm, at_once=at_once).step_ns / NS_PER_MS
-            for at_once in (False, True)
-        )
-        formula = broken_forecast(tc, tm, a)[0]
-        sentence, right = (
-            (SAME, formula) if formula >= bound - 1e-9 else (CAPPED, bound)
-        )
-        step, up, best = (nan if number is None else number for number in said)
-        told = ["None" if number is None else f"{number:.4g}" for number in said]
-        facts: dict[str, Any] = {
-            "where": f"Tc = {tc} ms, Tm = {tm} ms, a = {a:g}",
-            **dict(zip(("step", "speed_up", "best"), told, strict=True)),
-            "right": right,
-            "right_up": serial / right,
-            "right_best": serial / bound,
-            "bound": bound,
-        }
-        hint = find_slip(step, slips.get(sentence, {}), facts)
-        fine = is_close(step, right) and is_close(up, serial / right)
-        LAB.expect(sheet, sentence, fine, hint=hint, **facts)
-        LAB.expect(sheet, BEST, is_close(best, serial / bound), **facts)
-
-
-def _judge_diagnosis(sheet: Sheet, diagnosis: Mapping[str, Any], number: int) -> None:
-    own, letter, said = jobs(number), bad_letter(number), diagnosis.get("job")
-    word, bad = str(said).strip().upper(), own[letter]
-    seen = f"job is {said!r}"
-    if word in own:
-        job = own[word]
-        at_once = pair_timeline(job.tc, job.tm, at_once=True)
-        sheet.show(at_once, title=f"job {word}, all that can be at once")
-        seen = f"{word} can be had: its step is not under max(Tc, Tm)"
-    LAB.expect(sheet, WHICH, word == letter, seen=seen)
-    shortest = max(bad.tc, bad.tm)
-    truth = {"promised_ms": broken_forecast(*bad)[0], "shortest_ms": shortest}
-    answers = {key: as_number(diagnosis.get(key)) for key in truth}
-    wrong = [
-        f"{key} is {diagnosis.get(key)!r}"
-        for key, answer in answers.items()
-        if answer is None or abs(answer - truth[key]) >= 0.05
-    ]
-    LAB.expect(sheet, PROMISED, not wrong, wrong=", ".join(wrong))

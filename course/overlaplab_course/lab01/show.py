@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from overlaplab.view.stacking import Picture
 from overlaplab_course import stored
-from overlaplab_course.lab01.given import Counted
+from overlaplab_course.lab01.messages import Counted
 
 
 def draw_counted(counted: Sequence[Counted]) -> Figure:
