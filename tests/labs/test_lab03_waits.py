@@ -148,7 +148,7 @@ def test_the_fewest_waits_imply_every_wait(number):
         for first, then in edges:
             if then == piece.name:
                 reach[then] |= reach[first]
-    assert all(first in reach[then] for first, then in job.waits)
+    assert all(first in reach[then] for first, then in job.every_wait)
 
 
 def zip_streams(job):

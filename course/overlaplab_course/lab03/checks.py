@@ -1,6 +1,6 @@
-"""The graders of lab 03. They look at what the streams did, never at the code.
+"""Graders of lab 03's core, 3.1 to 3.4. `checks_extra` has the others.
 
-How many streams, events or passes it takes is free; values, findings, the CPU's waits
+They look at what the streams did, never at the code. How many streams, events or passes it takes is free; values, findings, the CPU's waits
 and the step are judged on two ranks, in slow motion.
 """
 
@@ -14,20 +14,11 @@ from functools import lru_cache, partial
 import torch
 
 from overlaplab.grading import Sheet, Violation, laws
-from overlaplab.grading.declared import Declared
-from overlaplab.grading.forms import (
-    Examined,
-    KnobTask,
-    KnobTasks,
-    Repair,
-    Settings,
-    judge_results,
-    judge_step,
-    need_dict,
-)
+from overlaplab.grading.forms import Examined, Repair, judge_results, judge_step
 from overlaplab.grading.violation import ms
 from overlaplab.program import Finding
 from overlaplab_course.lab03 import given, reference
+from overlaplab_course.lab03.checks_extra import LAB
 from overlaplab_course.lab03.jobs import (
     COMPUTE,
     INPUT,
@@ -45,14 +36,10 @@ from overlaplab_course.lab03.jobs import (
     play,
 )
 
-LAB = Declared(__file__)
 SAFE, ALL_RUN, FREE_CPU, SHORT_STEPS = LAB.sentences("3.1")
 KNOWN, _, VALUES, SHORT_STEP, FEW = LAB.sentences("3.2")
 DIAGNOSIS, _, _, _, OVERLAP_KEPT, BESIDE = LAB.sentences("3.3a")
 NOBODY_EARLY, OWN_BATCH, LEAN, FIRST_COPY = LAB.sentences("3.4")
-(FEWEST,) = LAB.sentences("3.5")
-SUM_READ, WAITED, NO_MORE = LAB.sentences("3.6")
-SETTINGS, IS_DEAR, IS_FREE, IS_COPY = LAB.sentences("3.7")
 
 
 def wrong_results(
@@ -271,7 +258,7 @@ def grade_waits(sheet: Sheet, my_number: int, my_waits: Iterable[Wait]) -> None:
     else:
         sheet.expect(FEW, True)
     sheet.note(
-        f"{len(own.waits)} waits would do, {len(waits)} are enough: all others "
+        f"{len(own.every_wait)} waits would do, {len(waits)} are enough: all others "
         "follow from stream order and these"
     )
 
@@ -434,76 +421,3 @@ def _slow_feed(fed: given.Fed, right: given.Fed, loop: given.Loop) -> list[Viola
         )
         for violation in laws.step_law(fed.step_ns, right.step_ns)
     ]
-
-
-# -- 3.5: how many streams are enough?
-
-
-@LAB.grader("3.5")
-def grade_enough(sheet: Sheet, enough: Mapping[str, int]) -> None:
-    """Compare with a sweep from 1 to 6 streams."""
-    sheet.ran("each job on 1 to 6 streams")
-    said = need_dict(enough, "enough")
-    wrong = []
-    expected = "the fewest whose step no other number beats by more than 1 %"
-    for kind in given.KINDS:
-        steps = given.steps_ms(kind)
-        least = 1.01 * min(steps.values())
-        if said.get(kind) != min(n for n, step in steps.items() if step <= least):
-            seen = f"{kind}: {said.get(kind)!r} streams"
-            wrong.append(Violation("regret", seen, expected))
-    sheet.verify(FEWEST, wrong, list_all=True)
-
-
-# -- 3.6: what a stream's synchronize does not wait for
-
-
-@LAB.grader("3.6")
-def grade_finish(sheet: Sheet, my_number: int, finish: given.Finish) -> None:
-    """The CPU goes on at the end of the collective: not before, not much later."""
-    sheet.ran(f"one all-reduce beside other work, sizes of number {my_number}, 2 ranks")
-    seen = given.finish_with(my_number, finish)
-    sheet.show(seen.timeline, title="your run")
-    sheet.verify(SUM_READ, laws.no_findings_law(seen.findings))
-    cpu_ns, sum_ns = seen.cpu_ns, seen.sum_ns
-    described = f"the CPU went on at {ms(cpu_ns)}, the sum was there at {ms(sum_ns)}"
-    after = "the CPU goes on after the sum"
-    sheet.expect(WAITED, cpu_ns >= sum_ns, seen=described, expected=after)
-    in_time = cpu_ns <= 1.02 * sum_ns
-    sheet.expect(NO_MORE, in_time, seen=described, expected="within 2 %")
-
-
-# -- 3.7: through the host's memory, or past it
-
-
-def staging(settings: Settings) -> dict[str, float]:
-    """What staging costs: of the step in percent, of the copy as a factor."""
-    direct = given.turn(**{**settings, "staged": False})
-    staged = given.turn(**{**settings, "staged": True})
-    return {
-        "costs": 100 * (staged.step_ns / direct.step_ns - 1),
-        "busy": direct.report().communication_ns / direct.step_ns,
-        "longer": given.copy_ms(staged) / given.copy_ms(direct),
-    }
-
-
-TASKS = KnobTasks(
-    given.turn,
-    usable=SETTINGS,
-    measure=staging,
-    seen="staging costs {costs:.1f} % of the step, the network is busy {busy:.0%} of "
-    "it, the copy takes {longer:.2f} times as long",
-    listed=[name for name in given.KNOBS if name != "staged"],
-    tasks=(
-        KnobTask("dear", IS_DEAR, lambda n: n["costs"] >= 20),
-        KnobTask("free", IS_FREE, lambda n: abs(n["costs"]) < 1 and n["busy"] >= 0.5),
-        KnobTask("copy", IS_COPY, lambda n: n["longer"] >= 1.5 and abs(n["costs"]) < 1),
-    ),
-)
-
-
-@LAB.grader("3.7")
-def grade_knobs(sheet: Sheet, found: object) -> None:
-    """Resolve the learner's settings, staged and direct."""
-    sheet.ran("your three settings, each with staging and without")
-    TASKS.grade(sheet, found)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -176,17 +176,11 @@ class Seen(Labelled):
         return by_label(self.run.timeline)
 
 
-@dataclass(frozen=True)
-class Case:
-    """One learner's broken program and what it works on.
+class Case(NamedTuple):
+    """One learner's broken program and what it works on."""
 
-    Args:
-        exercise: "3.3a".
-        number: the learner's.
-    """
-
-    exercise: str
-    number: int
+    exercise: str  # "3.3a"
+    number: int  # the learner's
 
     def run(self, program: Program) -> Seen:
         """Run `program` on this learner's objects, on two ranks."""
@@ -223,22 +217,14 @@ Step = Callable[[torch.Tensor], object]
 Feed = Callable[[Sequence[torch.Tensor], Step], object]
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A training loop to feed.
-
-    Args:
-        name: for messages.
-        num_batches: how many samples.
-        copy_ms, step_ms: how long a copy from pinned memory and a step take.
-        reads_loss: `step` ends with `loss.item()`, so that the CPU waits.
-    """
+class Loop(NamedTuple):
+    """A training loop to feed."""
 
     name: str
     num_batches: int
-    copy_ms: int
+    copy_ms: int  # from pinned memory
     step_ms: int
-    reads_loss: bool
+    reads_loss: bool  # `step` ends with `loss.item()`, so that the CPU waits
 
 
 LOOPS = (
@@ -319,14 +305,8 @@ def on_streams(kind: str, number: int) -> Played:
     """The job `kind`, chain i on stream i mod `number`."""
     job = chains(kind)
     stream_of = {p.name: str(int(p.name.split()[1]) % number) for p in job.pieces}
-    waits = (
-        (need, name)
-        for name, needs in job.needs.items()
-        for need in needs
-        if stream_of[need] != stream_of[name]
-    )
-    names = tuple(str(i) for i in range(number))
-    return play(job, IssueOn(names, stream_of, tuple(waits)))
+    names = [str(i) for i in range(number)]
+    return play(job, IssueOn(names, stream_of, job.waits_on(stream_of)))
 
 
 def steps_ms(kind: str) -> dict[int, float]:

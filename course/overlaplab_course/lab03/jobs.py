@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -46,36 +46,22 @@ SLOW = replace(
 Wait = tuple[str, str]  # (who must have ended, who waits for it)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One piece of work.
+class Piece(NamedTuple):
+    """One piece of work, and the buffers that it reads and writes, by name."""
 
-    Args:
-        name: "back 3".
-        on: what works on it: "compute", "wire" or "load".
-        ms: how long it takes alone.
-        reads: names of the buffers that it reads.
-        writes: name of the one that it writes.
-    """
-
-    name: str
-    on: str
-    ms: int
+    name: str  # "back 3"
+    on: str  # what works on it: "compute", "wire" or "load"
+    ms: int  # how long it takes alone
     reads: tuple[str, ...]
     writes: str
 
 
 @dataclass(frozen=True, repr=False)
 class Job:
-    """Pieces in the order in which they are launched; it prints as a table.
-
-    Args:
-        name: for messages.
-        pieces: a piece reads what earlier ones wrote, or the input.
-    """
+    """Pieces in the order in which they are launched; it prints as a table."""
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece, ...]  # each reads what earlier ones wrote, or the input
 
     @cached_property
     def needs(self) -> Mapping[str, tuple[str, ...]]:
@@ -99,32 +85,14 @@ class Job:
             writer[piece.writes], readers[piece.writes] = piece.name, []
         return needs
 
-    @cached_property
-    def waits(self) -> tuple[Wait, ...]:
+    def waits_on(self, stream_of: Mapping[str, str]) -> list[Wait]:
         """Every need that is on another stream, in launch order."""
-        on = {p.name: p.on for p in self.pieces}
-        return tuple(
+        return [
             (need, name)
             for name, needs in self.needs.items()
             for need in needs
-            if on[need] != on[name]
-        )
-
-    @cached_property
-    def fewest_waits(self) -> tuple[Wait, ...]:
-        """The waits that no chain of stream order and other waits implies."""
-        fewest: list[Wait] = []
-        behind: dict[str, set[str]] = {}  # what has ended before a piece starts
-        last: dict[str, str] = {}
-        for piece in self.pieces:
-            waits = [wait for wait in self.waits if wait[1] == piece.name]
-            before = {first for first, _ in waits} | {last.get(piece.on, piece.name)}
-            before.discard(piece.name)
-            implied = set[str]().union(*(behind[name] for name in before))
-            fewest += [wait for wait in waits if wait[0] not in implied]
-            behind[piece.name] = implied | before
-            last[piece.on] = piece.name
-        return tuple(fewest)
+            if stream_of[need] != stream_of[name]
+        ]
 
     def __repr__(self) -> str:
         width = max(5, *(len(p.name) for p in self.pieces)) + 2
@@ -270,17 +238,11 @@ def by_label(timeline: Timeline) -> Timeline:
 
 @dataclass(frozen=True)
 class IssueOn:
-    """Issue tasks on streams by name, with an event for each wait.
+    """Issue tasks on streams by name, with an event for each wait."""
 
-    Args:
-        side: streams to make; the caller's has the name "compute".
-        stream_of: by task.
-        waits: who must have ended, who waits for it.
-    """
-
-    side: tuple[str, ...]
+    side: Sequence[str]  # streams to make; any other name is the caller's
     stream_of: Mapping[str, str]
-    waits: tuple[Wait, ...]
+    waits: Sequence[Wait]
 
     def __call__(self, tasks: Iterable[Task]) -> None:
         caller = streams.current_stream()
@@ -330,7 +292,23 @@ class Pipeline(Job):
     @property
     def every_wait(self) -> list[Wait]:
         """A wait for each need on another stream: enough, and too many."""
-        return list(self.waits)
+        return self.waits_on({piece.name: piece.on for piece in self.pieces})
+
+    @cached_property
+    def fewest_waits(self) -> list[Wait]:
+        """The waits that no chain of stream order and other waits implies."""
+        fewest: list[Wait] = []
+        behind: dict[str, set[str]] = {}  # what has ended before a piece starts
+        last: dict[str, str] = {}
+        for piece in self.pieces:
+            waits = [wait for wait in self.every_wait if wait[1] == piece.name]
+            before = {first for first, _ in waits} | {last.get(piece.on, piece.name)}
+            before.discard(piece.name)
+            implied = set[str]().union(*(behind[name] for name in before))
+            fewest += [wait for wait in waits if wait[0] not in implied]
+            behind[piece.name] = implied | before
+            last[piece.on] = piece.name
+        return fewest
 
     def play(self, waits: Iterable[Wait]) -> Played:
         """Run the job with these waits.
@@ -338,7 +316,7 @@ class Pipeline(Job):
         Raises:
             ValueError: a wait names no task, or one that is launched later.
         """
-        waits = tuple(waits)
+        waits = list(waits)
         if problems := self.misfits(waits):
             raise ValueError(problems[0])
         stream_of = {piece.name: piece.on for piece in self.pieces}
