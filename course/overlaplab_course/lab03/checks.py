@@ -1,7 +1,7 @@
 """Graders of lab 03's core, 3.1 to 3.4. `checks_extra` has the others.
 
-They look at what the streams did, never at the code. How many streams, events or passes it takes is free; values, findings, the CPU's waits
-and the step are judged on two ranks, in slow motion.
+They look at what the streams did, never at the code. How many streams, events or passes
+it takes is free; values, findings, the CPU's waits and the step are judged.
 """
 
 from __future__ import annotations
