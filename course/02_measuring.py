@@ -325,7 +325,7 @@ lab.keep("2.3", overlap)
 # </details>
 
 
-# %% name="is-communication" kind="exercise" exercise="2.4"
+# %% name="is-communication" kind="exercise" exercise="2.4" reference=true
 def is_communication(row):
     """Whether the row is a kernel that communicates."""
     ### BEGIN SOLUTION

@@ -96,6 +96,9 @@ def _module(
                     "__init__.py must import it from a module"
                 )
             module, original = offered[attribute]
+            if module == f"{COURSE}.{_folder(root, lesson).name}.{name[:-3]}":
+                local[attribute] = original  # what another marked cell defines
+                continue
             local[attribute] = f"lab_{attribute}" if attribute in bound else attribute
             alias = ast.alias(original, local[attribute])
             if original == local[attribute]:

@@ -34,6 +34,8 @@ How to declare an exercise (in the package overlaplab/grading/labNN, found by it
         sheet.verify("no operator races another",
                      laws.no_findings_law(trained.run.warnings, kinds=("hazard",)))
 
+What is text or data may stand in a file instead: see `overlaplab.grading.declared`.
+
 Rules: an exercise passes only if every sentence of `verifies` was written and true
 (written twice: both times). A grader that raises is a fail, and so is one that forgets.
 Exceptions of the learner's code need no care: let them pass, they become the verdict.

@@ -95,6 +95,16 @@ def test_marked_cells_become_modules_that_import_what_they_use(lab: Path) -> Non
     assert (lab / "broken.py").read_text() == BROKEN
 
 
+def test_what_a_lab_takes_from_its_own_reference_is_not_imported_again(
+    lab: Path,
+) -> None:
+    own = "from overlaplab_course.lab06.reference import half as halve\n"
+    (lab / "__init__.py").write_text(INIT + own)
+    write(lab, LESSON.replace("(half(grad))", "(lab.halve(grad))"))
+
+    assert (lab / "reference.py").read_text() == REFERENCE
+
+
 def test_keys_of_a_cell_do_not_reach_the_notebooks(lab: Path) -> None:
     write(lab)
     cells = build.read_lesson(lab.parents[1] / "06_x.py")

@@ -9,7 +9,13 @@ import pytest
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course.lab02 import checks, given, reference
-from overlaplab_course.lab02.given import Row, is_communication, kernel, unseen_rows
+from overlaplab_course.lab02.given import Row, unseen_rows
+from overlaplab_course.lab02.reference import is_communication
+
+
+def kernel(name, stream, start_us, end_us, **args):
+    return Row(name, "kernel", stream, 1000 * start_us, 1000 * end_us, args)
+
 
 # --- 2.2 -------------------------------------------------------------------------
 
@@ -119,7 +125,7 @@ def test_other_slips_are_among_the_faults(wrong, sentence, faults):
 
 
 @pytest.mark.parametrize("said", [None, 3, [1, 2], [("a", "b")]])
-def test_what_is_no_list_of_pairs_is_told(said):
+def test_what_is_no_list_of_pairs_is_described(said):
     assert "list of pairs" in str(judge(find_exercise("2.2"), lambda x: said))
 
 
@@ -229,7 +235,7 @@ def test_a_wrong_definition_is_refused_by_its_sentence(name, faults):
     wrong, sentence = WRONG_PROFILERS[name]
     found = faults(judge(find_exercise("2.3"), wrong))
     assert list(found) == [sentence]  # one trap at a time
-    assert "us" in found[sentence]  # the rows are told
+    assert "us" in found[sentence]  # the rows are described
 
 
 def test_floats_of_microseconds_fail_on_large_clocks(faults):
@@ -246,7 +252,7 @@ def test_floats_of_microseconds_fail_on_large_clocks(faults):
 
 
 @pytest.mark.parametrize("said", [None, {}, {"compute_ns": 1}, 3])
-def test_what_is_no_dict_of_five_is_told(said):
+def test_what_is_no_dict_of_five_is_described(said):
     verdict = judge(find_exercise("2.3"), lambda rows: said)
     assert "dict" in str(verdict)
 

@@ -180,12 +180,12 @@ def test_events_complain_as_those_of_cuda(slips, words):
     assert words in str(verdict)
 
 
-def test_what_is_no_number_is_told():
+def test_what_is_no_number_is_described():
     verdict = judge(find_exercise("2.1"), lambda step: "fast")
     assert "expected a number, in ms" in str(verdict)
 
 
-def test_seconds_are_told_as_seconds(faults):
+def test_seconds_are_described_as_seconds(faults):
     found = faults(judge(find_exercise("2.1"), with_slips(per_ms=1e-3)))
     assert "that is in seconds" in found[checks.GPU_TIME]
 
@@ -223,7 +223,7 @@ def test_a_program_whose_launches_hang_on_its_clock_settles():
     assert run_timed(program, world_size=1).value == 10
 
 
-def test_the_clock_is_told_of_outside_of_a_run():
+def test_the_clock_explains_itself_outside_of_a_run():
     with pytest.raises(RuntimeError, match=r"inside a function that the lab runs"):
         clock()
 

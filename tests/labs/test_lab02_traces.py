@@ -10,7 +10,7 @@ from overlaplab.grading import find_exercise, judge
 from overlaplab.timeline.intervals import merge, subtract
 from overlaplab_course.lab02 import checks_traces as checks
 from overlaplab_course.lab02 import given, reference, show
-from overlaplab_course.lab02.given import is_communication
+from overlaplab_course.lab02.reference import is_communication
 
 NUMBERS = (6, 1, 17)
 BATCH_8, BATCH_2 = "overlapped, batch 8", "overlapped, batch 2"
@@ -92,7 +92,7 @@ WRONG_READINGS = {
 
 
 @pytest.mark.parametrize("name", WRONG_READINGS)
-def test_a_misreading_is_refused_and_told(name, faults):
+def test_a_misreading_is_refused_and_described(name, faults):
     slip, sentence, words = WRONG_READINGS[name]
     right = show.read(step())
     found = faults(judge(find_exercise("2.5"), 6, {**right, **slip(right)}))
@@ -226,7 +226,7 @@ def test_a_rule_by_the_compute_lane_fails_on_the_traces(faults):
     ("said", "words"),
     [(None, "list of triples"), ([(1, 2)], "list of triples"), ([(1, 2, "?")], "'?'")],
 )
-def test_what_is_no_list_of_gaps_is_told(said, words):
+def test_what_is_no_list_of_gaps_is_described(said, words):
     assert words in str(judge(find_exercise("2.6"), lambda timeline: said))
 
 
@@ -326,7 +326,7 @@ WRONG_BILLS = {
 
 
 @pytest.mark.parametrize("name", WRONG_BILLS)
-def test_a_wrong_entry_of_the_bill_is_refused_and_told(name, faults):
+def test_a_wrong_entry_of_the_bill_is_refused_and_described(name, faults):
     slip, sentence, words = WRONG_BILLS[name]
     serial, overlapped = given.both_steps(6)
     right = show.pay(serial, overlapped)

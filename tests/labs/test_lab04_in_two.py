@@ -120,15 +120,15 @@ def test_a_wrong_all_reduce_is_refused_for_its_own_reason(wrong, sentence, fault
     assert sentence in faults(verdict), str(verdict)
 
 
-def test_who_returns_the_sum_is_told_that_the_tensor_did_not_change():
+def test_who_returns_the_sum_learns_that_the_tensor_did_not_change():
     verdict = judge(find_exercise("4.1"), returns_the_sum)
     assert "write the result back" in verdict.hint
 
 
-def test_who_gathers_everything_is_told_how_many_bytes_would_do(faults):
-    told = faults(judge(find_exercise("4.1"), gathers_everything))[checks.BYTES]
-    assert "1200000 bytes" in told
-    assert "600000: 2 x 3/4 of the tensor" in told
+def test_who_gathers_everything_learns_how_many_bytes_would_do(faults):
+    seen = faults(judge(find_exercise("4.1"), gathers_everything))[checks.BYTES]
+    assert "1200000 bytes" in seen
+    assert "600000: 2 x 3/4 of the tensor" in seen
 
 
 def lists_of_parts(tensor):

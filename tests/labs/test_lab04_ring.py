@@ -61,7 +61,7 @@ def test_a_wrong_schedule_is_refused_for_its_own_reason(wrong, sentence, faults)
     assert sentence in faults(verdict), str(verdict)
 
 
-def test_who_goes_the_wrong_way_round_is_told_what_to_send_on(faults):
+def test_who_goes_the_wrong_way_round_learns_what_to_send_on(faults):
     verdict = judge(find_exercise("4.6"), the_wrong_way_round)
     assert "after 3 steps" in faults(verdict)[checks_extra.HALF]
     assert verdict.hint == "in step 1 send what you just added to"
@@ -150,7 +150,7 @@ def a_shard_for_the_whole(operation, num_ranks, num_bytes, us):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "hint"),
     [
         (size_over_time, "that is size over time"),
         (always_an_all_reduce, "which (n - 1)/n"),
@@ -162,10 +162,10 @@ def a_shard_for_the_whole(operation, num_ranks, num_bytes, us):
         (lambda *_: None, "return a number"),
     ],
 )
-def test_a_wrong_bandwidth_is_refused_with_a_hint(wrong, told):
+def test_a_wrong_bandwidth_is_refused_with_a_hint(wrong, hint):
     verdict = judge(find_exercise("4.7"), wrong)
     assert not verdict.passed
-    assert told in verdict.hint
+    assert hint in verdict.hint
 
 
 def from_the_halves(operation, num_ranks, num_bytes, us):

@@ -207,7 +207,7 @@ def test_who_stalls_is_asked_for_the_current_stream():
     assert hint == "which stream is current where you call wait()?"
 
 
-def test_who_lets_the_cpu_wait_is_told_so():
+def test_who_lets_the_cpu_wait_learns_so():
     assert "the CPU waits" in judge(find_exercise("4.4"), the_cpu_waits).hint
 
 

@@ -6,7 +6,6 @@ from overlaplab_course.lab02 import reference
 from overlaplab_course.lab02.given import (
     TRACES,
     both_steps,
-    is_communication,
     pairs,
     profile_with,
     raw_rows,
@@ -17,6 +16,7 @@ from overlaplab_course.lab02.given import (
     whole_steps,
     whole_trace,
 )
+from overlaplab_course.lab02.reference import is_communication
 from overlaplab_course.lab02.show import (
     did_it_pay,
     draw_gaps,

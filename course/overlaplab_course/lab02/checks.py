@@ -11,19 +11,9 @@ from typing import Any
 from overlaplab.grading.exercise import Sheet
 from overlaplab.timeline.intervals import Interval
 from overlaplab.timeline.intervals import merge as true_merge
-from overlaplab_course.lab02 import reference
+from overlaplab_course.lab02 import given, reference
 from overlaplab_course.lab02.checks_traces import LAB  # it registers 2.5 to 2.7
-from overlaplab_course.lab02.given import (
-    PROFILED,
-    WARM_UP_CALLS,
-    ProfileStep,
-    Row,
-    Step,
-    profile_with,
-    time_with,
-    truth,
-    unseen_rows,
-)
+from overlaplab_course.lab02.given import WARM_UP_CALLS, Row, unseen_rows
 from overlaplab_course.lab02.show import true_ms
 
 # A start from an idle GPU, spread over twenty steps, costs 2 % here.
@@ -36,12 +26,12 @@ LEAST_STEPS = 10
 
 
 @LAB.grader("2.1")
-def grade_timing(sheet: Sheet, time_step: Callable[[Step], Any]) -> None:
+def grade_timing(sheet: Sheet, time_step: Callable[[given.Step], Any]) -> None:
     """Each trap alone: what the stopwatch says, against the step as it was."""
     whys = LAB.cases("2.1", "why")
     for sentence, kind in LAB.cases("2.1", "step").items():
         sheet.ran(f"your stopwatch, on a step called {kind!r}, on 2 ranks")
-        timed = time_with(time_step, kind)
+        timed = given.time_with(time_step, kind)
         said, calls = timed.value
         if isinstance(said, bool) or not isinstance(said, int | float):
             raise TypeError(
@@ -96,13 +86,13 @@ def _cases() -> Iterator[list[Interval]]:
 
 @LAB.grader("2.2")
 def grade_merge(sheet: Sheet, merge: Callable[[list[Interval]], Any]) -> None:
-    """Every case; the first that is wrong is told under the law that it breaks."""
+    """Every case; the first that is wrong stands under the law that it breaks."""
     sheet.ran(f"{NUM_RANDOM} lists of intervals at random, and the odd ones")
     for case in _cases():
-        given = list(case)
-        said, right = _pairs(merge(given), case), true_merge(case)
-        if given != case:
-            seen = f"of {case}\nthe list became {given}"
+        passed = list(case)
+        said, right = _pairs(merge(passed), case), true_merge(case)
+        if passed != case:
+            seen = f"of {case}\nthe list became {passed}"
             sheet.expect(PURE, False, seen=seen, expected=f"{case}")
         if said != right:
             seen = f"of {case}\nmerge gives {said}"
@@ -301,17 +291,17 @@ def plain_ms(case: int) -> float:
         work.wait()
         return {}
 
-    return profile_with(plain_step, case).timeline.end_ns / 1e6
+    return given.profile_with(plain_step, case).timeline.end_ns / 1e6
 
 
 @LAB.grader("2.8a")
-def grade_profile_step(sheet: Sheet, profile_step: ProfileStep) -> None:
+def grade_profile_step(sheet: Sheet, profile_step: given.ProfileStep) -> None:
     """What it says against what happened; what happened against the plain step."""
     entries = LAB.cases("2.8a", "entry")
-    for case, (num_products, num_elements) in enumerate(PROFILED):
+    for case, (num_products, num_elements) in enumerate(given.PROFILED):
         size = num_elements * 4 // 2**10
         sheet.ran(f"{num_products} products beside a message of {size} KiB, on 2 ranks")
-        timed = profile_with(profile_step, case)
+        timed = given.profile_with(profile_step, case)
         said, calls = timed.value
         sheet.show(timed.timeline.of_rank(0), title="your profiler's step")
         said = _dict(said, "profile_step", tuple(entries.values()))
@@ -329,7 +319,7 @@ def grade_profile_step(sheet: Sheet, profile_step: ProfileStep) -> None:
             seen=f"{ms:.3f} ms",
             expected=f"{plain:.3f} ms, or 2 % more",
         )
-        right = truth(timed.timeline)
+        right = given.truth(timed.timeline)
         for sentence, key in entries.items():
             value, wanted = float(said[key]), right[key]
             sheet.expect(

@@ -8,14 +8,8 @@ from typing import Any
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
 from overlaplab.timeline import Span, Timeline
-from overlaplab_course.lab02 import reference
-from overlaplab_course.lab02.given import (
-    both_steps,
-    messages_of,
-    pairs,
-    trace_step,
-    whole_trace,
-)
+from overlaplab_course.lab02 import given, reference
+from overlaplab_course.lab02.given import messages_of, trace_step
 from overlaplab_course.lab02.show import pay, read, with_gaps
 
 LAB = Declared(__file__)
@@ -136,7 +130,7 @@ def grade_gaps(sheet: Sheet, find_gaps: Callable[[Timeline], Any]) -> None:
         _expect_gaps(sheet, sentence, timeline, found, "on a small timeline")
         sheet.stop_if_wrong()  # one trap at a time
     for which in ("overlapped, batch 8", "overlapped, batch 2"):
-        for number in range(len(whole_trace(which).steps)):
+        for number in range(len(given.whole_trace(which).steps)):
             timeline = trace_step(which, number)
             found = _gaps(find_gaps(timeline))
             _expect_gaps(sheet, ALL_STEPS, timeline, found, which)
@@ -227,7 +221,7 @@ HIDDEN, SAVED, BESIDE, ALONE, MESSAGES, TOUCHED = LAB.sentences("2.7")
 def grade_bill(sheet: Sheet, my_number: int, bill: Mapping[str, Any]) -> None:
     """Each number against the two steps of the learner's number."""
     sheet.ran("your steps of 'serial' and 'overlapped', batch 8")
-    serial, overlapped = both_steps(int(my_number))
+    serial, overlapped = given.both_steps(int(my_number))
     sheet.show(overlapped, title="your step, overlapped")
     right, report = pay(serial, overlapped), overlapped.report()
     serial_ns = serial.report().compute_ns
@@ -266,7 +260,7 @@ def mean_of_ratios(serial: Timeline, overlapped: Timeline) -> float:
     """What is wrong about a mean: every kernel counts alike."""
     ratios = [
         b.duration_ns / a.duration_ns
-        for a, b, beside in pairs(serial, overlapped)
+        for a, b, beside in given.pairs(serial, overlapped)
         if beside and a.duration_ns
     ]
     return sum(ratios) / len(ratios)

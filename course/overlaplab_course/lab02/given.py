@@ -41,13 +41,21 @@ _SHAPES: Mapping[str, tuple[tuple[int, int], ...]] = {
 }
 
 
-def make_step(kind: str) -> Step:
-    """A training step of one rank, in miniature: products, then a message.
+def time_with(time_step: Callable[[Step], Any], kind: str = "training") -> Timed:
+    """Let `time_step(step)` time a training step on two ranks.
 
     Args:
         kind: "steady", "cold", "small first", "odd", or "training", which is cold,
             begins with small kernels and has odd steps.
+
+    Returns:
+        (what it returned, how often it called the step) of rank 0, and the timeline.
     """
+    return run_timed(_time_on_rank, time_step, kind)
+
+
+def _time_on_rank(time_step: Callable[[Step], Any], kind: str) -> tuple[Any, int]:
+    """The step is one in miniature: products, then a message."""
     with _disable_current_modes():
         inputs = {width: torch.eye(width) for width in (_LARGE, _SMALL)}
         gradient = torch.ones(256, 256)
@@ -69,27 +77,7 @@ def make_step(kind: str) -> Step:
                     _ = inputs[width] @ inputs[width]
         dist.all_reduce(gradient)
 
-    return step
-
-
-def time_with(time_step: Callable[[Step], Any], kind: str = "training") -> Timed:
-    """Let `time_step(step)` time a step of `make_step(kind)` on two ranks.
-
-    Returns:
-        (what it returned, how often it called the step) of rank 0, and the timeline.
-    """
-    return run_timed(_time_on_rank, time_step, kind)
-
-
-def _time_on_rank(time_step: Callable[[Step], Any], kind: str) -> tuple[Any, int]:
-    step, calls = make_step(kind), 0
-
-    def counted() -> None:
-        nonlocal calls
-        calls += 1
-        step()
-
-    return time_step(counted), calls
+    return time_step(step), calls
 
 
 # (products, elements of the message) of the steps of 2.8a: hidden in full, for the most
@@ -171,30 +159,6 @@ class Row(NamedTuple):
     start_ns: int
     end_ns: int
     args: Mapping[str, Any] = MappingProxyType({})
-
-
-_COMMUNICATION_WORDS = (
-    *("nccl", "rccl", "multimem", "cross_device_reduce"),
-    *("one_shot_all_reduce", "two_shot_all_reduce"),
-)
-
-
-def is_communication(row: Row) -> bool:
-    """Whether a row is a kernel that communicates: the course's own (exercise 2.4)."""
-    name = row.name.lower()
-    return row.category == "kernel" and (
-        "Collective name" in row.args or any(w in name for w in _COMMUNICATION_WORDS)
-    )
-
-
-def kernel(name: str, stream: int, start_us: float, end_us: float, **args: Any) -> Row:
-    """A kernel, from times in us."""
-    return Row(name, "kernel", stream, _ns(start_us), _ns(end_us), args)
-
-
-def other(category: str, name: str, stream: int, start_us: float, end_us: float) -> Row:
-    """What is no kernel."""
-    return Row(name, category, stream, _ns(start_us), _ns(end_us))
 
 
 _COMPUTE = (

@@ -12,21 +12,14 @@ from matplotlib.figure import Figure
 from overlaplab.timeline import CPU_LANE, Span, Timeline
 from overlaplab.view import draw_many
 from overlaplab_course import stored
-from overlaplab_course.lab02 import reference
-from overlaplab_course.lab02.given import (
-    FOLDER,
-    first_ns,
-    messages_of,
-    pairs,
-    time_with,
-    whole_trace,
-)
+from overlaplab_course.lab02 import given, reference
+from overlaplab_course.lab02.given import first_ns, messages_of, whole_trace
 
 
 @lru_cache(maxsize=8)
 def true_ms(kind: str) -> float:
     """The time of a typical step of `kind`."""
-    value: float = time_with(reference.time_step, kind).value[0]
+    value: float = given.time_with(reference.time_step, kind).value[0]
     return value
 
 
@@ -86,7 +79,7 @@ def pay(serial: Timeline, overlapped: Timeline) -> dict[str, float]:
         "messages_ms": (after.communication_ns - before.communication_ns) / 1e6,
     }
     for name, touched in (("beside", True), ("alone", False)):
-        chosen = [(a, b) for a, b, t in pairs(serial, overlapped) if t is touched]
+        chosen = [(a, b) for a, b, t in given.pairs(serial, overlapped) if t is touched]
         before_ns = sum(a.duration_ns for a, _ in chosen)
         after_ns = sum(b.duration_ns for _, b in chosen)
         found[f"{name}_ms"] = (after_ns - before_ns) / 1e6
@@ -106,7 +99,9 @@ def traced_ms(which: str) -> float:
 
 @lru_cache(maxsize=1)
 def _unprofiled() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / "unprofiled.json").read_text("utf-8"))
+    found: dict[str, Any] = json.loads(
+        (given.FOLDER / "unprofiled.json").read_text("utf-8")
+    )
     return found
 
 

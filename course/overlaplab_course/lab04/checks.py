@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,13 +20,7 @@ from overlaplab.program import Program
 from overlaplab.timeline import Timeline
 from overlaplab_course.lab04 import given, reference
 from overlaplab_course.lab04.checks_extra import LAB, wrong_results
-from overlaplab_course.lab04.given import (
-    NUM_RANKS,
-    WORLD,
-    Inputs,
-    play,
-    wire_bytes,
-)
+from overlaplab_course.lab04.given import NUM_RANKS, WORLD, Inputs, play, wire_bytes
 
 # -- 4.1
 
@@ -119,30 +113,10 @@ VALUES, NO_RACE, WAITED, STEP = LAB.sentences("4.2")  # and of 4.3
 Step = Callable[[Tensor, dict[str, Tensor]], Tensor]
 
 
-@dataclass(frozen=True)
-class Task:
-    """A step to be arranged.
-
-    Args:
-        inputs: of all ranks.
-        reference: as good as it gets.
-        oracle: inputs -> the right result of each rank, computed by one process.
-        largest_first: only an order with the largest message first is short.
-    """
-
-    inputs: Callable[[], Inputs]
-    reference: Step
-    oracle: Callable[[Inputs], list[Tensor]]
-    largest_first: bool = False
-
-    def reference_ns(self) -> int:
-        """The shortest step."""
-        return _reference_ns(self)
-
-
 @lru_cache(maxsize=4)
-def _reference_ns(task: Task) -> int:
-    return play(task.reference, task.inputs()).timeline.step_ns
+def best_ns(step: Step, inputs: Callable[[], Inputs]) -> int:
+    """How long the course's own step takes."""
+    return play(step, inputs()).timeline.step_ns
 
 
 def _two_sums_oracle(inputs: Inputs) -> list[Tensor]:
@@ -161,48 +135,51 @@ def _experts_oracle(inputs: Inputs) -> list[Tensor]:
     ]
 
 
-TWO_SUMS_TASK = Task(given.two_sums_inputs, reference.two_sums, _two_sums_oracle)
-EXPERTS_TASK = Task(
-    given.experts_inputs, reference.experts, _experts_oracle, largest_first=True
-)
-
-
 @LAB.grader("4.2")
 def grade_waits(sheet: Sheet, two_sums: Step) -> None:
     """Right, safe, and as short as the dependencies allow."""
-    _grade(sheet, TWO_SUMS_TASK, two_sums)
+    best = best_ns(reference.two_sums, given.two_sums_inputs)
+    _grade(sheet, two_sums, given.two_sums_inputs(), best, _two_sums_oracle)
 
 
 @LAB.grader("4.3")
 def grade_order(sheet: Sheet, experts: Step) -> None:
     """Any order and any stream will do, if the step is short."""
-    _grade(sheet, EXPERTS_TASK, experts)
+    best = best_ns(reference.experts, given.experts_inputs)
+    _grade(sheet, experts, given.experts_inputs(), best, _experts_oracle)
 
 
-def _grade(sheet: Sheet, task: Task, step: Step) -> None:
-    inputs = task.inputs()
+def _grade(
+    sheet: Sheet,
+    step: Step,
+    inputs: Inputs,
+    best: int,
+    oracle: Callable[[Inputs], list[Tensor]],
+) -> None:
+    """`oracle`: from inputs to the right results, computed by one process."""
     sheet.ran(f"your step on 4 ranks, {len(inputs[0][1])} matrices a rank")
-    seen, best_ns = Examined(play(step, inputs)), task.reference_ns()
-    seen.draw_on(sheet, best_ns)
-    for sentence, kinds in (
-        (WAITED, ("unwaited",)),
-        (NO_RACE, ("hazard", "unmatched")),
-    ):
-        sheet.verify(sentence, laws.no_findings_law(seen.findings, kinds=kinds))
-    sheet.verify(VALUES, wrong_results(seen.values, task.oracle(inputs)))
+    seen = Examined(play(step, inputs))
+    seen.draw_on(sheet, best)
+    unwaited = laws.no_findings_law(seen.findings, kinds=("unwaited",))
+    races = laws.no_findings_law(seen.findings, kinds=("hazard", "unmatched"))
+    sheet.verify(WAITED, unwaited)
+    sheet.verify(NO_RACE, races)
+    sheet.verify(VALUES, wrong_results(seen.values, oracle(inputs)))
     sheet.verify(VALUES, laws.origin_law(seen.program))
     sheet.stop_if_wrong()
-    wrong = laws.step_law(seen.step_ns, best_ns)
-    sheet.verify(STEP, [replace(v, hint=_order_hint(task, seen)) for v in wrong])
+    # Only 4.3 is short with the largest message first, and with no other order.
+    late = oracle is _experts_oracle and _largest_is_late(seen.program)
+    slow = laws.step_law(seen.step_ns, best)
+    sheet.verify(STEP, [replace(v, hint=_order_hint(seen, late)) for v in slow])
 
 
-def _order_hint(task: Task, seen: Examined) -> str:
+def _order_hint(seen: Examined, late: bool) -> str:
     """What the lanes show: where does the compute stream stand still?"""
     if cpu_waits_ns(seen.run.timeline) > seen.step_ns // 10:
         return "the CPU itself waits: which call blocks it, and must it?"
     if seen.run.timeline.report().hidden_ns == 0:
         return "nothing is hidden: what could be computed while the message travels?"
-    if task.largest_first and _largest_is_late(seen.program):
+    if late:
         return "launch the message with most behind it earlier"
     return "what does the compute stream wait for, that it does not need yet?"
 

@@ -14,26 +14,8 @@ from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import Examined, Repair
 from overlaplab.grading.laws import Violation
-from overlaplab_course.lab04 import broken, reference
-from overlaplab_course.lab04.extras import (
-    CASES,
-    CHUNKS,
-    ChunkToSend,
-    Counts,
-    luck_us,
-    no_chunk,
-    play_ring,
-    repair_case,
-    ring_inputs,
-    simulate,
-)
-from overlaplab_course.lab04.given import (
-    NUM_RANKS,
-    Inputs,
-    bus_of_ours,
-    sent_bytes,
-    wire_bytes,
-)
+from overlaplab_course.lab04 import broken, extras, given, reference
+from overlaplab_course.lab04.given import NUM_RANKS, sent_bytes, wire_bytes
 
 LAB = Declared(__file__)
 
@@ -43,23 +25,25 @@ CHUNK, ONCE, HALF, ALL, RUNS = LAB.sentences("4.6")
 
 
 @LAB.grader("4.6")
-def grade_ring(sheet: Sheet, chunk_to_send: ChunkToSend) -> None:
+def grade_ring(sheet: Sheet, chunk_to_send: extras.ChunkToSend) -> None:
     """Counted for rings of 2 to 8, of 4 first, then run on 4."""
-    for num_ranks in (NUM_RANKS, 2, 3, 5, 6, 7, 8):
-        sheet.ran(f"your schedule on a ring of {num_ranks}")
-        sheet.verify(CHUNK, no_chunk(chunk_to_send, num_ranks))
+    for n in (NUM_RANKS, 2, 3, 5, 6, 7, 8):
+        sheet.ran(f"your schedule on a ring of {n}")
+        sheet.verify(CHUNK, extras.no_chunk(chunk_to_send, n))
         sheet.stop_if_wrong()
-        for sentence, steps in ((HALF, num_ranks - 1), (ALL, 2 * (num_ranks - 1))):
-            held = simulate(chunk_to_send, num_ranks, steps)
-            sheet.verify(ONCE, _twice(held))
+        for sentence, steps, fault, expected in (
+            (HALF, n - 1, _none_finished, f"one chunk with all {n}"),
+            (ALL, 2 * (n - 1), _unfinished, f"all {n}"),
+        ):
+            held = extras.simulate(chunk_to_send, n, steps)
+            sheet.verify(ONCE, _unless(_twice(held), "once"))
             sheet.stop_if_wrong()
-            unfinished = _none_finished if sentence == HALF else _unfinished
-            sheet.verify(sentence, unfinished(held))
+            sheet.verify(sentence, _unless(fault(held), expected))
             sheet.stop_if_wrong()
     sheet.ran("your schedule on 4 ranks, 400000 elements")
-    seen = Examined(play_ring(chunk_to_send))
+    seen = Examined(extras.play_ring(chunk_to_send))
     sheet.show(seen.timeline, step_ns=seen.step_ns, title="your ring")
-    total = torch.stack([tensor for (tensor,) in ring_inputs()]).sum(0)
+    total = torch.stack([tensor for (tensor,) in extras.ring_inputs()]).sum(0)
     wrong = laws.values_law(
         [{"the tensor": value} for value in seen.values], {"the tensor": total}
     )
@@ -73,59 +57,51 @@ def grade_ring(sheet: Sheet, chunk_to_send: ChunkToSend) -> None:
     sheet.verify(RUNS, wrong)
 
 
-_HAND_ON = "in step 1 send what you just added to"
+def _unless(fault: str, expected: str) -> list[Violation]:
+    return [Violation("ring", fault, expected)] if fault else []
 
 
-def _twice(held: Counts) -> list[Violation]:
-    found = [
-        Violation(
-            "twice",
-            f"on a ring of {len(held)}, chunk {number} on rank {rank} has the part of "
-            f"rank {source} {count} times",
-            "once",
-            _HAND_ON,
-        )
-        for rank, chunks in enumerate(held)
-        for number, chunk in enumerate(chunks)
-        for source, count in sorted(chunk.items())
-        if count > 1
-    ]
-    return found[:1]
-
-
-def _none_finished(half: Counts) -> list[Violation]:
-    n = len(half)
-    most = [max(len(chunk) for chunk in chunks) for chunks in half]
-    found = [
-        Violation(
-            "unfinished",
-            f"on a ring of {n}, after {n - 1} steps the best chunk of rank {rank} has "
-            f"{parts} of {n} parts",
-            f"one chunk with all {n}",
-            _HAND_ON,
-        )
-        for rank, parts in enumerate(most)
-        if parts < n
-    ]
-    return found[:1]
-
-
-def _unfinished(held: Counts) -> list[Violation]:
+def _twice(held: extras.Counts) -> str:
     n = len(held)
-    found = [
-        Violation(
-            "unfinished",
+    return next(
+        (
+            f"on a ring of {n}, chunk {number} on rank {rank} has the part of rank "
+            f"{source} {count} times"
+            for rank, chunks in enumerate(held)
+            for number, chunk in enumerate(chunks)
+            for source, count in sorted(chunk.items())
+            if count > 1
+        ),
+        "",
+    )
+
+
+def _none_finished(held: extras.Counts) -> str:
+    n = len(held)
+    most = [max(len(chunk) for chunk in chunks) for chunks in held]
+    return next(
+        (
+            f"on a ring of {n}, after {n - 1} steps the best chunk of rank {rank} has "
+            f"{parts} of {n} parts"
+            for rank, parts in enumerate(most)
+            if parts < n
+        ),
+        "",
+    )
+
+
+def _unfinished(held: extras.Counts) -> str:
+    n = len(held)
+    return next(
+        (
             f"on a ring of {n}, rank {rank} ends with {len(chunk)} of {n} parts in "
-            f"chunk {number}",
-            f"all {n}",
-            "after n - 1 steps rank r has finished one chunk: which? It sends that one "
-            "next",
-        )
-        for rank, chunks in enumerate(held)
-        for number, chunk in enumerate(chunks)
-        if len(chunk) < n
-    ]
-    return found[:1]
+            f"chunk {number}"
+            for rank, chunks in enumerate(held)
+            for number, chunk in enumerate(chunks)
+            if len(chunk) < n
+        ),
+        "",
+    )
 
 
 # -- 4.7
@@ -140,7 +116,7 @@ def grade_bus(sheet: Sheet, bus_gbyte_per_s: Callable[..., Any]) -> None:
     sheet.ran(f"your function on {len(measurements)} invented measurements")
     for operation, num_ranks, size, us in measurements:
         wire = wire_bytes(operation, num_ranks, size)
-        right = bus_of_ours(operation, num_ranks, size, us)
+        right = given.bus_of_ours(operation, num_ranks, size, us)
         answer = bus_gbyte_per_s(operation, num_ranks, size, us)
         sheet.expect(
             RIGHT,
@@ -194,15 +170,15 @@ def wrong_results(
 
 @lru_cache(maxsize=4)
 def _blocks_truth(number: int) -> Mapping[str, object]:
-    own = repair_case(number)
+    own = extras.repair_case(number)
     return {
         "kind": "read before the wait",
         "messages": len(own.widths),
-        "luck_us": luck_us(own.play_blocks(broken.blocks)),
+        "luck_us": extras.luck_us(own.play_blocks(broken.blocks)),
     }
 
 
-def _blocks_oracle(inputs: Inputs) -> list[Tensor]:
+def _blocks_oracle(inputs: given.Inputs) -> list[Tensor]:
     x = inputs[0][0]
     for i, w in enumerate(inputs[0][1]):
         total = sum(x @ weights[i]["in"] for _, weights in inputs)
@@ -216,10 +192,12 @@ BLOCKS = Repair(
     values=VALUES,
     kept=KEPT,
     truth=_blocks_truth,
-    play=lambda number, blocks: Examined(repair_case(number).play_blocks(blocks)),
+    play=lambda number, blocks: Examined(
+        extras.repair_case(number).play_blocks(blocks)
+    ),
     reference=reference.blocks,
     wrong=lambda number, seen, _: wrong_results(
-        seen.values, _blocks_oracle(repair_case(number).blocks())
+        seen.values, _blocks_oracle(extras.repair_case(number).blocks())
     ),
     ran="your blocks: {messages} of them on 4 ranks",
     stop=True,
@@ -233,7 +211,7 @@ def grade_early(sheet: Sheet, *solution: Any) -> None:
 
 
 def _micros_truth(number: int) -> Mapping[str, object]:
-    num_micros = len(repair_case(number).tokens)
+    num_micros = len(extras.repair_case(number).tokens)
     return {
         "kind": "sent again",
         "messages_in_flight": num_micros,
@@ -241,7 +219,7 @@ def _micros_truth(number: int) -> Mapping[str, object]:
     }
 
 
-def _micros_oracle(inputs: Inputs) -> list[Tensor]:
+def _micros_oracle(inputs: given.Inputs) -> list[Tensor]:
     total = sum(a @ b for (micros,) in inputs for a, b in micros)
     assert isinstance(total, Tensor)
     return [total] * len(inputs)
@@ -251,9 +229,8 @@ def _more_than_once(seen: Examined) -> list[Violation]:
     wanted = wire_bytes("all_reduce", NUM_RANKS, 250 * 400 * 4)
     sent = max(sent_bytes(seen.program, rank) for rank in range(NUM_RANKS))
     message = f"{sent} bytes crossed the link of one rank"
-    expected, hint = f"{wanted}, as for one gradient", "when is the gradient whole?"
-    twice = sent > wanted + NUM_RANKS
-    return [Violation("bytes", message, expected, hint)] if twice else []
+    violation = Violation("bytes", message, f"{wanted}, as for one gradient")
+    return [violation] if sent > wanted + NUM_RANKS else []
 
 
 MICROS = Repair(
@@ -262,10 +239,10 @@ MICROS = Repair(
     values=VALUES,
     kept=SHORT,
     truth=_micros_truth,
-    play=lambda number, step: Examined(repair_case(number).play_micros(step)),
+    play=lambda number, step: Examined(extras.repair_case(number).play_micros(step)),
     reference=reference.accumulate,
     wrong=lambda number, seen, _: wrong_results(
-        seen.values, _micros_oracle(repair_case(number).micros())
+        seen.values, _micros_oracle(extras.repair_case(number).micros())
     ),
     ran="your accumulation: {messages_in_flight} micro-batches on 4 ranks",
     also={BYTES: _more_than_once},
@@ -288,17 +265,17 @@ USABLE, REGRET = LAB.sentences("4.9")
 @LAB.grader("4.9")
 def grade_chunks(sheet: Sheet, choose_chunks: Callable[..., Any]) -> None:
     """Ask on each case and compare with the best of five answers."""
-    sheet.ran(f"choose_chunks on {len(CASES)} layers")
+    sheet.ran(f"choose_chunks on {len(extras.CASES)} layers")
     lost = {}
-    for case in CASES:
+    for case in extras.CASES:
         answer = choose_chunks(
             case.compute_us, case.overhead_us, case.latency_us, case.wire_us
         )
         sheet.expect(
             USABLE,
-            answer in CHUNKS and not isinstance(answer, bool),
+            answer in extras.CHUNKS and not isinstance(answer, bool),
             seen=f"{case.name}: {answer!r}",
-            expected=f"one of {CHUNKS}",
+            expected=f"one of {extras.CHUNKS}",
         )
         sheet.stop_if_wrong()
         described = (

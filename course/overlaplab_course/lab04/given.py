@@ -158,6 +158,22 @@ two_sums_inputs = partial(_step_inputs, TWO_SUMS)  # of exercise 4.2
 experts_inputs = partial(_step_inputs, EXPERTS)  # of exercise 4.3
 
 
+def layer_of_size(
+    made: Callable[[int, int], Tensor],
+    rows: int,
+    inputs: int,
+    middle: int,
+    outputs: int,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """(x, w) of the lab's first program at another size, of `made(n, m)`."""
+    return made(rows, inputs), {
+        "in": made(inputs, middle),
+        "out": made(middle, outputs),
+        "side_in": made(inputs, outputs),
+        "side_out": made(outputs, outputs),
+    }
+
+
 # -- section 5: a window of k messages
 
 BACKWARD = "backward"
@@ -186,21 +202,19 @@ def backward_us() -> list[int]:
     return [round(1e6 * n / FAST_CPU.flops_per_s["default"]) for n in flops]
 
 
-@lru_cache(maxsize=2)
-def window_inputs(world_size: int = WORLD) -> Inputs:
-    """([layer, ...],) of each rank."""
+def products(tokens: Sequence[int], draw: torch.Generator) -> list[Layer]:
+    """(a, b) for each number of tokens: a @ b is a gradient of `SHAPE`."""
+    n, m = SHAPE
     return [
-        (
-            [
-                (
-                    torch.randn(SHAPE[0], n, generator=draw) / n**0.5,
-                    torch.randn(n, SHAPE[1], generator=draw),
-                )
-                for n in TOKENS
-            ],
-        )
-        for draw in draws(40, world_size)
+        (torch.randn(n, t, generator=draw) / t**0.5, torch.randn(t, m, generator=draw))
+        for t in tokens
     ]
+
+
+@lru_cache(maxsize=1)
+def window_inputs() -> Inputs:
+    """([layer, ...],) of each rank."""
+    return [(products(TOKENS, draw),) for draw in draws(40, WORLD)]
 
 
 def _window_step(layers: Sequence[Layer], average: Average, k: int) -> list[Tensor]:

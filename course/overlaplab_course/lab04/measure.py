@@ -20,7 +20,7 @@ from overlaplab.bench.timing import Step, time_in_turn
 from overlaplab.capture import capture_step
 from overlaplab.torch_versions import all_gather_single, reduce_scatter_single
 from overlaplab_course.lab04 import reference
-from overlaplab_course.lab04.given import one_by_one
+from overlaplab_course.lab04.given import layer_of_size, one_by_one
 
 KIB, MIB = 2**10, 2**20
 CALLS = 10  # in one captured graph
@@ -161,21 +161,16 @@ def _repeat(call: Callable[[], object]) -> None:
 
 def ways(plan: Plan) -> dict[str, float]:
     """The layer of section 3, once for each way to wait, and without the message."""
-    rows, inputs, middle, outputs = plan.layer
-    x = random(rows, inputs)
-    w = {
-        "in": random(inputs, middle),
-        "out": random(middle, outputs),
-        "side_in": random(inputs, outputs),
-        "side_out": random(outputs, outputs),
-    }
+    x, w = layer_of_size(random, *plan.layer)
     other = streams.Stream()
     names = (
         *("no message", "async_op=False", "wait at once", "wait late"),
         *("wait at once, on another stream", "CPU waits at once", "CPU waits late"),
     )
     steps: dict[str, Step] = {n: partial(_layer, x, w, n, other) for n in names}
-    steps["the message alone"] = partial(dist.all_reduce, random(rows, middle))
+    steps["the message alone"] = partial(
+        dist.all_reduce, random(plan.layer[0], plan.layer[2])
+    )
     return medians_ms(steps, plan)
 
 

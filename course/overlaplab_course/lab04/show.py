@@ -24,7 +24,13 @@ from overlaplab.torch_versions import all_gather_single, reduce_scatter_single
 from overlaplab_course import stored
 from overlaplab_course.lab04 import reference
 from overlaplab_course.lab04.extras import ChunkToSend, no_chunk, simulate
-from overlaplab_course.lab04.given import NUM_RANKS, backward, bus_of_ours, play
+from overlaplab_course.lab04.given import (
+    NUM_RANKS,
+    backward,
+    bus_of_ours,
+    layer_of_size,
+    play,
+)
 
 MIB = 2**20
 
@@ -125,15 +131,14 @@ def ring_text(chunk_to_send: ChunkToSend, num_ranks: int = NUM_RANKS) -> str:
 
 
 @lru_cache(maxsize=1)
-def _points() -> dict[str, Any]:
-    path = Path(__file__).with_name("points.json")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+def _points() -> Any:
+    return json.loads(Path(__file__).with_name("points.json").read_text("utf-8"))
 
 
-def measured_points() -> list[tuple[int, int, float]]:
+def measured_points() -> Sequence[tuple[int, int, float]]:
     """(ranks, bytes, us) of all-reduces measured alone; see `points_machine`."""
-    return [(n, size, us) for n, size, us in _points()["points"]]
+    points: Sequence[tuple[int, int, float]] = _points()["points"]
+    return points
 
 
 def points_machine() -> str:
@@ -190,14 +195,14 @@ _DRAWN = (
 )
 
 
-def _predicted_ms(function: Callable[..., Any], *args: Any) -> float:
-    """What a function would take with matrices `_SMALLER` times as large.
+def _predicted_ms(step: Callable[[], Any]) -> float:
+    """What a step would take with matrices `_SMALLER` times as large.
 
     Recorded small, then timed with as much more arithmetic and as many more bytes.
     """
     found = _stored()
     assert found is not None
-    program = run(function, *args, world_size=int(found["world_size"])).program
+    program = run(step, world_size=int(found["world_size"])).program
     assert program is not None
     large = enlarged(program, _SMALLER)
     return resolve(large, stored.profile_of(found)).step_ns / 1e6
@@ -212,18 +217,8 @@ def predicted_ms(layer: Layer, way: str) -> float:
     """The step of `layer(x, w, way)` at the measured size, by the model."""
     found = _stored()
     assert found is not None
-    rows, inputs, middle, outputs = (size // _SMALLER for size in found["layer"])
-
-    def step() -> None:
-        w = {
-            "in": _empty(inputs, middle),
-            "out": _empty(middle, outputs),
-            "side_in": _empty(inputs, outputs),
-            "side_out": _empty(outputs, outputs),
-        }
-        layer(_empty(rows, inputs), w, way)
-
-    return _predicted_ms(step)
+    sizes = [size // _SMALLER for size in found["layer"]]
+    return _predicted_ms(lambda: layer(*layer_of_size(_empty, *sizes), way))
 
 
 def enlarged(program: Program, factor: int) -> Program:
@@ -342,10 +337,9 @@ def predicted_window_ms(name: str) -> float | None:
     n, m = (size // _SMALLER for size in found["grads"])
     tokens = [t // _SMALLER for t in found["tokens"]]
 
-    def step() -> None:
-        average([(_empty(n, t), _empty(t, m)) for t in tokens], limit)
-
-    return _predicted_ms(step)
+    return _predicted_ms(
+        lambda: average([(_empty(n, t), _empty(t, m)) for t in tokens], limit)
+    )
 
 
 def _gradients_only(layers: Sequence[Any], limit: int) -> list[Tensor]:
