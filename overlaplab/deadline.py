@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from types import CodeType, FrameType
@@ -77,6 +77,7 @@ class Deadline:
         main = threading.current_thread() is threading.main_thread()
         self._usable = main and hasattr(signal, "setitimer")
         if self._usable:
+            _others()  # now: a look that reads files lets ranks go on under its eyes
             self._cpu, self._wall = time.process_time(), time.monotonic()
             self._caller = sys._getframe(1)
             self._handler = signal.signal(signal.SIGALRM, self._look)
@@ -96,7 +97,7 @@ class Deadline:
 
     def _look(self, signum: int, frame: FrameType | None) -> None:
         cpu, wall = time.process_time(), time.monotonic()
-        stacks = list(self._stacks(frame))
+        stacks = self._stacks(frame)
         importing = any(map(is_importing, stacks))
         places = [_users_place(stack) for stack in stacks]
         found = [place for place in places if place is not None]
@@ -121,40 +122,44 @@ class Deadline:
             after = f"{self._waited_s:.0f} s, most of them waiting"
             raise OutOfTimeError(after, place, not machine_is_busy())
 
-    def _stacks(self, main: FrameType | None) -> Iterator[Stack]:
-        """Of ranks that the main thread waits for; last, what its caller called."""
+    def _stacks(self, main: FrameType | None) -> list[Stack]:
+        """Of ranks that the main thread waits for; last, what its caller called.
+
+        A frame that is kept keeps what its function has let go: none outlives this.
+        """
         own = stack_of(main, until=self._caller)
-        if any(frame.f_code in _interruptible for frame in own):
+        ranks: list[Stack] = []
+        if any(code in _interruptible for code, _ in own):
+            threads = threading.enumerate()
+            idents = {t.ident for t in threads if t.name.startswith(RANK_THREADS)}
             frames = sys._current_frames()
-            for thread in threading.enumerate():
-                if thread.name.startswith(RANK_THREADS) and thread.ident in frames:
-                    yield stack_of(frames[thread.ident])
-        yield own
+            del frames[threading.get_ident()]  # this one: a circle, freed by gc alone
+            ranks = [stack_of(f) for ident, f in frames.items() if ident in idents]
+        return [*ranks, own]
 
 
-Stack = list[FrameType]
+Stack = list[tuple[CodeType, int]]
 
 
 def stack_of(frame: FrameType | None, until: FrameType | None = None) -> Stack:
-    """The frame and those that called it, from the innermost on."""
+    """Code and line of the frame and of those that called it, from the innermost on."""
     stack = []
     while frame is not None and frame is not until:
-        stack.append(frame)
+        stack.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return stack
 
 
 def is_importing(stack: Stack) -> bool:
     """Whether a module is being imported on this stack."""
-    return any(f.f_code.co_filename.startswith("<frozen importlib") for f in stack)
+    return any(c.co_filename.startswith("<frozen importlib") for c, _ in stack)
 
 
 def _users_place(stack: Stack) -> tuple[int, str] | None:
     """(how many frames of others are on top of it, the user's innermost one)."""
-    for depth, frame in enumerate(stack):
-        code = frame.f_code
+    for depth, (code, line) in enumerate(stack):
         if is_users_file(code.co_filename):
-            return depth, f"in {code.co_name}, line {frame.f_lineno}"
+            return depth, f"in {code.co_name}, line {line}"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 from overlaplab import deadline
+from overlaplab.cluster.run import run
 from overlaplab.cluster.virtual import run_virtual
 from overlaplab.deadline import Deadline, OutOfTimeError
 from overlaplab.errors import RunTimeoutError
@@ -261,3 +264,28 @@ def test_in_another_thread_nothing_is_stopped():
 
 def test_the_deadline_is_no_exception_that_code_may_swallow():
     assert not issubclass(OutOfTimeError, Exception)
+
+
+class Owned:
+    """Something that a function of a rank lets go when it returns."""
+
+
+def lets_go() -> bool:
+    def works() -> Any:
+        owned = Owned()
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            sum(range(1000))
+        return weakref.ref(owned)
+
+    return works()() is None
+
+
+def test_a_look_at_the_stack_keeps_nothing_alive() -> None:
+    gc.disable()
+    try:
+        with Deadline(60.0):
+            values = run(lets_go, world_size=2).values
+    finally:
+        gc.enable()
+    assert values == (True, True)
