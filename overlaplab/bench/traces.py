@@ -52,9 +52,7 @@ def measure_case(
         "serial": variants.serial(*case),
         "per-parameter": variants.hooks(*case),
         "ddp-default": variants.ddp(*case),
-        "ddp-100": variants.ddp(
-            *case, bucket_cap_mb=100, views=True, static_graph=True
-        ),
+        "ddp-100": variants.ddp(*case, **DDP_100),
         "ours-25": variants.bucketed(*case, 25),
         "ours-100": variants.bucketed(*case, 100),
         "ours-one-bucket": variants.bucketed(*case, ONE_BUCKET_MIB),

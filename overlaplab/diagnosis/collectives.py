@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, permutations
 from statistics import median
 from typing import Literal
 
@@ -24,12 +24,10 @@ from overlaplab.timeline.intervals import merge, total
 
 QUEUED_NS = 3_000  # between two collectives of one communicator
 WaitedFor = Literal["its launch", "its inputs", "the previous collective", "nothing"]
-_SENDING: tuple[Entry, ...] = (
-    "sending_last",
-    "sending_cpu",
-    "sending_awaited",
-    "sending_other",
-)
+_OF_KIND: Mapping[str, WaitedFor] = {
+    "launch": "its launch",
+    "communication": "the previous collective",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,6 @@ class Collective:
         span: that span.
         step: whose it is.
         group_size: ranks that take part, None where nobody says.
-        peers: indices of the same collective on other ranks, where they are there.
         last: rank that arrived last, None where it is not known.
         ready_ns: when the last rank had arrived; its start where that is not known.
         knows_ready: whether `ready_ns` is more than a guess.
@@ -60,7 +57,6 @@ class Collective:
     span: Span
     step: Step
     group_size: int | None
-    peers: tuple[int, ...]
     last: int | None
     ready_ns: int
     knows_ready: bool
@@ -126,7 +122,6 @@ def collectives_of(
                     span=span,
                     step=step,
                     group_size=size,
-                    peers=tuple(i for i in together if i != index),
                     last=last,
                     ready_ns=ready_ns,
                     knows_ready=known,
@@ -194,8 +189,8 @@ def _peers(lookup: Lookup, steps: Sequence[Step]) -> dict[int, tuple[int, ...]]:
             ready = span.attributes.get("ready_ns") if virtual else None
             who = tuple(members) if isinstance(members, list | tuple) else None
             number = step.step if ready is None else None
-            key = (number, span.lane, who, ready)
-            groups[key].setdefault(span.rank, []).append(index)
+            of_rank = groups[number, span.lane, who, ready]
+            of_rank.setdefault(span.rank, []).append(index)
     found: dict[int, tuple[int, ...]] = {}
     for of_rank in groups.values():
         if len({len(own) for own in of_rank.values()}) > 1:
@@ -216,12 +211,8 @@ def _clock_skew(
     """
     differences: dict[tuple[int, int], list[int]] = defaultdict(list)
     for together in set(peers.values()):
-        for a in together:
-            for b in together:
-                one, other = lookup.spans[a], lookup.spans[b]
-                if one.rank != other.rank:
-                    pair = one.rank, other.rank
-                    differences[pair].append(other.end_ns - one.end_ns)
+        for one, other in permutations([lookup.spans[i] for i in together], 2):
+            differences[one.rank, other.rank].append(other.end_ns - one.end_ns)
     return {pair: round(median(found)) for pair, found in differences.items()}
 
 
@@ -233,20 +224,18 @@ def _arrival(
 ) -> tuple[int | None, int, bool]:
     """Who arrived last, when on this rank's clock, and whether that is known."""
     span = lookup.spans[index]
-    starts = []
-    for i in together:
-        other = lookup.spans[i]
-        shift = skew.get((span.rank, other.rank), 0)
-        starts.append((other.start_ns - shift, other.rank))
-    last_ns, last = max(starts)
-    ready_ns = span.attributes.get("ready_ns")
+    others = [lookup.spans[i] for i in together]
+    last_ns, last = max(
+        (o.start_ns - skew.get((span.rank, o.rank), 0), o.rank) for o in others
+    )
     alone = len(together) < 2
-    if ready_ns is not None and (alone or lookup.timeline.origin == "virtual"):
-        own = min(max(span.start_ns, ready_ns), span.end_ns)
-        return (last if len(together) > 1 else None), own, True
-    if alone:
+    ready_ns = span.attributes.get("ready_ns")
+    if ready_ns is None and alone:
         return None, span.start_ns, False
-    return last, min(max(span.start_ns, last_ns), span.end_ns), True
+    if ready_ns is None or not (alone or lookup.timeline.origin == "virtual"):
+        ready_ns = last_ns
+    own_ns = min(max(span.start_ns, ready_ns), span.end_ns)
+    return None if alone else last, own_ns, True
 
 
 def _waited_for(
@@ -261,12 +250,7 @@ def _waited_for(
     timeline, span = lookup.timeline, lookup.spans[index]
     cause = timeline.causes[index] if timeline.causes else None
     if cause is not None and timeline.spans[cause].rank == span.rank:
-        kind = timeline.spans[cause].kind
-        if kind == "launch":
-            return "its launch", cause
-        if kind == "communication":
-            return "the previous collective", cause
-        return "its inputs", cause
+        return _OF_KIND.get(timeline.spans[cause].kind, "its inputs"), cause
     launch = lookup.launch(index)
     if launch is not None and span.start_ns - launch[1] <= PROMPT_NS:
         return "its launch", None
@@ -275,10 +259,8 @@ def _waited_for(
     if previous is not None:
         behind_ns = span.start_ns - lookup.spans[previous].end_ns
         # Kernels follow one another closely: one of them always ended just before.
-        just_now = (
-            lookup.spans[previous].end_ns >= computed_ns and behind_ns <= PROMPT_NS
-        )
-        if behind_ns >= 0 and (just_now or behind_ns <= QUEUED_NS):
+        is_last = lookup.spans[previous].end_ns >= computed_ns
+        if 0 <= behind_ns <= (PROMPT_NS if is_last else QUEUED_NS):
             return "the previous collective", previous
     if computed_ns < step.start_ns:
         return "nothing", None
@@ -290,7 +272,7 @@ def _exposed(steps: Sequence[Step]) -> dict[int, dict[Entry, int]]:
     for step in steps:
         own = set(step.communication)
         for stretch in step.stretches:
-            if stretch.entry in _SENDING and stretch.span in own:
+            if stretch.entry.startswith("sending") and stretch.span in own:
                 assert stretch.span is not None
                 of = found[stretch.span]
                 of[stretch.entry] = of.get(stretch.entry, 0) + stretch.duration_ns

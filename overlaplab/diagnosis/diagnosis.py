@@ -121,14 +121,12 @@ def _most_expensive(case: Case, found: Sequence[Finding]) -> tuple[Finding, ...]
 def _order(chosen: Sequence[Finding]) -> Callable[[Finding], tuple[int, bool, str]]:
     """By cost; but a slow link comes before the sending that it makes long."""
     costs = {f.kind: f.cost_ns for f in chosen}
-    slow_ns = costs.get("low-bandwidth")
-    if slow_ns is None:
-        return lambda f: (-f.cost_ns, False, f.kind)
-    link_ns = max(slow_ns, costs.get("communication-bound", 0))
 
     def key(finding: Finding) -> tuple[int, bool, str]:
-        is_link = finding.kind == "low-bandwidth"
-        return (-(link_ns if is_link else finding.cost_ns), not is_link, finding.kind)
+        is_link, cost_ns = finding.kind == "low-bandwidth", finding.cost_ns
+        if is_link:
+            cost_ns = max(cost_ns, costs.get("communication-bound", 0))
+        return -cost_ns, not is_link, finding.kind
 
     return key
 

@@ -30,16 +30,9 @@ class Lookup:
             else:
                 device[span.rank].append(index)
         self._device, self._cpu = dict(device), dict(cpu)
-        self._starts = {
-            rank: [self.spans[i].start_ns for i in of] for rank, of in device.items()
-        }
         self._compute = {
             rank: [i for i in of if self.spans[i].kind == "compute"]
             for rank, of in device.items()
-        }
-        self._compute_starts = {
-            rank: [self.spans[i].start_ns for i in of]
-            for rank, of in self._compute.items()
         }
         self._compute_ends = {
             rank: sorted((self.spans[i].end_ns, i) for i in of)
@@ -65,14 +58,15 @@ class Lookup:
 
     def next_on_device(self, rank: int, time_ns: int) -> int | None:
         """What starts first on the device, at `time_ns` or later."""
-        place = bisect_left(self._starts.get(rank, ()), time_ns)
-        return self.device(rank)[place] if place < len(self.device(rank)) else None
+        return self._first(self.device(rank), time_ns)
 
     def next_compute(self, rank: int, time_ns: int) -> int | None:
         """The computation that starts first, at `time_ns` or later."""
-        compute = self._compute.get(rank, ())
-        place = bisect_left(self._compute_starts.get(rank, ()), time_ns)
-        return compute[place] if place < len(compute) else None
+        return self._first(self._compute.get(rank, ()), time_ns)
+
+    def _first(self, indices: Sequence[int], time_ns: int) -> int | None:
+        place = bisect_left(indices, time_ns, key=lambda i: self.spans[i].start_ns)
+        return indices[place] if place < len(indices) else None
 
     def writer(self, index: int) -> int | None:
         """The computation that ended last before a collective and is not its own part.

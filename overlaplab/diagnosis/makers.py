@@ -50,11 +50,9 @@ def makers_of(
     if ours and "overlaplab's reducer" in found:
         # The class says more than its buckets do.
         found[ours[0]].update(found.pop("overlaplab's reducer"))
-    makers = [
-        Maker(name, dict(counts.most_common(3)))
-        for name, counts in sorted(found.items(), key=lambda item: -item[1].total())
-    ]
-    return tuple(makers) or (Maker(UNKNOWN),)
+    ordered = sorted(found.items(), key=lambda item: -item[1].total())
+    makers = tuple(Maker(name, dict(by.most_common(3))) for name, by in ordered)
+    return makers or (Maker(UNKNOWN),)
 
 
 def _named_by(span: Span) -> Iterator[tuple[str, str]]:

@@ -13,13 +13,13 @@ one. A timeline without steps is one window from first start to last end, as in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from overlaplab.diagnosis.account import Entry, Stretch, account, sums
 from overlaplab.diagnosis.lookup import Lookup
 from overlaplab.timeline import Span
-from overlaplab.timeline.intervals import Interval, intersect, total
-from overlaplab.timeline.report import union
+from overlaplab.timeline.intervals import Interval
+from overlaplab.timeline.report import Report, report
 
 _OPTIMIZERS = ("optimizer", "adam", "sgd", "lamb", "foreach", "multi_tensor")
 LEAST_SHARE = 0.005  # of a step: what costs less is not reported
@@ -27,50 +27,26 @@ PROMPT_NS = 20_000  # a device starts what is ready within this time
 _MOST_EPILOGUE = 0.35  # of a step's computation; more is no optimizer
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one rank did in one step. Unions are `overlaplab.timeline.Report`'s.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Report):
+    """What one rank did in one step: the `Report` of its own spans in its window.
 
     Args:
         step: its number, None where the timeline has no steps.
-        start_ns, end_ns: the window, see [Note: window].
         compute, communication: indices of its spans, by start.
-        compute_ns, communication_ns, hidden_ns, memcpy_ns, memset_ns: of its own spans,
-            as `Report` defines them.
         stretches: its account, see `overlaplab.diagnosis.account`.
         parts: nanoseconds of each entry of the account; they add up to `step_ns`.
         backward_end_ns: end of the last computation that is no optimizer's.
         knows_launches: whether the launch of any of its device spans is known.
     """
 
-    rank: int
     step: int | None
-    start_ns: int
-    end_ns: int
     compute: tuple[int, ...]
     communication: tuple[int, ...]
-    compute_ns: int
-    communication_ns: int
-    hidden_ns: int
-    memcpy_ns: int
-    memset_ns: int
     stretches: tuple[Stretch, ...]
     parts: Mapping[Entry, int]
     backward_end_ns: int
     knows_launches: bool
-
-    @property
-    def step_ns(self) -> int:
-        return self.end_ns - self.start_ns
-
-    @property
-    def exposed_ns(self) -> int:
-        return self.communication_ns - self.hidden_ns
-
-    @property
-    def saved_ns(self) -> int:
-        """As in `Report`: compute + communication - step."""
-        return self.compute_ns + self.communication_ns - self.step_ns
 
     @property
     def idle_ns(self) -> int:
@@ -117,24 +93,12 @@ def _step(lookup: Lookup, rank: int, number: int | None) -> Iterator[Step]:
     communication = tuple(i for i in device if spans[i].kind == "communication")
     backward_end_ns, epilogue_ns = _epilogue(lookup, compute, communication, end)
     stretches = account(lookup, rank, (start, end), epilogue_ns)
-
-    unions = {
-        kind: union([spans[i] for i in device], kind)
-        for kind in ("compute", "communication", "memcpy", "memset")
-    }
-
+    numbers = asdict(report(spans[i] for i in device))
     yield Step(
-        rank=rank,
+        **numbers | {"rank": rank, "start_ns": start, "end_ns": end, "ranks": ()},
         step=number,
-        start_ns=start,
-        end_ns=end,
         compute=compute,
         communication=communication,
-        compute_ns=total(unions["compute"]),
-        communication_ns=total(unions["communication"]),
-        hidden_ns=total(intersect(unions["compute"], unions["communication"])),
-        memcpy_ns=total(unions["memcpy"]),
-        memset_ns=total(unions["memset"]),
         stretches=stretches,
         parts=sums(stretches),
         backward_end_ns=backward_end_ns,

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 
-from overlaplab.diagnosis.collectives import Collective, WaitedFor
+from overlaplab.diagnosis.collectives import Collective
 from overlaplab.diagnosis.result import Result
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import gb_per_s, short
 from overlaplab.view import Table
 from overlaplab.view.units import decimals, format_bytes, format_ns, time_unit
 
-_AFTER: Mapping[WaitedFor, str] = {
-    "its launch": "its launch",
-    "its inputs": "its inputs",
-    "the previous collective": "the one before",
-    "nothing": "nothing known",
-}
+_AFTER = {"the previous collective": "the one before", "nothing": "nothing known"}
 MOST_ROWS = 16  # of ranks; more are the slowest ones
 
 
@@ -65,7 +60,7 @@ def exposed(result: Result, most: int) -> Table:
     spans = result.timeline.spans
     rows = []
     for one in found[:most]:
-        after = _AFTER[one.waited_for]
+        after = _AFTER.get(one.waited_for, one.waited_for)
         if one.waited_span is not None and one.waited_for == "its inputs":
             after = short(spans[one.waited_span].name, 18)
         label = str(one.span.attributes.get("label", ""))

@@ -190,11 +190,11 @@ class LiveTimeline {
       ratio: window.devicePixelRatio || 1,
     };
     this.painter.paint(this.scene);
-    this.tell(performance.now() - began);
+    this.report(performance.now() - began);
   }
 
   // What tests and screen readers learn.
-  tell(frameMs) {
+  report(frameMs) {
     const { root, panels } = this;
     const [first] = panels;
     Object.assign(root.dataset, {
