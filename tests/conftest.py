@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -10,6 +12,15 @@ settings.register_profile(
     "overlaplab", deadline=None, derandomize=True, database=None, print_blob=True
 )
 settings.load_profile("overlaplab")
+
+
+def pytest_configure() -> None:
+    """Interrupts work, also where a shell has started this with SIGINT ignored.
+
+    As `nohup make test &` does; what the tests start would inherit it.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

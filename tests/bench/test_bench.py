@@ -13,6 +13,7 @@ from overlaplab.bench import command, data_parallel, variants
 from overlaplab.bench.kernels import kernel_sums
 from overlaplab.bench.timing import Samples
 from overlaplab.errors import CaptureError, RankError
+from tests.guards import GUARD_S
 
 MS = 1_000_000
 
@@ -86,7 +87,7 @@ def rehearse() -> dict[str, Any]:
 
 
 def test_a_rehearsal_on_cpus_checks_every_variant_against_a_plain_all_reduce() -> None:
-    first, second = ol.run(rehearse, cluster="gloo", timeout_s=90).values
+    first, second = ol.run(rehearse, cluster="gloo", timeout_s=GUARD_S).values
     assert set(first["variants"]) == {
         "compute",
         "serial",
@@ -119,7 +120,7 @@ def wrong_gradients() -> None:
 
 def test_a_variant_with_wrong_gradients_is_not_timed() -> None:
     with pytest.raises(RankError, match="doubled"):
-        ol.run(wrong_gradients, cluster="gloo", timeout_s=60)
+        ol.run(wrong_gradients, cluster="gloo", timeout_s=GUARD_S)
 
 
 def test_gpus_that_are_not_there_are_refused(
@@ -143,7 +144,7 @@ def test_a_step_is_not_captured_without_cuda(cluster: str) -> None:
             return str(error)
         return "captured"
 
-    for message in ol.run(attempt, cluster=cluster, timeout_s=60).values:
+    for message in ol.run(attempt, cluster=cluster, timeout_s=GUARD_S).values:
         assert "runs on cpu" in message and 'cluster="nccl"' in message
 
 

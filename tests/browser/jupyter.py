@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.browser.processes import END_TIMEOUT_S, end_all, start
+from tests.guards import GUARD_S
 
-START_TIMEOUT_S = 90.0
 # Extensions of the server that the tests have no use for; each costs its start time.
 UNUSED = (
     "jupyter_server_terminals",
@@ -85,7 +85,7 @@ def jupyter(root: Path, home: Path, mark: str) -> Iterator[Jupyter]:
     server = start(command, mark, environ, log)
     try:
         written = folders["JUPYTER_RUNTIME_DIR"] / f"jpserver-{server.pid}.json"
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + GUARD_S
         while not written.exists() or not written.read_text().strip():
             if server.poll() is not None or time.monotonic() > deadline:
                 said = log.read_text("utf-8", "replace")[-3000:]

@@ -8,8 +8,9 @@ from typing import Any
 from playwright.sync_api import Locator, expect
 
 from tests.browser.notebook import Notebook
+from tests.guards import GUARD_S
 
-ANSWER_TIMEOUT_MS = 30_000
+ANSWER_TIMEOUT_MS = 1000 * GUARD_S
 # anywidget gives a widget two seconds to begin, by the clock, and then leaves it dead.
 BEGIN_MS = 2_500
 TOO_LATE = "[anywidget] Failed to initialize model"

@@ -17,8 +17,8 @@ from tests.browser.conftest import need_chromium
 from tests.browser.jupyter import jupyter
 from tests.browser.notebook import chromium
 from tests.browser.processes import CHROMIUM, END_TIMEOUT_S, MARK, end_all, marked
+from tests.guards import GUARD_S
 
-LEFTOVERS_TIMEOUT_S = 20.0
 READY = "everything runs"
 
 
@@ -52,7 +52,7 @@ def test_a_process_that_will_not_end_is_ended() -> None:
         "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True)"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", f"{stubborn}; time.sleep(60)"],
+        [sys.executable, "-c", f"{stubborn}; time.sleep(3600)"],
         env={**os.environ, MARK: mark},
         stdout=subprocess.PIPE,
     )
@@ -76,7 +76,7 @@ def run_everything(executable: str, mark: str, folder: Path) -> None:
             data=b"{}",
             headers={"Authorization": f"token {server.token}"},
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
             json.load(answer)
         browser.new_page()
         print(READY, flush=True)
@@ -100,7 +100,7 @@ def test_nothing_survives_a_run_that_is_killed(executable: str, tmp_path: Path) 
         child.wait(END_TIMEOUT_S)
         child.stdout.close()
 
-        deadline = time.monotonic() + LEFTOVERS_TIMEOUT_S
+        deadline = time.monotonic() + GUARD_S
         while (left := marked(mark)) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert left == []

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import overlaplab as ol
 from overlaplab.cluster import pool
+from tests.guards import GUARD_S
 
 # The virtual cluster and the processes have one semantics.
 both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
@@ -22,7 +23,7 @@ both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
 
 def run(fn, *args, cluster="gloo", world_size=2, **kwargs):
     return ol.run(
-        fn, *args, cluster=cluster, world_size=world_size, timeout_s=30, **kwargs
+        fn, *args, cluster=cluster, world_size=world_size, timeout_s=GUARD_S, **kwargs
     )
 
 
@@ -303,11 +304,11 @@ def test_processes_end_with_their_parent_even_if_it_is_killed(tmp_path):
         text=True,
         env=environment,
     ) as parent:
-        out, _ = parent.communicate(timeout=60)
+        out, _ = parent.communicate(timeout=GUARD_S)
 
     pids = [int(pid) for pid in out.split()]
     assert len(pids) == 2
-    assert not any(is_running(pid, within_s=5) for pid in pids)
+    assert not any(is_running(pid, within_s=GUARD_S) for pid in pids)
 
 
 def test_nothing_is_left_after_close():

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 import overlaplab as ol
+from tests.guards import GUARD_S, soon
 
-TIMEOUT_S = 2
+TIMEOUT_S = soon(2)
 
 
 def run(fn, *args):
@@ -73,16 +74,16 @@ def test_a_killed_process_is_named_with_its_signal():
 def test_a_hang_outside_collectives_says_where_each_rank_was():
     def sleep_on_one_rank():
         if dist.get_rank() == 1:
-            time.sleep(1000)
+            time.sleep(10_000)
         dist.all_reduce(torch.ones(1))
 
     with pytest.raises(ol.RunTimeoutError) as caught:
         run(sleep_on_one_rank)
 
     message = str(caught.value)
-    assert "deadline of 2 s" in message
+    assert f"deadline of {TIMEOUT_S:g} s" in message
     assert "rank 0 waits in all_reduce #0" in message
-    assert "in sleep_on_one_rank: `time.sleep(1000)`" in message
+    assert "in sleep_on_one_rank: `time.sleep(10_000)`" in message
     assert not isinstance(caught.value, ol.DeadlockError)
 
 
@@ -129,7 +130,7 @@ def test_two_groups_launched_in_opposite_order_finish(cluster):
             work.wait()
         return [tensor.item() for tensor in tensors]
 
-    values = ol.run(cross, cluster=cluster, timeout_s=30).values
+    values = ol.run(cross, cluster=cluster, timeout_s=GUARD_S).values
 
     assert values == ([2, 2], [2, 2])
 
@@ -146,7 +147,7 @@ def test_buckets_in_different_orders_are_a_mismatch_where_their_sizes_differ(clu
             work.wait()
 
     with pytest.raises(ol.MismatchError) as caught:
-        ol.run(disagree, cluster=cluster, timeout_s=30)
+        ol.run(disagree, cluster=cluster, timeout_s=GUARD_S)
 
     message = str(caught.value)
     assert "#0" in message
@@ -171,7 +172,7 @@ def test_an_interrupt_ends_the_processes_and_the_next_call_works():
     timer.start()
 
     with pytest.raises(KeyboardInterrupt):
-        ol.run(time.sleep, 1000, cluster="gloo", timeout_s=60)
+        ol.run(time.sleep, 10_000, cluster="gloo", timeout_s=GUARD_S)
 
     timer.join()
     assert not set(pids) & set(run(os.getpid).values)

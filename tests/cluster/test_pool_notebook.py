@@ -1,7 +1,6 @@
 """Processes from a notebook: cells' functions, errors with source, no leftovers."""
 
 import os
-import time
 
 import pytest
 
@@ -9,6 +8,8 @@ pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 import nbformat
 from nbclient import NotebookClient
+
+from tests.guards import GUARD_S, wait_until
 
 CELLS = [
     """
@@ -57,7 +58,7 @@ def outputs():
 
     cells = [nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=100).execute()
+    NotebookClient(notebook, timeout=GUARD_S).execute()
     return [
         "".join(output.text for output in cell.outputs if output.name == "stdout")
         for cell in notebook.cells
@@ -83,8 +84,5 @@ def test_after_an_interrupt_the_next_cell_runs(outputs):
 
 def test_the_processes_end_with_the_kernel(outputs):
     pids = [int(pid) for pid in outputs[4].split()]
-    deadline = time.monotonic() + 5
 
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
-        assert time.monotonic() < deadline, pids
-        time.sleep(0.05)
+    assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))

@@ -10,6 +10,7 @@ import torch.distributed._functional_collectives as functional
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import overlaplab as ol
+from tests.guards import GUARD_S
 
 
 def every_collective(x, group):
@@ -90,7 +91,7 @@ def test_every_functional_collective_gives_its_values_on_each_rank(run, size):
 
 def test_gloo_gives_the_same_values():
     # Its processes import much of torch first: long on a busy machine.
-    check(every_collective, 2, cluster="gloo", timeout_s=110)
+    check(every_collective, 2, cluster="gloo", timeout_s=GUARD_S)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.guards import GUARD_S
+
 MAX_CPU_S = 60
 MAX_BYTES = 4 * 2**30
 
@@ -59,7 +61,7 @@ def test_a_step_of_70_billion_parameters_on_4096_gpus_takes_a_minute_at_most():
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=GUARD_S,
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)

@@ -11,6 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 import notebook_runs as runs
+from tests.guards import GUARD_S
 
 pytest_plugins = ["pytester"]
 
@@ -29,7 +30,7 @@ def run_strictly(folder: Path, *options: str) -> subprocess.CompletedProcess[str
         env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=GUARD_S,
     )
 
 

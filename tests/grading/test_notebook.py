@@ -12,6 +12,7 @@ import pytest
 from overlaplab.errors import NotebookError
 from overlaplab.grading.children import Judge
 from overlaplab.grading.notebook import GradeReport, grade_notebook
+from tests.guards import GUARD_S
 
 MODULES = ("tests.grading.lab98",)
 DOUBLE = "def double(x):\n    return factor * x"
@@ -70,7 +71,7 @@ def grade(judge: Judge) -> Callable[..., tuple[GradeReport, Seen]]:
 
 
 def _grade(path: Path, judge: Judge, **more: Any) -> tuple[GradeReport, Seen]:
-    report = grade_notebook(path, judge=judge, timeout_s=100, **more)
+    report = grade_notebook(path, judge=judge, timeout_s=GUARD_S, **more)
     return report, {r.exercise: (r.passed, r.reason) for r in report.results}
 
 

@@ -12,6 +12,7 @@ from torch import nn
 import overlaplab as ol
 from overlaplab import streams
 from overlaplab.errors import ProfileError
+from tests.guards import GUARD_S
 
 
 class FakeNvtx:
@@ -91,7 +92,7 @@ def ranges_of_a_step() -> list[str]:
 
 
 def test_buckets_and_collectives_carry_the_words_of_our_spans():
-    for log in ol.run(ranges_of_a_step, cluster="gloo", timeout_s=120).values:
+    for log in ol.run(ranges_of_a_step, cluster="gloo", timeout_s=GUARD_S).values:
         assert log[:8] == [
             "+step 0",
             "+BucketedReducer",

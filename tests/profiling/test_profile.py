@@ -19,6 +19,7 @@ from overlaplab.profiling.sessions import (
     KinetoRecorder,
     without_earlier_launches,
 )
+from tests.guards import GUARD_S
 
 MODES = pytest.mark.parametrize("events", [False, True], ids=["kineto", "events"])
 # One operator a step, another one each time.
@@ -131,7 +132,7 @@ def test_nothing_is_printed():
         "    assert p.timeline.steps == (0,)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -151,7 +152,7 @@ def test_in_a_script_of_one_s_own_launches_carry_labels_and_waits_are_seen():
         "        print(s.lane, s.name, s.bytes, s.attributes.get('label'))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S
     )
 
     assert sorted(done.stdout.splitlines()) == [
@@ -334,7 +335,7 @@ def trained(events: bool) -> tuple[Any, Any]:
 
 @MODES
 def test_ranks_meet_on_rank_0_and_buckets_carry_their_names(events):
-    run = ol.run(trained, events, cluster="gloo", timeout_s=120)
+    run = ol.run(trained, events, cluster="gloo", timeout_s=GUARD_S)
     (mine, both), (other, none) = run.values
 
     assert none is None and mine.origin == both.origin == "gloo"
@@ -362,7 +363,7 @@ def test_ranks_meet_on_rank_0_and_buckets_carry_their_names(events):
 
 @MODES
 def test_the_timeline_of_the_run_goes_on_around_a_profile_and_holds_it(events):
-    run = ol.run(trained, events, cluster="gloo", timeout_s=120)
+    run = ol.run(trained, events, cluster="gloo", timeout_s=GUARD_S)
 
     for rank in (0, 1):
         found = names(run.timeline.of_rank(rank))
@@ -377,7 +378,7 @@ def ddp_by_events() -> tuple[str, ...]:
 
 
 def test_collectives_that_events_cannot_see_are_counted():
-    for remarks in ol.run(ddp_by_events, cluster="gloo", timeout_s=120).values:
+    for remarks in ol.run(ddp_by_events, cluster="gloo", timeout_s=GUARD_S).values:
         (unseen,) = [r for r in remarks if "not seen by events" in r]
         assert unseen.startswith("1 collectives of group 'default'")
 
@@ -394,5 +395,7 @@ def one_rank_forgets_to_step() -> str:
 
 
 def test_a_rank_without_a_recording_is_named_on_all():
-    for text in ol.run(one_rank_forgets_to_step, cluster="gloo", timeout_s=120).values:
+    for text in ol.run(
+        one_rank_forgets_to_step, cluster="gloo", timeout_s=GUARD_S
+    ).values:
         assert text.startswith("rank 1: nothing was recorded")

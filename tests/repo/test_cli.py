@@ -17,6 +17,7 @@ import overlaplab
 from overlaplab import cli
 from overlaplab.errors import NotebookError
 from overlaplab.version import find_version
+from tests.guards import GUARD_S
 
 
 def call(*arguments: str) -> Result:
@@ -138,7 +139,7 @@ def test_the_version_is_the_installed_one_and_costs_an_import_nothing() -> None:
     assert overlaplab.__version__ == version("overlaplab")
     program = "import sys, overlaplab; print('importlib.metadata' in sys.modules)"
     command = [sys.executable, "-c", program]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
     assert ran.stdout == "False\n"
 
 
@@ -169,5 +170,5 @@ def test_a_tree_that_is_not_installed_has_the_version_of_its_project(
 
 def test_the_package_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "overlaplab", "--version"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S)
     assert (ran.returncode, ran.stdout) == (0, f"overlaplab {version('overlaplab')}\n")

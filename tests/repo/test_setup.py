@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.guards import GUARD_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -45,7 +47,7 @@ def setup(folder: Path, python: str = "./python") -> subprocess.CompletedProcess
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=GUARD_S,
     )
 
 
@@ -126,7 +128,7 @@ def ci(checkout: Path) -> Callable[..., list[str]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=GUARD_S,
         )
         return result.stdout.splitlines()
 

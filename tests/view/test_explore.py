@@ -10,6 +10,7 @@ from overlaplab.timeline import Timeline
 from overlaplab.view import Explorer, Knob, explorer
 from overlaplab.view.stacking import Picture
 from overlaplab.view.widget import make_widget
+from tests.guards import GUARD_S
 from tests.view.steps import step
 
 KNOBS = {
@@ -203,7 +204,7 @@ def test_a_stored_notebook_keeps_the_last_figure_beside_the_knobs():
     ]
     code = [nbformat.v4.new_code_cell(cell) for cell in cells]
     notebook = nbformat.v4.new_notebook(cells=code)
-    nbclient.NotebookClient(notebook, timeout=60).execute()
+    nbclient.NotebookClient(notebook, timeout=GUARD_S).execute()
     shown, typed = notebook.cells
     kinds = [set(output.get("data", {})) for output in shown.outputs]
     assert {"application/vnd.jupyter.widget-view+json", "text/plain"} in kinds

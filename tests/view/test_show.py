@@ -11,6 +11,7 @@ import pytest
 from overlaplab.timeline import Timeline
 from overlaplab.view import show
 from overlaplab.view.stacking import Picture
+from tests.guards import GUARD_S
 from tests.view.steps import step
 
 
@@ -78,7 +79,9 @@ def test_a_stored_notebook_has_the_figure_and_no_columns():
         "show(step())"
     )
     notebook = nbformat.v4.new_notebook(cells=[cell])
-    client = nbclient.NotebookClient(notebook, timeout=100, store_widget_state=False)
+    client = nbclient.NotebookClient(
+        notebook, timeout=GUARD_S, store_widget_state=False
+    )
     client.execute()
     (cell,) = notebook.cells
     kinds = [kind for output in cell.outputs for kind in output.get("data", {})]

@@ -13,6 +13,7 @@ from torch import nn
 import overlaplab as ol
 from overlaplab.errors import MismatchError, RankError
 from overlaplab.techniques.data_parallel import BucketedReducer
+from tests.guards import GUARD_S
 from tests.techniques.data_parallel import programs, training
 
 CLUSTERS = ("virtual", "gloo")
@@ -22,7 +23,7 @@ on_both = pytest.mark.parametrize("cluster", CLUSTERS)
 def run(
     fn: Callable[..., Any], *args: Any, cluster: str, world_size: int = 2
 ) -> list[Any]:
-    found = ol.run(fn, *args, world_size=world_size, cluster=cluster, timeout_s=60)
+    found = ol.run(fn, *args, world_size=world_size, cluster=cluster, timeout_s=GUARD_S)
     assert found.warnings == ()
     return list(found.values)
 

@@ -10,6 +10,7 @@ import torch
 
 import overlaplab as ol
 from overlaplab.models import TOY_NETS
+from tests.guards import GUARD_S
 from tests.techniques.data_parallel import training
 
 TRAPS = ("tied", "unused", "uneven", "zero_element", "mixed_dtypes", "channels_last")
@@ -49,7 +50,7 @@ def run_of(cluster: str, world_size: int, reducer: str, set_to_none: bool) -> ol
         nets,
         world_size=world_size,
         cluster=cluster,
-        timeout_s=90,
+        timeout_s=GUARD_S,
     )
 
 
