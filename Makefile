@@ -65,11 +65,12 @@ test-drift: setup
 	$(BIN)/python course/build.py --check
 
 test-unit: setup
-	$(PYTEST) -q -n $(WORKERS) --dist loadfile --durations 15 --ignore=tests/browser
+	$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+	  --durations 15 --ignore=tests/browser
 
 test-notebooks: setup
 	$(PYTEST) -q -p tests.strict_notebooks -n $(WORKERS) \
-	  --dist loadfile --nbval-lax --nbval-cell-timeout 120 --timeout 300 solutions
+	  --dist loadfile --nbval-lax --nbval-cell-timeout 900 --timeout 1800 solutions
 
 test-unsolved: setup
 	$(BIN)/python course/build.py --prove-unsolved
@@ -77,7 +78,7 @@ test-unsolved: setup
 # Alone, since it starts JupyterLab and Chromium, and looks at how fast a page draws.
 # Where no Chromium is, it says so and passes; in CI (the variable CI is set) it fails.
 test-browser: setup
-	$(PYTEST) -q -rs --durations 5 --timeout 300 tests/browser
+	$(PYTEST) -q -rs --durations 5 --timeout 1800 tests/browser
 
 # torch brings its own CUDA packages and asks for an older setuptools; all else is as CI
 # has it. Where pip's index has a CPU build, PIP_EXTRA_INDEX_URL names it.

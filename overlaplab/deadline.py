@@ -60,16 +60,15 @@ class Deadline:
     import, of which half would be left.
 
     Args:
-        cpu_s: CPU time of the user's code.
-        wall_s: limit on the wall; by default `WALL_FACTOR` times as much.
+        cpu_s: CPU time of the user's code; on the wall, `WALL_FACTOR` times as much.
 
     Raises:
         OutOfTimeError: the time is over.
     """
 
-    def __init__(self, cpu_s: float, wall_s: float | None = None) -> None:
+    def __init__(self, cpu_s: float) -> None:
         self._cpu_s = cpu_s
-        self._wall_s = WALL_FACTOR * cpu_s if wall_s is None else wall_s
+        self._wall_s = WALL_FACTOR * cpu_s
         self._charged_s = self._all_s = self._waited_s = 0.0
         self._late_looks = 0
 

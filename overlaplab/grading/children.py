@@ -1,7 +1,8 @@
-"""The two child processes of `grade_notebook`, seen from the parent.
+"""The processes in which a notebook is graded, seen from the parent.
 
+A server that runs no code of the learner's is forked for the cells and for each check.
 The parent never unpickles what a child sends: it reads JSON, and carries the learner's
-objects as bytes from the one that plays the cells to the one that judges them. A child
+objects as bytes from the one that plays the cells to those that judge them. A child
 that dies or misses its deadline is killed with everything that it started.
 """
 
@@ -35,13 +36,9 @@ _GRACE_S = 15.0
 _MOST_DEATHS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Take the objects `names` for `exercise` before cell `before` (None: last)."""
-
-    exercise: str
-    names: tuple[str, ...]
-    before: int | None
+# An exercise, the names of its objects, and the cell before which to take them; None:
+# after the last.
+Order = tuple[str, tuple[str, ...], int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +188,12 @@ class _Server:
                 reduction.send_handle(
                     self._connection, handle.fileno(), self.process.pid
                 )
-            if not self._connection.poll(_START_S):
-                raise EOFError
-            answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
-            return answer
-        except OSError:
-            raise EOFError from None
+            if self._connection.poll(_START_S):
+                answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
+                return answer
+        except (OSError, EOFError):
+            pass
+        raise EOFError(f"the judging process is gone (code {self.process.poll()})")
 
     def close(self) -> None:
         """End the server."""
@@ -204,14 +201,6 @@ class _Server:
         self.process.kill()
         self.process.wait()
         self._scratch.cleanup()
-
-
-def _blame(
-    task: str, cells: Sequence[NotebookCell], left_out: Mapping[int, Outcome]
-) -> Outcome | None:
-    """The fate of the exercise's own cell, else of what ended all."""
-    own = [cell.number for cell in cells if cell.exercise == task]
-    return next((left_out[n] for n in own if n in left_out), left_out.get(0))
 
 
 def _listen(
@@ -318,11 +307,7 @@ class Judge:
                 "cells": [
                     [c.number, c.source] for c in cells if c.number not in left_out
                 ],
-                "orders": [
-                    [order.exercise, order.names, order.before]
-                    for order in orders
-                    if order.exercise not in handover.objects
-                ],
+                "orders": [o for o in orders if o[0] not in handover.objects],
                 "cell_timeout_s": cell_timeout_s,
             }
             child = self._fork("play")
@@ -343,11 +328,12 @@ class Judge:
             left_out[culprit or 0] = outcome
             if culprit is None or not in_time:
                 break
-        for order in orders:
-            task = order.exercise
-            if task not in handover.objects:
-                blame = _blame(task, cells, left_out) or handover.missing.get(task)
-                handover.missing[task] = blame or Outcome(None, "not found")
+        for task in {order[0] for order in orders} - set(handover.objects):
+            # The fate of the exercise's own cell, or of what ended all.
+            own = [cell.number for cell in cells if cell.exercise == task]
+            blame = next((left_out[n] for n in (*own, 0) if n in left_out), None)
+            blame = blame or handover.missing.get(task)
+            handover.missing[task] = blame or Outcome(None, "not found")
         return handover
 
     def judge(
@@ -366,9 +352,10 @@ class Judge:
             "sources": dict(objects.sources),
             "directory": str(directory),
         }
-        outcome = self._judge(task, request, objects.payload, stop_at)
-        if not outcome.judged and time.monotonic() < stop_at:
+        for _ in range(2):
             outcome = self._judge(task, request, objects.payload, stop_at)
+            if outcome.judged:
+                break
         return outcome
 
     def _judge(
@@ -396,8 +383,9 @@ class Judge:
             judged = own_limit < left and not machine_is_busy()
             return Outcome(None, f"did not end within {limit:.0f} s", judged)
         verdict = answer.get("verdict")
-        reason = "" if verdict else str(answer.get("reason", "was not verified"))
-        return Outcome(verdict, reason, not verdict or verdict["judged"] is not False)
+        if not isinstance(verdict, dict):
+            return Outcome(None, str(answer.get("reason", "was not verified")))
+        return Outcome(verdict, judged=verdict.get("judged") is not False)
 
     def _fork(self, job: str) -> _Child:
         try:

@@ -232,4 +232,4 @@ def _first_reason(verdict: Mapping[str, Any]) -> str:
 def _orders(cells: Sequence[NotebookCell], tasks: Sequence[Exercise]) -> list[Order]:
     """An exercise's objects are taken where its check stands, else at the end."""
     checks = {cell.exercise: cell.number for cell in cells if cell.is_check}
-    return [Order(task.id, task.solution, checks.get(task.id)) for task in tasks]
+    return [(task.id, task.solution, checks.get(task.id)) for task in tasks]
