@@ -40,14 +40,16 @@ from overlaplab.cluster.pool.report import (
 )
 from overlaplab.cluster.pool.sources import newest_change_s
 from overlaplab.cluster.pool.starting import Starter
+from overlaplab.deadline import machine_is_busy
 from overlaplab.errors import RunTimeoutError
 from overlaplab.profiling.trace.ranks import timeline_of_ranks
 from overlaplab.program import Finding
 from overlaplab.timeline import Timeline
 
-_START_S = 180.0  # torch loads in seconds, on a busy machine in many
+_START_S = 600.0  # torch loads in seconds, on a busy machine in many
 _GRACE_S = 0.5  # after a first failure, for the others' answers
-_LOCATE_S = 1.0
+_BUSY_FACTOR = 20  # on a machine that is busy: the first cause may answer later
+_LOCATE_S = 5.0  # they answer at once, if they do
 _TICK_S = 0.2
 # A worker reads these once; a change needs new workers.
 _ENVIRONMENT = ("CUDA_", "NCCL_", "TORCH", "PYTORCH_", "GLOO_", "OMP_", "MKL_")
@@ -212,7 +214,8 @@ class Collection:
                 until = time.monotonic() + self._timeout_s
             if not failed and (self._deaths or self._failures()):
                 failed = True
-                until = min(until, time.monotonic() + _GRACE_S)
+                grace_s = _GRACE_S * (_BUSY_FACTOR if machine_is_busy() else 1)
+                until = min(until, time.monotonic() + grace_s)
         if self._missing() and not failed:
             self._states = self._locate()
 

@@ -16,7 +16,7 @@ from overlaplab.cluster.pool.collective_log import Notes, read_notes
 from overlaplab.cluster.pool.starting import Starter
 
 _LOG_BYTES = 100_000
-_END_S = 2.0  # for a killed process to be gone
+_END_S = 10.0  # for a killed process to be gone
 _STACKS = re.compile(r"^(Current thread|Thread|Extension modules)\b", re.MULTILINE)
 
 

@@ -25,7 +25,7 @@ _BOOTSTRAP = (
 # torchrun's variables would make a worker believe that it is somebody's rank.
 _NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-_LOAD_S = 180.0  # torch loads in seconds, on a busy machine in many
+_LOAD_S = 600.0  # torch loads in seconds, on a busy machine in many
 
 # The kernel kills a process when the *thread* that started it ends: so one thread that
 # lives as long as this process starts them all.
