@@ -14,7 +14,7 @@ GUARD_S = 900.0
 
 def soon(seconds: float) -> float:
     """So many seconds on an idle machine, more on one that is busy."""
-    return round(seconds * max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1)), 1)
+    return round(seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), 1)
 
 
 def wait_until(happened, poll_s: float = 0.05) -> bool:  # type: ignore[no-untyped-def]

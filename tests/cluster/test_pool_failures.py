@@ -15,7 +15,7 @@ import torch.distributed as dist
 import overlaplab as ol
 from tests.guards import GUARD_S, soon
 
-TIMEOUT_S = soon(2)
+TIMEOUT_S = soon(3)
 
 
 def run(fn, *args):
