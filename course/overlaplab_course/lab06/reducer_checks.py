@@ -74,6 +74,7 @@ CLEAN_CAP_BYTES = 2 * 64 * 64 * 4
 
 Hooks = Callable[[ReducerState], Any]
 Finish = Callable[[ReducerState], Any]
+MakeReducer = Callable[[ReducerState], Any]
 
 
 def our_finish(state: ReducerState, divide: bool = True) -> None:
@@ -376,55 +377,46 @@ def _comparable(grads: Gradients, right: Gradients | None = None) -> Gradients:
 # -- repairs
 
 
-@exercise(
-    "6.5a",
-    title="repair: slow after a while",
-    solution=("my_number", "first_diagnosis", "FirstReducer"),
-    verifies=(DIAGNOSIS, VALUES, ONCE, SAFE, PROMPT),
-    points=2,
-    optional=True,
-    timeout_s=30.0,
-)
-def grade_resending(
-    sheet: Sheet,
-    my_number: int,
-    first_diagnosis: Mapping[str, Any],
-    repaired: Callable[[ReducerState], Any],
+def _exercise(
+    id: str,
+    title: str,
+    solution: tuple[str, str],
+    truth: Callable[[RepairCase], Mapping[str, object]],
 ) -> None:
-    """The fault is gone, the values are right, the overlap is still there."""
-    own = repair_case(my_number)
+    """Diagnose a broken reducer and mend it; `truth` is what its run shows."""
+
+    @exercise(
+        id,
+        title=title,
+        solution=("my_number", *solution),
+        verifies=(DIAGNOSIS, VALUES, ONCE, SAFE, PROMPT),
+        points=2,
+        optional=True,
+        timeout_s=30.0,
+    )
+    def grade_repair(
+        sheet: Sheet,
+        my_number: int,
+        diagnosis: Mapping[str, Any],
+        repaired: MakeReducer,
+    ) -> None:
+        """The fault is gone, the values are right, the overlap is still there."""
+        own = repair_case(my_number)
+        check_diagnosis(sheet, DIAGNOSIS, diagnosis, truth(own))
+        _examine(sheet, own, repaired)
+
+
+def _resending(own: RepairCase) -> Mapping[str, object]:
     sent = own.train(FirstReducer).evidence.sends_of(0, 2)
-    truth = {"kind": "sent again", "step": 2, "messages": len(sent)}
-    check_diagnosis(sheet, DIAGNOSIS, first_diagnosis, truth)
-    _examine(sheet, own, repaired)
+    return {"kind": "sent again", "step": 2, "messages": len(sent)}
 
 
-@exercise(
-    "6.5b",
-    title="repair: wrong at times",
-    solution=("my_number", "second_diagnosis", "SecondReducer"),
-    verifies=(DIAGNOSIS, VALUES, ONCE, SAFE, PROMPT),
-    points=2,
-    optional=True,
-    timeout_s=30.0,
-)
-def grade_racing(
-    sheet: Sheet,
-    my_number: int,
-    second_diagnosis: Mapping[str, Any],
-    repaired: Callable[[ReducerState], Any],
-) -> None:
-    """The edge is there, and nothing waits that need not."""
-    own = repair_case(my_number)
+def _racing(own: RepairCase) -> Mapping[str, object]:
     first = next(b for b, names in enumerate(own.buckets()) if len(names) > 1)
-    truth = {"kind": "race", "bucket": first, "written_on": "stream 1"}
-    check_diagnosis(sheet, DIAGNOSIS, second_diagnosis, truth)
-    _examine(sheet, own, repaired)
+    return {"kind": "race", "bucket": first, "written_on": "stream 1"}
 
 
-def _examine(
-    sheet: Sheet, own: RepairCase, repaired: Callable[[ReducerState], Any]
-) -> None:
+def _examine(sheet: Sheet, own: RepairCase, repaired: MakeReducer) -> None:
     sheet.ran(f"your reducer: {STEPS} steps of your net on 2 ranks")
     trained = own.train(repaired)
     evidence = trained.evidence
@@ -436,3 +428,11 @@ def _examine(
     sheet.verify(VALUES, wrong_values(trained, own.fixture, 2))
     sheet.stop_if_wrong()
     sheet.verify(PROMPT, laws.overlap_law(evidence, own.buckets(), best_ns))
+
+
+FIRST, SECOND = (
+    ("first_diagnosis", "FirstReducer"),
+    ("second_diagnosis", "SecondReducer"),
+)
+_exercise("6.5a", "repair: slow after a while", FIRST, _resending)
+_exercise("6.5b", "repair: wrong at times", SECOND, _racing)
