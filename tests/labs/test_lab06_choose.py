@@ -199,7 +199,7 @@ def hardware_of(case):
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_the_marked_step_is_the_resolver_s(case):
-    cap = case.best_cap_bytes()
+    cap = case.best_cap_bytes
     timeline = replay(program_of(case), hardware=hardware_of(case), buckets=cap)
     end = max(span.end_ns for span in timeline.spans)
     assert end == pytest.approx(case.step_ns(cap), rel=1e-4)

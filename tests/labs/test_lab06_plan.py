@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab06 import checks
+from overlaplab_course.lab06 import plan_checks
 from overlaplab_course.lab06.reference import plan_buckets
 
 
@@ -109,16 +109,16 @@ def any_cap(params, cap_bytes):
 
 
 WRONG = {
-    forward_order: (checks.ARRIVAL, "bucket 1 is [2, 3, 4], expected [4, 3, 2]"),
-    cap_in_elements: (checks.CAP, "the cap is 4096 bytes"),
-    empty_before_an_oversize_one: (checks.FULL, "bucket 0 is empty"),
-    dtypes_mixed: (checks.DTYPE, "torch.bfloat16 and torch.float32"),
-    last_partial_bucket_dropped: (checks.ONCE, "in no bucket: [0]"),
-    bin_packing: (checks.RUN, "the torch.bfloat16 buckets are [[3, 2, 0], [1]]"),
-    closed_when_the_dtype_changes: (checks.MAXIMAL, "fits under the cap"),
-    frozen_ones_too: (checks.ONCE, "frozen or no position at all"),
-    ordered_by_opening: (checks.LAUNCH, "is full when gradient"),
-    any_cap: (checks.REFUSED, "plan_buckets(params, 0) returned [[0]]"),
+    forward_order: (plan_checks.ARRIVAL, "bucket 1 is [2, 3, 4], expected [4, 3, 2]"),
+    cap_in_elements: (plan_checks.CAP, "the cap is 4096 bytes"),
+    empty_before_an_oversize_one: (plan_checks.FULL, "bucket 0 is empty"),
+    dtypes_mixed: (plan_checks.DTYPE, "torch.bfloat16 and torch.float32"),
+    last_partial_bucket_dropped: (plan_checks.ONCE, "in no bucket: [0]"),
+    bin_packing: (plan_checks.RUN, "the torch.bfloat16 buckets are [[3, 2, 0], [1]]"),
+    closed_when_the_dtype_changes: (plan_checks.MAXIMAL, "fits under the cap"),
+    frozen_ones_too: (plan_checks.ONCE, "frozen or no position at all"),
+    ordered_by_opening: (plan_checks.LAUNCH, "is full when gradient"),
+    any_cap: (plan_checks.REFUSED, "plan_buckets(params, 0) returned [[0]]"),
 }
 
 

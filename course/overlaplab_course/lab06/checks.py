@@ -1,41 +1,35 @@
-"""The graders of lab 06: of the line, readings, settings and knobs.
+"""The graders of lab 06; those of its reducer stand in plan_checks and reducer_checks.
 
-Those of plan and bucket size stand in `plan_checks`, those of hooks, finish and repairs
-in `reducer_checks`.
+What they promise stands in exercises.toml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 from overlaplab.grading import laws
-from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.declared import Declared
+from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import KnobTask, KnobTasks, Settings, need_dict
-from overlaplab.grading.laws import Violation, regret
+from overlaplab.grading.laws import Violation, regret, regret_law
 from overlaplab_course.lab06 import plan_checks, reducer_checks  # noqa: F401 (register)
-from overlaplab_course.lab06.given import MIB, three_runs
+from overlaplab_course.lab06.given import MIB, pack, three_runs
 from overlaplab_course.lab06.show import message_points
-from overlaplab_course.lab06.trials import KNOBS, DdpRun, net_bytes, turn, try_with
+from overlaplab_course.lab06.trials import KNOBS, DdpRun, net_bytes, try_with, turn
 
-# -- 6.0: any way of fitting will do
-
-FIT = "alpha and bandwidth meet 0, 25 and 100 MiB within 10 %"
-MISSED = "which measured point the line misses most"
+LAB = Declared(__file__)
+FIT, MISSED = LAB.sentences("6.0")
 
 
-@exercise(
-    "6.0",
-    title="what a message costs",
-    solution=("latency_us", "gbyte_per_s", "missed_mib"),
-    verifies=(FIT, MISSED),
-    timeout_s=10.0,
-)
+@LAB.grader("6.0")
 def grade_fit(
     sheet: Sheet, latency_us: float, gbyte_per_s: float, missed_mib: float
 ) -> None:
-    """Compare the learner's line with the measured points."""
+    """Any way of fitting will do."""
     sheet.ran("your line at the five measured sizes")
     off = {}
     for mib, measured_us in message_points().items():
@@ -48,8 +42,6 @@ def grade_fit(
                 seen=f"at {mib} MiB the line says {predicted_us:.0f} us, measured are "
                 f"{measured_us:.0f} us",
                 expected="within 10 %",
-                hint="an empty message shows alpha; the slope from 25 to 100 MiB is "
-                "75 MiB more in 357 us more",
             )
     sheet.expect(
         MISSED,
@@ -59,115 +51,201 @@ def grade_fit(
     )
 
 
-# -- 6.4b
+# -- the size: marked by what the choice loses, on pairs where every constant fails
 
-LARGEST = "the largest share of each critical path"
-COUNTERFACTUAL = "what half the latency saves in each run, within 3 points"
-TAIL = "whose bytes are still on the wire when run C has nothing left to compute"
+USABLE, REGRET = LAB.sentences("6.4a")
+AT_MOST = 0.20
+LEAST_BYTES = 1024  # nobody means less
 
 
-@exercise(
-    "6.4b",
-    title="read the critical path",
-    solution="reading",
-    verifies=(LARGEST, COUNTERFACTUAL, TAIL),
-    points=2,
-    timeout_s=120.0,  # records the three runs if nobody has
-)
+@dataclass(frozen=True)
+class Case:
+    """One backward pass and one link; none of them is in the lesson.
+
+    Args:
+        name: what the model and the link are like.
+        model: layers, their width, tokens.
+        link: alpha in ns; payload per second, as a large all-reduce sees it.
+        tflops: of the GPU.
+        kind: a "gpt" in bfloat16, or "narrow": small linear layers in float32.
+        vocabulary: rows of an embedding, which arrives last and costs no time.
+    """
+
+    name: str
+    model: tuple[int, int, int]
+    link: tuple[int, int]
+    tflops: float = 500
+    kind: str = "gpt"
+    vocabulary: int = 0
+
+    @cached_property
+    def _numels(self) -> tuple[int, ...]:
+        layers, d, _ = self.model
+        gpt = (4 * d * d, 4 * d * d, d, d * d, 3 * d * d, d)  # in the order of arrival
+        return (gpt if self.kind == "gpt" else (d, d * d)) * layers
+
+    @cached_property
+    def grad_bytes(self) -> tuple[int, ...]:
+        """The size of each gradient, in the order of arrival."""
+        embedding = (self.vocabulary * self.model[1],) if self.vocabulary else ()
+        itemsize = 2 if self.kind == "gpt" else 4
+        return tuple(numel * itemsize for numel in (*self._numels, *embedding))
+
+    @cached_property
+    def ready_ns(self) -> tuple[int, ...]:
+        """When each gradient is ready, from the start of the backward pass."""
+        flops = (4 * numel * self.model[2] for numel in self._numels)
+        took = (max(3_000, int(f / self.tflops / 1000)) for f in flops)
+        ready = tuple(itertools.accumulate(took))
+        return (*ready, ready[-1]) if self.vocabulary else ready
+
+    @property
+    def latency_ns(self) -> int:
+        return self.link[0]
+
+    @property
+    def bytes_per_s(self) -> int:
+        return self.link[1]
+
+    def step_ns(self, cap_bytes: float) -> int:
+        """From the start of the backward pass to the end of the last message.
+
+        The same number as `replay` gives, which a test holds it to, in microseconds.
+        """
+        end_ns = 0
+        for bucket in pack(self.grad_bytes, cap_bytes):
+            total = sum(self.grad_bytes[i] for i in bucket)
+            start_ns = max(end_ns, self.ready_ns[bucket[-1]])
+            wire_ns = -(-total * 10**9 // self.bytes_per_s)
+            end_ns = start_ns + self.latency_ns + wire_ns
+        return end_ns
+
+    @cached_property
+    def best_cap_bytes(self) -> int:
+        """Of 120 caps in equal ratios, smallest gradient to all, the one to take."""
+        low, high = min(self.grad_bytes), sum(self.grad_bytes)
+        caps = (int(low * (high / low) ** (k / 119)) + 1 for k in range(120))
+        return min(caps, key=self.step_ns)
+
+    @cached_property
+    def worst_ns(self) -> int:
+        """The worse of the two ends: one message per gradient, one for all."""
+        return max(self.step_ns(1), self.step_ns(sum(self.grad_bytes)))
+
+    def regret(self, cap_bytes: float) -> float:
+        """0: as good as the best; 1: as bad as the worse end."""
+        best_ns = self.step_ns(self.best_cap_bytes)
+        return regret(self.step_ns(cap_bytes), best_ns, self.worst_ns)
+
+
+@lru_cache(maxsize=1)
+def cases() -> tuple[Case, ...]:
+    """The twelve pairs of a model and a link."""
+    links = LAB.cases("6.4a", "links")[REGRET]
+    pairs = LAB.cases("6.4a", "pairs")[REGRET]
+    return tuple(Case(**{**pair, "link": links[pair["link"]]}) for pair in pairs)
+
+
+@LAB.grader("6.4a")
+def grade_choice(sheet: Sheet, choose_cap: Callable[..., Any]) -> None:
+    """Ask for a cap on each case and compare with the best of a sweep."""
+    sheet.ran("choose_cap on 12 pairs of a model and a link, 4 ranks, alpha-beta")
+    lost: dict[str, float] = {}
+    smallest = float("inf")
+    for case in cases():
+        sizes, ready_ns = list(case.grad_bytes), list(case.ready_ns)
+        answer = choose_cap(sizes, ready_ns, case.latency_ns, case.bytes_per_s)
+        try:
+            cap_bytes = float(answer)
+        except (TypeError, ValueError):
+            cap_bytes = 0.0
+        sheet.expect(
+            USABLE,
+            0 < cap_bytes < float("inf"),
+            seen=f"{case.name}: choose_cap returned {answer!r}",
+            expected="a number of bytes above 0, such as 26214400 (25 MiB)",
+        )
+        sheet.stop_if_wrong()
+        smallest = min(smallest, cap_bytes)
+        best = case.best_cap_bytes
+        described = (
+            f"{case.name}: {cap_bytes / MIB:.1f} MiB takes "
+            f"{case.step_ns(cap_bytes) / 1e6:.2f} ms, {best / MIB:.1f} MiB takes "
+            f"{case.step_ns(best) / 1e6:.2f}, the worse end {case.worst_ns / 1e6:.2f}"
+        )
+        lost[described] = case.regret(cap_bytes)
+    hint = "the answer is in bytes, not MiB and not a number of buckets"
+    wrong = regret_law(lost, at_most=AT_MOST)
+    sheet.verify(REGRET, wrong, hint=hint if smallest < LEAST_BYTES else "")
+
+
+# -- the critical path, settings of DDP, knobs
+
+LARGEST, COUNTERFACTUAL, TAIL = LAB.sentences("6.4b")
+
+
+@LAB.grader("6.4b")
 def grade_reading(sheet: Sheet, reading: Mapping[str, Any]) -> None:
     """Compare with the shares, and with what the resolver says of half the latency."""
     sheet.ran("runs A, B and C, each again with half the latency")
     need_dict(reading, "reading")
     wrong: dict[str, list[Violation]] = {LARGEST: [], COUNTERFACTUAL: []}
+    seen, expected = LAB.cases("6.4b", "seen"), LAB.cases("6.4b", "expected")
     for letter, given in three_runs().items():
         timeline = given.timeline()
         shares = timeline.critical_path().shares
         saved = 1 - given.timeline(latency=0.5).step_ns / timeline.step_ns
-        run = f"run {letter}"
-        asked = {
-            "largest": (
-                max(shares, key=lambda share: shares[share]),
-                f"{run} ({given.name})",
-                f"the largest value in critical_path().shares of {run}",
-                "max() over timeline.critical_path().shares, not over the lanes",
-            ),
-            "half_latency_saves_percent": (
-                100 * saved,
-                run,
-                f"percent of the step, from .timeline(latency=0.5) of {run}",
-                "time it again: compare step_ns with .timeline(latency=0.5)",
-            ),
+        right: dict[str, object] = {
+            "largest": max(shares, key=lambda share: shares[share]),
+            "half_latency_saves_percent": 100 * saved,
         }
         answer = reading.get(letter)
         said = answer if isinstance(answer, Mapping) else {}
-        for found, (key, fact) in zip(wrong.values(), asked.items(), strict=True):
-            right, where, expected, hint = fact
-            for v in laws.diagnosis_law(said, {key: right}):
-                message = f"{where}: {v.message}"
-                found.append(Violation(v.law, message, expected, hint))
+        for sentence, key in LAB.cases("6.4b", "asks").items():
+            for v in laws.diagnosis_law(said, {key: right[key]}):
+                facts = {"letter": letter, "name": given.name, "message": v.message}
+                message = seen[sentence].format(**facts)
+                wanted = expected[sentence].format(**facts)
+                wrong[sentence].append(Violation(v.law, message, wanted))
     for sentence, violations in wrong.items():
         sheet.verify(sentence, violations, list_all=True)
     owner = three_runs()["C"].messages()[-1].names[-1]
     truth = {"tail": frozenset({owner, f"grad {owner}", owner.partition(".")[0]})}
-    hint = "which collective ends last, and what are its parts called?"
-    tail = [replace(v, hint=hint) for v in laws.diagnosis_law(reading, truth)]
-    sheet.verify(TAIL, tail)
+    sheet.verify(TAIL, laws.diagnosis_law(reading, truth))
 
 
-# -- 6.6: a setting is known by its messages, its copies and its step
-
-WISHES = ("one message", "no copies", "unused parameter", "short step")
-KNOWN = "every wish has keyword arguments that DDP takes"
-ONE = "'one message': the third step sends all its gradients in one message"
-NO_COPIES = "'no copies': the third step copies no gradient into a bucket"
-UNUSED = "'unused parameter': a layer that gets no gradient does not stop the training"
-SHORT = "'short step': at most a fifth of what there was to gain is lost"
+KNOWN, ONE, NO_COPIES, UNUSED, SHORT = LAB.sentences("6.6")
 
 
-@exercise(
-    "6.6",
-    title="settings of DDP",
-    solution="wishes",
-    verifies=(KNOWN, ONE, NO_COPIES, UNUSED, SHORT),
-    optional=True,
-    timeout_s=120.0,
-)
+@LAB.grader("6.6")
 def grade_settings(sheet: Sheet, wishes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Run DDP with what the learner chose for each wish."""
+    """Run DDP with what the learner chose; a setting is known by what it does."""
     sheet.ran("DDP, three steps of a small transformer on 2 ranks, for each wish")
-    runs = {}
-    for wish in WISHES:
+    runs: dict[str, DdpRun] = {}
+    for sentence, wish in LAB.cases("6.6", "wish").items():
         settings = wishes.get(wish) if isinstance(wishes, Mapping) else None
         if not isinstance(settings, Mapping):
             sheet.expect(KNOWN, False, seen=f"no settings for {wish!r}")
             continue
-        runs[wish] = try_with(settings, uses_all=wish != "unused parameter")
-        usable = not runs[wish].error or wish == "unused parameter"
-        sheet.expect(KNOWN, usable, seen=f"{wish!r}: {_line(runs[wish])}")
+        run = runs[sentence] = try_with(settings, uses_all=sentence != UNUSED)
+        usable = not run.error or sentence == UNUSED
+        sheet.expect(KNOWN, usable, seen=f"{wish!r}: {_line(run)}")
     sheet.stop_if_wrong()
-    one, copies, unused, short = (runs[wish] for wish in WISHES)
-    whole, best, worst = net_bytes(), best_ns(), worst_ns()
-    sheet.expect(
-        ONE,
-        len(one.messages) == 1 and one.messages[0] >= whole,
-        seen=_line(one),
-        expected=f"one message of {whole / MIB:.2f} MiB",
-    )
-    sheet.expect(NO_COPIES, copies.copies == 0, seen=_line(copies), expected="0 copies")
-    sheet.expect(
-        UNUSED,
-        not unused.error,
-        seen=_line(unused),
-        expected="three steps",
-        hint="DDP has to look for parameters without gradient, if you ask it to",
-    )
-    sheet.expect(
-        SHORT,
-        regret(short.step_ns, best, worst) <= 0.20,
-        seen=f"{_line(short)}; the best size takes {best / 1e6:.1f} ms",
-        expected=f"at most {(best + 0.2 * (worst - best)) / 1e6:.1f} ms",
-        hint="n* = sqrt(Tb / alpha), then M / n*",
-    )
+    best, worst, whole = best_ns(), worst_ns(), net_bytes()
+    facts = {"mib": whole / MIB, "limit_ms": (best + 0.2 * (worst - best)) / 1e6}
+    sent = runs[ONE].messages
+    right = {
+        ONE: len(sent) == 1 and sent[0] >= whole,
+        NO_COPIES: runs[NO_COPIES].copies == 0,
+        UNUSED: not runs[UNUSED].error,
+        SHORT: regret(runs[SHORT].step_ns, best, worst) <= 0.20,
+    }
+    for sentence, expected in LAB.cases("6.6", "expected").items():
+        seen = _line(runs[sentence])
+        if sentence == SHORT:
+            seen += f"; the best size takes {best / 1e6:.1f} ms"
+        expected = expected.format(**facts)
+        sheet.expect(sentence, right[sentence], seen=seen, expected=expected)
 
 
 def _line(found: DdpRun) -> str:
@@ -185,45 +263,7 @@ def worst_ns() -> int:
     return try_with({"bucket_cap_mb": 25}).step_ns
 
 
-# -- 6.7
-
-HALF, TWICE = turn.what_if
-TASKS = KnobTasks(
-    turn,
-    usable="every setting is one that the sliders have",
-    measure=lambda s: {
-        "half": turn.saved_percent(s, HALF),
-        "twice": turn.saved_percent(s, TWICE),
-    },
-    seen="half the latency saves {half:.1f} %, twice the bandwidth {twice:.1f} %",
-    tasks=(
-        KnobTask(
-            "latency",
-            "half the latency saves 15 % or more, twice the bandwidth under 8 %",
-            lambda n: n["half"] >= 15 and n["twice"] < 8,
-        ),
-        KnobTask(
-            "bandwidth",
-            "twice the bandwidth saves 15 % or more, half the latency under 8 %",
-            lambda n: n["twice"] >= 15 and n["half"] < 8,
-        ),
-        KnobTask(
-            "neither",
-            "neither saves 2 %",
-            lambda n: n["half"] < 2 and n["twice"] < 2,
-        ),
-        KnobTask(
-            "25 MiB loses",
-            "buckets of 25 MiB take 10 % longer than the best bucket",
-            lambda n: n["lost"] >= 10,
-            seen="25 MiB takes {lost:.1f} % longer than the best",
-            expected="10 % or more",
-            hint="when is latency expensive, and when is there little to hide behind?",
-            measure=lambda s: {"lost": lost_percent(s)},
-        ),
-    ),
-)
-SETTINGS, IS_LATENCY, IS_WIRE, IS_NEITHER, IS_LOST = TASKS.sentences
+SETTINGS, IS_LATENCY, IS_WIRE, IS_NEITHER, IS_LOST = LAB.sentences("6.7")
 
 
 def lost_percent(settings: Settings) -> float:
@@ -233,15 +273,33 @@ def lost_percent(settings: Settings) -> float:
     return 100 * (steps[25] / min(steps.values()) - 1)
 
 
-@exercise(
-    "6.7",
-    title="knobs",
-    solution="found",
-    verifies=TASKS.sentences,
-    points=2,
-    optional=True,
-    timeout_s=30.0,
+def _saved(settings: Settings) -> dict[str, float]:
+    half, twice = (turn.saved_percent(settings, change) for change in turn.what_if)
+    return {"half": half, "twice": twice}
+
+
+TASKS = KnobTasks(
+    turn,
+    usable=SETTINGS,
+    measure=_saved,
+    seen="half the latency saves {half:.1f} %, twice the bandwidth {twice:.1f} %",
+    tasks=(
+        KnobTask("latency", IS_LATENCY, lambda n: n["half"] >= 15 and n["twice"] < 8),
+        KnobTask("bandwidth", IS_WIRE, lambda n: n["twice"] >= 15 and n["half"] < 8),
+        KnobTask("neither", IS_NEITHER, lambda n: n["half"] < 2 and n["twice"] < 2),
+        KnobTask(
+            "25 MiB loses",
+            IS_LOST,
+            lambda n: n["lost"] >= 10,
+            seen="25 MiB takes {lost:.1f} % longer than the best",
+            expected="10 % or more",
+            measure=lambda s: {"lost": lost_percent(s)},
+        ),
+    ),
 )
+
+
+@LAB.grader("6.7")
 def grade_knobs(sheet: Sheet, found: Settings) -> None:
     """Resolve the learner's settings, whatever they typed or slid."""
     sheet.ran("your four settings, each resolved again")

@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.grading import fixtures, laws
+from overlaplab.grading.declared import Declared
 from overlaplab.grading.evidence import Evidence
-from overlaplab.grading.exercise import Sheet, exercise
+from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.fixtures import Fixture, Gradients, Trained
 from overlaplab.grading.forms import check_diagnosis
 from overlaplab.grading.laws import Violation
@@ -29,45 +30,15 @@ from overlaplab_course.lab06.reference import install_hooks as our_hooks
 from overlaplab_course.lab06.reference import plan_buckets
 from overlaplab_course.lab06.trials import RepairCase, repair_case
 
+LAB = Declared(__file__)
+SENT, ONCE, BYTES, PROMPT, ORDER, SAFE = LAB.sentences("6.2")
+MEAN, AGAIN, WAITED, _, LEAK, KEPT, TRAPS, UNUSED = LAB.sentences("6.3")
+DIAGNOSIS, VALUES = LAB.sentences("6.5a")[:2]
+# By sentence, the nets of 6.3 and what each is for.
+NETS: Mapping[str, Mapping[str, str]] = LAB.cases("6.3", "nets")
+SKIPPED_HINTS: Mapping[str, str] = LAB.cases("6.3", "skipped")[UNUSED]
 STEPS = 3
 FLAG_BYTES = 1024
-
-SENT = "what is sent is the gradient, of every parameter"
-ONCE = "each gradient is sent once a step, in steps 1, 2 and 3"
-BYTES = "the bytes on the wire are those of the gradients, no more"
-PROMPT = "each bucket starts when it is full and the wire is free"
-ORDER = "all ranks launch the same buckets in one order, whatever arrives first"
-SAFE = "no bytes are touched by two streams at once"
-
-MEAN = "after finish, .grad is the mean over ranks, in steps 1, 2 and 3"
-TRAPS = "also for tied, frozen, over-size, channels_last and mixed-dtype parameters"
-UNUSED = "also where a parameter gets no gradient, on one rank or on all"
-WAITED = "every message is waited for"
-AGAIN = "the next step starts anew: each gradient is sent once a step"
-KEPT = "the overlap that the hooks made is kept"
-LEAK = "memory does not grow from step to step"
-
-DIAGNOSIS = "the diagnosis is right"
-VALUES = "gradients are right on every rank, in every step"
-
-# What the nets are for, as verdicts name them.
-NETS: Mapping[str, str] = {
-    "tied": "two layers share one weight",
-    "frozen": "some parameters are not trained",
-    "unused": "a layer gets no gradient on any rank",
-    "uneven": "a layer gets a gradient on some ranks only",
-    "zero_element": "a parameter has no elements",
-    "over_size": "one gradient is larger than the cap",
-    "mixed_dtypes": "layers in float32 and float64",
-    "channels_last": "gradients that are not contiguous",
-    "branches": "ranks use the layers in different orders",
-    "zeroed_in_place": "gradients are zeroed, not None, before each step",
-}
-SKIPPED_HINTS = {
-    "unused": "a bucket was not sent: send zeros for what has no gradient",
-    "uneven": "a rank skipped a bucket that another one sent: send zeros for what has "
-    "no gradient",
-}
 # The equal layers of the clean net, two in a bucket.
 CLEAN = replace(fixtures.clean_fixture(), same_seed=True)
 CLEAN_CAP_BYTES = 2 * 64 * 64 * 4
@@ -136,14 +107,7 @@ def _show(sheet: Sheet, evidence: Evidence, target_ns: int) -> None:
     sheet.show(timeline, step_ns=evidence.step_ns[1], target_ns=target_ns)
 
 
-@exercise(
-    "6.2",
-    title="the hook",
-    solution="install_hooks",
-    verifies=(SENT, ONCE, BYTES, PROMPT, ORDER, SAFE),
-    points=3,
-    timeout_s=30.0,
-)
+@LAB.grader("6.2")
 def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
     """The learner's hooks before the course's finish."""
     sheet.ran(f"your hooks and our finish: {STEPS} steps, 8 layers, 2 ranks")
@@ -154,22 +118,23 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
     evidence = trained.evidence
     _show(sheet, evidence, our_step_ns()[1])
     hint = _sending_hint(trained)
-    sheet.verify(ONCE, _hinted(laws.once_law(evidence), hint))
-    sheet.verify(BYTES, _hinted(laws.bytes_law(evidence), hint))
+    sheet.verify(ONCE, laws.once_law(evidence), hint=hint)
+    sheet.verify(BYTES, laws.bytes_law(evidence), hint=hint)
     sheet.verify(SAFE, laws.no_findings_law(trained.run.warnings, kinds=("hazard",)))
-    sheet.verify(SENT, _hinted(wrong_values(trained, CLEAN, 2), hint))
+    sheet.verify(SENT, wrong_values(trained, CLEAN, 2), hint=hint)
     sheet.stop_if_wrong()
     buckets = fixtures.layer_buckets()
     sheet.verify(PROMPT, laws.overlap_law(evidence, buckets, our_step_ns()))
     sheet.stop_if_wrong()
+    nets = LAB.cases("6.2", "nets")[ORDER]
+    deadlock = LAB.cases("6.2", "deadlock")[ORDER]
     for fixture in traps():
-        if fixture.name not in ("branches", "tied", "channels_last", "mixed_dtypes"):
-            continue  # the others are about the finish
-        sheet.ran(f"your hooks and our finish: {STEPS} steps of {_described(fixture)}")
-        hint = "a full bucket waits until every bucket before it has been launched"
-        trap = _trained(
-            sheet, fixture, reducer(install_hooks, finish, 300), ORDER, hint
-        )
+        if fixture.name not in nets:
+            continue
+        net = f"the net {fixture.name!r}: {nets[fixture.name]}"
+        sheet.ran(f"your hooks and our finish: {STEPS} steps of {net}")
+        make = reducer(install_hooks, finish, 300)
+        trap = _trained(sheet, fixture, make, ORDER, deadlock)
         if trap is None:
             return
         found = {
@@ -184,14 +149,7 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
         sheet.stop_if_wrong()
 
 
-@exercise(
-    "6.3",
-    title="the finish",
-    solution="finish",
-    verifies=(MEAN, AGAIN, WAITED, SAFE, LEAK, KEPT, TRAPS, UNUSED),
-    points=3,
-    timeout_s=45.0,
-)
+@LAB.grader("6.3")
 def grade_finish(sheet: Sheet, finish: Finish) -> None:
     """The learner's finish behind the course's hooks."""
     sheet.ran(f"our hooks and your finish: {STEPS} steps, 8 layers, 2 ranks")
@@ -202,9 +160,10 @@ def grade_finish(sheet: Sheet, finish: Finish) -> None:
     _show(sheet, evidence, our_step_ns()[1])
     _judge_findings(sheet, trained)
     hint = "what must be as it was, before the next backward pass begins?"
-    sheet.verify(AGAIN, _hinted(laws.once_law(evidence), hint))
+    sheet.verify(AGAIN, laws.once_law(evidence), hint=hint)
     wrong = wrong_values(trained, CLEAN, 2)
-    sheet.verify(MEAN, _hinted(wrong, _value_hint(trained, CLEAN, 2)))
+    hint = _value_hint(trained, CLEAN, 2) if wrong else ""
+    sheet.verify(MEAN, wrong, hint=hint)
     sheet.stop_if_wrong()
     # Flags of who used what may travel too.
     sheet.verify(AGAIN, laws.bytes_law(evidence, extra_bytes=FLAG_BYTES))
@@ -213,33 +172,30 @@ def grade_finish(sheet: Sheet, finish: Finish) -> None:
     kept = laws.overlap_law(evidence, buckets, our_step_ns(), steps=steps)
     sheet.verify(KEPT, kept)
     for number, fixture in enumerate(traps()):
-        num_ranks = (3, 2)[number % 2]
-        sheet.ran(
-            f"our hooks and your finish: {STEPS} steps on {num_ranks} ranks of "
-            f"{_described(fixture)}"
-        )
         with warnings.catch_warnings():  # torch remarks on the net 'zero_element'
             warnings.filterwarnings("ignore", message="Initializing zero-element")
-            _grade_trap(sheet, finish, fixture, num_ranks)
+            _grade_trap(sheet, finish, fixture, (3, 2)[number % 2])
         sheet.stop_if_wrong()
 
 
 def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) -> None:
-    sentence = UNUSED if fixture.name in SKIPPED_HINTS else TRAPS
-    make = reducer(our_hooks, finish, 300)
-    hint = SKIPPED_HINTS.get(
-        fixture.name,
-        "which ranks launch the buckets that are not full after the backward?",
+    name = fixture.name
+    sentence, nets = next(pair for pair in NETS.items() if name in pair[1])
+    sheet.ran(
+        f"our hooks and your finish: {STEPS} steps on {num_ranks} ranks of "
+        f"the net {name!r}: {nets[name]}"
     )
+    make = reducer(our_hooks, finish, 300)
+    hint = "which ranks launch the buckets that are not full after the backward?"
+    hint = SKIPPED_HINTS.get(name, hint)
     trained = _trained(sheet, fixture, make, sentence, hint, num_ranks)
     if trained is None:
         return
     wrong = wrong_values(trained, fixture, num_ranks)
-    if wrong:
-        wrong = _hinted(wrong, _value_hint(trained, fixture, num_ranks))
     _show_failing(sheet, trained, fixture, wrong)
-    net = f"net {fixture.name!r}"
-    sheet.verify(sentence, [replace(v, message=f"{net}: {v.message}") for v in wrong])
+    hint = _value_hint(trained, fixture, num_ranks) if wrong else ""
+    wrong = [replace(v, message=f"net {name!r}: {v.message}") for v in wrong]
+    sheet.verify(sentence, wrong, hint=hint)
     _judge_findings(sheet, trained)
 
 
@@ -266,10 +222,6 @@ def _trained(
         return None
 
 
-def _described(fixture: Fixture) -> str:
-    return f"the net {fixture.name!r}: {NETS[fixture.name]}"
-
-
 def _show_failing(
     sheet: Sheet, trained: Trained, fixture: Fixture, found: list[Violation]
 ) -> None:
@@ -278,11 +230,6 @@ def _show_failing(
         step = found[0].step or 1
         title = f"your run on {fixture.name!r}, step {step}"
         sheet.show(trained.evidence.step_timeline(step), title=title)
-
-
-def _hinted(violations: list[Violation], hint: str) -> list[Violation]:
-    """With this hint, if there is one."""
-    return [replace(v, hint=hint) for v in violations] if hint else violations
 
 
 def _sending_hint(trained: Trained) -> str:
@@ -377,46 +324,36 @@ def _comparable(grads: Gradients, right: Gradients | None = None) -> Gradients:
 # -- repairs
 
 
-def _exercise(
-    id: str,
-    title: str,
-    solution: tuple[str, str],
-    truth: Callable[[RepairCase], Mapping[str, object]],
+@LAB.grader("6.5a")
+def grade_resending(
+    sheet: Sheet, my_number: int, said: Mapping[str, Any], repaired: MakeReducer
 ) -> None:
-    """Diagnose a broken reducer and mend it; `truth` is what its run shows."""
-
-    @exercise(
-        id,
-        title=title,
-        solution=("my_number", *solution),
-        verifies=(DIAGNOSIS, VALUES, ONCE, SAFE, PROMPT),
-        points=2,
-        optional=True,
-        timeout_s=30.0,
-    )
-    def grade_repair(
-        sheet: Sheet,
-        my_number: int,
-        diagnosis: Mapping[str, Any],
-        repaired: MakeReducer,
-    ) -> None:
-        """The fault is gone, the values are right, the overlap is still there."""
-        own = repair_case(my_number)
-        check_diagnosis(sheet, DIAGNOSIS, diagnosis, truth(own))
-        _examine(sheet, own, repaired)
-
-
-def _resending(own: RepairCase) -> Mapping[str, object]:
+    """The fault is gone, the values are right, the overlap is still there."""
+    own = repair_case(my_number)
     sent = own.train(FirstReducer).evidence.sends_of(0, 2)
-    return {"kind": "sent again", "step": 2, "messages": len(sent)}
+    truth = {"kind": "sent again", "step": 2, "messages": len(sent)}
+    _grade_repair(sheet, own, truth, said, repaired)
 
 
-def _racing(own: RepairCase) -> Mapping[str, object]:
+@LAB.grader("6.5b")
+def grade_racing(
+    sheet: Sheet, my_number: int, said: Mapping[str, Any], repaired: MakeReducer
+) -> None:
+    """The edge is there, and nothing waits that need not."""
+    own = repair_case(my_number)
     first = next(b for b, names in enumerate(own.buckets()) if len(names) > 1)
-    return {"kind": "race", "bucket": first, "written_on": "stream 1"}
+    truth = {"kind": "race", "bucket": first, "written_on": "stream 1"}
+    _grade_repair(sheet, own, truth, said, repaired)
 
 
-def _examine(sheet: Sheet, own: RepairCase, repaired: MakeReducer) -> None:
+def _grade_repair(
+    sheet: Sheet,
+    own: RepairCase,
+    truth: Mapping[str, object],
+    said: Mapping[str, Any],
+    repaired: MakeReducer,
+) -> None:
+    check_diagnosis(sheet, DIAGNOSIS, said, truth)
     sheet.ran(f"your reducer: {STEPS} steps of your net on 2 ranks")
     trained = own.train(repaired)
     evidence = trained.evidence
@@ -428,11 +365,3 @@ def _examine(sheet: Sheet, own: RepairCase, repaired: MakeReducer) -> None:
     sheet.verify(VALUES, wrong_values(trained, own.fixture, 2))
     sheet.stop_if_wrong()
     sheet.verify(PROMPT, laws.overlap_law(evidence, own.buckets(), best_ns))
-
-
-FIRST, SECOND = (
-    ("first_diagnosis", "FirstReducer"),
-    ("second_diagnosis", "SecondReducer"),
-)
-_exercise("6.5a", "repair: slow after a while", FIRST, _resending)
-_exercise("6.5b", "repair: wrong at times", SECOND, _racing)
