@@ -2,7 +2,9 @@
 
 For learners: `check("6.3", BucketedReducer)`. For instructors: `grade_notebook(path)`.
 
-How to declare an exercise (in the package overlaplab/grading/labNN, found by its name):
+How to declare an exercise (in a course's labNN/checks, found by its entry point); its
+words may stand in a file beside it (`declared`), and for settings of knobs, broken
+programs and results of a run there are `forms`:
 
     from overlaplab.grading import Sheet, exercise
     from overlaplab.grading import fixtures, laws

@@ -181,20 +181,10 @@ def _with_missing_edge(finding: Finding) -> Violation:
     """A hazard, and which edge of the three kinds is missing."""
     (violation,) = laws.no_findings_law([finding])
     first, _, then = str(finding).partition("\n  then")
-    hint = (
-        "an event stands for what its stream held when it was recorded: is it "
-        "recorded after the task, and does the right stream wait for it?"
+    edge = (
+        "input" if ", input" in first else "collect" if ", collect" in then else "event"
     )
-    if ", input" in first:
-        hint = (
-            "your second stream begins while the caller's stream still writes the "
-            "input: what must it wait for first?"
-        )
-    elif ", collect" in then:
-        hint = (
-            "when issue returns, the caller reads the results on its own stream: "
-            "which stream has not been waited for?"
-        )
+    hint = LAB.cases("3.1", "hints")[SAFE][edge]
     return replace(violation, hint=hint)
 
 
@@ -206,22 +196,14 @@ def slow(played: Played, right: Played) -> list[Violation]:
     serial = play(played.job, one_stream).step_ns * 0.99 <= played.step_ns
     names = {piece.name for piece in played.job.pieces}
     used = {op.launch_stream for op in played.program.ranks[0] if op.label in names}
-    hint = (
-        "wait_stream waits for everything launched there so far; an event waits for "
-        "one task"
-    )
-    if len(used) == 1:
-        hint = (
-            f"all tasks ran on '{used.pop()}': which stream is current when run() is "
-            "called?"
-        )
+    hint = LAB.cases("3.1", "hints")[SHORT_STEPS]["one" if len(used) == 1 else "all"]
     return [
         replace(
             violation,
             message=f"job '{played.job.name}': {violation.message}"
             + (", as on one stream" if serial else "")
             + " (right results, but something waits for too much)",
-            hint=hint,
+            hint=hint.format(stream=min(used, default="")),
         )
         for violation in wrong
     ]
@@ -251,12 +233,12 @@ def grade_waits(sheet: Sheet, my_number: int, my_waits: Iterable[Wait]) -> None:
     sheet.verify(VALUES, wrong_tasks(played, full))
     sheet.stop_if_wrong()
     judge_step(sheet, SHORT_STEP, played, full.step_ns)
-    if len(waits) > len(own.fewest_waits):
-        spare = next((w for w in waits if w not in own.fewest_waits), waits[-1])
-        hint = f"leave out {spare}: is there a finding? If not, who waits in its place?"
-        sheet.verify(FEW, [Violation("waits", f"{len(waits)} waits", "fewer", hint)])
-    else:
+    if len(waits) <= len(own.fewest_waits):
         sheet.expect(FEW, True)
+    else:
+        spare = next((w for w in waits if w not in own.fewest_waits), waits[-1])
+        hint = LAB.cases("3.2", "spare")[FEW].format(spare=spare)
+        LAB.expect(sheet, FEW, False, number=len(waits), hint=hint)
     sheet.note(
         f"{len(own.every_wait)} waits would do, {len(waits)} are enough: all others "
         "follow from stream order and these"
@@ -337,13 +319,7 @@ for _id, _truth, _solution, _also in (
         wrong=lambda _, seen, right: wrong_results(seen, right),
         ran="your program on the objects of number {number}, 2 ranks",
         also={FREE_CPU: cpu_waits, **_also},
-        where={  # in the report of a finding
-            "kind": "'nothing orders them' is a race; 'handed out again' is a reuse",
-            "rank": "rank: look at the finding's first line",
-            "tensor": "tensor: look at the finding's first line",
-            "packed_on": "packed_on: the stream of pack's line",
-            "overwritten_by": "overwritten_by: the end of the line 'then written'",
-        },
+        where=LAB.cases("3.3a", "where")[DIAGNOSIS],
         title="your repair",
     )
     LAB.grader(_id)(REPAIRS[_id].grade)
@@ -409,11 +385,12 @@ def wrong_losses(fed: given.Fed, right: given.Fed) -> list[Violation]:
 
 def _slow_feed(fed: given.Fed, right: given.Fed, loop: given.Loop) -> list[Violation]:
     copies = [op for op in fed.program.ranks[0] if op.kind == "memcpy"]
-    hint = "launch the next copy before the step: the CPU waits in step for its loss"
+    why = "late"
     if any(op.attributes.get("pinned") is False for op in copies):
-        hint = "some copies are from memory that is not pinned: the CPU waits for them"
+        why = "pageable"
     elif all(op.stream == "default" for op in copies):
-        hint = "copies on the stream of the steps run in turn with them"
+        why = "default"
+    hint = LAB.cases("3.4", "hints")[FIRST_COPY][why]
     exposed = f"{fed.exposed_copy_ns / 1e6:.1f} ms of copies are exposed"
     return [
         replace(

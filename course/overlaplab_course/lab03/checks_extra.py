@@ -44,12 +44,9 @@ def grade_finish(sheet: Sheet, my_number: int, finish: given.Finish) -> None:
     seen = given.finish_with(my_number, finish)
     sheet.show(seen.timeline, title="your run")
     sheet.verify(SUM_READ, laws.no_findings_law(seen.findings))
-    cpu_ns, sum_ns = seen.cpu_ns, seen.sum_ns
-    described = f"the CPU went on at {ms(cpu_ns)}, the sum was there at {ms(sum_ns)}"
-    after = "the CPU goes on after the sum"
-    sheet.expect(WAITED, cpu_ns >= sum_ns, seen=described, expected=after)
-    in_time = cpu_ns <= 1.02 * sum_ns
-    sheet.expect(NO_MORE, in_time, seen=described, expected="within 2 %")
+    facts = {"cpu": ms(seen.cpu_ns), "sum": ms(seen.sum_ns)}
+    LAB.expect(sheet, WAITED, seen.cpu_ns >= seen.sum_ns, **facts)
+    LAB.expect(sheet, NO_MORE, seen.cpu_ns <= 1.02 * seen.sum_ns, **facts)
 
 
 # -- 3.7: through the host's memory, or past it
