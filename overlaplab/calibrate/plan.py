@@ -1,8 +1,11 @@
-"""What a calibration measures: sizes and counts, as data."""
+"""What a calibration measures: sizes and counts, of which `plan.toml` has the usual."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
 
 from overlaplab.models import TransformerConfig
 
@@ -74,74 +77,10 @@ class CalibrationPlan:
     launch_rounds: int = 5
 
 
-def _mib(*sizes: int) -> tuple[int, ...]:
-    return tuple(2**20 * n for n in sizes)
-
-
-# None of these is a model of the benchmarks. Widths are multiples of 128, heads of 64
-# or 128: as people choose them, and as GPUs like them.
-GPU = CalibrationPlan(
-    dtype="bfloat16",
-    models=(
-        ModelCase(d_model=512, num_heads=8, vocab_size=8192, batch=1),
-        ModelCase(d_model=1024, num_heads=8, vocab_size=16384, batch=2),
-        ModelCase(d_model=640, num_heads=10, vocab_size=40960, batch=10),
-        ModelCase(d_model=640, num_heads=10, vocab_size=57344, batch=24),
-        ModelCase(d_model=896, num_heads=14, vocab_size=49152, batch=20),
-        ModelCase(d_model=1024, num_heads=16, vocab_size=57344, batch=24),
-        ModelCase(d_model=1280, num_heads=10, vocab_size=32768, batch=16),
-        ModelCase(d_model=1536, num_heads=12, vocab_size=24576, batch=5),
-        ModelCase(d_model=1536, num_heads=12, vocab_size=57344, batch=10),
-        ModelCase(d_model=2560, num_heads=20, vocab_size=40960, batch=6),
-        ModelCase(d_model=3072, num_heads=24, vocab_size=32768, batch=5),
-        ModelCase(d_model=2560, num_heads=20, vocab_size=57344, batch=12),
-        ModelCase(d_model=640, num_heads=10, vocab_size=57344, batch=44),
-    ),
-    launch_model=ModelCase(
-        d_model=1280, num_heads=10, vocab_size=8192, num_layers=10, batch=1
-    ),
-    matmul_sizes=(256, 512, 1024, 2048, 4096, 8192),
-    matmul_dtypes=("bfloat16", "float16", "float32"),
-    memory_bytes=_mib(1, 4, 16, 64, 256, 1024),
-    wire_bytes=(
-        *(2**10, 2**14, 2**17, 2**19),
-        *_mib(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
-    ),
-    coalesced=tuple(
-        zip(
-            (2, 8, 2, 12, 6, 24, 96, 12, 48, 48, 150),
-            _mib(8, 8, 32, 32, 16, 64, 256, 128, 128, 512, 512),
-            strict=True,
-        )
-    ),
-    contention=ModelCase(d_model=1536, num_heads=12, vocab_size=40960, batch=10),
-    beside_bytes=2**27,
-    small_beside_bytes=(2**14, 2**20),
-    most_sends=48,
-    hot_ns=400_000_000,
+_PLANS = msgspec.toml.decode(
+    Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, CalibrationPlan]
 )
-
-CPU = CalibrationPlan(
-    dtype="float32",
-    models=(
-        ModelCase(d_model=64, num_heads=2, vocab_size=512, batch=1, tokens=64),
-        ModelCase(d_model=128, num_heads=4, vocab_size=1024, batch=2, tokens=128),
-    ),
-    launch_model=ModelCase(d_model=32, num_heads=2, vocab_size=64, batch=1, tokens=16),
-    matmul_sizes=(64, 128, 256, 512),
-    matmul_dtypes=("float32",),
-    memory_bytes=_mib(1, 4, 16),
-    wire_bytes=(2**10, 2**16, *_mib(1, 4, 16)),
-    coalesced=((8, 2**20), (8, 2**22)),
-    contention=ModelCase(d_model=64, num_heads=2, vocab_size=512, batch=1, tokens=64),
-    beside_bytes=2**20,
-    small_beside_bytes=(2**14,),
-    most_sends=20,
-    hot_ns=0,
-    repeats=2,
-    steps=3,
-    launch_rounds=1,
-)
+GPU, CPU = _PLANS["gpu"], _PLANS["cpu"]
 
 
 def quick(plan: CalibrationPlan) -> CalibrationPlan:

@@ -72,6 +72,14 @@ class _Coalescing:
     arguments: list[Any]
 
 
+class _Here(threading.local):
+    """Of the calling thread: ranges that it is in, and those that are timed."""
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+        self.open: list[_Stretch] = []
+
+
 class EventRecorder(Watcher):
     """Records from `start` to `stop`; see the module.
 
@@ -83,7 +91,7 @@ class EventRecorder(Watcher):
     def __init__(self, clock: Clock, **hooks: Any) -> None:
         self._clock = clock
         self._hooks = hooks
-        self._here = threading.local()
+        self._here = _Here()
         self._stretches: list[_Stretch] = []
         self._holds: list[tuple[Hashable, Mark, Mark]] = []
         self._messages: list[_Flight] = []
@@ -126,7 +134,7 @@ class EventRecorder(Watcher):
 
     def stop(self) -> None:
         self._stack.close()
-        for stretch in self._open_here():  # ranges that go on after the recording
+        for stretch in self._here.open:  # ranges that go on after the recording
             self._close(stretch)
         after = sequence_numbers()
         for group, number in after.items():
@@ -212,7 +220,7 @@ class EventRecorder(Watcher):
             lane = "comm" if name == "default" else f"comm:{name}"
             self._lanes[group] = lane
         size = sum(max(map(num_bytes, of_one), default=0) for of_one in arguments)
-        label = labels[-1] if (labels := self._labels()) else ""
+        label = self._here.labels[-1] if self._here.labels else ""
         flight = _Flight(
             Message(lane, operation, 0, 0, size, label, self._number),
             self._clock.stream_key(),
@@ -229,38 +237,28 @@ class EventRecorder(Watcher):
     @contextlib.contextmanager
     def _annotate(self, name: str) -> Iterator[None]:
         """A range labels what is launched in it. Outside of a backward it is timed."""
-        labels = self._labels()
-        labels.append(name)
+        self._here.labels.append(name)
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward or self._clock.is_silent():
             stretch = None
         else:
             key, start = self._clock.stream_key(), self._clock.mark()
             stretch = _Stretch(key, name, start, self._number)
-            self._here.open = [*self._open_here(), stretch]
+            self._here.open = [*self._here.open, stretch]
         try:
             yield
         finally:
-            labels.pop()
+            self._here.labels.pop()
             if stretch is not None and stretch.end is None:
                 self._close(stretch)
 
     def _close(self, stretch: _Stretch) -> None:
-        self._here.open = [s for s in self._open_here() if s is not stretch]
+        self._here.open = [s for s in self._here.open if s is not stretch]
         stretch.end = self._clock.mark(stretch.key)
         self._stretches.append(stretch)
 
-    def _labels(self) -> list[str]:
-        if not hasattr(self._here, "labels"):
-            self._here.labels = []
-        labels: list[str] = self._here.labels
-        return labels
-
-    def _open_here(self) -> list[_Stretch]:
-        return list(getattr(self._here, "open", ()))
-
     def _open(self) -> list[_Stretch]:
-        return [*self._open_here(), *([self._step] if self._step else [])]
+        return [*self._here.open, *([self._step] if self._step else [])]
 
     # After the end.
 
@@ -297,11 +295,6 @@ class EventRecorder(Watcher):
             if flight.on_current_stream:
                 holds.append(Hold(lane(flight.key), ready_ns, end_ns))
         return spans_of(rank, stretches, holds, messages)
-
-    @property
-    def late_share(self) -> float:
-        """Of the launches, those that found their stream with nothing left to do."""
-        return self._num_late / self._num_launches if self._num_launches else 0.0
 
     def remarks(self) -> tuple[str, ...]:
         found = [

@@ -117,24 +117,22 @@ def _read_files(
         raise ValueError("read_trace([]): no path given")
     files: list[TraceFile] = []
     for path in map(Path, given):
-        own: Path | None = None
+        found: list[TraceFile] | Path
         if path.is_dir():
-            inside = _read_folder(path, block_bytes, remarks)
-            if isinstance(inside, Path):
-                own = inside
-            else:
-                files += inside
+            found = _read_folder(path, block_bytes, remarks)
         else:
             try:
-                files.append(TraceFile(Blocks(path, block_bytes=block_bytes)))
+                found = [TraceFile(Blocks(path, block_bytes=block_bytes))]
             except OwnTimelineError:
-                own = path
-        if own is not None:
-            if len(given) > 1:
-                raise TraceError(
-                    f"{own}: a timeline that Timeline.to_chrome wrote; read it alone"
-                )
-            return Timeline.from_chrome(own)
+                found = path
+        if isinstance(found, list):
+            files += found
+        elif len(given) == 1:
+            return Timeline.from_chrome(found)
+        else:
+            raise TraceError(
+                f"{found}: a timeline that Timeline.to_chrome wrote; read it alone"
+            )
     return files
 
 

@@ -258,14 +258,13 @@ class Batches:
 
 
 def _what_is(head: bytes) -> str:
-    if head[:1] == b"<":
-        what = "HTML or XML, perhaps the page of a failed download"
-    elif head[:2] == b"PK":
-        what = "a zip archive: unpack it first"
-    elif head[:4] == b"\x28\xb5\x2f\xfd":
-        what = "compressed by zstd: decompress it first"
-    else:
-        what = f"not JSON, it starts with {head[:12]!r}"
+    known = {
+        b"<": "HTML or XML, perhaps the page of a failed download",
+        b"PK": "a zip archive: unpack it first",
+        b"\x28\xb5\x2f\xfd": "compressed by zstd: decompress it first",
+    }
+    unknown = f"not JSON, it starts with {head[:12]!r}"
+    what = next((known[of] for of in known if head.startswith(of)), unknown)
     return (
         f"{what}. Expected what torch.profiler's export_chrome_trace writes, plain or "
         "gzip."

@@ -41,13 +41,13 @@ def host_spans(
         if lane is None:  # the first is the one that trains
             lane = f"thread {attributes['thread']}" if lanes else CPU_LANE
             lanes[thread] = lane
-        start, end = start + shift_ns, end + shift_ns
-        yield Span(rank, lane, "host", name, start, end, 0, 0, attributes)
+        times = start + shift_ns, end + shift_ns
+        yield Span(rank, lane, "host", name, *times, 0, 0, attributes)
     for operation, of_operation in _transfers(tables).items():
         for start, end, thread, size in of_operation:
             attributes = labels.attributes(thread, start)
-            start, end = start + shift_ns, end + shift_ns
-            yield Span(rank, "gloo", "host", operation, start, end, size, 0, attributes)
+            times = start + shift_ns, end + shift_ns
+            yield Span(rank, "gloo", "host", operation, *times, size, 0, attributes)
 
 
 def cpu_spans(
@@ -82,10 +82,9 @@ def cpu_spans(
                     attributes["label"] = label
                 if group != "default":
                     lane = f"comm:{group}"
-            start, end = start + shift_ns, end + shift_ns
-            yield Span(
-                rank, lane, "communication", operation, start, end, size, 0, attributes
-            )
+            times = start + shift_ns, end + shift_ns
+            about = (*times, size, 0, attributes)
+            yield Span(rank, lane, "communication", operation, *about)
 
 
 _Transfer = tuple[int, int, Hashable, int]  # start, end, thread, bytes

@@ -81,7 +81,7 @@ class DeviceReader:
             kind, name, size = "communication", message.operation, message.num_bytes
             lane = lanes.of_communication(row, message)
             attributes |= message.attributes
-            if call >= 0 and (ranges := self._ranges_of(call)):
+            if call >= 0 and (ranges := self._labels.ranges(*self._at(call))):
                 attributes["ranges"] = ranges
             attributes["kernel"] = self._short(row.name)
         else:
@@ -102,9 +102,10 @@ class DeviceReader:
         calls = self._tables.calls
         return self._labels.attributes(calls.thread[call], calls.start[call])
 
-    def _ranges_of(self, call: int) -> list[str]:
+    def _at(self, call: int) -> tuple[Hashable, int]:
+        """The thread and the time of a call."""
         calls = self._tables.calls
-        return self._labels.ranges(calls.thread[call], calls.start[call])
+        return calls.thread[call], calls.start[call]
 
     def _short(self, kernel: str) -> str:
         if len(kernel) <= 200:
@@ -118,8 +119,7 @@ class DeviceReader:
             return self._operators.get(row.operator, -1)
         if call < 0:
             return -1
-        calls = self._tables.calls
-        return self._labels.operator(calls.thread[call], calls.start[call])
+        return self._labels.operator(*self._at(call))
 
     def _operator_name(self, row: DeviceRow, call: int) -> str:
         operator = self._operator(row, call)
@@ -136,8 +136,7 @@ class DeviceReader:
         if (args := operators.args.get(operator)) and args.collective is not None:
             return Message.of(args, row.name)
         if call >= 0:
-            calls = self._tables.calls
-            around = self._labels.collective(calls.thread[call], calls.start[call])
+            around = self._labels.collective(*self._at(call))
             if around >= 0:
                 said = annotations.name[around].removeprefix("nccl:")
                 args = annotations.args.get(around, own)

@@ -162,21 +162,16 @@ def _meetings(spans: Mapping[int, Sequence[Span]]) -> Iterator[Meeting]:
             for i in queue
         )
         for rank, queue in of_queue.items():
-            queue.sort(key=lambda i: _place_in_queue(spans[rank][i]))
+            of_rank = spans[rank]
+            queue.sort(key=lambda i: (of_rank[i].start_ns, of_rank[i].end_ns))
         for together in zip(*of_queue.values(), strict=True):
             meeting = list(zip(of_queue, together, strict=True))
-            names = {
-                (spans[rank][i].name, spans[rank][i].attributes.get("sequence"))
-                for rank, i in meeting
-            }
-            if len(names) != 1 or {name for name, _ in names} & _POINT_TO_POINT:
+            met = [spans[rank][i] for rank, i in meeting]
+            names = {(span.name, span.attributes.get("sequence")) for span in met}
+            if len(names) != 1 or met[0].name in _POINT_TO_POINT:
                 continue
-            if numbered or _overlap([spans[rank][i] for rank, i in meeting]):
+            if numbered or max(s.start_ns for s in met) < min(s.end_ns for s in met):
                 yield meeting
-
-
-def _overlap(spans: Sequence[Span]) -> bool:
-    return max(s.start_ns for s in spans) < min(s.end_ns for s in spans)
 
 
 def _key(span: Span) -> _Key:
@@ -184,10 +179,6 @@ def _key(span: Span) -> _Key:
     communicator = about.get("communicator", span.lane)
     group, size = tuple(about.get("group_ranks", ())), about.get("group_size", 0)
     return communicator, group, size, about.get("step")
-
-
-def _place_in_queue(span: Span) -> tuple[int, int]:
-    return span.start_ns, span.end_ns
 
 
 def _offsets(
