@@ -12,20 +12,14 @@ from overlaplab.models import TransformerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCase:
-    """A transformer of which every operator is timed.
-
-    Args:
-        d_model, num_heads, vocab_size, num_layers: of the model.
-        batch: sequences.
-        tokens: of one sequence.
-    """
+    """A transformer of which every operator is timed."""
 
     d_model: int
     num_heads: int
     vocab_size: int
-    batch: int
+    batch: int  # of sequences
     num_layers: int = 2
-    tokens: int = 1024
+    tokens: int = 1024  # of one sequence
 
     def config(self) -> TransformerConfig:
         return TransformerConfig(
@@ -38,42 +32,24 @@ class ModelCase:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationPlan:
-    """How much to measure.
+    """How much to measure."""
 
-    Args:
-        dtype: of the models.
-        models: whose operators are timed, smallest first.
-        launch_model: small, so that its step is bound by launches.
-        matmul_sizes: square matrices, for each of `matmul_dtypes`.
-        matmul_dtypes: names of torch's dtypes.
-        memory_bytes: tensors that are copied in device memory, and to the host.
-        wire_bytes: payloads of all-reduces of one tensor.
-        coalesced: (tensors, bytes in all) of coalesced all-reduces.
-        contention: the model that runs beside collectives, and for how many steps.
-        beside_bytes: payload of the all-reduces that run beside it.
-        small_beside_bytes: of small ones.
-        most_sends: at most so many beside one step.
-        hot_ns: a measurement that depends on heat runs at least so long.
-        repeats: of each measurement.
-        steps: of the models, of which the median is taken.
-        launch_rounds: of eight steps of the launch model, in turn with each reducer.
-    """
-
-    dtype: str
-    models: tuple[ModelCase, ...]
-    launch_model: ModelCase
-    matmul_sizes: tuple[int, ...]
-    matmul_dtypes: tuple[str, ...]
-    memory_bytes: tuple[int, ...]
-    wire_bytes: tuple[int, ...]
-    coalesced: tuple[tuple[int, int], ...]
-    contention: ModelCase
-    beside_bytes: int
-    small_beside_bytes: tuple[int, ...]
-    most_sends: int
-    hot_ns: int
-    repeats: int = 5
-    steps: int = 4
+    dtype: str  # of the models
+    models: tuple[ModelCase, ...]  # whose operators are timed, smallest first
+    launch_model: ModelCase  # small, so that its step is bound by launches
+    matmul_sizes: tuple[int, ...]  # square matrices, for each of `matmul_dtypes`
+    matmul_dtypes: tuple[str, ...]  # names of torch's dtypes
+    memory_bytes: tuple[int, ...]  # of copies in device memory, and to the host
+    wire_bytes: tuple[int, ...]  # payloads of all-reduces of one tensor
+    coalesced: tuple[tuple[int, int], ...]  # all-reduces of (tensors, bytes in all)
+    contention: ModelCase  # runs beside collectives
+    beside_bytes: int  # payload of the all-reduces that run beside it
+    small_beside_bytes: tuple[int, ...]  # of small ones
+    most_sends: int  # at most so many beside one step
+    hot_ns: int  # a measurement that depends on heat runs at least so long
+    repeats: int = 5  # of each measurement
+    steps: int = 4  # of the models, of which the median is taken
+    # of eight steps of the launch model, in turn with each reducer
     launch_rounds: int = 5
 
 

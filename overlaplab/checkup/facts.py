@@ -42,17 +42,12 @@ READ_AT_CUDA_START = (
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What one section of the probe found.
+    """What one section of the probe found."""
 
-    Args:
-        facts: its answer; empty where it did not end well.
-        error: what it raised, "" if nothing.
-        hung: it began and did not end in time.
-    """
-
+    # its answer; empty where it did not end well
     facts: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
-    hung: bool = False
+    error: str = ""  # what it raised, "" if nothing
+    hung: bool = False  # it began and did not end in time
 
     @property
     def failure(self) -> str:
@@ -65,37 +60,27 @@ _ABSENT = {"torch": Section(), "gloo": Section(error="not reached")}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One look at a machine.
+    """One look at a machine."""
 
-    Args:
-        python: (major, minor, micro).
-        package: version of overlaplab.
-        platform: "Linux x86_64".
-        cores: that this process may use.
-        environ: the environment of this process, now.
-        seen_by_cuda: the environment that CUDA read when it started in this process;
-            None where it is not running here, so that what is set still counts.
-        seen_exactly: `seen_by_cuda` was kept at that moment; else it is the
-            environment with which the process was started.
-        sections: of the probe, by name; one is absent if an earlier one hung.
-        smi_gpus: GPUs by `nvidia-smi -L`, None without nvidia-smi.
-        links: (GPU, GPU, "NV18") by `nvidia-smi topo -m`.
-        cards: (GPU, network card, "PIX") by the same.
-        system: what Linux says.
-    """
-
-    python: tuple[int, int, int]
-    package: str
-    platform: str
-    cores: int
-    environ: Mapping[str, str]
+    python: tuple[int, int, int]  # (major, minor, micro)
+    package: str  # version of overlaplab
+    platform: str  # "Linux x86_64"
+    cores: int  # that this process may use
+    environ: Mapping[str, str]  # the environment of this process, now
+    # the environment that CUDA read when it started in this process; None where it is
+    # not running here, so that what is set still counts
     seen_by_cuda: Mapping[str, str] | None
+    # `seen_by_cuda` was kept at that moment; else it is the environment with which the
+    # process was started
     seen_exactly: bool
+    # of the probe, by name; one is absent if an earlier one hung
     sections: Mapping[str, Section]
-    smi_gpus: tuple[str, ...] | None
+    smi_gpus: tuple[str, ...] | None  # GPUs by `nvidia-smi -L`, None without nvidia-smi
+    # (GPU, GPU, "NV18") by `nvidia-smi topo -m`
     links: tuple[tuple[int, int, str], ...]
+    # (GPU, network card, "PIX") by the same
     cards: tuple[tuple[int, str, str], ...] = ()
-    system: System = field(default_factory=System)
+    system: System = field(default_factory=System)  # what Linux says
 
     @property
     def gpus(self) -> Sequence[Mapping[str, Any]]:
@@ -273,9 +258,8 @@ def remember_cuda_start() -> None:
     Does nothing where torch is not loaded, or CUDA is running already.
     """
     torch = sys.modules.get("torch")
-    if torch is None or cuda_runs_here() or not hasattr(torch.cuda, "_lazy_call"):
-        return
-    torch.cuda._lazy_call(_keep_environment)
+    if torch and hasattr(torch.cuda, "_lazy_call") and not cuda_runs_here():
+        torch.cuda._lazy_call(_keep_environment)
 
 
 def _keep_environment() -> None:

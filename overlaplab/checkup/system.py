@@ -19,57 +19,38 @@ NCCL_FILE = "etc/nccl.conf"  # NCCL reads it, and ~/.nccl.conf (or NCCL_CONF_FIL
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port of an InfiniBand, RoCE or EFA card.
+    """A port of an InfiniBand, RoCE or EFA card."""
 
-    Args:
-        card: "mlx5_0".
-        link: "InfiniBand", or "Ethernet" for RoCE.
-        is_active: a cable is in, and the network answers.
-        rate: "400 Gb/sec (4X NDR)".
-    """
-
-    card: str
-    link: str
-    is_active: bool
-    rate: str
+    card: str  # "mlx5_0"
+    link: str  # "InfiniBand", or "Ethernet" for RoCE
+    is_active: bool  # a cable is in, and the network answers
+    rate: str  # "400 Gb/sec (4X NDR)"
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One look at what lies around the GPUs. None: unknown.
+    """One look at what lies around the GPUs. None: unknown."""
 
-    Args:
-        ports: of network cards that reach memory by themselves; () if there are none.
-        modules: of the kernel, by name.
-        peer_clients: drivers whose memory such a card may reach.
-        driver: what NVIDIA's driver says it is; "" without one.
-        kernel: (major, minor) of Linux.
-        counters_restricted: only root may read the GPU's counters.
-        locked_bytes: the limit on locked memory (ulimit -l); None also for no limit.
-        memory_bytes: of the machine, or as much as its container may use.
-        shared_bytes: the size of /dev/shm.
-        is_container: of Docker, Podman or Kubernetes.
-        node_cores: the cores of each NUMA node, by its number.
-        gpu_nodes: the NUMA node of each GPU, in the order of CUDA's numbers.
-        cores: those that this process may use, by number.
-        tools: Nsight's commands that are on PATH.
-        nccl_settings: (name, value, file) of NCCL's configuration files.
-    """
-
+    # of network cards that reach memory by themselves; () if there are none
     ports: tuple[Port, ...] | None = None
-    modules: frozenset[str] | None = None
-    peer_clients: tuple[str, ...] = ()
-    driver: str = ""
-    kernel: tuple[int, int] | None = None
-    counters_restricted: bool | None = None
+    modules: frozenset[str] | None = None  # of the kernel, by name
+    peer_clients: tuple[str, ...] = ()  # drivers whose memory such a card may reach
+    driver: str = ""  # what NVIDIA's driver says it is; "" without one
+    kernel: tuple[int, int] | None = None  # (major, minor) of Linux
+    counters_restricted: bool | None = None  # only root may read the GPU's counters
+    # the limit on locked memory (ulimit -l); None also for no limit
     locked_bytes: int | None = None
+    # of the machine, or as much as its container may use
     memory_bytes: int | None = None
-    shared_bytes: int | None = None
-    is_container: bool = False
+    shared_bytes: int | None = None  # the size of /dev/shm
+    is_container: bool = False  # of Docker, Podman or Kubernetes
+    # of each NUMA node: its number and its cores
     node_cores: tuple[tuple[int, frozenset[int]], ...] = ()
+    # the NUMA node of each GPU, in the order of CUDA's numbers
     gpu_nodes: tuple[int | None, ...] = ()
-    cores: frozenset[int] = frozenset()
-    tools: tuple[str, ...] = ("nsys", "ncu")
+    cores: frozenset[int] = frozenset()  # those that this process may use, by number
+    tools: tuple[str, ...] = ("nsys", "ncu")  # Nsight's commands that are on PATH
+    # (name, value, file) of NCCL's configuration files
     nccl_settings: tuple[tuple[str, str, str], ...] = ()
 
 

@@ -18,6 +18,7 @@ from overlaplab.errors import ProfileError
 from overlaplab.profiling.collectives import future_of, wait_for
 
 Mark = Any  # of the clock that made it
+_cuda: Any = torch.cuda
 
 
 class Clock:
@@ -93,7 +94,7 @@ class CudaClock(Clock):
         return torch.cuda.is_current_stream_capturing()
 
     def mark(self, key: Hashable = None) -> Mark:
-        event = _timing_event()
+        event = _cuda.Event(enable_timing=True)
         event.record(self._stream(key))
         return event, len(self._bases) - 1
 
@@ -103,13 +104,12 @@ class CudaClock(Clock):
     def mark_end(self, work: Any, communicator: str) -> Mark:
         side = self._sides.get(communicator)
         if side is None:
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            self._sides[communicator] = side
+            side = self._sides[communicator] = _cuda.Stream()
         before = self._stream()
         torch.cuda.set_stream(side)  # half the price of a `with` block
         try:
             wait_for(work)
-            event = _timing_event()
+            event = _cuda.Event(enable_timing=True)
             event.record(side)
         finally:
             torch.cuda.set_stream(before)
@@ -127,7 +127,7 @@ class CudaClock(Clock):
 
     def finish(self) -> None:
         torch.cuda.synchronize()
-        now = _timing_event()
+        now = _cuda.Event(enable_timing=True)
         now.record()
         now.synchronize()
         now_ns = time.time_ns()
@@ -142,10 +142,6 @@ class CudaClock(Clock):
         base = max(base, 0)
         base_ns: int = self._base_ns[base]
         return base_ns + _elapsed_ns(self._bases[base], event)
-
-
-def _timing_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _elapsed_ns(before: Any, after: Any) -> int:

@@ -20,20 +20,13 @@ from overlaplab.timeline.intervals import merge, subtract
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What one range covered on the stream on which it was opened.
+    """What one range covered on the stream on which it was opened."""
 
-    Args:
-        lane: the stream.
-        label: the range's name; "" for a step.
-        start_ns, end_ns: when the stream passed its two ends.
-        step: which step, None outside of all.
-    """
-
-    lane: str
-    label: str
-    start_ns: int
+    lane: str  # the stream
+    label: str  # the range's name; "" for a step
+    start_ns: int  # when the stream passed its two ends
     end_ns: int
-    step: int | None = None
+    step: int | None = None  # which step, None outside of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +40,15 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One collective, in the order of launches on its communicator.
+    """One collective, in the order of launches on its communicator."""
 
-    Args:
-        lane: "comm", or "comm:NAME".
-        operation: "all_reduce", ...
-        ready_ns: when the stream of the launch had come to it: its inputs are there.
-        end_ns: when it had ended.
-        bytes: the larger of inputs and outputs.
-        label: innermost range around its launch.
-        step: as in `Stretch`.
-    """
-
-    lane: str
-    operation: str
-    ready_ns: int
-    end_ns: int
-    bytes: int = 0
-    label: str = ""
-    step: int | None = None
+    lane: str  # "comm", or "comm:NAME"
+    operation: str  # "all_reduce", ...
+    ready_ns: int  # when the stream of the launch had come to it: its inputs are there
+    end_ns: int  # when it had ended
+    bytes: int = 0  # the larger of inputs and outputs
+    label: str = ""  # innermost range around its launch
+    step: int | None = None  # as in `Stretch`
 
 
 def spans_of(

@@ -17,6 +17,9 @@ from overlaplab import streams
 from overlaplab.errors import ProfileError
 from overlaplab.profiling.collectives import Call, Watcher, watching
 
+_nvtx: Any = torch.cuda.nvtx
+_cuda_profiler: Any = torch.cuda.profiler
+
 
 class NvtxRanges:
     """What `nvtx` returns: a context manager. See there."""
@@ -35,7 +38,7 @@ class NvtxRanges:
 
     def __enter__(self) -> NvtxRanges:
         try:
-            torch.cuda.nvtx.mark("overlaplab")  # type: ignore[no-untyped-call]
+            _nvtx.mark("overlaplab")
         except RuntimeError as error:
             raise ProfileError(
                 f"this torch has no NVTX ({error}). ol.nvtx() needs a build with CUDA; "
@@ -48,7 +51,7 @@ class NvtxRanges:
 
     def step(self) -> None:
         """Say that a step ends here and the next one begins."""
-        _pop()
+        _nvtx.range_pop()
         self._step += 1
         self._begin_step()
 
@@ -58,17 +61,17 @@ class NvtxRanges:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _pop()
+        _nvtx.range_pop()
         if self._capturing:
             self._capturing = False
-            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+            _cuda_profiler.stop()
         self._stack.close()
 
     def _begin_step(self) -> None:
         if self._step == self._warmup:
-            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+            _cuda_profiler.start()
             self._capturing = True
-        _push(f"step {self._step}")
+        _nvtx.range_push(f"step {self._step}")
 
 
 def nvtx(*, warmup: int | None = None) -> NvtxRanges:
@@ -99,11 +102,11 @@ def nvtx(*, warmup: int | None = None) -> NvtxRanges:
 
 @contextlib.contextmanager
 def _range(name: str) -> Iterator[None]:
-    _push(name)
+    _nvtx.range_push(name)
     try:
         yield
     finally:
-        _pop()
+        _nvtx.range_pop()
 
 
 class _Ranges(Watcher):
@@ -118,11 +121,3 @@ class _Ranges(Watcher):
     def wait(self, call: Call, work: Any) -> Any:
         with _range("wait"):
             return call()
-
-
-def _push(name: str) -> None:
-    torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
-
-
-def _pop() -> None:
-    torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]

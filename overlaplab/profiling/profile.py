@@ -65,7 +65,6 @@ class Profile:
             self._outer = current_recording()
             if self._outer is not None and not self._events:
                 self._outer.stop()
-            self._refuse_other_profiler()
             self._recorder = self._make_recorder()
             self._recorder.prepare()
             self._state = "warming up"
@@ -222,17 +221,15 @@ class Profile:
         global _open_profile
         _open_profile = None
 
-    def _refuse_other_profiler(self) -> None:
-        if not self._events and profiler_is_running():
+    def _make_recorder(self) -> EventRecorder | KinetoRecorder:
+        if self._events:
+            return recorder_of_this_device()
+        if profiler_is_running():
             raise ProfileError(
                 "torch.profiler is running already, and a process has one at a time. "
                 "End it before ol.profile(); or keep yours, export its trace and read "
                 "that with ol.read_trace(path)."
             )
-
-    def _make_recorder(self) -> EventRecorder | KinetoRecorder:
-        if self._events:
-            return recorder_of_this_device()
         return KinetoRecorder(cuda=streams.device().type == "cuda")
 
     def _start(self) -> None:

@@ -42,17 +42,11 @@ _texts = decoder(list[msgspec.Raw]).decode
 
 @dataclass(slots=True)
 class Taken:
-    """Events from the start of a text, and what of the text is left.
+    """Events from the start of a text, and what of the text is left."""
 
-    Args:
-        rows: whole events.
-        rest: the text after them.
-        ended: the array has ended; `rest` follows it.
-    """
-
-    rows: list[Row]
-    rest: bytes
-    ended: bool = False
+    rows: list[Row]  # whole events
+    rest: bytes  # the text after them
+    ended: bool = False  # the array has ended; `rest` follows it
 
 
 class Chunks:

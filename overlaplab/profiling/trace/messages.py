@@ -20,19 +20,12 @@ _ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One collective, or transfer, as one rank saw it.
+    """One collective, or transfer, as one rank saw it."""
 
-    Args:
-        operation: "all_reduce", ...
-        num_bytes: the larger of what goes in and what comes out; 0 if unknown.
-        lane: of its communicator, "" where that is unknown.
-        attributes: for a span; those that are known.
-    """
-
-    operation: str
-    num_bytes: int
-    lane: str
-    attributes: dict[str, Any]
+    operation: str  # "all_reduce", ...
+    num_bytes: int  # the larger of what goes in and what comes out; 0 if unknown
+    lane: str  # of its communicator, "" where that is unknown
+    attributes: dict[str, Any]  # for a span; those that are known
 
     @staticmethod
     def of(args: Args, kernel: str, annotation: str = "") -> Message:
