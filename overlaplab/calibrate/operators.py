@@ -3,7 +3,7 @@
 A matmul alone in a loop runs at other clocks and finds other things in the cache than
 one in a step; so small transformers take real steps, and a dispatch mode puts a mark
 before and after each operator. `profile.py` joins the times with what the virtual
-cluster records of the same step, operator by operator.
+cluster records of the same step (`record_steps`), operator by operator.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from overlaplab import streams
 from overlaplab.calibrate.clock import device_ns, on_cuda, sleep
 from overlaplab.calibrate.plan import CalibrationPlan, ModelCase
-from overlaplab.models import Transformer
+from overlaplab.models import Transformer, TransformerConfig
+from overlaplab.program import Op, Program
 
 Row = dict[str, Any]
 _BACKLOG_NS = 60_000_000
+_FIRST = "embedding"  # the first operator of a step of our transformer
 
 
 class TimedOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -150,3 +152,64 @@ def _mark_ns(plan: CalibrationPlan) -> int:
         streams.synchronize()
         found.append(statistics.median(timed.times_ns()))
     return max(0, int(statistics.median(found)) - plain)
+
+
+def record_steps(
+    config: TransformerConfig,
+    batch: int,
+    tokens: int,
+    dtype: str,
+    *,
+    num_steps: int,
+    num_ranks: int = 2,
+    make_reducer: Callable[[torch.nn.Module], Any] | None = None,
+) -> Program:
+    """Forward, backward and averaging on one rank that stands for all, no values.
+
+    Args:
+        config, batch, tokens, dtype: the model and its input.
+        num_steps: one after the other, after the model and the reducer were made.
+        num_ranks: of the job.
+        make_reducer: as `BucketedReducer`; None: forward and backward alone.
+    """
+    from overlaplab.cluster.virtual import run_virtual
+    from overlaplab.hardware import find_hardware
+
+    def steps() -> None:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(getattr(torch, dtype))
+        try:
+            with torch.device(streams.device()):
+                model = Transformer(config)
+                text = torch.zeros(batch, tokens, dtype=torch.int64)
+        finally:
+            torch.set_default_dtype(before)
+        reducer = make_reducer(model) if make_reducer else None
+        for _ in range(num_steps):
+            model.zero_grad()
+            model(text, text).backward()
+            if reducer is not None:
+                reducer.wait()
+
+    _, program = run_virtual(
+        steps,
+        (),
+        {},
+        world_size=num_ranks,
+        hardware=find_hardware("chalk"),
+        timeout_s=600,
+        fake=True,
+    )
+    return program
+
+
+def step_starts(ops: tuple[Op, ...]) -> list[int]:
+    """The indices of the operators with which the steps begin."""
+    return [op.index for op in ops if op.name == _FIRST and op.phase == "forward"]
+
+
+def operators_of_step(case: ModelCase, dtype: str) -> tuple[Op, ...]:
+    """The operators of one step of `case` without a reducer, in order."""
+    program = record_steps(case.config(), case.batch, case.tokens, dtype, num_steps=1)
+    (ops,) = program.ranks
+    return ops[step_starts(ops)[0] :]

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from overlaplab.calibrate.operators import operators_of_step
 from overlaplab.calibrate.plan import ModelCase
-from overlaplab.calibrate.recorded import operators_of_step
 from overlaplab.hardware import Hardware, Link
 from overlaplab.hardware.collectives import collective_ns
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from overlaplab.checkup.facts import Facts, gather
 from overlaplab.checkup.machine import judge_machine
-from overlaplab.checkup.remarks import Remark
-from overlaplab.checkup.settings import judge_files, judge_settings
+from overlaplab.checkup.remarks import Remark, judge_files, judge_settings
 from overlaplab.checkup.software import (
     Part,
     count_gpus,

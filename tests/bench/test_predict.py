@@ -20,8 +20,8 @@ from overlaplab.bench.predict.compare import (
 )
 from overlaplab.bench.predict.measure import GPU, Grid, describe, measure_on_link
 from overlaplab.bench.predict.predict import middle_step, repeat, step_ends
+from overlaplab.calibrate.operators import record_steps, step_starts
 from overlaplab.calibrate.plan import GPU as CALIBRATION
-from overlaplab.calibrate.recorded import record_steps, step_starts
 from overlaplab.hardware import find_hardware
 from overlaplab.models import TransformerConfig
 from overlaplab.processes import run_ranks

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import overlaplab as ol
 from overlaplab import calibrate
 from overlaplab.calibrate import CPU, GPU, ModelCase, build_profile, quick, table
+from overlaplab.calibrate.operators import operators_of_step
 from overlaplab.calibrate.profile import curve_through
-from overlaplab.calibrate.recorded import operators_of_step
 from overlaplab.cli import main
 from overlaplab.errors import OverlaplabError
 from overlaplab.hardware import compute_ns, read_profile

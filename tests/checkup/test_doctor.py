@@ -23,7 +23,7 @@ from overlaplab.checkup.facts import (
     parse_topology,
     read_probe,
 )
-from overlaplab.checkup.settings import SETTINGS, judge_settings
+from overlaplab.checkup.remarks import SETTINGS, judge_settings
 from tests.checkup.machines import (
     H100,
     LAPTOP,

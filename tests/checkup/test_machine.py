@@ -9,8 +9,7 @@ import pytest
 
 from overlaplab.checkup import judge
 from overlaplab.checkup.facts import Facts, Section
-from overlaplab.checkup.remarks import Remark
-from overlaplab.checkup.settings import judge_files, judge_settings
+from overlaplab.checkup.remarks import Remark, judge_files, judge_settings
 from overlaplab.checkup.system import Port, System
 from tests.checkup.machines import H100, LAPTOP, SERVER, with_section
 

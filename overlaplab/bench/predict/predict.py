@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from overlaplab.bench.workload import MODELS
-from overlaplab.calibrate.recorded import record_steps, step_starts
+from overlaplab.calibrate.operators import record_steps, step_starts
 from overlaplab.hardware import Hardware
 from overlaplab.program import Op, Program, resolve
 from overlaplab.techniques.data_parallel import (

@@ -1,8 +1,8 @@
 """Traces of torch.profiler, of any version and vendor, as spans.
 
 batches  a file's bytes -> batches of events   chunks  text -> events, damaged or not
-rows     one event as it stands in the file    tables  events by kind, in columns
-names    what counts as communication          messages  what a collective sends
-labels   step, label and phase of a time       device, cpu  rows -> spans
-file     one file                              ranks  several, on one clock
+rows     one event, and what it says           tables  events by kind, in columns
+names    what counts as communication          labels  step, label and phase of a time
+device, cpu  rows -> spans                     file    one file
+ranks    several files, on one clock
 """

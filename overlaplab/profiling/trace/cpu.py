@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator
 
 from overlaplab.profiling.trace.labels import Labels
-from overlaplab.profiling.trace.messages import bytes_of_shapes
 from overlaplab.profiling.trace.names import (
     LAUNCH_RANGE,
     NOT_OPERATORS,
@@ -14,6 +13,7 @@ from overlaplab.profiling.trace.names import (
     WAIT_RANGE,
     operation_of,
 )
+from overlaplab.profiling.trace.rows import bytes_of_shapes
 from overlaplab.profiling.trace.tables import Ranges, Tables
 from overlaplab.timeline import CPU_LANE, Span
 

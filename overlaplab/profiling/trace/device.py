@@ -8,9 +8,8 @@ from typing import Any
 
 from overlaplab.profiling.trace import names
 from overlaplab.profiling.trace.labels import Labels
-from overlaplab.profiling.trace.messages import Message
 from overlaplab.profiling.trace.names import NOT_OPERATORS, Communication
-from overlaplab.profiling.trace.rows import NO_ARGS
+from overlaplab.profiling.trace.rows import NO_ARGS, Message
 from overlaplab.profiling.trace.tables import NO_ID, DeviceRow, Place, Tables
 from overlaplab.timeline import CPU_LANE, Kind, Span
 
