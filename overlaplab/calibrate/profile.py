@@ -7,7 +7,7 @@ joined with what the virtual cluster records of the same models, one by one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from overlaplab.calibrate.operators import operators_of_step
@@ -43,7 +43,8 @@ def build_profile(
         (row["bytes"], row["ns"]) for row in device["memory"]
     )
     notes["points['bytes']"] = "copies of one tensor in device memory, read and write"
-    rates = _matmul_rates(device["matmuls"])
+    best = _best(device["matmuls"], "dtype", "flops")
+    rates = {"default": best.get("float32") or min(best.values()), **best}
     notes["flops_per_s"] = "the best of square products of " + ", ".join(
         sorted({str(row["size"]) for row in device["matmuls"]}, key=int)
     )
@@ -144,26 +145,24 @@ def curve_through(pairs: Iterable[tuple[int, int]]) -> Points:
     return tuple((work, max(1, round(ns))) for works, ns in pooled for work in works)
 
 
-def _matmul_rates(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def _best(rows: Iterable[Mapping[str, Any]], key: str, work: str) -> dict[str, int]:
+    """The best rate of the rows of each `key`, `work` per second."""
     best: dict[str, int] = defaultdict(int)
     for row in rows:
-        best[row["dtype"]] = max(best[row["dtype"]], _rate(row["flops"], row["ns"]))
-    return {"default": best.get("float32") or min(best.values()), **best}
+        best[row[key]] = max(best[row[key]], _rate(row[work], row["ns"]))
+    return best
 
 
 def _host_rates(
-    rows: Iterable[Mapping[str, Any]], notes: dict[str, str]
+    rows: Sequence[Mapping[str, Any]], notes: dict[str, str]
 ) -> dict[str, int]:
-    best: dict[bool, dict[str, int]] = {True: {}, False: {}}
-    for row in rows:
-        found, way = best[row["pinned"]], row["direction"]
-        found[way] = max(found.get(way, 0), _rate(row["bytes"], row["ns"]))
     rates = {}
     for pinned, key in ((True, "host_bytes_per_s"), (False, "pageable_bytes_per_s")):
-        if best[pinned]:
-            rates[key] = min(best[pinned].values())
+        best = _best((r for r in rows if r["pinned"] == pinned), "direction", "bytes")
+        if best:
+            rates[key] = min(best.values())
             notes[key] = "the slower direction: " + ", ".join(
-                f"{way} {rate / 1e9:.1f} GB/s" for way, rate in best[pinned].items()
+                f"{way} {rate / 1e9:.1f} GB/s" for way, rate in best.items()
             )
         else:
             notes[key] = "not measured: the device is the host"
@@ -175,19 +174,19 @@ def _launch_costs(launches: Mapping[str, Any], notes: dict[str, str]) -> dict[st
     compute = variants["compute"]
     case = launches["case"]
     where = f"a transformer of {case['num_layers']} layers, width {case['d_model']}"
+    forward, backward = launches["forward_ops"], launches["backward_ops"]
+    num = launches["parameters"]
     costs = {
-        "launch_ns": compute["forward_ns"] // launches["forward_ops"],
-        "backward_launch_ns": compute["backward_ns"] // launches["backward_ops"],
+        "launch_ns": compute["forward_ns"] // forward,
+        "backward_launch_ns": compute["backward_ns"] // backward,
         "collective_launch_ns": 0,
     }
-    notes["launch_ns"] = (
-        f"{where}: the CPU's time of the forward pass over its "
-        f"{launches['forward_ops']} operators, Python included"
-    )
-    notes["backward_launch_ns"] = (
-        f"{where}: of the backward pass over its {launches['backward_ops']} operators"
-    )
-    num = launches["parameters"]
+    notes |= {
+        "launch_ns": f"{where}: the CPU's time of the forward pass over its {forward} "
+        "operators, Python included",
+        "backward_launch_ns": f"{where}: of the backward pass over its {backward} "
+        "operators",
+    }
     if "per parameter" not in variants:
         notes["collective_launch_ns"] = _NOT_MEASURED
         return costs
@@ -221,38 +220,29 @@ def _link(
         collective_launch_ns=0,
         link=Link(latency_ns=0, bytes_per_s=10**9),  # a nanosecond a byte
     )
-    pairs = []
-    for row in link["collectives"]:
-        several = row["tensors"] > 1
-        if row["operation"] == "all_reduce" and several == (
-            row["bytes"] >= _COALESCED_BYTES
-        ):
-            crossing = collective_ns(unit, "all_reduce", num, row["bytes"])[1]
-            pairs.append((crossing, row["ns"]))
-    curve = curve_through(pairs)
+    curve = curve_through(
+        (collective_ns(unit, "all_reduce", num, row["bytes"])[1], row["ns"])
+        for row in link["collectives"]
+        if row["operation"] == "all_reduce"
+        and (row["tensors"] > 1) == (row["bytes"] >= _COALESCED_BYTES)
+    )
     latency = curve[0][1]
     times = tuple((work, max(0, ns - latency)) for work, ns in curve)
-    beside = link["contention"]["step"]
-    notes["link"] = (
-        f"all_reduce alone on {num} ranks, of one tensor, from "
-        f"{_COALESCED_BYTES >> 20} MiB on of several as reducers send them; latency is "
-        f"the time of {curve[0][0]} bytes"
-    )
-    notes["compute_rate_permille"] = (
-        "a transformer's steps with and without all-reduces of "
-        f"{beside['bytes'] >> 20} MiB beside them all the time"
-    )
-    notes["wire_rate_permille"] = (
-        "those all-reduces without the steps and, the median, with them"
-    )
-    small = link["contention"]["small"]
+    beside, small = link["contention"]["step"], link["contention"]["small"]
     # The median: the mean has what the ranks wait for one another.
     late = [row["wire_beside_median_ns"] - row["wire_alone_ns"] for row in small]
-    busy = sum(late) // len(late)
-    notes["busy_latency_ns"] = (
-        f"all_reduces of {' and '.join(str(row['bytes']) for row in small)} bytes "
-        "beside those steps, less alone: medians, and the mean of them"
-    )
+    notes |= {
+        "link": f"all_reduce alone on {num} ranks, of one tensor, from "
+        f"{_COALESCED_BYTES >> 20} MiB on of several as reducers send them; latency is "
+        f"the time of {curve[0][0]} bytes",
+        "compute_rate_permille": "a transformer's steps with and without all-reduces "
+        f"of {beside['bytes'] >> 20} MiB beside them all the time",
+        "wire_rate_permille": "those all-reduces without the steps and, the median, "
+        "with them",
+        "busy_latency_ns": "all_reduces of "
+        f"{' and '.join(str(row['bytes']) for row in small)} bytes beside those "
+        "steps, less alone: medians, and the mean of them",
+    }
     last = times[-1]
     wire = Link(
         latency_ns=latency,
@@ -267,7 +257,7 @@ def _link(
         "wire_rate_permille": _permille(
             beside["wire_alone_ns"], beside["wire_beside_median_ns"]
         ),
-        "busy_latency_ns": max(0, busy),
+        "busy_latency_ns": max(0, sum(late) // len(late)),
     }
 
 

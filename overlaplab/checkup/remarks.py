@@ -20,20 +20,14 @@ Status = Literal["ok", "note", "warning", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One thing that the doctor says.
+    """One thing that the doctor says."""
 
-    Args:
-        status: "ok"; "note" (know it); "warning" (works, and not as you may think);
-            "broken" (something of the course or the package does not work).
-        what: the fact.
-        means: for overlap, or for the course; "" if the fact speaks for itself.
-        do: how to change it; "" if there is nothing to do.
-    """
-
+    # "ok"; "note" (know it); "warning" (works, and not as you may think); "broken"
+    # (something of the course or the package does not work)
     status: Status
-    what: str
-    means: str = ""
-    do: str = ""
+    what: str  # the fact
+    means: str = ""  # for overlap, or for the course; "" if the fact speaks for itself
+    do: str = ""  # how to change it; "" if there is nothing to do
 
 
 def remark(entry: str, **facts: object) -> Remark:
