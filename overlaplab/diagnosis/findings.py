@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -27,6 +29,10 @@ FindingKind = Literal[
     "communication-bound",  # more to send than there is computation to hide it behind
 ]
 FINDING_KINDS: tuple[FindingKind, ...] = get_args(FindingKind)
+
+REMEDIES: Mapping[str, str] = tomllib.loads(
+    (files("overlaplab.diagnosis") / "remedies.toml").read_text("utf-8")
+)
 
 # Which findings speak of an entry of the account; one of them is enough.
 _LINK: tuple[FindingKind, ...] = ("low-bandwidth", "straggler", "communication-bound")
@@ -75,12 +81,16 @@ def finding(
     cost_ns: int,
     *,
     says: str,
-    remedy: str,
+    remedy: str = "",
     spans: Iterable[Collective] | Iterable[int | None] = (),
     most_spans: int | None = 8,
     **evidence: Any,
 ) -> Finding:
-    """What costs `step` so much; of `spans`, worst first, the first few are kept."""
+    """What costs `step` so much; of `spans`, worst first, the first few are kept.
+
+    Without a `remedy` it is that of its kind.
+    """
+    remedy = remedy or REMEDIES[kind]
     worst = (s.index if isinstance(s, Collective) else s for s in spans)
     kept = tuple(s for s in islice(worst, most_spans) if s is not None)
     return Finding(kind, step.rank, step.step, cost_ns, says, remedy, evidence, kept)

@@ -15,7 +15,7 @@ from statistics import median
 from overlaplab.diagnosis.account import Stretch
 from overlaplab.diagnosis.case import Case
 from overlaplab.diagnosis.collectives import Collective
-from overlaplab.diagnosis.findings import Finding, finding
+from overlaplab.diagnosis.findings import REMEDIES, Finding, finding
 from overlaplab.diagnosis.lookup import COPIES
 from overlaplab.diagnosis.rules_link import low_bandwidth
 from overlaplab.diagnosis.steps import Step
@@ -82,12 +82,6 @@ def _launch_bound(case: Case, step: Step) -> Iterator[Finding]:
             f"was not launched. Median: a launch every {format_ns(pace_ns)}, a kernel "
             f"takes {format_ns(kernel_ns)}.{gap}{caveat}"
         ),
-        remedy=(
-            "Launch less: torch.compile, a CUDA graph (torch.cuda.graph, "
-            "overlaplab.capture_step), optimizers with foreach=True or fused=True, "
-            "buckets instead of one collective a parameter; or give each kernel more "
-            "to do (a larger batch)."
-        ),
         idle_ns=idle_ns,
         beside_communication_ns=beside_ns,
         num_gaps=len(stretches),
@@ -118,11 +112,6 @@ def _host_sync(case: Case, step: Step) -> Iterator[Finding]:
             f"The CPU waited for the device in the middle of the step, {waited}, and "
             f"launched on only then: the device was idle for "
             f"{of_whole(cost_ns, step.step_ns)}."
-        ),
-        remedy=(
-            "Keep .item(), .tolist(), .cpu(), print(loss), nonzero() and "
-            "torch.cuda.synchronize() out of the step, or do them once in many steps; "
-            "copy with non_blocking=True to and from pinned memory."
         ),
         idle_ns=cost_ns,
         num_gaps=len(gaps),
@@ -158,40 +147,22 @@ def _straggler(case: Case, step: Step) -> Iterator[Finding]:
             f"It runs as many kernels, and needs {format_ns(more_ns)} more for them "
             f"than rank {rank}."
         )
-        remedy = (
-            "If the batches are equal, compare the cards: clocks, power and heat "
-            "(nvidia-smi -q -d CLOCK,PERFORMANCE,POWER), other work on them. If not, "
-            "give every rank the same work."
-        )
-        if not case.on_gpus:
-            remedy = (
-                "If the batches are equal, compare the machines: threads and cores of "
-                "each rank, other work on them. If not, give every rank the same work."
-            )
+        remedy = "straggler, slower machine"
+        if case.on_gpus:
+            remedy = "straggler, slower card"
     elif more_ns >= cost_ns // 2:
         why = f"It computes {format_ns(more_ns)} more than rank {rank}."
-        remedy = (
-            "Give every rank the same work: DistributedSampler with drop_last=True, "
-            "batches of equal length (bucket or pack sequences), even layers a stage."
-        )
+        remedy = "straggler, more work"
     elif cpu_ns >= cost_ns // 2:
         why = (
             f"Its CPU comes late: its device is idle {format_ns(cpu_ns)} longer than "
             f"rank {rank}'s, with the next kernel not launched."
         )
-        remedy = (
-            "See what that rank's CPU does: fewer launches (torch.compile, a CUDA "
-            "graph), cores of its own (numactl, torchrun's affinity), data loading in "
-            "workers (DataLoader num_workers)."
-        )
+        remedy = "straggler, late CPU"
     else:
         why = f"It computes {format_ns(step.compute_ns)}, rank {rank} "
         why += f"{format_ns(waiter.compute_ns)}."
-        clocks = "clocks (nvidia-smi -q -d CLOCK), " if case.on_gpus else ""
-        remedy = (
-            "Compare the two ranks' timelines from the first collective on: data "
-            f"loading, {clocks}other work on that machine."
-        )
+        remedy = "straggler on GPUs" if case.on_gpus else "straggler on CPUs"
     mine = [c for c in case.of(waiter) if c.last == step.rank and _exposed_wait(c) > 0]
     yield finding(
         "straggler",
@@ -202,7 +173,7 @@ def _straggler(case: Case, step: Step) -> Iterator[Finding]:
             f"which rank {rank} waits with nothing to compute, {format_ns(cost_ns)} "
             f"of its {format_ns(waiter.step_ns)}. {why}"
         ),
-        remedy=remedy,
+        remedy=REMEDIES[remedy],
         waiting_rank=rank,
         waiting_ns=cost_ns,
         waiting_for_all_ns=in_all,
@@ -250,20 +221,10 @@ def _memcpy(case: Case, step: Step) -> Iterator[Finding]:
     words = " ".join(kinds).lower()
     remedies = []
     if "htod" in words or "dtoh" in words or "pageable" in words:
-        remedies.append(
-            "Copy to and from pinned memory (DataLoader pin_memory=True, "
-            "non_blocking=True) on a stream of its own, one batch ahead."
-        )
+        remedies.append("memcpy, to and from the host")
     if "dtod" in words or not remedies:
-        of_ddp = (
-            "gradient_as_bucket_view=True keeps DDP from copying gradients in and out "
-            "of its buckets; "
-        )
         by_ddp = case.made_by("DistributedDataParallel")
-        remedies.append(
-            f"Copies inside the device: {of_ddp if by_ddp else ''}avoid .contiguous(), "
-            "cat and clone."
-        )
+        remedies.append("memcpy, by DDP" if by_ddp else "memcpy, inside the device")
     yield finding(
         "memcpy-in-the-way",
         step,
@@ -272,7 +233,7 @@ def _memcpy(case: Case, step: Step) -> Iterator[Finding]:
             f"For {of_whole(cost_ns, step.step_ns)} the device only copies or clears "
             f"memory, in {plural(len(copies), 'operation')}: {copied}."
         ),
-        remedy=" ".join(remedies),
+        remedy=" ".join(REMEDIES[key] for key in remedies),
         copying_ns=cost_ns,
         num_copies=len(copies),
         by_kind_ns=dict(kinds),

@@ -57,13 +57,6 @@ def low_bandwidth(case: Case, step: Step) -> Iterator[Finding]:
             f"({named(slow[0].span)} took {format_ns(slow[0].moving_ns)}); the link of "
             f"{hw.name} ({says}) reaches {gb_per_s(hw.link.bytes_per_s)}."
         ),
-        remedy=(
-            "See what the bytes travel over: NCCL_DEBUG=INFO says so, and nvidia-smi "
-            "topo -m what there is. Is peer-to-peer off (NCCL_P2P_DISABLE set, another "
-            "container or IOMMU)? NCCL_IB_DISABLE and NCCL_SOCKET_IFNAME choose slow "
-            "ways, too. If this is the link that you have, overlaplab calibrate "
-            "measures it, for --hardware."
-        ),
         bus_bytes_per_s=rate,
         link_bytes_per_s=hw.link.bytes_per_s,
         hardware=hw.name,
@@ -107,11 +100,6 @@ def small_messages(
             f"or less, and each takes {format_ns(fixed_ns)} whatever its size. "
             f"{format_bytes(sent)} in buckets of {format_bytes(BUCKET_BYTES)} would be "
             f"{plural(max(1, -(-sent // BUCKET_BYTES)), 'message')}."
-        ),
-        remedy=(
-            "Send gradients in buckets instead of one by one: DistributedDataParallel "
-            "(bucket_cap_mb), overlaplab.BucketedReducer, or "
-            "torch.distributed's coalescing for your own."
         ),
         num_small=len(small),
         num_collectives=len(sized),

@@ -14,7 +14,7 @@ from typing import Any
 from overlaplab.diagnosis.account import Entry
 from overlaplab.diagnosis.case import Case
 from overlaplab.diagnosis.collectives import Collective, total_moving_ns
-from overlaplab.diagnosis.findings import Finding, finding
+from overlaplab.diagnosis.findings import REMEDIES, Finding, finding
 from overlaplab.diagnosis.rules_link import (
     merging_saves_ns,
     slow_on_link,
@@ -34,22 +34,8 @@ from overlaplab.view.units import format_bytes, format_ns
 
 MOST_OF_IT = 0.9  # of the bytes: the rest is a loss's average, or a first small bucket
 HARDLY = 50  # computation of a fiftieth of the communication hides nothing
-_LAST_REMEDY = (
-    "Make the last bucket smaller: a smaller bucket_cap_mb (bucket_mib of "
-    "BucketedReducer), down to its largest tensor, which no cap splits. Or put work "
-    "there that needs no averaged gradient."
-)
-_ONE_TENSOR_REMEDY = (
-    "No bucket cap splits a tensor: shard it (FSDP, ZeRO, a split embedding), give it "
-    "a gradient that is ready earlier, or put work there that needs no averaged "
-    "gradient."
-)
 FEWEST_OTHERS = 3  # to know what is usual
 LARGER = 2  # times the other buckets: a cap closes a bucket before that
-_LAST_RESULT_REMEDY = (
-    "Start it earlier, or wait for it later: work.wait() where the next step first "
-    "reads the result."
-)
 
 
 def overlap_rules(case: Case, step: Step) -> Iterator[Finding]:
@@ -79,20 +65,11 @@ def _same_stream(
             "It is waited for at once: async_op=False, or work.wait() right behind "
             "the launch."
         )
-    remedy = (
-        "Launch with async_op=True and call work.wait() where the result is first "
-        "read, with computation that does not need it in between."
-    )
+    remedy = REMEDIES["same-stream"]
     if case.made_by("DistributedDataParallel"):
-        remedy = (
-            "DistributedDataParallel launches its own buckets so, and waits for them "
-            f"at the end of the backward pass. For other collectives: {remedy}"
-        )
+        remedy = f"{REMEDIES['same-stream, DDP']} {remedy}"
     if any("gather" in c.span.name for c in held):
-        remedy += (
-            " For FSDP2: set_modules_to_forward_prefetch and "
-            "set_modules_to_backward_prefetch gather earlier."
-        )
+        remedy += f" {REMEDIES['same-stream, gathers']}"
     yield finding(
         "same-stream",
         step,
@@ -237,12 +214,6 @@ def _launched_late(
             f"behind, and {of_whole(step.hidden_ns, step.communication_ns)} of "
             "communication are hidden."
         ),
-        remedy=(
-            "Launch each bucket while the backward pass runs, from "
-            "register_post_accumulate_grad_hook: DistributedDataParallel and "
-            "overlaplab.BucketedReducer do. An all_reduce after loss.backward() "
-            "cannot overlap with it."
-        ),
         **evidence,
         after_backward=how,
         start_after_backward_ns=first.span.start_ns - step.backward_end_ns,
@@ -268,11 +239,6 @@ def _one_bucket(
             f"the last of them was there, at the end of the backward pass: "
             f"{of_whole(step.hidden_ns, step.communication_ns)} of communication are "
             "hidden."
-        ),
-        remedy=(
-            "Cut it into buckets that leave while the rest is computed: bucket_cap_mb "
-            "of DistributedDataParallel, bucket_mib of overlaplab.BucketedReducer; 25 "
-            "to 100 MiB are a start."
         ),
         **evidence,
         bucket_bytes=only.span.bytes,
@@ -345,7 +311,9 @@ def _last_bucket(
     half_ns = min(worst.moving_ns // 2, _moved(worst, "sending_last"))
     saves = ""
     uncut = _uncut(case, step, worst)
+    remedy = "last-bucket" if "reduce" in span.name else "last-bucket, a result"
     if uncut:
+        remedy = "last-bucket, one tensor"
         saves = f" {uncut}"
     elif rate is not None:
         saves = (
@@ -367,7 +335,7 @@ def _last_bucket(
             f"{of_whole(worst.exposed.get('sending_last', 0), span.duration_ns)} are "
             f"exposed{others}.{saves}"
         ),
-        remedy=_last_remedy(span.name, bool(uncut)),
+        remedy=REMEDIES[remedy],
         **evidence,
         last_bytes=span.bytes,
         start_after_backward_ns=after_ns,
@@ -380,12 +348,6 @@ def _last_bucket(
         spans=(worst, *(c for c in tail if c is not worst)),
         most_spans=None,
     )
-
-
-def _last_remedy(name: str, is_one_tensor: bool) -> str:
-    if is_one_tensor:
-        return _ONE_TENSOR_REMEDY
-    return _LAST_REMEDY if "reduce" in name else _LAST_RESULT_REMEDY
 
 
 def _uncut(case: Case, step: Step, last: Collective) -> str:

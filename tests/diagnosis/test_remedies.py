@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import overlaplab as ol
-from overlaplab.diagnosis import Finding
+from overlaplab.diagnosis import FINDING_KINDS, Finding
+from overlaplab.diagnosis.findings import REMEDIES
 from overlaplab.timeline import Span
 from tests.diagnosis.hand import MIB, compute, copy, send, timeline
 
@@ -61,3 +65,13 @@ def test_a_last_bucket_much_larger_than_the_others_is_one_tensor():
     assert "bucket_cap_mb" in last(25 * MIB).remedy
     assert "one tensor" in last(128 * MIB).says
     assert "bucket_cap_mb" not in last(128 * MIB).remedy
+
+
+def test_a_rule_names_no_remedy_that_is_not_there_and_leaves_out_none_that_is():
+    rules = Path(ol.__file__).parent / "diagnosis"
+    source = "".join(path.read_text() for path in rules.glob("rules_*.py"))
+    # A remedy has its kind's name, or that and a comma with what was seen.
+    kinds = "|".join({kind.split("-")[0] for kind in FINDING_KINDS})
+    named = set(re.findall(rf"[\"']((?:{kinds})[-\w]*(?:, | on )[\w ]+)[\"']", source))
+    assert named == {key for key in REMEDIES if key not in FINDING_KINDS}
+    assert all(f'"{key}"' in source for key in REMEDIES if key in FINDING_KINDS)
