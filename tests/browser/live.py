@@ -14,7 +14,7 @@ ANSWER_TIMEOUT_MS = 1000 * GUARD_S
 # anywidget gives a widget two seconds to begin, by the clock, and then leaves it dead.
 BEGIN_MS = 2_500
 TOO_LATE = "[anywidget] Failed to initialize model"
-MOST_TRIES = 4
+MOST_TRIES = 20
 expect.set_options(timeout=ANSWER_TIMEOUT_MS)
 
 
