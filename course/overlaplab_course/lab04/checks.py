@@ -146,7 +146,8 @@ def grade_waits(sheet: Sheet, two_sums: Step) -> None:
 def grade_order(sheet: Sheet, experts: Step) -> None:
     """Any order and any stream will do, if the step is short."""
     best = best_ns(reference.experts, given.experts_inputs)
-    _grade(sheet, experts, given.experts_inputs(), best, _experts_oracle)
+    inputs = given.experts_inputs()
+    _grade(sheet, experts, inputs, best, _experts_oracle, largest_first=True)
 
 
 def _grade(
@@ -155,8 +156,16 @@ def _grade(
     inputs: Inputs,
     best: int,
     oracle: Callable[[Inputs], list[Tensor]],
+    *,
+    largest_first: bool = False,
 ) -> None:
-    """`oracle`: from inputs to the right results, computed by one process."""
+    """Judge a step.
+
+    Args:
+        best: the course's own step, in ns.
+        oracle: from inputs to the right results, computed by one process.
+        largest_first: only an order with the largest message first is short.
+    """
     sheet.ran(f"your step on 4 ranks, {len(inputs[0][1])} matrices a rank")
     seen = Examined(play(step, inputs))
     seen.draw_on(sheet, best)
@@ -167,8 +176,7 @@ def _grade(
     sheet.verify(VALUES, wrong_results(seen.values, oracle(inputs)))
     sheet.verify(VALUES, laws.origin_law(seen.program))
     sheet.stop_if_wrong()
-    # Only 4.3 is short with the largest message first, and with no other order.
-    late = oracle is _experts_oracle and _largest_is_late(seen.program)
+    late = largest_first and _largest_is_late(seen.program)
     slow = laws.step_law(seen.step_ns, best)
     sheet.verify(STEP, [replace(v, hint=_order_hint(seen, late)) for v in slow])
 

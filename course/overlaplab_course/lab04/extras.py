@@ -49,9 +49,9 @@ def run_ring(tensor: Tensor, chunk_to_send: ChunkToSend) -> Tensor:
     return tensor
 
 
-def ring_inputs(numel: int = 400_000) -> Inputs:
+def ring_inputs() -> Inputs:
     """(tensor,) of each of four ranks."""
-    return [(torch.randn(numel, generator=draw),) for draw in draws(80)]
+    return [(torch.randn(400_000, generator=draw),) for draw in draws(80)]
 
 
 def play_ring(chunk_to_send: ChunkToSend) -> Run:

@@ -43,25 +43,15 @@ Inputs = Sequence[tuple[Any, ...]]
 
 
 def play(
-    step: Callable[..., Any],
-    inputs: Inputs,
-    *args: Any,
-    hardware: Hardware = BOARD,
-    timeout_s: float = 60,
+    step: Callable[..., Any], inputs: Inputs, *args: Any, hardware: Hardware = BOARD
 ) -> Run:
     """Call `step(*inputs[rank], *args)` on each of `len(inputs)` ranks.
 
     The inputs are there before the step begins: making them is not recorded. Both ends
     are noted for `origin_law`.
     """
-    return release(
-        run(
-            *(_on_rank, step, list(inputs), args),
-            world_size=len(inputs),
-            hardware=hardware,
-            timeout_s=timeout_s,
-        )
-    )
+    call = (step, list(inputs), args)
+    return release(run(_on_rank, *call, world_size=len(inputs), hardware=hardware))
 
 
 def _on_rank(step: Callable[..., Any], inputs: Inputs, args: tuple[Any, ...]) -> Held:
