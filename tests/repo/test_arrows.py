@@ -102,3 +102,16 @@ def test_what_breaks_the_order_is_named(
     assert answer.returncode == 1
     # Names are wrapped and coloured nowhere: the sentence stands on one line.
     assert said in answer.stdout
+
+
+def test_what_a_notebook_calls_imports_no_grader() -> None:
+    folder = ROOT / "course" / "overlaplab_course"
+    labs = sorted(path.name for path in folder.glob("lab[0-9]*"))
+    code = "import sys\n" + "".join(f"import overlaplab_course.{lab}\n" for lab in labs)
+    code += "print(*(m for m in sys.modules if m.startswith('overlaplab_course.lab')))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = ran.stdout.split()
+    assert labs and {f"overlaplab_course.{lab}" for lab in labs} <= {*loaded}
+    assert [name for name in loaded if "check" in name] == []
