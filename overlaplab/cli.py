@@ -76,7 +76,6 @@ def main() -> None:
 @click.option("--steps", default=4, help="Steps, 2 or more.")
 @click.option(
     "--hardware",
-    default=None,
     help="Profile that times the virtual cluster, such as h100-nvlink.  "
     "[default: round numbers on which a small model has something to hide]",
 )
@@ -167,7 +166,6 @@ def _check_output(path: Path, inputs: Sequence[str]) -> None:
 )
 @click.option(
     "--hardware",
-    default=None,
     help="Profile whose link bandwidths are compared with: a name, or a file (.json).  "
     "[default: guessed from the card's name]",
 )
@@ -176,7 +174,6 @@ def _check_output(path: Path, inputs: Sequence[str]) -> None:
     "--serial",
     "serial_path",
     type=click.Path(),
-    default=None,
     help="Trace, or folder, of the same step without overlap: what overlap saved is "
     "then measured against it.",
 )
@@ -192,7 +189,6 @@ def _check_output(path: Path, inputs: Sequence[str]) -> None:
     "--html",
     "html_path",
     type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
     help="Write one self-contained page, too.",
 )
 def report_command(
