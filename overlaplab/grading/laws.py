@@ -1,24 +1,25 @@
 """The laws that graders hold a run to. Each returns its violations; none is "it holds".
 
-Laws read evidence and numbers; they run nothing and know no exercise.
+Laws read evidence and numbers; they run nothing and know no exercise. When a bucket may
+start is in law_overlap.py, where a result comes from in origins.py.
 """
 
-from overlaplab.grading.law_answers import diagnosis_law, regret, regret_law
-from overlaplab.grading.law_origin import origin_law
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from overlaplab.grading.evidence import Evidence, GradientEvidence, SendEvidence
 from overlaplab.grading.law_overlap import (
     overlap_law,
     prompt_law,
     step_law,
     unblocked_law,
 )
-from overlaplab.grading.law_results import (
-    TOLERANCES,
-    leak_law,
-    no_findings_law,
-    values_law,
-)
-from overlaplab.grading.law_sending import bytes_law, once_law, same_order_law
-from overlaplab.grading.violation import Violation
+from overlaplab.grading.origins import origin_law
+from overlaplab.grading.violation import Violation, list_names
+from overlaplab.program import Finding
 
 __all__ = [
     "TOLERANCES",
@@ -38,3 +39,341 @@ __all__ = [
     "unblocked_law",
     "values_law",
 ]
+
+# Tolerance relative to the element and to the largest of its tensor, by the coarsest
+# dtype of the model: one layer in bfloat16 rounds what all others see. float32: sums of
+# a few hundred terms in another order differ in the last bits. bfloat16 keeps 8 bits:
+# a few roundings of 2**-8 each, of activations, gradients and their mean.
+TOLERANCES: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-5,
+    torch.float16: 4e-3,
+    torch.bfloat16: 2e-2,
+}
+
+
+# -- what a run leaves: values, findings, memory
+
+
+def values_law(
+    seen: Sequence[Mapping[str, torch.Tensor | None]],
+    oracle: Mapping[str, torch.Tensor | None],
+    *,
+    what: str = "gradient",
+    step: int | None = None,
+) -> list[Violation]:
+    """Each rank's tensors (`seen[rank][name]`) equal the one-process oracle's.
+
+    None (no gradient) equals only None; a name that is missing counts as None.
+
+    Args:
+        seen: by rank.
+        oracle: the right tensors; their coarsest dtype sets the tolerance.
+        what: they are, for the message.
+        step: they are of.
+    """
+    where = f", step {step}" if step is not None else ""
+    if not seen:
+        return [Violation("values", "no rank returned anything", step=step)]
+    dtypes = {right.dtype for right in oracle.values() if right is not None}
+    tolerance = max((TOLERANCES.get(dtype, 0.0) for dtype in dtypes), default=0.0)
+    found = []
+    for rank, tensors in enumerate(seen):
+        for name, right in oracle.items():
+            problem = _difference(tensors.get(name), right, tolerance)
+            if problem is None:
+                continue
+            was, should = problem
+            found.append(
+                Violation(
+                    "values",
+                    f"{what} of {name} on rank {rank}{where}: {was}",
+                    f"{should}, as one process computes on the whole batch",
+                    rank=rank,
+                    step=step,
+                )
+            )
+    return found
+
+
+def _difference(
+    seen: torch.Tensor | None, right: torch.Tensor | None, tolerance: float
+) -> tuple[str, str] | None:
+    if seen is None or right is None:
+        if seen is right:
+            return None
+        return ("None", "a tensor") if seen is None else ("a tensor", "None")
+    if seen.shape != right.shape or seen.dtype != right.dtype:
+        return (
+            f"{tuple(seen.shape)} of {seen.dtype}",
+            f"{tuple(right.shape)} of {right.dtype}",
+        )
+    if right.numel() == 0:
+        return None
+    a, b = seen.detach().double().flatten(), right.detach().double().flatten()
+    atol = tolerance * b.abs().max().item()
+    wrong = ~torch.isclose(a, b, rtol=tolerance, atol=atol)
+    if not bool(wrong.any()):
+        return None
+    worst = int(
+        torch.where(wrong, (a - b).abs().nan_to_num(nan=torch.inf), -1).argmax()
+    )
+    note = ""
+    big = b.abs() > atol
+    if bool(big.any()):
+        ratio = (a[big] / b[big]).median().item()
+        if abs(ratio - 1) > 1e-3:
+            note = f" (the median ratio to the right value is {ratio:.3g})"
+    return (
+        f"element {worst} is {a[worst].item():.6g}{note}; "
+        f"{int(wrong.sum())} of {a.numel()} elements are wrong",
+        f"{b[worst].item():.6g}",
+    )
+
+
+def no_findings_law(
+    findings: Sequence[Finding],
+    *,
+    kinds: Sequence[str] = ("hazard", "unwaited", "unmatched"),
+) -> list[Violation]:
+    """`Run.warnings` holds no finding of these kinds."""
+    expected = {
+        "hazard": "bytes that one stream writes are touched by another only after it",
+        "unwaited": "every collective is waited for",
+        "unmatched": "every collective is launched by all ranks",
+    }
+    return [
+        Violation(f.kind, str(f), expected.get(f.kind, ""), rank=f.rank)
+        for f in findings
+        if f.kind in kinds
+    ]
+
+
+def leak_law(live_bytes: Sequence[Sequence[int]]) -> list[Violation]:
+    """On every rank, no more bytes live at the end of the last step than of step 2.
+
+    Args:
+        live_bytes: `Evidence.live_bytes`, of three steps or more.
+    """
+    return [
+        Violation(
+            "leak",
+            f"rank {rank} held {row[1]} bytes at the end of step 2 and {row[-1]} at "
+            f"the end of step {len(row)}",
+            "memory does not grow from step to step",
+            "what does the reducer keep after wait()?",
+            rank=rank,
+        )
+        for rank, row in enumerate(live_bytes)
+        if len(row) < 3 or row[-1] > row[1]
+    ]
+
+
+# -- what is sent: each gradient once a step, nothing else, in one order on all ranks
+
+
+def once_law(
+    evidence: Evidence, *, steps: Sequence[int] | None = None
+) -> list[Violation]:
+    """Every byte of every gradient is sent exactly once a step, by every rank."""
+    found = []
+    for rank in range(evidence.num_ranks):
+        for step in steps or range(1, evidence.num_steps + 1):
+            latest = {g.name: g for g in evidence.gradients_of(rank, step)}
+            for g in latest.values():
+                if g.sent_bytes == g.bytes:
+                    continue
+                found.append(
+                    Violation(
+                        "once",
+                        f"rank {rank} sent {g.sent_bytes} bytes of the gradient of "
+                        f"{g.name}, which has {g.bytes}, in step {step} "
+                        f"({len(g.sends)} collectives)",
+                        "every byte of every gradient is sent once a step",
+                        _once_hint(g.sent_bytes, g.bytes),
+                        rank=rank,
+                        step=step,
+                    )
+                )
+            for send in evidence.sends_of(rank, step):
+                old = [(n, b) for n, b in send.stale if not _sent_here(latest, n, send)]
+                if old:
+                    found.append(
+                        Violation(
+                            "once",
+                            f"in step {step} rank {rank} sent "
+                            f"{sum(size for _, size in old)} bytes of an earlier "
+                            f"step's gradients ({list_names([n for n, _ in old])})",
+                            "each step sends its own gradients",
+                            "what does the reducer still hold when a step begins?",
+                            rank=rank,
+                            step=step,
+                        )
+                    )
+    return found
+
+
+def _once_hint(sent_bytes: int, size: int) -> str:
+    if sent_bytes == 0:
+        return "does the collective get the gradient, or something else?"
+    if sent_bytes > size:
+        return "what tells the reducer that a bucket was launched already?"
+    return "does the last bucket become full?"
+
+
+def _sent_here(
+    latest: Mapping[str, GradientEvidence], name: str, send: SendEvidence
+) -> bool:
+    """Sent twice within its step: reported by the count of bytes."""
+    return name in latest and send.op in latest[name].sends
+
+
+def bytes_law(
+    evidence: Evidence,
+    *,
+    steps: Sequence[int] | None = None,
+    extra_bytes: int = 0,
+    factor: float = 1.0,
+) -> list[Violation]:
+    """Bytes on the wire = factor * gradient bytes, plus at most `extra_bytes` a step.
+
+    Args:
+        evidence: of the run.
+        steps: which steps to judge, all by default.
+        extra_bytes: allowed for flags and counters.
+        factor: 0.5 where float32 gradients travel as bfloat16.
+    """
+    found = []
+    for rank in range(evidence.num_ranks):
+        for step in steps or range(1, evidence.num_steps + 1):
+            sent = sum(s.bytes for s in evidence.sends_of(rank, step))
+            latest = {g.name: g.bytes for g in evidence.gradients_of(rank, step)}
+            wanted = int(factor * sum(latest.values()))
+            if wanted <= sent <= wanted + extra_bytes:
+                continue
+            found.append(
+                Violation(
+                    "bytes",
+                    f"rank {rank} sent {sent} bytes in step {step}",
+                    f"{wanted} bytes, as many as its gradients have",
+                    "which bytes are sent that are no gradient of this step?"
+                    if sent > wanted
+                    else "which gradients are not sent?",
+                    rank=rank,
+                    step=step,
+                )
+            )
+    return found
+
+
+def same_order_law(evidence: Evidence) -> list[Violation]:
+    """Every gradient travels in the same collective of its communicator on all ranks.
+
+    A rank that has no gradient for a parameter may send zeros in its place.
+    """
+    travels: dict[tuple[int, str], dict[int, list[tuple[str, int]]]] = {}
+    for send in evidence.sends:
+        for name, _ in send.covers:
+            ranks = travels.setdefault((send.step, name), {})
+            ranks.setdefault(send.rank, []).append((send.group, send.sequence))
+    found = []
+    for (step, name), ranks in travels.items():
+        first = min(ranks)
+        for rank, meetings in ranks.items():
+            if meetings == ranks[first]:
+                continue
+            found.append(
+                Violation(
+                    "order",
+                    f"in step {step} the gradient of {name} travels in "
+                    f"{_meetings(ranks[first])} on rank {first}, in "
+                    f"{_meetings(meetings)} on rank {rank}",
+                    "every rank launches the same buckets in the same order",
+                    "the order of arrival may differ between ranks",
+                    rank=rank,
+                    step=step,
+                )
+            )
+    return found
+
+
+def _meetings(meetings: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"collective {number} of {group!r}" for group, number in meetings)
+
+
+# -- what a learner says: choices by what they lose, diagnoses by what the run shows
+
+
+def regret(choice_ns: int, best_ns: int, worst_ns: int) -> float:
+    """What was lost relative to what there was to gain: 0 is the best, 1 the worst.
+
+    Returns 0.0 where there was nothing to gain.
+    """
+    if worst_ns <= best_ns:
+        return 0.0
+    return (choice_ns - best_ns) / (worst_ns - best_ns)
+
+
+def regret_law(
+    regrets: Mapping[str, float], *, at_most: float = 0.20
+) -> list[Violation]:
+    """No case's regret passes `at_most`; the worst case comes first."""
+    if not regrets:
+        return [Violation("regret", "no case was judged")]
+    return [
+        Violation(
+            "regret",
+            f"{case}: your choice loses {value:.0%} of what there was to gain",
+            f"at most {at_most:.0%}",
+        )
+        for case, value in sorted(regrets.items(), key=lambda item: -item[1])
+        if not value <= at_most  # also catches nan
+    ]
+
+
+def diagnosis_law(
+    said: Mapping[str, object], truth: Mapping[str, object]
+) -> list[Violation]:
+    """Every field of `truth` (kind, rank, step, span or tensor, number) was said right.
+
+    A number in `truth` under a key that ends in "_ns", "_us" or "_ms" is met within
+    3 %, one under "_share" or "_percent" within 3 points; strings by their words,
+    without case; a set or frozenset by any of its members; everything else by ==.
+    """
+    found = []
+    for key, right in truth.items():
+        answer = said.get(key)
+        if not _answers(key, answer, right):
+            found.append(
+                Violation(
+                    "diagnosis",
+                    f"{key}: {answer!r} is not what the run shows"
+                    if key in said
+                    else f"{key}: no answer",
+                    f"the right {key} of this run",
+                )
+            )
+    return found
+
+
+def _answers(key: str, answer: object, right: object) -> bool:
+    if isinstance(right, (set, frozenset)):
+        return any(_answers(key, answer, one) for one in right)
+    if isinstance(right, str):
+        return isinstance(answer, str) and _words(answer) == _words(right)
+    if isinstance(right, bool) or isinstance(answer, bool):
+        return answer is right
+    if isinstance(right, (int, float)):
+        if not isinstance(answer, (int, float)):
+            return False
+        if key.endswith(("_ns", "_us", "_ms")):
+            return abs(answer - right) <= 0.03 * abs(right)
+        if key.endswith("_share"):
+            return abs(answer - right) <= 0.03
+        if key.endswith("_percent"):
+            return abs(answer - right) <= 3
+    return answer == right
+
+
+def _words(text: str) -> list[str]:
+    return text.casefold().replace("_", " ").replace("-", " ").split()

@@ -1,4 +1,8 @@
-"""What a step was given and what it returned, noted in the record of its run.
+"""Where a result comes from: operators of the record, back to what was given.
+
+A step that computes in numpy, in Python numbers or on the CPU is right and takes no
+time on the virtual clock; on a GPU it would take more than any other. So its result
+does not count.
 
 `hold(step, ...)` runs on a rank of the virtual cluster in the place of `step(...)`;
 `release(run)` gives the run back with the values as they were. `origin_law` then knows
@@ -7,18 +11,32 @@ where to begin and what to ask for. Records no operator and costs the step no ti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from overlaplab.grading.law_origin import GIVEN, RETURNED
-from overlaplab.program import TensorName
+from overlaplab.grading.violation import Violation
+from overlaplab.program import Access, Op, Program, TensorName
+from overlaplab.program.access import byte_runs
+from overlaplab.timeline.intervals import Interval, intersect, merge, subtract, total
 
 if TYPE_CHECKING:
     from overlaplab.cluster.run import Run
+
+# Names by which both ends of a step are noted.
+GIVEN = "overlaplab given"
+RETURNED = "overlaplab returned"
+# Bytes that a step may bring from the host: a factor, a few sizes, an index or two.
+CONSTANTS_BYTES = 64
+_WENT = " went into "
+EXPECTED = "every byte of it goes back to what your function was given"
+# What the CPU may do to its own memory on the way: move it.
+_MOVES = {"copy_", "_foreach_copy_", "clone", "_to_copy", "to", "cpu", "contiguous"}
+_MOVES |= {"pin_memory", "cat", "stack", "split"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +110,124 @@ def _tensors(values: Any) -> list[torch.Tensor]:
         elif isinstance(leaf, torch.Tensor):
             found.append(leaf)
     return found
+
+
+# -- the law
+
+
+def origin_law(program: Program, *, what: str = "the result") -> list[Violation]:
+    """Every rank's returned bytes were written by recorded operators.
+
+    Back from the result, operator by operator, stands what the step was given, never
+    more than `CONSTANTS_BYTES` that came from the host's numbers at once, and nothing
+    that the CPU computed.
+
+    Args:
+        program: of a run that `origins.release` gave back.
+        what: is returned, for the message.
+    """
+    found = []
+    for rank, ops in enumerate(program.ranks):
+        reason = _first_fault(ops, [n for n in program.names if n.rank == rank])
+        if reason:
+            found.append(
+                Violation(
+                    "origin",
+                    f"{what} on rank {rank}: {reason}",
+                    EXPECTED,
+                    "compute with torch, on the tensors that you got: what numpy or "
+                    "Python computes is not on the GPU",
+                    rank=rank,
+                )
+            )
+    return found
+
+
+def _first_fault(ops: Sequence[Op], names: Iterable[TensorName]) -> str:
+    """What is wrong with the first graded bytes at the moment when they were noted."""
+    notes: dict[int, list[TensorName]] = defaultdict(list)
+    for name in names:
+        if name.name in (GIVEN, RETURNED):
+            notes[name.since].append(name)
+    ledger = _Ledger()
+    for index in range(len(ops) + 1):
+        for note in notes.get(index, ()):
+            if note.name == GIVEN:
+                ledger.give(note.access)
+            elif reason := ledger.fault(note.access):
+                return reason
+        if index < len(ops):
+            ledger.step(ops[index])
+    return ""
+
+
+class _Ledger:
+    """Which bytes of one rank are accounted for, moved on operator by operator."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[Interval]] = defaultdict(list)
+        # Bytes of a doubtful origin, with what is wrong with them.
+        self._doubtful: dict[int, list[tuple[list[Interval], str]]] = {}
+
+    def give(self, access: Access) -> None:
+        """These bytes are the step's from the start."""
+        self._write(access, "")
+
+    def step(self, op: Op) -> None:
+        """Account for what `op` writes."""
+        if not op.writes:
+            return
+        name = op.name.split(".")[0]
+        reads = _sent(op) if op.collective else op.reads
+        reason = next(filter(None, map(self.fault, reads)), "")
+        if not reason and op.kind == "host" and name not in _MOVES and _size(op.reads):
+            reason = f"what {_described(op)} computed on the CPU"
+        elif reason and _WENT not in reason:
+            reason += _WENT + _described(op)
+        for access in op.writes:
+            self._write(access, reason)
+
+    def fault(self, access: Access) -> str:
+        """What is wrong with these bytes, "" if nothing."""
+        wanted = merge(byte_runs(access))
+        if total(wanted) <= CONSTANTS_BYTES and not self._touches(access, wanted):
+            return ""
+        for where, reason in self._doubtful.get(access.storage, ()):
+            if intersect(where, wanted):
+                return reason
+        if not intersect(self._known[access.storage], wanted):
+            return f"{total(wanted)} bytes that no operator of the record wrote"
+        return ""
+
+    def _touches(self, access: Access, wanted: Sequence[Interval]) -> bool:
+        return bool(intersect(self._known[access.storage], wanted))
+
+    def _write(self, access: Access, reason: str) -> None:
+        written = merge(byte_runs(access))
+        known = self._known[access.storage]
+        self._known[access.storage] = merge([*known, *written])
+        before = self._doubtful.get(access.storage, [])
+        after = [(subtract(where, written), why) for where, why in before]
+        if reason:
+            after.append((written, reason))
+        if before or reason:
+            self._doubtful[access.storage] = [(w, why) for w, why in after if w]
+
+
+def _sent(op: Op) -> tuple[Access, ...]:
+    """What a collective reads on this rank: of some, only the root sends."""
+    collective = op.collective
+    assert collective is not None
+    if collective.operation in ("broadcast", "scatter"):
+        return op.reads if collective.root == op.rank else ()
+    return op.reads
+
+
+def _size(accesses: Sequence[Access]) -> bool:
+    """Whether these are more than a constant."""
+    sizes = (total(merge(byte_runs(access))) for access in accesses)
+    return sum(sizes) > CONSTANTS_BYTES
+
+
+def _described(op: Op) -> str:
+    return f"{op.name} [{op.source}]" if op.source else op.name
