@@ -9,15 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from overlaplab.hardware import Hardware
-from overlaplab.hardware import find_hardware as hardware_profile
+from overlaplab.hardware import Hardware, find_hardware
 from overlaplab.program import Finding, Program
 from overlaplab.timeline import Timeline
-
-if TYPE_CHECKING:
-    from overlaplab.cluster.pool.pool import Outcome
 
 CLUSTERS = ("virtual", "gloo", "nccl")
 # More processes than this on one machine is a slip of the keyboard.
@@ -112,64 +108,32 @@ def run(
         (0, 1, 2)
     """
     _check(fn, world_size, cluster, timeout_s, fake)
-    machine = hardware_profile(hardware)
+    machine = find_hardware(hardware)
     if cluster == "virtual":
-        return _run_virtual(
-            fn, args, kwargs, world_size, machine, timeout_s, fake, check
+        from overlaplab.cluster.virtual import run_virtual
+        from overlaplab.program import find_findings, resolve
+
+        values, program = run_virtual(
+            fn, args, kwargs, world_size=world_size, timeout_s=timeout_s, fake=fake
         )
+        timeline = resolve(program, machine)
+        findings = find_findings(program, timeline) if check else ()
+        return Run(values, timeline, program, findings)
     if _started_by_torchrun():
-        outcome = _run_in_world(fn, args, kwargs, world_size, cluster, timeout_s)
+        started = int(os.environ["WORLD_SIZE"])
+        if world_size != started:
+            raise ValueError(
+                f"world_size={world_size}, but this process is one of {started} that "
+                f"torchrun started: pass world_size={started}"
+            )
+        from overlaplab.cluster.pool.torchrun import run_in_world
+
+        outcome = run_in_world(fn, args, kwargs, cluster, timeout_s)
     else:
         from overlaplab.cluster.pool import run_processes
 
         outcome = run_processes(fn, args, kwargs, world_size, cluster, timeout_s)
     return Run(outcome.values, outcome.timeline, None, outcome.warnings)
-
-
-def _run_virtual(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    world_size: int,
-    hardware: Hardware,
-    timeout_s: float,
-    fake: bool,
-    check: bool,
-) -> Run:
-    from overlaplab.cluster.virtual import run_virtual
-    from overlaplab.program import find_findings, resolve
-
-    values, program = run_virtual(
-        fn,
-        args,
-        kwargs,
-        world_size=world_size,
-        hardware=hardware,
-        timeout_s=timeout_s,
-        fake=fake,
-    )
-    timeline = resolve(program, hardware)
-    findings = find_findings(program, timeline) if check else ()
-    return Run(tuple(values), timeline, program, findings)
-
-
-def _run_in_world(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    world_size: int,
-    cluster: str,
-    timeout_s: float,
-) -> Outcome:
-    started = int(os.environ["WORLD_SIZE"])
-    if world_size != started:
-        raise ValueError(
-            f"world_size={world_size}, but this process is one of {started} that "
-            f"torchrun started: pass world_size={started}"
-        )
-    from overlaplab.cluster.pool.torchrun import run_in_world
-
-    return run_in_world(fn, args, kwargs, cluster, timeout_s)
 
 
 def _started_by_torchrun() -> bool:

@@ -1,10 +1,14 @@
-"""torch's settings of a whole process, which a run must not leave changed."""
+"""What ranks share in a process: random generators, and torch's settings of a whole
+process, which a run must not leave changed."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -30,3 +34,54 @@ def kept_settings() -> Iterator[None]:
         if now != deterministic:  # it imports the compiler
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.autograd.set_detect_anomaly(anomaly, check_nan)
+
+
+SEED = 0
+
+
+def seed() -> None:
+    """Put torch's, random's and numpy's generators into the ranks' first state."""
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    np.random.seed(SEED)
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """`seed()` for the `with` block; the caller's state comes back after it."""
+    state = process_state()
+    seed()
+    try:
+        yield
+    finally:
+        set_process_state(state)
+
+
+def first_state() -> tuple[Any, ...]:
+    """What `seed` makes, as `set_process_state` takes it; changes nothing."""
+    generator = torch.Generator()
+    generator.manual_seed(SEED)
+    python = random.Random(SEED)
+    numpy_state = np.random.RandomState(SEED).get_state()
+    dtype = torch.get_default_dtype()
+    return generator.get_state(), python.getstate(), numpy_state, dtype
+
+
+def process_state() -> tuple[Any, ...]:
+    """What ranks would share and processes do not: the random generators and the
+    default dtype; as `set_process_state` takes it."""
+    return (
+        torch.default_generator.get_state(),
+        random.getstate(),
+        np.random.get_state(),
+        torch.get_default_dtype(),
+    )
+
+
+def set_process_state(state: tuple[Any, ...]) -> None:
+    """Put back what `process_state` returned."""
+    torch_state, python_state, numpy_state, dtype = state
+    torch.default_generator.set_state(torch_state)
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)
+    torch.set_default_dtype(dtype)

@@ -9,6 +9,7 @@ import itertools
 import linecache
 import os
 import re
+import sys
 import sysconfig
 from dataclasses import dataclass
 from types import TracebackType
@@ -107,3 +108,21 @@ def location(dump: str, main_thread: int) -> Frame | None:
         if frame.is_users:
             return frame
     return None
+
+
+def newest_change_s() -> float:
+    """Newest modification time of the user's modules that are imported here: a worker
+    keeps what it has imported.
+
+    Seconds since the epoch, 0 if there are none. Libraries do not count.
+    """
+    newest = 0.0
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not is_users(file):
+            continue
+        try:
+            newest = max(newest, os.stat(file).st_mtime)
+        except OSError:  # moved away since
+            continue
+    return newest

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from overlaplab import streams
 from overlaplab.cluster.pool.pickling import dump_call, dumps, loads
 from overlaplab.cluster.pool.pool import Outcome
-from overlaplab.cluster.pool.seeding import seeded
+from overlaplab.cluster.settings import seeded
 from overlaplab.profiling.sessions import recording
 from overlaplab.profiling.trace.ranks import timeline_of_ranks
 
@@ -34,7 +34,7 @@ def run_in_world(
     backend: str,
     timeout_s: float,
 ) -> Outcome:
-    """Call `fn` as this process's rank; see `overlaplab.cluster.pool.run_processes`.
+    """Call `fn` as this process's rank; see `Pool.run`.
 
     An exception of this rank is raised as it is. The world stays initialised. Works
     that nobody waited for are not noticed here. On several machines the ranks' times

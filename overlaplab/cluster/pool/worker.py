@@ -41,8 +41,7 @@ from overlaplab.cluster.pool.messages import (
     World,
 )
 from overlaplab.cluster.pool.pickling import dumps, loads
-from overlaplab.cluster.pool.seeding import seed
-from overlaplab.cluster.settings import kept_settings
+from overlaplab.cluster.settings import kept_settings, seed
 from overlaplab.errors import message_of
 from overlaplab.profiling.gloo_ranges import printable
 from overlaplab.profiling.sessions import recording

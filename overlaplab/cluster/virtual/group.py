@@ -88,7 +88,6 @@ class VirtualGroup(BaseGroup):  # type: ignore[misc]
     # Collectives.
 
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> VirtualWork:
-        opts = dist.AllreduceOptions() if opts is None else opts
         tensors = _as_list(tensors)
         return self._launch(
             "all_reduce", tensors, tensors, opts, reduce_op=_reduce_op(opts)
@@ -123,7 +122,6 @@ class VirtualGroup(BaseGroup):  # type: ignore[misc]
         )
 
     def barrier(self, opts: Any = None) -> VirtualWork:
-        opts = dist.BarrierOptions() if opts is None else opts
         return self._launch("barrier", [], [], opts)
 
     def allgather(
@@ -145,7 +143,6 @@ class VirtualGroup(BaseGroup):  # type: ignore[misc]
     def reduce_scatter(
         self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None
     ) -> VirtualWork:
-        opts = dist.ReduceScatterOptions() if opts is None else opts
         flat = [t for per_output in inputs for t in per_output]
         return self._launch(
             "reduce_scatter", flat, outputs, opts, reduce_op=_reduce_op(opts)
@@ -159,7 +156,6 @@ class VirtualGroup(BaseGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> VirtualWork:
-        opts = dist.ReduceScatterOptions() if opts is None else opts
         return self._launch(
             "reduce_scatter",
             inputs,
@@ -260,6 +256,8 @@ _REDUCE_OPS: tuple[tuple[Any, str], ...] = (
 
 
 def _reduce_op(opts: Any) -> str:
+    if opts is None:
+        return "sum"
     for op, name in _REDUCE_OPS:
         if opts.reduceOp == op:
             return name

@@ -7,13 +7,13 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import _mesh_layout, device_mesh
 from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from overlaplab.cluster.virtual import placement
 from overlaplab.cluster.virtual.copies import HostMemory, moves, tensors_in
-from overlaplab.cluster.virtual.functional import NAMESPACE, FakeCollectives
 from overlaplab.cluster.virtual.naming import GRADIENT_OPERATORS, name_gradient
 from overlaplab.cluster.virtual.operators import (
     Operator,
@@ -24,6 +24,7 @@ from overlaplab.cluster.virtual.operators import (
 from overlaplab.cluster.virtual.placement import PLAIN
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.storage import NUMBER
+from overlaplab.cluster.virtual.work import VirtualWork
 from overlaplab.program.record import Access
 
 # Computes with the numbers of ranks, on the CPU: nothing of it is the program's.
@@ -176,3 +177,77 @@ def _written(facts: Operator, args: Any, kwargs: Any) -> list[torch.Tensor]:
     values = [args[i] for i in facts.writes if i < len(args)]
     values += [kwargs[name] for name in facts.writes_named if name in kwargs]
     return tensors_in(values)
+
+
+NAMESPACE = "_c10d_functional"
+
+
+class FakeCollectives:
+    """Launches one rank's functional collectives of fake tensors; keeps their works.
+
+    With values, the C++ of `_c10d_functional` calls the process group. On fake tensors
+    only its shape rule runs: here the group is called as that C++ would.
+    """
+
+    def __init__(self) -> None:
+        self._works: dict[int, VirtualWork] = {}  # by the result's storage
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of `func` on fake tensors, its collective launched or waited for.
+
+        Raises:
+            NotImplementedError: it is none that is known here.
+        """
+        name = func._schema.name.removeprefix(f"{NAMESPACE}::")
+        if name == "wait_tensor":
+            work = self._works.pop(_address(args[0]), None)
+            if work is not None:
+                work.wait()
+            return args[0]  # the same tensor, as its C++ gives back
+        out = func(*args, **kwargs)
+        outputs = list(out) if isinstance(out, (list, tuple)) else [out]
+        inputs = list(args[0]) if isinstance(args[0], (list, tuple)) else [args[0]]
+        work = _launch(name, _group(args[-1]), inputs, outputs, args)
+        for tensor in outputs:
+            self._works[_address(tensor)] = work
+        return out
+
+
+def _launch(name: str, group: Any, inputs: Any, outputs: Any, args: Any) -> VirtualWork:
+    kind = name.removesuffix("_").removesuffix("_coalesced")
+    if kind == "all_reduce":
+        opts: Any = dist.AllreduceCoalescedOptions()
+        opts.reduceOp = _reduce_op(args[1])
+        work = group.allreduce_coalesced(outputs, opts)
+    elif kind == "broadcast":
+        opts = dist.BroadcastOptions()
+        opts.rootRank = args[1]
+        work = group.broadcast(outputs, opts)
+    elif kind == "all_gather_into_tensor":
+        work = group.all_gather_single_coalesced(outputs, inputs)
+    elif kind == "reduce_scatter_tensor":
+        opts = dist.ReduceScatterOptions()
+        opts.reduceOp = _reduce_op(args[1])
+        work = group.reduce_scatter_single_coalesced(outputs, inputs, opts)
+    elif kind == "all_to_all_single":
+        opts = dist.AllToAllOptions()
+        work = group.all_to_all_single(outputs[0], inputs[0], *args[1:3], opts)
+    else:
+        raise NotImplementedError(
+            f"{NAMESPACE}.{name} is not supported with fake=True; run with fake=False"
+        )
+    made: VirtualWork = work
+    return made
+
+
+def _group(given: Any) -> Any:
+    c10d: Any = dist.distributed_c10d
+    return c10d._resolve_process_group(given) if isinstance(given, str) else given
+
+
+def _reduce_op(name: str) -> Any:
+    return getattr(dist.ReduceOp, name.upper())
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -17,48 +17,20 @@ from torch.utils.flop_counter import flop_registry
 # process group, which records it.
 _SKIPPED = frozenset({"profiler", "prim", "c10d", "_c10d_functional"})
 
-# Share the storage of their input or launch nothing, though the schema does not say.
-_NO_KERNEL = frozenset(
-    {
-        "_unsafe_view",
-        "_reshape_alias",
-        "alias",
-        "as_strided_",
-        "detach",
-        "detach_",
-        "empty",
-        "empty_like",
-        "empty_permuted",
-        "empty_strided",
-        "lift",
-        "lift_fresh",
-        "new_empty",
-        "new_empty_strided",
-        "record_stream",
-        "resize_",
-        "resize_as_",
-        "set_",
-        "_version",
-        "_has_compatible_shallow_copy_type",
-        "is_same_size",
-    }
+# Launch nothing, and their result may have a storage that is new.
+_ALLOCATES = frozenset(
+    """
+    empty empty_like empty_permuted empty_strided lift lift_fresh new_empty
+    new_empty_strided resize_ resize_as_ set_
+    """.split()  # noqa: SIM905 (wrapped)
 )
 
-# Of these, what may have a storage that is new.
-_ALLOCATES = frozenset(
-    {
-        "empty",
-        "empty_like",
-        "empty_permuted",
-        "empty_strided",
-        "lift",
-        "lift_fresh",
-        "new_empty",
-        "new_empty_strided",
-        "resize_",
-        "resize_as_",
-        "set_",
-    }
+# Share the storage of their input or launch nothing, though the schema does not say.
+_NO_KERNEL = _ALLOCATES | frozenset(
+    """
+    _unsafe_view _reshape_alias alias as_strided_ detach detach_ record_stream
+    _version _has_compatible_shallow_copy_type is_same_size
+    """.split()  # noqa: SIM905 (wrapped)
 )
 
 # Their result is on the CPU, or its shape is: CUDA waits for the stream.
@@ -79,34 +51,18 @@ _MASKS = frozenset({torch.bool, torch.uint8})
 
 # Overwrite their first argument without reading it.
 _OVERWRITES = frozenset(
-    {
-        "bernoulli_",
-        "copy_",
-        "exponential_",
-        "fill_",
-        "log_normal_",
-        "normal_",
-        "random_",
-        "uniform_",
-        "zero_",
-        "_foreach_copy_",
-        "_foreach_zero_",
-    }
+    """
+    bernoulli_ copy_ exponential_ fill_ log_normal_ normal_ random_ uniform_ zero_
+    _foreach_copy_ _foreach_zero_
+    """.split()  # noqa: SIM905 (wrapped)
 )
 
 # Take only shape and dtype of their tensor, not its values.
 _READS_NOTHING = frozenset(
-    {
-        "full_like",
-        "new_full",
-        "new_ones",
-        "new_zeros",
-        "ones_like",
-        "rand_like",
-        "randint_like",
-        "randn_like",
-        "zeros_like",
-    }
+    """
+    full_like new_full new_ones new_zeros ones_like rand_like randint_like randn_like
+    zeros_like
+    """.split()  # noqa: SIM905 (wrapped)
 )
 
 # Arguments that are written though the schema does not mark them.
@@ -132,16 +88,16 @@ class Operator:
     """
 
     name: str
-    records: bool
-    allocates: bool
-    skipped: bool
-    host_sync: str
-    indexes: bool
-    writes: tuple[int, ...]
-    writes_named: tuple[str, ...]
-    overwrites: bool
-    reads: bool
-    flops: Callable[..., int] | None
+    records: bool = False
+    allocates: bool = False
+    skipped: bool = False
+    host_sync: str = ""
+    indexes: bool = False
+    writes: tuple[int, ...] = ()
+    writes_named: tuple[str, ...] = ()
+    overwrites: bool = False
+    reads: bool = True
+    flops: Callable[..., int] | None = None
 
 
 # By identity, since the hash of an overload is slow; the overload is kept with it.
@@ -175,19 +131,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def _describe(func: Any) -> Operator:
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher order operator: its insides are recorded
-        return Operator(
-            name=str(func),
-            records=False,
-            allocates=True,
-            skipped=False,
-            host_sync="",
-            indexes=False,
-            writes=(),
-            writes_named=(),
-            overwrites=False,
-            reads=True,
-            flops=None,
-        )
+        return Operator(str(func), allocates=True)
     space, name = schema.name.split("::")
     view = func.is_view or torch.Tag.inplace_view in func.tags
     positions: list[int] = []

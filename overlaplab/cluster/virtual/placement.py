@@ -1,4 +1,5 @@
-"""Where a rank's tensors are: in the GPU's memory or in the host's.
+"""Calls that dispatch nothing here and mean something on a GPU: where a rank's tensors
+are (in its memory or in the host's), and what makes the CPU wait for it.
 
 All memory of a virtual rank is this machine's, so a tensor's device does not say. A
 storage stays where its program put it: `device="cpu"`, `.cpu()` and `.to("cpu")` mean
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device
+from torch.utils._python_dispatch import _disable_current_modes
 
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.storage import NUMBER, PAGEABLE, PINNED, PLACED
@@ -129,36 +131,49 @@ def _of_torch(code: CodeType) -> bool:
     return known
 
 
-# Each of these is the new method of torch.Tensor, or function of torch.
+Find = Callable[[], Recorder | None]  # the calling thread's
 
 
-def _to(find: Callable[[], Recorder | None], original: Any) -> Any:
-    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _in_ranks(find: Find, original: Any, act: Callable[..., Any]) -> Any:
+    """A method of torch.Tensor that is `act(recorder, tensor, ...)` in a rank."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = find()
         if recorder is None or type(self) not in PLAIN:
             return original(self, *args, **kwargs)
+        return act(recorder, self, *args, **kwargs)
+
+    return method
+
+
+# Each of these is the new method of torch.Tensor, or function of torch.
+
+
+def _to(find: Find, original: Any) -> Any:
+    def to(recorder: Recorder, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else kwargs.get("device", kwargs.get("other"))
         if first is None or isinstance(first, torch.dtype):
-            return original(self, *args, **kwargs)
+            return original(tensor, *args, **kwargs)
         table = recorder.storages
         if isinstance(first, torch.Tensor):
-            if type(first) not in PLAIN or table.is_host(first) == table.is_host(self):
-                return original(self, *args, **kwargs)
-            device = TO_HOST if table.is_host(first) else DEVICE
+            on_host = table.is_host(first)
+            if type(first) not in PLAIN or on_host == table.is_host(tensor):
+                return original(tensor, *args, **kwargs)
+            device = TO_HOST if on_host else DEVICE
             kwargs.pop("other", None)
             rest = (first.dtype, *args[1:])
         else:
-            target = memory_of(first, sys._getframe(1).f_code)
+            target = memory_of(first, sys._getframe(2).f_code)
             if not target:
-                return original(self, *args, **kwargs)
-            device = _destination(recorder, self, target)
+                return original(tensor, *args, **kwargs)
+            device = _destination(recorder, tensor, target)
             kwargs.pop("device", None)
             rest = args[1:]
             if not rest and "dtype" not in kwargs:
-                rest = (self.dtype,)
-        return _move(recorder, "to", original, self, device, *rest, **kwargs)
+                rest = (tensor.dtype,)
+        return _move(recorder, "to", original, tensor, device, *rest, **kwargs)
 
-    return to
+    return _in_ranks(find, original, to)
 
 
 def _destination(recorder: Recorder, tensor: torch.Tensor, target: str) -> torch.device:
@@ -182,43 +197,35 @@ def _move(recorder: Recorder, caller: str, to: Any, *args: Any, **kwargs: Any) -
         recorder.moving = ""
 
 
-def _cpu(find: Callable[[], Recorder | None], original: Any, to: Any) -> Any:
-    def cpu(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = find()
-        if (
-            recorder is None
-            or type(self) not in PLAIN
-            or recorder.storages.is_host(self)
-        ):
-            return original(self, *args, **kwargs)
-        return _move(recorder, "cpu", to, self, TO_HOST, self.dtype, **kwargs)
+def _cpu(find: Find, original: Any, to: Any) -> Any:
+    def cpu(recorder: Recorder, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.storages.is_host(tensor):
+            return original(tensor, *args, **kwargs)
+        return _move(recorder, "cpu", to, tensor, TO_HOST, tensor.dtype, **kwargs)
 
-    return cpu
+    return _in_ranks(find, original, cpu)
 
 
-def _cuda(find: Callable[[], Recorder | None], original: Any, to: Any) -> Any:
+def _cuda(find: Find, original: Any, to: Any) -> Any:
     def cuda(
-        self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any
+        recorder: Recorder,
+        tensor: Any,
+        device: Any = None,
+        non_blocking: bool = False,
+        **kwargs: Any,
     ) -> Any:
-        recorder = find()
-        if recorder is None or type(self) not in PLAIN:
-            return original(self, device, non_blocking, **kwargs)
-        target = _destination(recorder, self, PLACED)
-        return _move(
-            recorder, "cuda", to, self, target, self.dtype, non_blocking, **kwargs
-        )
+        target = _destination(recorder, tensor, PLACED)
+        how = (target, tensor.dtype, non_blocking)
+        return _move(recorder, "cuda", to, tensor, *how, **kwargs)
 
-    return cuda
+    return _in_ranks(find, original, cuda)
 
 
-def _pin_memory(find: Callable[[], Recorder | None], original: Any, to: Any) -> Any:
-    def pin_memory(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = find()
-        if recorder is None or type(self) not in PLAIN:
-            return original(self, *args, **kwargs)
-        place = recorder.storages.place_of(self)
+def _pin_memory(find: Find, original: Any, to: Any) -> Any:
+    def pin_memory(recorder: Recorder, tensor: Any, *_: Any, **__: Any) -> Any:
+        place = recorder.storages.place_of(tensor)
         if place == PINNED:
-            return self
+            return tensor
         if place == PLACED:
             raise RuntimeError(
                 "pin_memory of a tensor in the GPU's memory: only the host's can be "
@@ -226,22 +233,19 @@ def _pin_memory(find: Callable[[], Recorder | None], original: Any, to: Any) -> 
                 "tensor.cpu().pin_memory()"
             )
         with torch.no_grad():
-            return _move(recorder, "pin_memory", to, self, TO_HOST, self.dtype)
+            return _move(recorder, "pin_memory", to, tensor, TO_HOST, tensor.dtype)
 
-    return pin_memory
-
-
-def _is_pinned(find: Callable[[], Recorder | None], original: Any) -> Any:
-    def is_pinned(self: Any, *args: Any, **kwargs: Any) -> bool:
-        recorder = find()
-        if recorder is None or type(self) not in PLAIN:
-            return bool(original(self, *args, **kwargs))
-        return recorder.storages.place_of(self) == PINNED
-
-    return is_pinned
+    return _in_ranks(find, original, pin_memory)
 
 
-def _device_of(find: Callable[[], Recorder | None], original: Any) -> property:
+def _is_pinned(find: Find, original: Any) -> Any:
+    def is_pinned(recorder: Recorder, tensor: Any, *_: Any, **__: Any) -> bool:
+        return recorder.storages.place_of(tensor) == PINNED
+
+    return _in_ranks(find, original, is_pinned)
+
+
+def _device_of(find: Find, original: Any) -> property:
     """`tensor.device` in a rank tells the two memories apart, except to torch."""
     read = original.__get__
 
@@ -257,7 +261,7 @@ def _device_of(find: Callable[[], Recorder | None], original: Any) -> property:
     return property(device)
 
 
-def _factory(find: Callable[[], Recorder | None], original: Any) -> Any:
+def _factory(find: Find, original: Any) -> Any:
     of_data = original in (torch.as_tensor, torch.asarray)
 
     @functools.wraps(original)
@@ -283,3 +287,59 @@ def _factory(find: Callable[[], Recorder | None], original: Any) -> Any:
         return made
 
     return make
+
+
+_NAMES = {
+    "tolist": "tolist",
+    "numpy": "numpy",
+    "__repr__": "print",
+    "__format__": "print",
+}
+
+
+@contextlib.contextmanager
+def host_syncs(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
+    """While open, calls that make the CPU wait for a GPU are seen in ranks' threads,
+    and `record_stream`. `item`, `bool(tensor)` and the like reach the rank's mode.
+
+    Args:
+        recorder: the calling thread's, None where it is no rank.
+    """
+    tensor: Any = torch.Tensor
+    patches = [
+        (tensor, method, _sync(recorder, name, getattr(tensor, method)))
+        for method, name in _NAMES.items()
+    ]
+    record_stream = _record_stream(recorder, tensor.record_stream)
+    with patched([*patches, (tensor, "record_stream", record_stream)]):
+        yield
+
+
+def _sync(find: Find, name: str, original: Any) -> Any:
+    def sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = find()
+        if recorder is None or recorder.printing:
+            return original(self, *args, **kwargs)
+        if type(self) in PLAIN:
+            recorder.read_on_host(name, self)
+        if name == "numpy" and not recorder.storages.is_host(self):
+            # The array is the host's memory: what is written there stays there.
+            return original(self, *args, **kwargs).copy()
+        if name != "print":
+            return original(self, *args, **kwargs)
+        recorder.printing = True  # how it is made is not the program's
+        try:
+            with _disable_current_modes():
+                return original(self, *args, **kwargs)
+        finally:
+            recorder.printing = False
+
+    return sync
+
+
+def _record_stream(find: Find, original: Any) -> Any:
+    def record_stream(recorder: Recorder, tensor: Any, s: Any) -> None:
+        lane = recorder.current()
+        recorder.storages.record_stream(tensor, s.lane.name, lane.name)
+
+    return _in_ranks(find, original, record_stream)

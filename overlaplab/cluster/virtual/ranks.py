@@ -9,16 +9,17 @@ nothing of tensors' contents, streams or collectives.
 from __future__ import annotations
 
 import ctypes
-import random
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from overlaplab.cluster.virtual.tracing import suspend_tracing
+from overlaplab.cluster.settings import (
+    first_state,
+    process_state,
+    set_process_state,
+)
 from overlaplab.deadline import (
     RANK_THREADS,
     WALL_FACTOR,
@@ -224,34 +225,40 @@ class Turns:
         set_process_state(me.state)
 
 
-def first_state() -> tuple[Any, ...]:
-    """The state in which every rank starts: seed 0, as in the process pool."""
-    generator = torch.Generator()
-    generator.manual_seed(0)
-    python = random.Random(0)
-    numpy = sys.modules.get("numpy")
-    numpy_state = None if numpy is None else numpy.random.RandomState(0).get_state()
-    dtype = torch.get_default_dtype()
-    return generator.get_state(), python.getstate(), numpy_state, dtype
+_GLOBALS = (
+    ("torch.fx._symbolic_trace", "CURRENT_PATCHER"),
+    ("torch.fx._symbolic_trace", "_is_fx_tracing_flag"),
+    ("torch.fx.experimental.proxy_tensor", "_CURRENT_MAKE_FX_TRACER"),
+)
 
 
-def process_state() -> tuple[Any, ...]:
-    """What ranks would share and processes do not: the random generators and the
-    default dtype; as `set_process_state` takes it."""
-    numpy = sys.modules.get("numpy")
-    return (
-        torch.default_generator.get_state(),
-        random.getstate(),
-        None if numpy is None else numpy.random.get_state(),
-        torch.get_default_dtype(),
-    )
+def suspend_tracing() -> Callable[[], None]:
+    """Undo what the calling rank's FX trace patched; the result patches it again.
+
+    `make_fx` and `symbolic_trace` patch torch for the whole process. Two ranks that
+    trace in turn would undo one another's patches in the wrong order and leave some for
+    ever; so a rank that hands on its turn takes its trace along.
+    """
+    active = {
+        (module, name): value
+        for module, name in _GLOBALS
+        if (value := getattr(sys.modules.get(module), name, None))
+    }
+    if not active:
+        return _nothing
+    patcher = active.get(_GLOBALS[0])
+    if patcher is not None:
+        patcher.revert_all_patches()
+    for module, name in active:
+        setattr(sys.modules[module], name, False if "flag" in name else None)
+
+    def resume() -> None:
+        for (module, name), value in active.items():
+            setattr(sys.modules[module], name, value)
+        if patcher is not None:
+            patcher.reapply_all_patches()
+
+    return resume
 
 
-def set_process_state(state: tuple[Any, ...]) -> None:
-    """Put back what `process_state` returned."""
-    torch_state, python_state, numpy_state, dtype = state
-    torch.default_generator.set_state(torch_state)
-    random.setstate(python_state)
-    if numpy_state is not None:
-        sys.modules["numpy"].random.set_state(numpy_state)
-    torch.set_default_dtype(dtype)
+def _nothing() -> None: ...

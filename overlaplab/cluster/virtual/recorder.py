@@ -16,9 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from overlaplab.cluster.virtual.backward_lanes import GraphTask
-from overlaplab.cluster.virtual.forward_lines import ForwardLines
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
-from overlaplab.cluster.virtual.source import user_line
+from overlaplab.cluster.virtual.source import ForwardLines, user_line
 from overlaplab.cluster.virtual.storage import StorageTable
 from overlaplab.program.record import Access, Collective, Op, OpKind, WorkWait
 from overlaplab.timeline.span import CPU_LANE, NO_ATTRIBUTES, step_number

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,23 +12,21 @@ import torch
 import torch.distributed as dist
 
 from overlaplab.cluster.copying import copy_job
-from overlaplab.cluster.settings import kept_settings
-from overlaplab.cluster.virtual import report, representative, world
-from overlaplab.cluster.virtual.host_syncs import host_syncs
-from overlaplab.cluster.virtual.meeting import Meetings
-from overlaplab.cluster.virtual.modes import RecordMode
-from overlaplab.cluster.virtual.naming import naming_parameters
-from overlaplab.cluster.virtual.placement import placing_calls
-from overlaplab.cluster.virtual.ranks import (
-    RankThread,
-    Turns,
+from overlaplab.cluster.settings import (
+    kept_settings,
     process_state,
     set_process_state,
 )
+from overlaplab.cluster.virtual import report, world
+from overlaplab.cluster.virtual.meeting import Meetings
+from overlaplab.cluster.virtual.modes import RecordMode
+from overlaplab.cluster.virtual.naming import naming_parameters
+from overlaplab.cluster.virtual.placement import host_syncs, placing_calls
+from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.streams import VirtualProvider
 from overlaplab.errors import DeadlockError, MismatchError
-from overlaplab.hardware.model import Hardware
+from overlaplab.program.garbage import no_collections
 from overlaplab.program.record import Program
 from overlaplab.streams import install_thread_provider
 from overlaplab.torch_versions import fake_mode, mode_flags, set_mode_flags
@@ -43,7 +40,6 @@ def run_virtual(
     kwargs: Mapping[str, Any] | None = None,
     *,
     world_size: int = 2,
-    hardware: Hardware | None = None,
     timeout_s: float = 60,
     fake: bool = False,
 ) -> tuple[tuple[Any, ...], Program]:
@@ -59,10 +55,9 @@ def run_virtual(
         fn: the ranks' function.
         args, kwargs: its arguments.
         world_size: ranks of the job.
-        hardware: not needed to record; kept for host code that depends on time.
         timeout_s: a guard, in CPU time of this process, with ten times as much on the
             wall behind it; deadlocks are found without it.
-        fake: compute shapes only, on rank 0, which stands for all (representative.py).
+        fake: compute shapes only, on rank 0, which stands for all (see report.py).
 
     Returns:
         What each recorded rank returned, and the record.
@@ -75,10 +70,6 @@ def run_virtual(
         RuntimeError: a run is in progress already.
         TypeError: something cannot be copied.
     """
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
-        raise TypeError(f"world_size must be an int, got {world_size!r}")
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1, got {world_size}")
     if world.current_recorder() is not None:
         raise RuntimeError(
             "ol.run was called inside a rank of another run; call it from outside"
@@ -143,13 +134,13 @@ class _Run:
         if self.turns.first_error is not None:
             number, error = self.turns.first_error
             if self.fake:
-                error = representative.explained(error)
+                error = report.explained(error)
             if isinstance(error, (DeadlockError, MismatchError)):
                 raise error
             raise report.failure(number, error) from error
         for recorder in self.recorders:
             recorder.storages.close()
-        representative.refuse_other_roles(self.meetings)
+        report.refuse_other_roles(self.meetings)
         return tuple(rank.result for rank in self.ranks), self._program()
 
     def _main_of(self, rank: int) -> Callable[[], Any]:
@@ -215,14 +206,10 @@ def _frozen_process() -> Iterator[None]:
     torch keeps "is any mode on" in globals that a mode saves and restores as if there
     were one thread.
     """
-    collected = gc.isenabled()
-    gc.disable()
-    state = process_state()
-    flags = mode_flags()
+    state, flags = process_state(), mode_flags()
     try:
-        yield
+        with no_collections():
+            yield
     finally:
         set_process_state(state)
         set_mode_flags(flags)
-        if collected:
-            gc.enable()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +22,10 @@ from torch.distributed import distributed_c10d as c10d
 from overlaplab.cluster.virtual.communicator import Communicator
 from overlaplab.cluster.virtual.group import VirtualGroup
 from overlaplab.cluster.virtual.meeting import Meetings
+from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.recorder import Recorder
-from overlaplab.cluster.virtual.store import RankStore
-from overlaplab.cluster.virtual.torch_streams import torch_cpu_streams
+from overlaplab.cluster.virtual.streams import torch_cpu_streams
+from overlaplab.torch_versions import BaseStore
 
 BACKEND = "virtual"
 _c10d_native: Any = torch._C._distributed_c10d  # its stubs lack a name
@@ -172,3 +175,63 @@ def _create(options: Any, _: Any) -> VirtualGroup:
             str(options.group_id),
         )
     )
+
+
+@dataclass(frozen=True)
+class KeyWait:
+    """What a rank waits for whose CPU stands in `store.get` or `store.wait`."""
+
+    keys: tuple[str, ...]
+
+    def __str__(self) -> str:
+        # torch puts the group's name and "//" before the user's key.
+        keys = [repr(key.rpartition("//")[2]) for key in self.keys]
+        return f"waits for {', '.join(keys)} in the store"
+
+
+class RankStore(BaseStore):  # type: ignore[misc]
+    """One rank's handle of the run's key-value store: waiting hands on the turn.
+
+    torch's own stores block in C++ while the rank holds the turn: nobody could ever
+    set the key.
+
+    Args:
+        shared: the run's.
+        turns: hands on the turn.
+        thread: the rank's own.
+    """
+
+    def __init__(self, shared: Any, turns: Turns, thread: RankThread) -> None:
+        super().__init__()
+        self._shared = shared
+        self._turns = turns
+        self._thread = thread
+
+    def get(self, key: str) -> Any:
+        self._until(lambda: self._shared.check([key]), (key,))
+        return self._shared.get(key)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        self._until(lambda: self._shared.check(list(keys)), tuple(keys))
+
+    def set(self, key: str, value: Any) -> None:
+        self._shared.set(key, value)
+
+    def add(self, key: str, amount: int) -> Any:
+        return self._shared.add(key, amount)
+
+    def check(self, keys: Sequence[str]) -> Any:
+        return self._shared.check(list(keys))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> Any:
+        return self._shared.compare_set(key, expected, desired)
+
+    def delete_key(self, key: str) -> Any:
+        return self._shared.delete_key(key)
+
+    def num_keys(self) -> Any:
+        return self._shared.num_keys()
+
+    def _until(self, there: Callable[[], bool], keys: tuple[str, ...]) -> None:
+        if not there():
+            self._turns.block(self._thread, there, KeyWait(keys))
