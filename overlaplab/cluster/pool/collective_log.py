@@ -20,22 +20,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ProcessGroup, Work
+from torch._C._distributed_c10d import Work
 
-from overlaplab.profiling.collectives import describe_group, num_bytes, tensors_in
+from overlaplab.profiling.collectives import (
+    Call,
+    describe_group,
+    num_bytes,
+    tensors_in,
+    watching,
+)
 from overlaplab.profiling.gloo_ranges import launch_range, wait_range
-from overlaplab.torch_versions import OPERATIONS
 
 POINT_TO_POINT = ("send", "recv")
-# Any of these means that the caller takes care of the work's end.
-_TAKEN_BY = (
-    "wait",
-    "get_future",
-    "result",
-    "synchronize",
-    "block_current_stream",
-    "is_completed",
-)
+# Besides `wait` and `synchronize`, any of these means that the caller takes care of the
+# work's end.
+_TAKEN_BY = ("get_future", "result", "block_current_stream", "is_completed")
+_is_completed = Work.is_completed
 _MAX_ENTRIES = 20_000
 
 
@@ -113,19 +113,63 @@ class CollectiveLog:
         """Those of `in_flight()` that have not ended."""
         with self._lock:
             works = list(self._in_flight.values())
-        done = _original["is_completed"]
-        return [launch for launch, work in works if not done(work)]
+        return [launch for launch, work in works if not _is_completed(work)]
 
     def sequences(self) -> dict[str, int]:
         """How many collectives this rank launched in each group."""
         return dict(self._sequences)
 
-    def launch(self, group: Any, operation: str, arguments: tuple[Any, ...]) -> Launch:
-        """Note a launch that is about to happen."""
+    # What `watching` asks of a watcher.
+
+    def launch(
+        self, call: Call, group: Any, operation: str, arguments: tuple[Any, ...]
+    ) -> Any:
+        launch = self._note(group, operation, arguments)
+        if self.measuring:
+            with torch.profiler.record_function(_launch_range(launch)):
+                work = call()
+        else:
+            work = call()
+        with self._lock:
+            if self._coalescing is not None:
+                self._coalescing.append(launch)
+            elif work is not None:
+                self._in_flight[id(work)] = (launch, work)
+        return work
+
+    def start_coalescing(self, call: Call, group: Any) -> Any:
+        self._coalescing = []
+        return call()
+
+    def end_coalescing(self, call: Call, group: Any) -> Any:
+        """One work stands for all that was launched since `start_coalescing`."""
+        work = call()
+        launches, self._coalescing = self._coalescing, None
+        if launches and work is not None:
+            with self._lock:
+                self._in_flight[id(work)] = (launches[-1], work)
+        return work
+
+    def wait(self, call: Call, work: Any) -> Any:
+        launch = self.take(work)
+        if launch is None:
+            return call()
+        with self._lock:
+            self._write("wait", launch)
+        if self.measuring:
+            with torch.profiler.record_function(wait_range(launch.operation)):
+                result = call()
+        else:
+            result = call()
+        with self._lock:  # not after an exception: then the wait is where it failed
+            self._write("done", launch)
+        return result
+
+    def _note(self, group: Any, operation: str, arguments: tuple[Any, ...]) -> Launch:
         name, ranks = describe_group(group)
         point_to_point = operation in POINT_TO_POINT
+        counter = f"{name} p2p" if point_to_point else name
         with self._lock:
-            counter = f"{name} p2p" if point_to_point else name
             launch = Launch(
                 self._number,
                 name,
@@ -141,41 +185,11 @@ class CollectiveLog:
             self._write("launch", launch)
         return launch
 
-    def launched(self, launch: Launch, work: Any) -> None:
-        """The launch returned `work`."""
-        with self._lock:
-            if self._coalescing is not None:
-                self._coalescing.append(launch)
-            elif work is not None:
-                self._in_flight[id(work)] = (launch, work)
-
-    def start_coalescing(self) -> None:
-        self._coalescing = []
-
-    def end_coalescing(self, work: Any) -> None:
-        """One work stands for all that was launched since `start_coalescing`."""
-        launches, self._coalescing = self._coalescing, None
-        if launches and work is not None:
-            self.launched(launches[-1], work)
-
     def take(self, work: Any) -> Launch | None:
         """Somebody takes care of the end of `work`; the launch, the first time."""
         with self._lock:
             entry = self._in_flight.pop(id(work), None)
         return entry[0] if entry else None
-
-    @contextlib.contextmanager
-    def waiting(self, launch: Launch) -> Iterator[None]:
-        """The rank waits for `launch` in the `with` block."""
-        with self._lock:
-            self._write("wait", launch)
-        if self.measuring:
-            with torch.profiler.record_function(wait_range(launch.operation)):
-                yield
-        else:
-            yield
-        with self._lock:  # not after an exception: then the wait is where it failed
-            self._write("done", launch)
 
     def _write(self, event: str, launch: Launch) -> None:
         if self._written >= _MAX_ENTRIES:
@@ -226,74 +240,33 @@ def read_notes(file: int) -> Notes:
 
 # --- The hooks -------------------------------------------------------------------
 
-_original: dict[str, Callable[..., Any]] = {"is_completed": Work.is_completed}
-_collective_log: CollectiveLog | None = None
+_installed: tuple[CollectiveLog, Any] | None = None  # with what keeps it at work
 
 
 def install(file: int) -> CollectiveLog:
     """Make this process note its collectives in `file`, for good."""
-    global _collective_log
-    if _collective_log is not None:
+    global _installed
+    if _installed is not None:
         raise RuntimeError("this process has a collective log already")
-    _collective_log = collective_log = CollectiveLog(file)
-    for method, operation in OPERATIONS.items():
-        if hasattr(ProcessGroup, method):
-            _wrap_launch(collective_log, method, operation)
-    _wrap_coalescing(collective_log)
+    log = CollectiveLog(file)
+    watch = watching(log)
+    watch.__enter__()
+    _installed = log, watch
     for method in _TAKEN_BY:
         if hasattr(Work, method):
-            _wrap_work(collective_log, method)
-    return collective_log
+            setattr(Work, method, _taking(log, getattr(Work, method)))
+    return log
 
 
-def _wrap_launch(collective_log: CollectiveLog, method: str, operation: str) -> None:
-    original = getattr(ProcessGroup, method)
-
-    @functools.wraps(original)
-    def launch_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
-        launch = collective_log.launch(self, operation, args)
-        if collective_log.measuring:
-            with torch.profiler.record_function(_launch_range(launch)):
-                work = original(self, *args, **kwargs)
-        else:
-            work = original(self, *args, **kwargs)
-        collective_log.launched(launch, work)
-        return work
-
-    setattr(ProcessGroup, method, launch_and_note)
-
-
-def _wrap_coalescing(collective_log: CollectiveLog) -> None:
-    start, end = ProcessGroup._start_coalescing, ProcessGroup._end_coalescing
-
-    def start_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
-        collective_log.start_coalescing()
-        return start(self, *args, **kwargs)
-
-    def end_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
-        work = end(self, *args, **kwargs)
-        collective_log.end_coalescing(work)
-        return work
-
-    setattr(ProcessGroup, "_start_coalescing", start_and_note)  # noqa: B010 (mypy)
-    setattr(ProcessGroup, "_end_coalescing", end_and_note)  # noqa: B010
-
-
-def _wrap_work(collective_log: CollectiveLog, method: str) -> None:
-    original = getattr(Work, method)
-    blocks = method in ("wait", "synchronize")
-
+def _taking(log: CollectiveLog, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def take_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if method == "is_completed" and not original(self):
+        if original is _is_completed and not original(self):
             return False  # the caller polls, and must come back
-        launch = collective_log.take(self)
-        if launch is None or not blocks:
-            return original(self, *args, **kwargs)
-        with collective_log.waiting(launch):
-            return original(self, *args, **kwargs)
+        log.take(self)
+        return original(self, *args, **kwargs)
 
-    setattr(Work, method, take_and_call)
+    return take_and_call
 
 
 def _launch_range(launch: Launch) -> str:
