@@ -254,14 +254,16 @@ def install(file: int) -> CollectiveLog:
     _installed = log, watch
     for method in _TAKEN_BY:
         if hasattr(Work, method):
-            setattr(Work, method, _taking(log, getattr(Work, method)))
+            setattr(Work, method, _taking(log, method))
     return log
 
 
-def _taking(log: CollectiveLog, original: Callable[..., Any]) -> Callable[..., Any]:
+def _taking(log: CollectiveLog, method: str) -> Callable[..., Any]:
+    original = getattr(Work, method)
+
     @functools.wraps(original)
     def take_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if original is _is_completed and not original(self):
+        if method == "is_completed" and not original(self):
             return False  # the caller polls, and must come back
         log.take(self)
         return original(self, *args, **kwargs)
