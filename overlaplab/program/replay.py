@@ -6,7 +6,6 @@ and `resolve` does the rest, in milliseconds.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -23,9 +22,8 @@ from overlaplab.program.gradients import (
     gradient_steps,
     is_gradient_all_reduce,
 )
-from overlaplab.program.graph import check_program
+from overlaplab.program.graph import StreamOrder, check_program
 from overlaplab.program.record import (
-    Collective,
     Op,
     PayloadTensor,
     Program,
@@ -157,9 +155,7 @@ class _Edit:
         self.rank = rank
         self.old = program.ranks[rank]
         self.old_waits = [w for w in program.waits if w.rank == rank]
-        self.streams: dict[str, list[int]] = {}
-        for op in self.old:
-            self.streams.setdefault(op.stream, []).append(op.index)
+        self.order = StreamOrder(self.old)
         self.new: list[_New] = []
         # Of each old gradient collective: the new ones with its payload, and the last
         # one that must have ended where it had.
@@ -237,27 +233,7 @@ class _Edit:
         if after and max(after) >= index:
             late = next(self.carried[a] for a in op.after if self._moved(a) >= index)
             self._refuse(late, op.index)
-        return Op(
-            index,
-            op.rank,
-            op.kind,
-            op.name,
-            op.stream,
-            op.launch_stream,
-            after,
-            op.flops,
-            op.dtype,
-            op.read_bytes,
-            op.write_bytes,
-            op.reads,
-            op.writes,
-            collective,
-            op.duration_ns,
-            op.label,
-            op.phase,
-            op.source,
-            op.attributes,
-        )
+        return replace(op, index=index, after=after, collective=collective)
 
     def _launch(self, new: _New) -> Op:
         """The coalesced all-reduce of a bucket, launched where its last one was."""
@@ -275,16 +251,8 @@ class _Edit:
                     )
         payload = tuple(member.part for member in new.members)
         num_bytes = sum(part.bytes for part in payload)
-        collective = Collective(
-            group=like.group,
-            ranks=like.ranks,
-            sequence=like.sequence,
-            operation=like.operation,
-            reduce_op=like.reduce_op,
-            root=like.root,
-            bytes=num_bytes,
-            payload=self._payload(payload),
-            async_op=True,
+        collective = replace(
+            like, bytes=num_bytes, payload=self._payload(payload), async_op=True
         )
         return replace(
             model,
@@ -306,10 +274,9 @@ class _Edit:
             streams.update(self.old[a].stream for a in member.old.after)
         last: dict[str, int] = {}
         for stream in streams:
-            indices = self.streams.get(stream, [])
-            place = bisect_left(indices, new.at) - 1
-            if place >= 0:
-                last[stream] = indices[place]
+            before = self.order.before(stream, new.at)
+            if before is not None:
+                last[stream] = before
         for member in new.members:
             ready = member.part.ready
             if ready is not None and ready < new.at:
@@ -321,12 +288,8 @@ class _Edit:
 
     def _payload(self, payload: tuple[PayloadTensor, ...]) -> tuple[PayloadTensor, ...]:
         return tuple(
-            part
-            if part.ready is None
-            else PayloadTensor(
-                part.bytes, part.dtype, self._moved(part.ready), part.name
-            )
-            for part in payload
+            one if one.ready is None else replace(one, ready=self._moved(one.ready))
+            for one in payload
         )
 
     def waits(self) -> list[WorkWait]:
@@ -349,19 +312,7 @@ class _Edit:
         recorded = tuple((stream, self.first_at[at]) for stream, at in life.recorded)
         if (born, freed, recorded) == (life.born, life.freed, life.recorded):
             return life
-        return StorageLife(
-            life.rank,
-            life.storage,
-            life.bytes,
-            born,
-            freed,
-            life.stream,
-            life.name,
-            recorded,
-            life.host,
-            life.pinned,
-            life.freed_before,
-        )
+        return replace(life, born=born, freed=freed, recorded=recorded)
 
     def name(self, name: TensorName) -> TensorName:
         since = self.first_at[name.since]
