@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import Work
 
 from overlaplab.profiling.collectives import (
     Call,
+    Watcher,
     describe_group,
     num_bytes,
     tensors_in,
@@ -74,7 +75,7 @@ class Launch:
         return self.operation in POINT_TO_POINT
 
 
-class CollectiveLog:
+class CollectiveLog(Watcher):
     """The notes of one call of one rank; written as they happen."""
 
     def __init__(self, file: int) -> None:
