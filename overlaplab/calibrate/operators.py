@@ -173,7 +173,6 @@ def record_steps(
         make_reducer: as `BucketedReducer`; None: forward and backward alone.
     """
     from overlaplab.cluster.virtual import run_virtual
-    from overlaplab.hardware import find_hardware
 
     def steps() -> None:
         before = torch.get_default_dtype()
@@ -196,7 +195,6 @@ def record_steps(
         (),
         {},
         world_size=num_ranks,
-        hardware=find_hardware("chalk"),
         timeout_s=600,
         fake=True,
     )
