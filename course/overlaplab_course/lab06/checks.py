@@ -65,7 +65,8 @@ class Case:
     Args:
         name: what the model and the link are like.
         model: layers, their width, tokens.
-        link: alpha in ns; payload per second, as a large all-reduce sees it.
+        latency_ns: alpha, the fixed cost of a message.
+        bytes_per_s: payload per second, as the all-reduce of a large message sees it.
         tflops: of the GPU.
         kind: a "gpt" in bfloat16, or "narrow": small linear layers in float32.
         vocabulary: rows of an embedding, which arrives last and costs no time.
@@ -73,7 +74,8 @@ class Case:
 
     name: str
     model: tuple[int, int, int]
-    link: tuple[int, int]
+    latency_ns: int
+    bytes_per_s: int
     tflops: float = 500
     kind: str = "gpt"
     vocabulary: int = 0
@@ -98,14 +100,6 @@ class Case:
         took = (max(3_000, int(f / self.tflops / 1000)) for f in flops)
         ready = tuple(itertools.accumulate(took))
         return (*ready, ready[-1]) if self.vocabulary else ready
-
-    @property
-    def latency_ns(self) -> int:
-        return self.link[0]
-
-    @property
-    def bytes_per_s(self) -> int:
-        return self.link[1]
 
     def step_ns(self, cap_bytes: float) -> int:
         """From the start of the backward pass to the end of the last message.
@@ -143,7 +137,10 @@ def cases() -> tuple[Case, ...]:
     """The twelve pairs of a model and a link."""
     links = LAB.cases("6.4a", "links")[REGRET]
     pairs = LAB.cases("6.4a", "pairs")[REGRET]
-    return tuple(Case(**{**pair, "link": links[pair["link"]]}) for pair in pairs)
+    return tuple(
+        Case(pair.pop("name"), pair.pop("model"), *links[pair.pop("link")], **pair)
+        for pair in map(dict, pairs)
+    )
 
 
 @LAB.grader("6.4a")

@@ -151,20 +151,16 @@ def name_gradients(model: nn.Module) -> None:
 Attach = Callable[[nn.Module], Callable[[], Any]]
 
 
-def _send_each(model: nn.Module) -> Callable[[], None]:
+def _send_each(model: nn.Module) -> Callable[[], Any]:
     """One message per gradient, as soon as it is there."""
     works = []
 
     def send(param: Tensor) -> None:
         works.append(dist.all_reduce(param.grad, async_op=True))
 
-    def wait() -> None:
-        for work in works:
-            work.wait()
-
     for param in model.parameters():
         param.register_post_accumulate_grad_hook(send)  # type: ignore[no-untyped-call]
-    return wait
+    return lambda: [work.wait() for work in works]
 
 
 def _step(
@@ -293,7 +289,7 @@ class GivenRun:
     def timeline(self, latency: float = 1.0, bandwidth: float = 1.0) -> Timeline:
         """The step on its link, or on one with `latency` and `bandwidth` times as much.
 
-        >>> # run.timeline(latency=0.5) has half the latency
+        `run.timeline(latency=0.5)` has half the latency.
         """
         link = self.hardware.link
         edited = with_link(
@@ -303,11 +299,6 @@ class GivenRun:
         )
         cap = None if self.bucket_mib is None else int(self.bucket_mib * MIB)
         return replay(self.program, hardware=edited, buckets=cap)
-
-
-def messages(given: GivenRun) -> list[Message]:
-    """What a run sends, in the order in which it leaves."""
-    return given.messages()
 
 
 @lru_cache(maxsize=1)
@@ -334,6 +325,3 @@ def pack(grad_bytes: Sequence[int], cap_bytes: float) -> list[list[int]]:
         buckets[-1].append(i)
         room -= size
     return buckets
-
-
-# -- repairs: a net of one's own

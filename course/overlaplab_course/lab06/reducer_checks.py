@@ -80,15 +80,9 @@ def our_finish(state: ReducerState, divide: bool = True) -> None:
 
 
 def reducer(
-    install_hooks: Hooks, finish: Finish, cap_bytes: int
-) -> fixtures.MakeReducer:
-    """A reducer out of two halves, as `fixtures.train` wants it."""
-    return partial(_reducer_of, install_hooks, finish, cap_bytes)
-
-
-def _reducer_of(
     install_hooks: Hooks, finish: Finish, cap_bytes: int, model: torch.nn.Module
 ) -> SimpleNamespace:
+    """A reducer out of two halves: all but the model is what `fixtures.train` takes."""
     params = [p for p in model.parameters() if p.requires_grad]
     state = ReducerState.of(model, plan_buckets(params, cap_bytes))
     install_hooks(state)
@@ -98,7 +92,7 @@ def _reducer_of(
 @lru_cache(maxsize=1)
 def our_step_ns() -> tuple[int, ...]:
     """The steps of the course's reducer on the clean net."""
-    make = reducer(our_hooks, our_finish, CLEAN_CAP_BYTES)
+    make = partial(reducer, our_hooks, our_finish, CLEAN_CAP_BYTES)
     return tuple(fixtures.train(CLEAN, make).evidence.step_ns)
 
 
@@ -114,7 +108,9 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
     finish = _matching_finish(install_hooks)
     if finish is not our_finish:
         sheet.note("you ask for the mean: do not divide again in 6.3")
-    trained = fixtures.train(CLEAN, reducer(install_hooks, finish, CLEAN_CAP_BYTES))
+    trained = fixtures.train(
+        CLEAN, partial(reducer, install_hooks, finish, CLEAN_CAP_BYTES)
+    )
     evidence = trained.evidence
     _show(sheet, evidence, our_step_ns()[1])
     hint = _sending_hint(trained)
@@ -133,7 +129,7 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
             continue
         net = f"the net {fixture.name!r}: {nets[fixture.name]}"
         sheet.ran(f"your hooks and our finish: {STEPS} steps of {net}")
-        make = reducer(install_hooks, finish, 300)
+        make = partial(reducer, install_hooks, finish, 300)
         trap = _trained(sheet, fixture, make, ORDER, deadlock)
         if trap is None:
             return
@@ -153,7 +149,7 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
 def grade_finish(sheet: Sheet, finish: Finish) -> None:
     """The learner's finish behind the course's hooks."""
     sheet.ran(f"our hooks and your finish: {STEPS} steps, 8 layers, 2 ranks")
-    make = reducer(our_hooks, finish, CLEAN_CAP_BYTES)
+    make = partial(reducer, our_hooks, finish, CLEAN_CAP_BYTES)
     # One step more: the end of the run is not like the end of a step.
     trained = fixtures.train(CLEAN, make, steps=STEPS + 1)
     evidence = trained.evidence
@@ -185,7 +181,7 @@ def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) 
         f"our hooks and your finish: {STEPS} steps on {num_ranks} ranks of "
         f"the net {name!r}: {nets[name]}"
     )
-    make = reducer(our_hooks, finish, 300)
+    make = partial(reducer, our_hooks, finish, 300)
     hint = "which ranks launch the buckets that are not full after the backward?"
     hint = SKIPPED_HINTS.get(name, hint)
     trained = _trained(sheet, fixture, make, sentence, hint, num_ranks)
@@ -283,7 +279,7 @@ def traps() -> list[Fixture]:
 def _matching_finish(install_hooks: Hooks) -> Finish:
     """Our finish for these hooks: without a division if they ask for the mean."""
     undivided = partial(our_finish, divide=False)
-    make = reducer(install_hooks, undivided, CLEAN_CAP_BYTES)
+    make = partial(reducer, install_hooks, undivided, CLEAN_CAP_BYTES)
     trained = fixtures.train(CLEAN, make, steps=1)
     gradients, _ = fixtures.oracle(CLEAN, steps=1)
     is_mean = not laws.values_law(trained.gradients[0], gradients[0])
@@ -357,7 +353,7 @@ def _grade_repair(
     sheet.ran(f"your reducer: {STEPS} steps of your net on 2 ranks")
     trained = own.train(repaired)
     evidence = trained.evidence
-    make = reducer(our_hooks, our_finish, own.cap_bytes)
+    make = partial(reducer, our_hooks, our_finish, own.cap_bytes)
     best_ns = fixtures.train(own.fixture, make).evidence.step_ns
     _show(sheet, evidence, best_ns[1])
     sheet.verify(ONCE, laws.once_law(evidence))
