@@ -9,22 +9,13 @@ from functools import lru_cache
 from typing import Any
 
 from overlaplab.cluster.run import run
-from overlaplab.grading import laws
+from overlaplab.grading import forms, laws
 from overlaplab.grading.exercise import Sheet
-from overlaplab.grading.forms import (
-    KnobTask,
-    KnobTasks,
-    Settings,
-    find_slip,
-    need_dict,
-    read_pairs,
-    said_timeline,
-)
 from overlaplab.program import resolve
 from overlaplab.timeline import Timeline
 from overlaplab_course.lab00 import given
 from overlaplab_course.lab00.checks_runs import LAB  # it registers 0.3 and 0.4
-from overlaplab_course.lab00.given import BORDER_AT, FASTER, GPU, SHORTER, count, turn
+from overlaplab_course.lab00.given import BORDER_AT, GPU, SHORTER, count, turn
 from overlaplab_course.lab00.launches import (
     CPU,
     LAUNCH_US,
@@ -120,7 +111,7 @@ def _pairs(
     """What the learner says; one pair for each line, or a ValueError."""
     said = schedule(Launches(launches), launch_us) if callable(schedule) else schedule
     wanted = f"{len(launches)} pairs (start, end) in us"
-    pairs = read_pairs(said, "the schedule is", wanted)
+    pairs = forms.read_pairs(said, "the schedule is", wanted)
     if len(pairs) != len(launches):
         raise ValueError(
             f"the schedule has {len(pairs)} pairs; expected {len(launches)}, one for "
@@ -146,7 +137,7 @@ def draw_pairs(launches: Sequence[Launch], launch_us: int, pairs: Pairs) -> Time
         cpu_us += launch_us
         kind = "memcpy" if stream == "copy" else "compute"
         spans.append((stream, kind, name, start_us, end_us))
-    return said_timeline(spans, unit_ns=1000)
+    return forms.said_timeline(spans, unit_ns=1000)
 
 
 # 0.2: the learner's number draws the net. The step is run again and counted; the
@@ -168,7 +159,7 @@ def step_and_slower(number: int) -> tuple[Timeline, Timeline]:
 @LAB.grader("0.2")
 def grade_counts(sheet: Sheet, my_number: int, counts: Mapping[str, Any]) -> None:
     """Each number alone; a wrong one is described by what was counted in its place."""
-    need_dict(counts, "counts")
+    forms.need_dict(counts, "counts")
     sheet.ran("your step again, on one GPU, and resolved with slower launches")
     timeline, slower = step_and_slower(int(my_number))
     sheet.show(timeline, title="your step; everything is launched where the grey ends")
@@ -198,7 +189,9 @@ def grade_counts(sheet: Sheet, my_number: int, counts: Mapping[str, Any]) -> Non
         if isinstance(said, int | float) and not isinstance(said, bool):
             fine, expected = bool(abs(said - number) < 0.5), how
             wrong = {name: n for name, n in others.items() if n != number}
-            slip = find_slip(said, one["slips"], wrong, lambda a, b: abs(a - b) < 0.5)
+            slip = forms.find_slip(
+                said, one["slips"], wrong, lambda a, b: abs(a - b) < 0.5
+            )
             seen = f"{key}: {said:g}" + (f"\n{slip}" if slip else "")
         sheet.expect(one["says"], fine, seen=seen, expected=expected)
 
@@ -227,7 +220,7 @@ def read(timeline: Timeline) -> dict[str, Any]:
 @LAB.grader("0.5")
 def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> None:
     """Each answer against the spans of the run."""
-    need_dict(reading, "reading")
+    forms.need_dict(reading, "reading")
     sheet.ran("the two ranks of your number again")
     timeline = given.two_ranks(int(my_number))
     sheet.show(timeline, title="the two ranks of your number")
@@ -246,32 +239,7 @@ def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
 
 USABLE, IS_LAUNCH, IS_GPU, IS_BORDER = LAB.sentences("0.6")
 BATCHES: Sequence[int] = turn.knobs["batch"].values
-TASKS = KnobTasks(
-    turn,
-    usable=USABLE,
-    measure=lambda s: {
-        "shorter": turn.saved_percent(s, SHORTER),
-        "faster": turn.saved_percent(s, FASTER),
-    },
-    hint="the batch makes kernels long; it makes no more of them",
-    expected=f"some of {list(turn.knobs)}; for 'border' a batch",
-    tasks=(
-        KnobTask(
-            "launch-bound",
-            IS_LAUNCH,
-            lambda n: n["shorter"] >= 40 and n["faster"] < 2,
-            seen=f"{SHORTER}: {{shorter:.1f}} %; {FASTER}: {{faster:.1f}} %",
-            expected="40 % or more, and under 2 %",
-        ),
-        KnobTask(
-            "GPU-bound",
-            IS_GPU,
-            lambda n: n["faster"] >= 40 and n["shorter"] < 2,
-            seen=f"{FASTER}: {{faster:.1f}} %; {SHORTER}: {{shorter:.1f}} %",
-            expected="40 % or more, and under 2 %",
-        ),
-    ),
-)
+TASKS = forms.KnobTasks.declared(turn, LAB.tables("0.6")[:3])
 
 
 def saved_at(batch: int) -> float:
@@ -285,7 +253,7 @@ def border_batch() -> int:
 
 
 @LAB.grader("0.6")
-def grade_knobs(sheet: Sheet, found: Settings) -> None:
+def grade_knobs(sheet: Sheet, found: forms.Settings) -> None:
     """Resolve the learner's settings, whatever they typed or slid."""
     sheet.ran("your settings, each resolved again")
     batch = found.get("border") if isinstance(found, Mapping) else None

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import nan
 from typing import Any
 
+from overlaplab.grading import forms
 from overlaplab.grading.exercise import Sheet
-from overlaplab.grading.forms import (
-    as_number,
-    find_slip,
-    is_close,
-    need_dict,
-    read_numbers,
-)
+from overlaplab.grading.forms import as_number, find_slip, is_close, write_number
 from overlaplab.program import resolve
 from overlaplab.timeline import Timeline
 from overlaplab_course.lab01 import checks_messages, given, reference  # noqa: F401
@@ -45,7 +40,7 @@ LAST, ALL, SHORTEST = LAB.sentences("1.1")
 @LAB.grader("1.1")
 def grade_shortest(sheet: Sheet, my_number: int, chains: Mapping[str, Any]) -> None:
     """Each number alone; the shortest step is drawn for who has found it."""
-    need_dict(chains, "chains")
+    forms.need_dict(chains, "chains")
     mine = job(int(my_number))
     timeline = mine.timeline()
     step_ns = timeline.step_ns
@@ -57,9 +52,7 @@ def grade_shortest(sheet: Sheet, my_number: int, chains: Mapping[str, Any]) -> N
         key = one["entry"]
         said = as_number(chains.get(key))
         seen = f"{key!r} is {chains[key]!r}" if key in chains else f"no {key!r}"
-        slip = find_slip(
-            nan if said is None else said, one["slips"], others, operator.eq
-        )
+        slip = find_slip(said, one["slips"], others, operator.eq)
         if isinstance(chains.get(key), str):
             slip = "that is a string; expected a number"
         seen += f"\n{slip}" if slip else ""
@@ -108,8 +101,7 @@ def grade_bounds(sheet: Sheet, bounds: Callable[[float, float], Any]) -> None:
     sheet.ran(f"bounds(tc, tm) on {len(pairs())} pairs; each pair run both ways")
     slips, fine = LAB.cases("1.2", "slips"), True
     for tc, tm in pairs():
-        wanted = "(serial, bound, speed-up)"
-        said = _ask(bounds, (tc, tm), "bounds", wanted, "one of the times may be 0")
+        said = _ask("bounds", bounds, tc, tm)
         at_once = pair_timeline(tc, tm, at_once=True)
         serial = pair_timeline(tc, tm, at_once=False).step_ns / NS_PER_MS
         best = at_once.step_ns / NS_PER_MS
@@ -124,39 +116,33 @@ def grade_bounds(sheet: Sheet, bounds: Callable[[float, float], Any]) -> None:
             (said[1], best, SENDING if tm > tc else BOUND, others),
             (said[2], serial / best, SPEEDUP, factors if tc and tm else {}),
         ):
-            if answer is not None and is_close(answer, right):
+            if is_close(answer, right):
                 continue
-            told, hint = "None", ""
-            if answer is not None:
-                told, hint = (
-                    f"{answer:g}",
-                    find_slip(answer, slips.get(sentence, {}), names),
-                )
-            facts = {"tc": tc, "tm": tm, "said": told, "serial": serial, "best": best}
-            LAB.expect(sheet, sentence, False, hint=hint, **facts)
+            hint = find_slip(answer, slips.get(sentence, {}), names)
+            facts = {"tc": tc, "tm": tm, "serial": serial, "best": best}
+            told = write_number(answer)
+            LAB.expect(sheet, sentence, False, hint=hint, said=told, **facts)
             if fine:
-                sheet.show(
-                    at_once, title=f"{tc} and {tm} ms at once: nothing is shorter"
-                )
+                title = f"{tc} and {tm} ms at once: nothing is shorter"
+                sheet.show(at_once, title=title)
             fine = False
     for sentence in (SERIAL, BOUND, SENDING, SPEEDUP):
         sheet.expect(sentence, True)  # only now: who breaks off has earned none
 
 
-def _ask(
-    function: Callable[..., Any],
-    args: Iterable[float],
-    name: str,
-    wanted: str,
-    zero: str,
-) -> list[float | None]:
+def _ask(name: str, function: Callable[..., Any], *args: float) -> list[float | None]:
     """Three numbers; a division by zero is described with its arguments."""
+    wanted, zero = {
+        "bounds": ("(serial, bound, speed-up)", "one of the times may be 0"),
+        "ratios": (
+            "(overlap fraction, saved fraction, efficiency)",
+            "expected None for that ratio",
+        ),
+    }[name]
     try:
-        return read_numbers(function(*args), 3, name, wanted)
+        return forms.read_numbers(function(*args), 3, name, wanted)
     except ZeroDivisionError as error:
-        raise ZeroDivisionError(
-            f"division by zero in {name}{(*args,)}; {zero}"
-        ) from error
+        raise ZeroDivisionError(f"division by zero in {name}{args}; {zero}") from error
 
 
 # 1.3: four cards: three runs and a promise. Times alone come from the same step on a
@@ -170,7 +156,7 @@ WHYS = {one["word"]: one for one in LAB.tables("1.3")[1:]}
 @LAB.grader("1.3")
 def grade_formula(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> None:
     """Numbers first; then each card's diagnosis, by its own sentence."""
-    need_dict(reading, "reading")
+    forms.need_dict(reading, "reading")
     sheet.ran("the runs of your cards again, and the formula for each")
     wrong, figures = [], []
     for letter, card in cards(int(my_number)).items():
@@ -181,19 +167,14 @@ def grade_formula(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
             wrong.append(f"{letter}: formula_ms is {entry.get('formula_ms')!r}")
         elif abs(said - card.formula_ms) > 0.15:
             wrong.append(f"{letter}: {said:g} ms{_formula_slip(card, said)}")
-        word, truth = "", WHYS[card.why]
-        if isinstance(why, str):
-            word = why.strip().casefold()
+        word = why.strip().casefold() if isinstance(why, str) else ""
         if word != card.why and card.timeline is not None:
             figures.append((card.timeline, f"card {letter}"))
-        hint, expected = "", f"one of {', '.join(WHYS)}"
+        truth, expected = WHYS[card.why], f"one of {', '.join(WHYS)}"
         if word in WHYS:
-            hint, expected = (
-                truth["help"],
-                "the word that the numbers beside it call for",
-            )
+            expected = "the word that the numbers beside it call for"
         seen = f"{letter}: you say {why!r}; {_describe(card)}"
-        fine = word == card.why
+        hint, fine = truth["help"] if word in WHYS else "", word == card.why
         sheet.expect(truth["says"], fine, seen=seen, expected=expected, hint=hint)
     for timeline, title in figures[:1]:
         sheet.show(timeline, title=title)
@@ -213,16 +194,14 @@ def _formula_slip(card: Card, said: float) -> str:
 
 def _describe(card: Card) -> str:
     """The numbers that decide."""
-    says = f"the formula says {card.formula_ms:.1f} ms"
+    run, promise = LAB.cases("1.3", "describe")[FORMULA]
     if card.timeline is None:
-        return f"{says}, and Tm alone is {card.tm_ms:g} ms"
+        return str(promise.format(card=card))
     report = card.timeline.report()
-    idle_ns = report.step_ns - report.compute_ns - report.exposed_ns
-    return (
-        f"{says}, the run took {report.step_ns / NS_PER_MS:.1f}; in it the GPU "
-        f"computes for {report.compute_ns / NS_PER_MS:.1f} ms (alone {card.tc_ms:g}), "
-        f"for {idle_ns / NS_PER_MS:.1f} neither side works"
-    )
+    times_ns = report.step_ns, report.compute_ns, report.exposed_ns
+    step, compute, exposed = (ns / NS_PER_MS for ns in times_ns)
+    idle = step - compute - exposed
+    return str(run.format(card=card, step=step, compute=compute, idle=idle))
 
 
 # 1.4: times alone are those of each operator with nothing beside it, times in the run
@@ -270,32 +249,23 @@ def grade_ratios(sheet: Sheet, ratios: Ratios) -> None:
     fine = True
     for totals in runs:
         truth = reference.ratios(*totals)
-        for one, said, right in zip(
-            tables, _ratios(ratios, totals), truth, strict=True
-        ):
-            others = _other_ratios(totals, truth, right)
-            hint = "" if said is None else find_slip(said, one["slips"], others)
-            good = said is not None and is_close(said, right)
-            facts = {"totals": totals, "said": _number(said)}
-            LAB.expect(sheet, one["says"], good, hint=hint, **facts)
+        answers = _ask("ratios", ratios, *totals)
+        for one, said, right in zip(tables, answers, truth, strict=True):
+            hint = find_slip(said, one["slips"], _other_ratios(totals, truth, right))
+            good, told = is_close(said, right), write_number(said, ".3f")
+            LAB.expect(sheet, one["says"], good, hint=hint, totals=totals, said=told)
             if fine and not good:
                 sheet.show(totals.timeline, title="the run on which it is wrong")
             fine &= good
     sheet.stop_if_wrong()
     for totals in one_sided():
-        answers, truth = _ratios(ratios, totals), reference.ratios(*totals)
+        answers, truth = _ask("ratios", ratios, *totals), reference.ratios(*totals)
         wrong = "\n".join(
-            f"{one['ratio']} is {_number(said)}"
+            f"{one['ratio']} is {write_number(said, '.3f')}"
             for one, said, right in zip(tables, answers, truth, strict=True)
-            if (said is None) != (right is None)
-            or (said is not None and not is_close(said, right))
+            if said is not right and (right is None or not is_close(said, right))
         )
         LAB.expect(sheet, NONE, not wrong, totals=totals, wrong=wrong)
-
-
-def _ratios(ratios: Ratios, totals: Totals) -> list[float | None]:
-    wanted = "(overlap fraction, saved fraction, efficiency)"
-    return _ask(ratios, totals, "ratios", wanted, "expected None for that ratio")
 
 
 def _other_ratios(
@@ -311,7 +281,3 @@ def _other_ratios(
         "over_tc": (tc + tm - step) / tc,
         "percent": 100 * right,
     }
-
-
-def _number(said: float | None) -> str:
-    return "None" if said is None else f"{said:.3f}"

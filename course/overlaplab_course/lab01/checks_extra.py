@@ -10,33 +10,15 @@ from functools import lru_cache
 from math import nan
 from typing import Any
 
+from overlaplab.grading import forms
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
-from overlaplab.grading.forms import (
-    KnobTask,
-    KnobTasks,
-    Settings,
-    as_number,
-    find_slip,
-    is_close,
-    need_dict,
-    read_numbers,
-)
+from overlaplab.grading.forms import as_number, find_slip, is_close, write_number
 from overlaplab.hardware import Hardware, Link, find_hardware
+from overlaplab_course.lab01 import messages
 from overlaplab_course.lab01.broken import forecast as broken_forecast
 from overlaplab_course.lab01.given import NS_PER_MS, pair_timeline
-from overlaplab_course.lab01.messages import (
-    FASTER,
-    GPUS,
-    LINKS,
-    OVERLAP,
-    WIDER,
-    Promise,
-    given_share,
-    jobs,
-    step_without_overlap,
-    turn,
-)
+from overlaplab_course.lab01.messages import LINKS, Promise
 
 LAB = Declared(__file__)
 
@@ -57,7 +39,7 @@ def grade_share(sheet: Sheet, share: Share, found: Mapping[str, Any]) -> None:
     probe = replace(find_hardware("ethernet-100g"), name=name, link=link)
     if all(_judge_computing(sheet, share, probe, *s) for s in ((8, 8192), (64, 1024))):
         for hardware, num_gpus, tokens in itertools.product(
-            map(find_hardware, LINKS), (*GPUS, 2), (512, 8192)
+            map(find_hardware, LINKS), (*messages.GPUS, 2), (512, 8192)
         ):
             said, tc, tm, facts = _ask(share, hardware, num_gpus, tokens)
             said_tm = facts["tc"] * said / (1 - said) if 0 <= said < 1 else 0.0
@@ -70,18 +52,11 @@ def grade_share(sheet: Sheet, share: Share, found: Mapping[str, Any]) -> None:
         if sentence in problems:
             continue
         setting = dict(found[claims[sentence]])
-        num_gpus, tokens, link_name = (
-            setting[key] for key in ("num_gpus", "tokens", "link")
-        )
-        right = given_share(num_gpus, tokens, link_name)
-        timeline = step_without_overlap(find_hardware(link_name), num_gpus, tokens)
+        timeline = messages.step_without_overlap(**setting)
+        right = messages.share_of(timeline)
         title = f"your {claims[sentence]!r}: {100 * right:.0f} % communication"
         sheet.show(timeline, title=title)
-        hint = "too low: fewer tokens a GPU are less to compute, and as much to send"
-        if right > high:
-            hint = (
-                "too high: more tokens a GPU are more to compute, and as much to send"
-            )
+        hint = LAB.cases("1.7", "too_high" if right > high else "too_low")[HOLDS]
         facts = {"setting": setting, "percent": 100 * right}
         LAB.expect(sheet, sentence, low <= right <= high, hint=hint, **facts)
 
@@ -97,7 +72,7 @@ def _ask(
         raise ValueError(
             f"share returned {answer!r:.100}; expected a number from 0 to 1"
         ) from error
-    report = step_without_overlap(hardware, num_gpus, tokens).report()
+    report = messages.step_without_overlap(num_gpus, tokens, hardware).report()
     tc, tm = report.compute_ns, report.communication_ns
     where = f"{num_gpus} GPUs, {tokens} tokens each, {hardware.name}: {said:.4g}"
     return said, tc, tm, {"where": where, "tc": tc / NS_PER_MS, "tm": tm / NS_PER_MS}
@@ -111,27 +86,18 @@ def _judge_computing(
     if is_close(said, tm / (tc + tm)):
         return sheet.expect(COMPUTE, True)
     of_tc, of_tm, *_ = LAB.tables("1.7")
-    parts = {
-        "of_tc": tm / tc,
-        "computing": tc / (tc + tm),
-        "percent": 100 * tm / (tc + tm),
-    }
+    right, odds = tm / (tc + tm), said / (1 - said) if said < 1 else nan
+    parts = {"of_tc": tm / tc, "computing": 1 - right, "percent": 100 * right}
     hint = find_slip(said, of_tm["slips"], parts)
     factors = (1e-9, 1e-6, 1e-3, 1e3, 1e6, 1e9)
-    if said < 1 and any(is_close(said / (1 - said), f * tm / tc) for f in factors):
+    if any(is_close(odds, factor * tm / tc) for factor in factors):
         hint = hint or of_tm["units"]
     if hint or said < 1e-6:
-        expected = f"Tm = {facts['tm']:.4g} ms beside Tc"
+        seen, expected = facts["where"], f"Tm = {facts['tm']:.4g} ms beside Tc"
         hint = hint or of_tm["no_wire"]
-        seen = facts["where"]
         return sheet.expect(MESSAGE, False, seen=seen, expected=expected, hint=hint)
     said_tc = facts["tm"] * (1 - said) / said
-    times = {
-        "of_all": 1 / num_gpus,
-        "of_one": num_gpus,
-        "two_flop": 1 / 3,
-        "four_flop": 2 / 3,
-    }
+    times = {"of_all": 1 / num_gpus, "of_one": num_gpus, "two": 1 / 3, "four": 2 / 3}
     hint = find_slip(said_tc / facts["tc"], of_tc["slips"], times)
     return LAB.expect(sheet, COMPUTE, False, hint=hint, said_tc=said_tc, **facts)
 
@@ -154,41 +120,17 @@ def _problem(name: str, found: object) -> str:
 
 # 1.8
 
-USABLE_KNOBS, IS_MUCH, IS_LITTLE, IS_TOO_MUCH = LAB.sentences("1.8")
-TASKS = KnobTasks(
-    turn,
-    usable=USABLE_KNOBS,
-    measure=lambda s: {
-        "overlap": turn.saved_percent(s, OVERLAP),
-        "wider": turn.saved_percent(s, WIDER),
-        "faster": turn.saved_percent(s, FASTER),
-    },
-    tasks=(
-        KnobTask("saves much", IS_MUCH, lambda n: n["overlap"] >= 30),
-        KnobTask(
-            "little to send",
-            IS_LITTLE,
-            lambda n: n["overlap"] < 2 and n["faster"] >= 45,
-        ),
-        KnobTask(
-            "much to send",
-            IS_TOO_MUCH,
-            lambda n: n["overlap"] < 10 and n["wider"] >= 40,
-        ),
-    ),
-    seen=f"overlap saves {{overlap:.1f}} %, {WIDER} {{wider:.1f}} %, {FASTER} "
-    "{faster:.1f} %",
-    hint="compare what is sent with the backward pass: half, equal, twice?",
-    nothing=LAB.cases("1.8", "nothing")[USABLE_KNOBS],
-    condition=lambda s: (
-        "" if s.get("overlap") != "yes" else LAB.cases("1.8", "yes")[USABLE_KNOBS]
-    ),
+KNOBS_USABLE, IS_MUCH, IS_LITTLE, IS_TOO_MUCH = LAB.sentences("1.8")
+TASKS = forms.KnobTasks.declared(
+    messages.turn,
+    LAB.tables("1.8"),
+    condition=lambda s: LAB.tables("1.8")[0]["yes"] if "yes" in s.values() else "",
     draw=True,
 )
 
 
 @LAB.grader("1.8")
-def grade_knobs(sheet: Sheet, settings: Settings) -> None:
+def grade_knobs(sheet: Sheet, settings: forms.Settings) -> None:
     """Resolve the learner's settings, whatever they typed or slid."""
     sheet.ran("your three settings, each resolved again, with and without overlap")
     TASKS.grade(sheet, settings)
@@ -204,7 +146,7 @@ def bad_letter(number: int) -> str:
     """The job whose promise is shorter than the bound."""
     (letter,) = (
         letter
-        for letter, job in jobs(number).items()
+        for letter, job in messages.jobs(number).items()
         if broken_forecast(*job)[0] < max(job.tc, job.tm)
     )
     return letter
@@ -213,13 +155,10 @@ def bad_letter(number: int) -> str:
 @lru_cache(maxsize=1)
 def unseen() -> tuple[Promise, ...]:
     """Jobs to try a function on, the full promise on either side first."""
-    draw = random.Random(109)
-    drawn = []
-    for _ in range(80):
-        a = draw.randrange(0, 101) / 100
-        drawn.append(Promise(draw.randrange(5, 200), draw.randrange(1, 200), a))
-    first = Promise(100, 50, 1.0), Promise(50, 100, 1.0), Promise(50, 100, 0.5)
-    return (*first, *drawn)
+    draw = random.Random(109).randrange
+    drawn = [(draw(0, 101) / 100, draw(5, 200), draw(1, 200)) for _ in range(80)]
+    first = ((1.0, 100, 50), (1.0, 50, 100), (0.5, 50, 100))
+    return tuple(Promise(tc, tm, a) for a, tc, tm in (*first, *drawn))
 
 
 @LAB.grader("1.9")
@@ -230,29 +169,26 @@ def grade_repair(
     forecast: Callable[[float, float, float], Any],
 ) -> None:
     """The diagnosis from the own jobs; the repair on many that nobody has seen."""
-    need_dict(diagnosis, "diagnosis")
+    forms.need_dict(diagnosis, "diagnosis")
     sheet.ran(f"your five jobs, then your forecast of {len(unseen())} others")
     _judge_diagnosis(sheet, diagnosis, int(my_number))
     slips = LAB.cases("1.9", "slips")
     for tc, tm, a in unseen():
         wanted = "(step, speed-up, best speed-up)"
-        said = read_numbers(forecast(tc, tm, a), 3, "forecast", wanted)
+        said = forms.read_numbers(forecast(tc, tm, a), 3, "forecast", wanted)
         serial, bound = (
             pair_timeline(tc, tm, at_once=at_once).step_ns / NS_PER_MS
             for at_once in (False, True)
         )
         formula = broken_forecast(tc, tm, a)[0]
-        sentence, right = (
-            (SAME, formula) if formula >= bound - 1e-9 else (CAPPED, bound)
-        )
-        step, up, best = (nan if number is None else number for number in said)
-        told = ["None" if number is None else f"{number:.4g}" for number in said]
+        sentence, right = CAPPED, bound
+        if formula >= bound - 1e-9:
+            sentence, right = SAME, formula
+        step, up, best = said
         facts: dict[str, Any] = {
             "where": f"Tc = {tc} ms, Tm = {tm} ms, a = {a:g}",
-            **dict(zip(("step", "speed_up", "best"), told, strict=True)),
-            "right": right,
-            "right_up": serial / right,
-            "right_best": serial / bound,
+            "said": [write_number(number, ".4g") for number in said],
+            "right": (right, serial / right, serial / bound),
             "bound": bound,
         }
         hint = find_slip(step, slips.get(sentence, {}), facts)
@@ -262,7 +198,7 @@ def grade_repair(
 
 
 def _judge_diagnosis(sheet: Sheet, diagnosis: Mapping[str, Any], number: int) -> None:
-    own, letter, said = jobs(number), bad_letter(number), diagnosis.get("job")
+    own, letter, said = messages.jobs(number), bad_letter(number), diagnosis.get("job")
     word, bad = str(said).strip().upper(), own[letter]
     seen = f"job is {said!r}"
     if word in own:

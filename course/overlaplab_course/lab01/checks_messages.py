@@ -8,14 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from overlaplab.grading import forms
 from overlaplab.grading.exercise import Sheet
-from overlaplab.grading.forms import (
-    as_number,
-    find_slip,
-    is_close,
-    read_pairs,
-    said_timeline,
-)
+from overlaplab.grading.forms import as_number, find_slip, is_close
 from overlaplab.program import ProgramBuilder, resolve
 from overlaplab.timeline import Timeline
 from overlaplab_course.lab01.checks_extra import LAB  # it registers 1.7 to 1.9
@@ -67,7 +62,7 @@ def grade_layers(sheet: Sheet, schedule: Callable[[int, int, int, int], Any]) ->
     for number, case in enumerate(cases()):
         num_layers, layer_ms, message_ms, per_bucket = case
         wanted = "pairs (start, end) in ms, one for each message"
-        said = read_pairs(schedule(*case), f"schedule{case} returned", wanted)
+        said = forms.read_pairs(schedule(*case), f"schedule{case} returned", wanted)
         if number == 0:
             _show(sheet, case, said, "your ten layers, two a message")
         sentence, hint, facts = _fault(case, said, resolved(*case))
@@ -104,7 +99,7 @@ def _show(sheet: Sheet, case: Case, said: Pairs, title: str) -> None:
         round(NS_PER_MS * step_and_hidden(pairs, num_layers * layer_ms)[0])
         for pairs in (said, resolved(*case))
     )
-    drawn = said_timeline(spans, NS_PER_MS)
+    drawn = forms.said_timeline(spans, NS_PER_MS)
     sheet.show(drawn, step_ns=step_ns, target_ns=right_ns, title=title)
 
 

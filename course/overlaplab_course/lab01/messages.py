@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from overlaplab.grading.forms import KnobProgram, Settings
-from overlaplab.hardware import Hardware, Link, find_hardware
+from overlaplab.hardware import Hardware, Link
 from overlaplab.program import PayloadTensor, Program, ProgramBuilder, replay, resolve
 from overlaplab.timeline import Timeline
 from overlaplab.view import Knob
@@ -76,18 +76,23 @@ LINKS = ("h100-ib400", "ethernet-100g", "ethernet-25g")
 GLOBAL_TOKENS = 4_194_304  # a batch of four million tokens, shared by all
 
 
-def step_without_overlap(hardware: Hardware, num_gpus: int, tokens: int) -> Timeline:
+def step_without_overlap(num_gpus: int, tokens: int, link: str | Hardware) -> Timeline:
     """Computing, then one message; one rank stands for all."""
     b = ProgramBuilder(num_ranks=1, represents=num_gpus)
     b.compute(0, "step", flops=6 * PARAMETERS * tokens, dtype="bfloat16")
     b.collective(0, "all_reduce", bytes=2 * PARAMETERS)
-    return resolve(b.build(), hardware)
+    return resolve(b.build(), link)
+
+
+def share_of(timeline: Timeline) -> float:
+    """Tm / (Tc + Tm)."""
+    report = timeline.report()
+    return report.communication_ns / report.serial_ns
 
 
 def given_share(num_gpus: int, tokens: int, name: str) -> float:
-    """Tm / (Tc + Tm) on the profile called `name`."""
-    report = step_without_overlap(find_hardware(name), num_gpus, tokens).report()
-    return report.communication_ns / report.serial_ns
+    """The share on the profile called `name`."""
+    return share_of(step_without_overlap(num_gpus, tokens, name))
 
 
 # When does overlap matter? A GPT with knobs

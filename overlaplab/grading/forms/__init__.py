@@ -7,6 +7,7 @@ from overlaplab.grading.forms.answers import (
     read_numbers,
     read_pairs,
     said_timeline,
+    write_number,
 )
 from overlaplab.grading.forms.knobs import KnobProgram, KnobTask, KnobTasks, Settings
 from overlaplab.grading.forms.repair import Repair, check_diagnosis
@@ -34,4 +35,5 @@ __all__ = [
     "read_numbers",
     "read_pairs",
     "said_timeline",
+    "write_number",
 ]

@@ -10,9 +10,14 @@ from overlaplab.timeline import Span, Timeline
 from overlaplab.timeline.span import Kind
 
 
-def is_close(said: float, right: float) -> bool:
+def is_close(said: float | None, right: float) -> bool:
     """Equal to a part in ten thousand: rounding is free, a forgotten term is not."""
-    return math.isclose(said, right, rel_tol=1e-4, abs_tol=1e-6)
+    return said is not None and math.isclose(said, right, rel_tol=1e-4, abs_tol=1e-6)
+
+
+def write_number(said: float | None, spec: str = "g") -> str:
+    """As `format` writes it; "None" for None."""
+    return "None" if said is None else format(said, spec)
 
 
 def as_number(answer: object) -> float | None:
@@ -27,10 +32,10 @@ def as_number(answer: object) -> float | None:
 
 
 def find_slip(
-    said: float,
+    said: float | None,
     slips: Mapping[str, str],
     numbers: Mapping[str, float],
-    near: Callable[[float, float], bool] = is_close,
+    near: Callable[[float, float], object] = is_close,
 ) -> str:
     """What the number is that was said in the place of the right one, "" if unknown.
 
@@ -39,6 +44,8 @@ def find_slip(
         numbers: by name; those of slips that cannot be made here may be left out.
         near: whether two numbers are the same.
     """
+    if said is None:
+        return ""
     known = (text for name, text in slips.items() if near(said, numbers.get(name, nan)))
     return next(known, "")
 

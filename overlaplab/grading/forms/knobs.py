@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from overlaplab.grading.exercise import Sheet
 from overlaplab.timeline import Timeline
@@ -144,6 +144,44 @@ class KnobTasks:
     nothing: str = ""
     condition: Callable[[Settings], str] | None = None
     draw: bool = False
+
+    @classmethod
+    def declared(
+        cls, turn: KnobProgram, tables: Sequence[Mapping[str, Any]], **options: Any
+    ) -> Self:
+        """Tasks about what changes of the knobs save, from `Declared.tables`.
+
+        Args:
+            tables: the first is of all entries, with `changes` (by name, a what-if) and
+                seen, expected, nothing as above. Each other is a task, with `entry`,
+                `limits` (of a number: [at least, under]) and seen, expected as above.
+            options: of the class: condition, draw, listed.
+        """
+
+        def texts(table: Mapping[str, Any], *names: str) -> dict[str, Any]:
+            return {name: table[name] for name in names if name in table}
+
+        def within(limits: Mapping[str, Sequence[float]]) -> Callable[[Numbers], bool]:
+            return lambda n: all(low <= n[k] < end for k, (low, end) in limits.items())
+
+        usable, *rest = tables
+        changes: Mapping[str, str] = usable["changes"]
+        return cls(
+            turn,
+            usable["says"],
+            tuple(
+                KnobTask(
+                    task["entry"],
+                    task["says"],
+                    within(task["limits"]),
+                    **texts(task, "seen", "expected"),
+                )
+                for task in rest
+            ),
+            lambda s: {k: turn.saved_percent(s, what) for k, what in changes.items()},
+            **texts(usable, "seen", "expected", "nothing"),
+            **options,
+        )
 
     @property
     def sentences(self) -> tuple[str, ...]:
