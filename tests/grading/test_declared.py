@@ -55,3 +55,24 @@ def test_a_key_that_no_exercise_has_is_refused(beside):
     lab = beside(FILE.replace("points", "marks"))
     with pytest.raises(TypeError, match="marks"):
         lab.grader("97.1")
+
+
+def test_a_sentence_is_written_in_its_own_words_with_the_facts_of_the_grader(beside):
+    told = 'says = "it is even"\nseen = "{number} is {number:.1f}"\nexpected = "2"'
+    lab = beside(FILE.replace('says = "it is even"', told))
+    even, positive = lab.sentences("97.1")
+
+    @lab.grader("97.1")
+    def grade(sheet: Sheet, number: int) -> None:
+        lab.expect(sheet, even, number % 2 == 0, number=number)
+        lab.expect(sheet, positive, number > 0, hint="from 1 on")
+
+    first, second = judge(find_exercise("97.1"), -3).checks
+    assert (first.seen, first.expected, first.hint) == (
+        "-3 is -3.0",
+        "2",
+        "two times something",
+    )
+    assert (second.seen, second.hint) == ("", "from 1 on")
+    assert [c.hint for c in judge(find_exercise("97.1"), 2).checks] == ["", "from 1 on"]
+    assert lab.tables("97.1")[0]["wrong"] == [1, 3]

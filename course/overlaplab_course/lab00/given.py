@@ -60,21 +60,16 @@ def launch_table(timeline: Timeline) -> str:
 
     In us; in the order of the launches.
     """
-    own = [span for span in timeline.spans if span.rank == 0]
+    own = timeline.of_rank(0).spans
     ran = {span.attributes["op"]: span for span in own if is_on_gpu(span)}
     lines = [f"{'':<12}{'launched':>16}{'runs':>18}{'waits':>10}"]
-    for launch in own:
-        if is_launch(launch) and launch.attributes["op"] in ran:
-            span = ran[launch.attributes["op"]]
-            begin, end, start, stop = (
-                f"{time_ns / 1000:.0f}"
-                for one in (launch, span)
-                for time_ns in (one.start_ns, one.end_ns)
-            )
-            waits_us = (span.start_ns - launch.end_ns) / 1000
+    for launch in filter(is_launch, own):
+        if span := ran.get(launch.attributes["op"]):
+            times_ns = launch.start_ns, launch.end_ns, span.start_ns, span.end_ns
+            begin, end, start, stop = (ns / 1000 for ns in times_ns)
             lines.append(
-                f"{span.name:<12}{begin:>7} to {end:>5}{start:>9} to {stop:>5}"
-                f"{waits_us:>7.0f} us"
+                f"{span.name:<12}{begin:>7.0f} to {end:>5.0f}{start:>9.0f} to "
+                f"{stop:>5.0f}{start - end:>7.0f} us"
             )
     return "\n".join(lines)
 

@@ -84,16 +84,10 @@ def _show(sheet: Sheet, case: Case, said: Pairs, title: str) -> None:
     if any(end < start for start, end in said):
         return  # nothing that a wire could do
     num_layers, layer_ms, _, _ = case
-    spans: list[Any] = [
-        (
-            "default",
-            "compute",
-            f"layer {num_layers - i}",
-            i * layer_ms,
-            (i + 1) * layer_ms,
-        )
-        for i in range(num_layers)
-    ]
+    spans: list[Any] = []
+    for i in range(num_layers):
+        times_ms = i * layer_ms, (i + 1) * layer_ms
+        spans.append(("default", "compute", f"layer {num_layers - i}", *times_ms))
     spans += [("comm", "communication", f"bucket {i}", *p) for i, p in enumerate(said)]
     step_ns, right_ns = (
         round(NS_PER_MS * step_and_hidden(pairs, num_layers * layer_ms)[0])

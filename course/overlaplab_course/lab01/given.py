@@ -297,15 +297,14 @@ def cards(number: int) -> Mapping[str, Card]:
     return dict(zip("ABCD", found, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Five numbers of one run, in ms; unpacks as `ratios(*totals)`.
+@dataclass(frozen=True)
+class Times:
+    """Five numbers of one run, in ms; unpacks as `ratios(*times)`.
 
     Args:
         tc, tm: computation and communication, each alone.
         sent, hidden: communication in the run, and the part with computation beside it.
         step: the run.
-        timeline: the run itself.
     """
 
     tc: float
@@ -313,10 +312,16 @@ class Totals:
     sent: float
     hidden: float
     step: float
-    timeline: Timeline
 
     def __iter__(self) -> Any:
         return iter((self.tc, self.tm, self.sent, self.hidden, self.step))
+
+
+@dataclass(frozen=True, repr=False)
+class Totals(Times):
+    """Of a run of the virtual cluster, with the run itself."""
+
+    timeline: Timeline
 
     def __repr__(self) -> str:
         return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from overlaplab.view.stacking import Picture
 from overlaplab_course import stored
+from overlaplab_course.lab01.given import Times
 from overlaplab_course.lab01.messages import Counted
 
 
@@ -53,49 +54,38 @@ measure_it_here = partial(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One variant on one link, in ms; unpacks as `ratios(*measured)`.
+@dataclass(frozen=True)
+class Measured(Times):
+    """One variant on one link; sent and hidden are of one profiled step.
 
     Args:
+        low, high: between which eight of ten steps lie.
         link: "NVLink" or "P2P off".
         batch: sequences a GPU; compare rows of one link and batch only.
         name: of the variant.
-        tc: compute alone.
-        tm: what one message for all adds behind it.
-        sent, hidden: communication of one profiled step, and its hidden part.
-        step: with overlap; tc, tm and step without a profiler.
-        low, high: between which eight of ten steps lie.
     """
 
+    low: float
+    high: float
     link: str
     batch: int
     name: str
-    tc: float
-    tm: float
-    sent: float
-    hidden: float
-    step: float
-    low: float
-    high: float
-
-    def __iter__(self) -> Iterator[float]:
-        return iter((self.tc, self.tm, self.sent, self.hidden, self.step))
 
 
 def measured() -> tuple[Measured, ...]:
-    """Every stored step with overlap."""
+    """Every stored step with overlap; tm is what one message for all adds to tc."""
     return tuple(
         Measured(
-            row["link"],
-            row["batch"],
-            name,
-            row["compute_ms"],
-            row["serial_ms"] - row["compute_ms"],
-            variant["sent_ms"],
-            variant["hidden_ms"],
-            variant["median_ms"],
-            *variant["p10_p90_ms"],
+            tc=row["compute_ms"],
+            tm=row["serial_ms"] - row["compute_ms"],
+            sent=variant["sent_ms"],
+            hidden=variant["hidden_ms"],
+            step=variant["median_ms"],
+            low=variant["p10_p90_ms"][0],
+            high=variant["p10_p90_ms"][1],
+            link=row["link"],
+            batch=row["batch"],
+            name=name,
         )
         for row in STORED["rows"]
         for name, variant in row["variants"].items()
