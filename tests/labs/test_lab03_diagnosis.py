@@ -1,4 +1,4 @@
-"""3.3: what a wrong diagnosis is told, and that figures call things as findings do."""
+"""3.3: how a wrong diagnosis is described, and that figures call things as findings do."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def graded(said):
     return judge(find_exercise("3.3b"), 3, said, look_up)
 
 
-def test_what_is_not_filled_in_is_told_in_one_line(faults):
+def test_what_is_not_filled_in_is_described_in_one_line(faults):
     right = checks.REPAIRS["3.3b"].truth(3)
-    told = faults(graded({**right, "kind": None, "tensor": None}))[checks.DIAGNOSIS]
-    assert "not filled in: kind, tensor" in told
-    assert "is not what the run shows" not in told
+    found = faults(graded({**right, "kind": None, "tensor": None}))[checks.DIAGNOSIS]
+    assert "not filled in: kind, tensor" in found
+    assert "is not what the run shows" not in found
 
 
-def test_a_wrong_answer_is_told_where_to_look(faults):
+def test_a_wrong_answer_comes_with_where_to_look(faults):
     right = checks.REPAIRS["3.3b"].truth(3)
     verdict = graded({**right, "rank": 1 - right["rank"]})
-    told = faults(verdict)
-    assert list(told) == [checks.DIAGNOSIS]
-    assert "is not what the run shows" in told[checks.DIAGNOSIS]
+    found = faults(verdict)
+    assert list(found) == [checks.DIAGNOSIS]
+    assert "is not what the run shows" in found[checks.DIAGNOSIS]
     assert "rank: look at the finding's first line" in verdict.hint
 
 

@@ -258,7 +258,7 @@ def test_the_sanitizers_words_are_shown(tmp_path):
     assert "not measured" in str(sanitizer_report("flat", path))
 
 
-def test_a_misspelled_knob_is_told_in_a_line():
+def test_a_misspelled_knob_is_described_in_a_line():
     assert "no knob 'gbit'" in given.problem_with("dear", {"dear": {"gbit": 25}})
     assert given.problem_with("dear", FOUND) == ""
 

@@ -107,8 +107,8 @@ def test_leaving_out_by_trial_finds_the_same_waits():
 
 
 def test_a_set_of_lists_in_any_order_passes():
-    told = [list(wait) for wait in reversed(pipeline(3).fewest_waits)]
-    assert judge(find_exercise("3.2"), 3, iter(told)).passed
+    lists = [list(wait) for wait in reversed(pipeline(3).fewest_waits)]
+    assert judge(find_exercise("3.2"), 3, iter(lists)).passed
 
 
 def test_numbers_draw_jobs_that_differ():
