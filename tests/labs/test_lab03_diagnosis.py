@@ -1,4 +1,4 @@
-"""3.3: how a wrong diagnosis is described, and that figures call things as findings do."""
+"""3.3: how a wrong diagnosis is described; figures name things as findings do."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_a_wrong_feed_is_refused_for_its_own_reason(wrong, faults):
     assert reason in found[sentence]
 
 
-def test_a_slow_feed_is_told_why():
+def test_a_slow_feed_gets_the_reason():
     hints = {
         wrong: judge(find_exercise("3.4"), wrong()).hint
         for wrong in (PageableAhead, OnTheMainStream, LaunchesAfterTheStep)

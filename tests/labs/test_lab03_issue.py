@@ -267,7 +267,7 @@ def test_a_right_issue_passes_however_it_is_written(right):
 
 
 @pytest.mark.parametrize("seed", checks.SEEDS)
-def test_on_each_job_by_lot_waiting_for_streams_loses_a_tenth(seed):
+def test_on_each_random_job_waiting_for_streams_loses_a_tenth(seed):
     job = drawn_job(seed)
     best = play(job, plain_issue).step_ns
     for slow in (OneStream(), WaitsForTheWholeStreamIfItNeedsOne()):

@@ -17,7 +17,13 @@ from overlaplab_course.lab03.given import (
     steps_ms,
     turn,
 )
-from overlaplab_course.lab03.jobs import Pipeline, backward_job, pipeline, play
+from overlaplab_course.lab03.jobs import (
+    Pipeline,
+    backward_job,
+    pipeline,
+    play,
+)
+from overlaplab_course.lab03.jobs import fewest_waits as _fewest_waits
 from overlaplab_course.lab03.show import (
     beside_the_sanitizer,
     measured,
@@ -35,12 +41,13 @@ keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose
 
 def num_needed(mine: Pipeline) -> int:
     """How many waits are enough."""
-    return len(mine.fewest_waits)
+    return len(_fewest_waits(mine))
 
 
 def compare_waits(mine: Pipeline, said: object) -> None:
     """Print the number that are needed beside a guess, and which follow from others."""
     side_by_side("waits needed", said, num_needed(mine))
+    fewest = _fewest_waits(mine)
     for pair in mine.every_wait:
-        if pair not in mine.fewest_waits:
+        if pair not in fewest:
             print(f"follows from others: {pair}")

@@ -31,6 +31,7 @@ from overlaplab_course.lab03.jobs import (
     Played,
     Wait,
     backward_job,
+    fewest_waits,
     one_stream,
     pipeline,
     play,
@@ -233,10 +234,11 @@ def grade_waits(sheet: Sheet, my_number: int, my_waits: Iterable[Wait]) -> None:
     sheet.verify(VALUES, wrong_tasks(played, full))
     sheet.stop_if_wrong()
     judge_step(sheet, SHORT_STEP, played, full.step_ns)
-    if len(waits) <= len(own.fewest_waits):
+    fewest = fewest_waits(own)
+    if len(waits) <= len(fewest):
         sheet.expect(FEW, True)
     else:
-        spare = next((w for w in waits if w not in own.fewest_waits), waits[-1])
+        spare = next((w for w in waits if w not in fewest), waits[-1])
         hint = LAB.cases("3.2", "spare")[FEW].format(spare=spare)
         LAB.expect(sheet, FEW, False, number=len(waits), hint=hint)
     sheet.note(

@@ -294,22 +294,6 @@ class Pipeline(Job):
         """A wait for each need on another stream: enough, and too many."""
         return self.waits_on({piece.name: piece.on for piece in self.pieces})
 
-    @cached_property
-    def fewest_waits(self) -> list[Wait]:
-        """The waits that no chain of stream order and other waits implies."""
-        fewest: list[Wait] = []
-        behind: dict[str, set[str]] = {}  # what has ended before a piece starts
-        last: dict[str, str] = {}
-        for piece in self.pieces:
-            waits = [wait for wait in self.every_wait if wait[1] == piece.name]
-            before = {first for first, _ in waits} | {last.get(piece.on, piece.name)}
-            before.discard(piece.name)
-            implied = set[str]().union(*(behind[name] for name in before))
-            fewest += [wait for wait in waits if wait[0] not in implied]
-            behind[piece.name] = implied | before
-            last[piece.on] = piece.name
-        return fewest
-
     def play(self, waits: Iterable[Wait]) -> Played:
         """Run the job with these waits.
 
@@ -336,6 +320,22 @@ class Pipeline(Job):
                     "event is not recorded yet; a GPU would not wait at all"
                 )
         return found
+
+
+def fewest_waits(job: Pipeline) -> list[Wait]:
+    """The waits that no chain of stream order and other waits implies."""
+    fewest: list[Wait] = []
+    behind: dict[str, set[str]] = {}  # what has ended before a piece starts
+    last: dict[str, str] = {}
+    for piece in job.pieces:
+        waits = [wait for wait in job.every_wait if wait[1] == piece.name]
+        before = {first for first, _ in waits} | {last.get(piece.on, piece.name)}
+        before.discard(piece.name)
+        implied = set[str]().union(*(behind[name] for name in before))
+        fewest += [wait for wait in waits if wait[0] not in implied]
+        behind[piece.name] = implied | before
+        last[piece.on] = piece.name
+    return fewest
 
 
 @lru_cache(maxsize=16)
