@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 
 import numpy as np
@@ -184,3 +185,13 @@ def test_an_unusual_right_plan_passes(right):
 def test_an_answer_that_is_no_plan_is_explained():
     verdict = judge(find_exercise("6.1"), lambda params, cap_bytes: list(params))
     assert "expected a list of buckets" in verdict.error
+
+
+def test_the_generated_reference_is_refused_and_its_code_in_a_notebook_passes():
+    verdict = judge(find_exercise("6.1"), plan_buckets)
+    assert "overlaplab's own" in verdict.error
+
+    typed = {"__name__": "__main__"}
+    exec(inspect.getsource(plan_buckets), typed)
+    verdict = judge(find_exercise("6.1"), typed["plan_buckets"])
+    assert verdict.passed, str(verdict)
