@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -107,6 +108,20 @@ def test_other_problems_make_the_settings_unusable():
     found = {"long": {"batch": 4}, "short": {"batch": 1}}
     TASKS.check_usable(sheet, found, more=["'border' is missing"])
     assert failed(sheet) == {"usable": "'border' is missing"}
+
+
+def test_tasks_from_a_file_are_measured_in_their_own_way():
+    tables = [
+        {"says": "usable", "seen": "it takes {step}"},
+        {"says": "is long", "entry": "long", "limits": {"step": [400, math.inf]}},
+    ]
+    tasks = KnobTasks.declared(
+        TURN, tables, measure=lambda s: {"step": TURN(**s).step_ns}
+    )
+    for batch, wrong in ((4, {}), (2, {"is long": "{'batch': 2}: it takes 200"})):
+        sheet = sheet_for(tasks.sentences)
+        tasks.grade(sheet, {"long": {"batch": batch}})
+        assert failed(sheet) == wrong
 
 
 # -- diagnoses and repairs

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from overlaplab.grading import Sheet, Violation, laws
 from overlaplab.grading.declared import Declared
-from overlaplab.grading.forms import KnobTask, KnobTasks, Settings, need_dict
+from overlaplab.grading.forms import KnobTasks, Settings, need_dict
 from overlaplab.grading.violation import ms
 from overlaplab_course.lab03 import given
 
@@ -63,18 +63,11 @@ def staging(settings: Settings) -> dict[str, float]:
     }
 
 
-TASKS = KnobTasks(
+TASKS = KnobTasks.declared(
     given.turn,
-    usable=SETTINGS,
+    LAB.tables("3.7"),
     measure=staging,
-    seen="staging costs {costs:.1f} % of the step, the network is busy {busy:.0%} of "
-    "it, the copy takes {longer:.2f} times as long",
     listed=[name for name in given.KNOBS if name != "staged"],
-    tasks=(
-        KnobTask("dear", IS_DEAR, lambda n: n["costs"] >= 20),
-        KnobTask("free", IS_FREE, lambda n: abs(n["costs"]) < 1 and n["busy"] >= 0.5),
-        KnobTask("copy", IS_COPY, lambda n: n["longer"] >= 1.5 and abs(n["costs"]) < 1),
-    ),
 )
 
 

@@ -149,13 +149,14 @@ class KnobTasks:
     def declared(
         cls, turn: KnobProgram, tables: Sequence[Mapping[str, Any]], **options: Any
     ) -> Self:
-        """Tasks about what changes of the knobs save, from `Declared.tables`.
+        """Tasks from `Declared.tables`.
 
         Args:
-            tables: the first is of all entries, with `changes` (by name, a what-if) and
-                seen, expected, nothing as above. Each other is a task, with `entry`,
-                `limits` (of a number: [at least, under]) and seen, expected as above.
-            options: of the class: condition, draw, listed.
+            tables: the first is of all entries, with seen, expected, nothing as above
+                and `changes` (by name, a what-if: what each saves is measured). Each
+                other is a task, with `entry`, `limits` (of a number: [at least, under])
+                and seen, expected as above.
+            options: of the class: measure (without `changes`), condition, draw, listed.
         """
 
         def texts(table: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -165,7 +166,11 @@ class KnobTasks:
             return lambda n: all(low <= n[k] < end for k, (low, end) in limits.items())
 
         usable, *rest = tables
-        changes: Mapping[str, str] = usable["changes"]
+        changes: Mapping[str, str] = usable.get("changes", {})
+
+        def saved(settings: Settings) -> Numbers:
+            return {k: turn.saved_percent(settings, c) for k, c in changes.items()}
+
         return cls(
             turn,
             usable["says"],
@@ -178,9 +183,8 @@ class KnobTasks:
                 )
                 for task in rest
             ),
-            lambda s: {k: turn.saved_percent(s, what) for k, what in changes.items()},
+            **{"measure": saved} | options,
             **texts(usable, "seen", "expected", "nothing"),
-            **options,
         )
 
     @property
