@@ -11,18 +11,11 @@ from dataclasses import asdict, dataclass
 from textwrap import wrap
 from typing import Any
 
+from overlaplab.checkup import software
 from overlaplab.checkup.facts import Facts, gather
 from overlaplab.checkup.machine import judge_machine
 from overlaplab.checkup.remarks import Remark, judge_files, judge_settings
-from overlaplab.checkup.software import (
-    Part,
-    count_gpus,
-    judge_late_changes,
-    judge_parts,
-    judge_torch,
-    judge_versions,
-    torch_works,
-)
+from overlaplab.checkup.software import Part
 
 __all__ = ["Checkup", "Part", "Remark", "doctor", "judge"]
 
@@ -92,20 +85,20 @@ def doctor() -> Checkup:
 def judge(facts: Facts) -> Checkup:
     """What the facts mean."""
     has_gpus = bool(facts.gpus)
-    remarks = [judge_versions(facts)]
-    if torch_works(facts):
+    remarks = [software.judge_versions(facts)]
+    if software.torch_works(facts):
         files = facts.system.nccl_settings
         remarks += [
-            *judge_torch(facts),
+            *software.judge_torch(facts),
             *judge_machine(facts),
-            *judge_late_changes(facts),
+            *software.judge_late_changes(facts),
             *judge_settings(facts.environ, has_gpus=has_gpus),
             *judge_files(files, facts.environ, has_gpus=has_gpus),
         ]
-    gpus = count_gpus(str(gpu["name"]) for gpu in facts.gpus) or "no GPU"
+    gpus = software.count_gpus(str(gpu["name"]) for gpu in facts.gpus) or "no GPU"
     cores = f"{facts.cores} CPU core" + ("s" if facts.cores != 1 else "")
     machine = f"{facts.platform}, {cores}, {gpus}"
-    return Checkup(machine, tuple(remarks), judge_parts(facts))
+    return Checkup(machine, tuple(remarks), software.judge_parts(facts))
 
 
 def _paragraph(head: str, text: str) -> list[str]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -42,31 +42,16 @@ def look_at_gloo() -> dict[str, Any]:
     import torch
 
     dist: Any = torch.distributed
-    store = dist.HashStore()
-    seen: dict[int, object] = {}
+    store, limit = dist.HashStore(), timedelta(seconds=GLOO_TIMEOUT_S)
 
-    def rank_main(rank: int) -> None:
-        try:
-            limit = timedelta(seconds=GLOO_TIMEOUT_S)
-            group = dist.ProcessGroupGloo(store, rank, 2, limit)
-            tensor = torch.tensor([rank + 1.0])
-            group.allreduce([tensor]).wait()
-            seen[rank] = tensor.item()
-        except Exception as error:
-            seen[rank] = error
+    def add(rank: int) -> float:
+        group = dist.ProcessGroupGloo(store, rank, 2, limit)
+        tensor = torch.tensor([rank + 1.0])
+        group.allreduce([tensor]).wait()
+        return tensor.item()
 
-    threads = [
-        threading.Thread(target=rank_main, args=(r,), daemon=True) for r in (0, 1)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * GLOO_TIMEOUT_S)
-    for answer in seen.values():
-        if isinstance(answer, Exception):
-            raise answer
-    if seen != {0: 3.0, 1: 3.0}:
-        raise RuntimeError(f"the sum of 1 and 2 came back as {seen}; expected 3.0")
+    with ThreadPoolExecutor(2) as pool:
+        _check_sums(list(pool.map(add, (0, 1))))
     return {}
 
 
@@ -134,10 +119,13 @@ def look_at_nccl() -> dict[str, Any]:
     torch.cuda.nccl.all_reduce(tensors)  # type: ignore[no-untyped-call]
     for i in (0, 1):
         torch.cuda.synchronize(i)
-    sums = [tensor.item() for tensor in tensors]
+    _check_sums([tensor.item() for tensor in tensors])
+    return {}
+
+
+def _check_sums(sums: list[float]) -> None:
     if sums != [3.0, 3.0]:
         raise RuntimeError(f"the sum of 1 and 2 came back as {sums}; expected 3.0")
-    return {}
 
 
 # Those that need no GPU first; NCCL, which may hang, last.

@@ -21,15 +21,8 @@ from typing import Any
 import torch
 
 from overlaplab import streams
-from overlaplab.profiling.collectives import (
-    Call,
-    Watcher,
-    describe_group,
-    num_bytes,
-    sequence_numbers,
-    tensors_in,
-    watching,
-)
+from overlaplab.profiling import collectives
+from overlaplab.profiling.collectives import Call, Watcher, num_bytes, tensors_in
 from overlaplab.profiling.event_clock import Clock, CudaClock, Mark
 from overlaplab.profiling.marks import Hold, Message, Stretch, spans_of
 from overlaplab.timeline import Span
@@ -113,8 +106,8 @@ class EventRecorder(Watcher):
 
     def start(self) -> None:
         self._main_key = self._clock.stream_key()
-        self._before = sequence_numbers()
-        self._stack.enter_context(watching(self, **self._hooks))
+        self._before = collectives.sequence_numbers()
+        self._stack.enter_context(collectives.watching(self, **self._hooks))
         self._stack.enter_context(streams.listening_to_ranges(self._annotate))
         if isinstance(self._clock, CudaClock):
             self._stack.enter_context(_hearing_stream_waits(self._wait_on_stream))
@@ -136,11 +129,11 @@ class EventRecorder(Watcher):
         self._stack.close()
         for stretch in self._here.open:  # ranges that go on after the recording
             self._close(stretch)
-        after = sequence_numbers()
+        after = collectives.sequence_numbers()
         for group, number in after.items():
             launched = number - self._before.get(group, 0)
             if launched > self._seen[group]:
-                name, _ = describe_group(group)
+                name, _ = collectives.describe_group(group)
                 self._unseen.append((name, launched - self._seen[group]))
         self._clock.finish()
         self._alive.clear()
@@ -216,7 +209,7 @@ class EventRecorder(Watcher):
             return
         lane = self._lanes.get(group)
         if lane is None:
-            name, _ = describe_group(group)
+            name, _ = collectives.describe_group(group)
             lane = "comm" if name == "default" else f"comm:{name}"
             self._lanes[group] = lane
         size = sum(max(map(num_bytes, of_one), default=0) for of_one in arguments)
@@ -229,9 +222,8 @@ class EventRecorder(Watcher):
             on_current_stream=any(map(_is_synchronous, arguments)),
         )
         self._messages.append(flight)
-        inputs: list[Any] = []
-        if not flight.on_current_stream:
-            inputs += (t for of_one in arguments for a in of_one for t in tensors_in(a))
+        held = () if flight.on_current_stream else arguments
+        inputs = [t for of_one in held for a in of_one for t in tensors_in(a)]
         self._alive[id(work)] = (work, flight, inputs)
 
     @contextlib.contextmanager

@@ -18,13 +18,8 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 from overlaplab import streams
-from overlaplab.profiling.collectives import (
-    Call,
-    Watcher,
-    describe_group,
-    num_bytes,
-    watching,
-)
+from overlaplab.profiling import collectives
+from overlaplab.profiling.collectives import Call, Watcher, num_bytes
 from overlaplab.profiling.trace.names import LAUNCH_RANGE, WAIT_RANGE
 
 
@@ -53,7 +48,7 @@ def marking_collectives() -> Iterator[None]:
         yield
         return
     ranges = _Ranges()
-    with streams.listening_to_ranges(ranges.label), watching(ranges):
+    with streams.listening_to_ranges(ranges.label), collectives.watching(ranges):
         yield
 
 
@@ -76,7 +71,7 @@ class _Ranges(Watcher):
     def launch(
         self, call: Call, group: Any, operation: str, arguments: tuple[Any, ...]
     ) -> Any:
-        name, _ = describe_group(group)
+        name, _ = collectives.describe_group(group)
         sequence = self._sequences[name]
         self._sequences[name] += 1
         size = max(map(num_bytes, arguments), default=0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -17,8 +16,7 @@ from overlaplab import streams
 from overlaplab.errors import ProfileError
 from overlaplab.profiling.collectives import Call, Watcher, watching
 
-_nvtx: Any = torch.cuda.nvtx
-_cuda_profiler: Any = torch.cuda.profiler
+_cuda: Any = torch.cuda
 
 
 class NvtxRanges:
@@ -38,7 +36,7 @@ class NvtxRanges:
 
     def __enter__(self) -> NvtxRanges:
         try:
-            _nvtx.mark("overlaplab")
+            _cuda.nvtx.mark("overlaplab")
         except RuntimeError as error:
             raise ProfileError(
                 f"this torch has no NVTX ({error}). ol.nvtx() needs a build with CUDA; "
@@ -51,27 +49,22 @@ class NvtxRanges:
 
     def step(self) -> None:
         """Say that a step ends here and the next one begins."""
-        _nvtx.range_pop()
+        _cuda.nvtx.range_pop()
         self._step += 1
         self._begin_step()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _nvtx.range_pop()
+    def __exit__(self, *_: object) -> None:
+        _cuda.nvtx.range_pop()
         if self._capturing:
             self._capturing = False
-            _cuda_profiler.stop()
+            _cuda.profiler.stop()
         self._stack.close()
 
     def _begin_step(self) -> None:
         if self._step == self._warmup:
-            _cuda_profiler.start()
+            _cuda.profiler.start()
             self._capturing = True
-        _nvtx.range_push(f"step {self._step}")
+        _cuda.nvtx.range_push(f"step {self._step}")
 
 
 def nvtx(*, warmup: int | None = None) -> NvtxRanges:
@@ -102,11 +95,11 @@ def nvtx(*, warmup: int | None = None) -> NvtxRanges:
 
 @contextlib.contextmanager
 def _range(name: str) -> Iterator[None]:
-    _nvtx.range_push(name)
+    _cuda.nvtx.range_push(name)
     try:
         yield
     finally:
-        _nvtx.range_pop()
+        _cuda.nvtx.range_pop()
 
 
 class _Ranges(Watcher):

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -105,12 +104,7 @@ class Profile:
             else:
                 self._recording().begin_step(self.step_number)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if self._state == "recording":
                 # The block's own exception is the news, not what it broke here.
@@ -288,15 +282,15 @@ def profile(
     """Measure what the `with` block does on this rank: a timeline of real devices.
 
     In a plain script, in a rank of `ol.run` on gloo or nccl, and under torchrun.
-    torch.profiler records each operator and kernel, which costs the CPU microseconds an
-    operator: where a step is launch-bound the profiled one is longer.
+    torch.profiler records each operator and kernel, which costs the CPU microseconds
+    per operator: where a step is launch-bound the profiled one is longer.
 
     `events=True` records only CUDA events at step ends, `ol.annotate` ranges, launches
     of collectives and waits. It has no kernels, and a stream that idles because the CPU
     is late counts as computing; `timeline.source.remarks` says so where it was seen.
     It makes nothing wait, and is cheap where the GPU bounds the step: on two H200s
     (torch 2.11, batch 8, `python -m overlaplab.bench traces`) such steps took 0 to
-    0.6 % longer, with torch.profiler 3 to 8 %. It costs the CPU some 0.1 ms a
+    0.6 % longer, with torch.profiler 3 to 8 %. It costs the CPU some 0.1 ms per
     collective there, so where launches bind and collectives are many it disturbs as
     much. On a CPU process it reads the wall clock at the same places.
 

@@ -161,7 +161,7 @@ def recording(
 
     Args:
         cuda: record kernels too; the block then ends with a device synchronisation.
-            It costs microseconds an operator, so a run that is timed for a benchmark
+            It costs microseconds per operator, so a run that is timed for a benchmark
             should do without.
         align: called when the profiler runs, before the recording begins: the ranks
             meet here, so that they start together.
@@ -211,28 +211,19 @@ def _world() -> dict[str, Any]:
     return {"backend": str(dist.get_backend()), **here}
 
 
-class KinetoRecorder:
-    """Records from `start` to `stop`, steps as `ProfilerStep#N` ranges.
-
-    Args:
-        cuda: whether kernels are to be recorded.
-    """
+class KinetoRecorder(Session):
+    """Records from `start` to `stop`, steps as `ProfilerStep#N` ranges."""
 
     def __init__(self, *, cuda: bool) -> None:
-        self._cuda = cuda
         # Shapes give gloo's messages their bytes; on CUDA NCCL's own events have them.
-        self._session = Session(cuda=cuda, shapes=not cuda)
+        super().__init__(cuda=cuda, shapes=not cuda)
         self._step: Any = None
         self._stack = contextlib.ExitStack()
         self.trace: bytes = b""
         self._remarks: list[str] = []
 
-    def prepare(self) -> None:
-        """Set the profiler up: the first time in a process takes long."""
-        self._session.prepare()
-
-    def start(self) -> None:
-        self._session.start()
+    def start(self, align: Callable[[], None] | None = None) -> None:
+        super().start(align)
         if not self._cuda and torch.distributed.is_available():
             self._stack.enter_context(marking_collectives())
 
@@ -245,9 +236,10 @@ class KinetoRecorder:
         if step is not None:
             step.__exit__(None, None, None)
 
-    def stop(self) -> None:
+    def stop(self) -> bytes:
         self._stack.close()
-        self.trace = self._session.stop()
+        self.trace = super().stop()
+        return self.trace
 
     def spans(self, rank: int) -> list[Span]:
         """On the clock of the machine.

@@ -236,7 +236,7 @@ def test_a_profiler_that_runs_already_is_named_and_goes_on():
     assert profiled().timeline.steps == (0, 1, 2, 3)
 
 
-def test_a_profiler_inside_the_block_is_told_to_have_ended_it():
+def test_a_profiler_inside_the_block_is_reported_to_have_ended_it():
     with (
         pytest.raises(ProfileError, match=r"another torch\.profiler was started in"),
         ol.profile() as profile,

@@ -146,7 +146,7 @@ def test_of_compressed_data_that_are_damaged_the_events_before_are_read(tmp_path
         pytest.param('"k20", "occupancy": NaN, "x": -inf', id="nan"),
     ],
 )
-def test_what_writers_forget_to_escape_is_repaired_and_told(tmp_path, broken):
+def test_what_writers_forget_to_escape_is_repaired_and_reported(tmp_path, broken):
     text = json.dumps({"traceEvents": some_events()}).replace('"k20"', broken)
 
     timeline = ol.read_trace(write(tmp_path / "trace.json", text))

@@ -111,7 +111,7 @@ def test_what_is_read_can_be_written_and_read_again(read, tmp_path):
     assert again.source.zero_ns == 1_719_853_884_000_000_000
 
 
-def test_a_kernel_over_others_of_its_own_stream_is_told(read):
+def test_a_kernel_over_others_of_its_own_stream_is_reported(read):
     timeline = read([*EVENTS, kernel("gemm", 7, 5, 6), kernel("long", 7, 1, 10**10)])
 
     assert "'long' lasts 9999999999 us, over 1 others of its stream" in remarks(
@@ -133,7 +133,7 @@ def test_a_row_at_time_zero_in_a_trace_of_today_is_dropped(read):
 # --- steps and processes -----------------------------------------------------------
 
 
-def test_a_step_that_stands_twice_is_told(read):
+def test_a_step_that_stands_twice_is_reported(read):
     twice = [annotation("ProfilerStep#1", 0, 9), annotation("ProfilerStep#1", 50, 60)]
     merged = [twice[0], {**twice[0], "pid": 200}]
 
@@ -150,7 +150,7 @@ def test_a_process_is_one_however_its_number_is_spelled(read):
 # --- files --------------------------------------------------------------------------
 
 
-def test_a_second_list_of_events_is_told(read):
+def test_a_second_list_of_events_is_reported(read):
     first, second = json.dumps([EVENTS[1]]), json.dumps([EVENTS[0]])
     one = f'{{"traceEvents": {first}, "traceEvents": {second}}}'
     two = f'{{"traceEvents": {first}}}\n{{"traceEvents": {second}}}'

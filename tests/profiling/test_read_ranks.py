@@ -58,7 +58,7 @@ def test_a_kernel_belongs_to_the_step_that_launched_it(read):
     assert "late" not in timeline.of_step(2).order()
 
 
-def test_kernels_without_a_launch_count_in_the_whole_and_are_told(read):
+def test_kernels_without_a_launch_count_in_the_whole_and_are_reported(read):
     timeline = read(steps())
 
     assert timeline.report().compute_ns == 13_000
@@ -69,7 +69,7 @@ def test_kernels_without_a_launch_count_in_the_whole_and_are_told(read):
     )
 
 
-def test_kernels_that_were_launched_between_steps_are_told(read):
+def test_kernels_that_were_launched_between_steps_are_reported(read):
     between = [launch(5, 61, 62), kernel("evaluation", 7, 62, 63, correlation=5)]
 
     timeline = read([*steps(), *between])

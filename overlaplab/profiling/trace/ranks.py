@@ -113,7 +113,7 @@ def on_one_clock(
     and no numbers, only if they ran at one time. A collective's kernels end together,
     whenever they began: ranks whose clock is off by more than `CLOCKS_AGREE_NS` are
     shifted, and a remark says so. Where the ends still disagree by more, or one comes
-    before the last start, the clocks do not tell who was last: no "ready_ns".
+    before the last start, the clocks do not show who was last: no "ready_ns".
     """
     spans = {rank: list(of_rank[rank]) for rank in sorted(of_rank)}
     meetings = list(_meetings(spans))
