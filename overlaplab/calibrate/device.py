@@ -33,15 +33,18 @@ def measure_device(
         rank with the slowest device, for which the others wait.
     """
     found: dict[str, Any] = {}
-    report("matrix products")
-    found["matmuls"] = _measure_matmuls(plan)
-    report("memory")
-    found["memory"] = _measure_memory(plan)
+    stages = (
+        ("matrix products", "matmuls", _measure_matmuls),
+        ("memory", "memory", _measure_memory),
+        ("copies to and from the host", "host_copies", _measure_host_copies),
+    )
+    for stage, key, measure in stages:
+        report(stage)
+        found[key] = measure(plan)
     addition = partial(torch.ones(1, device=streams.device()).add_, 1)
     shortest = device_ns(addition, 100, repeats=plan.repeats)  # of all kernels
     found["small_kernel"] = {"device_ns": shortest}
-    report("copies to and from the host")
-    found["host_copies"] = _measure_host_copies(plan)
+    found["models"] = []
     found["models"] = []
     for number, case in enumerate(plan.models, 1):
         report(f"operators of model {number} of {len(plan.models)}")

@@ -99,12 +99,10 @@ def gather(
     probe_timeout_s: float = PROBE_TIMEOUT_S,
     smi_timeout_s: float = SMI_TIMEOUT_S,
 ) -> Facts:
-    """Look at this machine.
+    """Look at this machine; the children end by their deadlines.
 
-    Args:
-        command: runs the probe. By default this interpreter's, or no
-            child at all where torch is loaded here and has no CUDA.
-        probe_timeout_s, smi_timeout_s: deadlines of the children.
+    `command` runs the probe: by default this interpreter does, or no child at all where
+    torch is loaded here and has no CUDA.
     """
     running = cuda_runs_here()
     seen, exactly = _seen_by_cuda() if running else (None, False)

@@ -55,11 +55,9 @@ class System:
 
 
 def look_at_system(pci: Sequence[str], root: Path = Path("/")) -> System:
-    """Read what this machine says.
+    """Read what this machine says in the folder that has proc, sys and etc.
 
-    Args:
-        pci: the address of each GPU on the PCI bus ("0000:19:00.0"), "" if unknown.
-        root: the folder that has proc, sys and etc.
+    `pci` has the address of each GPU on its bus ("0000:19:00.0"), "" if unknown.
     """
     nodes = root / "sys/devices/system/node"
     nvidia = root / "proc/driver/nvidia"

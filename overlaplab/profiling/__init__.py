@@ -1,1 +1,1 @@
-"""torch.profiler -> Timeline, and the captured step."""
+"""Timelines of real devices: `ol.profile`, `ol.read_trace`, `ol.nvtx`."""

@@ -1,9 +1,15 @@
-"""The Python methods through which collectives are launched and waited for.
+"""The Python methods through which collectives are launched and waited for, and the
+ranges by which a CPU process marks them in a trace of torch.profiler.
 
 c10d's `ProcessGroup` and `Work` cover torch.distributed's functions, the coalescing
 manager, object collectives, FSDP2 and our reducers. Collectives that C++ launches by
 itself (DDP's reducer, functional collectives, compiled graphs) pass elsewhere. Knows no
 clock and no cluster.
+
+[Note: ranges of gloo]
+Gloo's own ranges are those of its threads: when bytes travel, and nothing of who sent
+them. Ours say who launched what, under which label, and who waited; a reader pairs the
+two by their order. In a rank of the process pool its collective log writes the same.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import contextlib
 import functools
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +26,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 
+from overlaplab import streams
+from overlaplab.profiling.trace.names import LAUNCH_RANGE, WAIT_RANGE
 from overlaplab.torch_versions import OPERATIONS
 
 Call = Callable[[], Any]
@@ -149,3 +158,74 @@ def sequence_numbers() -> dict[Any, int]:
         with contextlib.suppress(RuntimeError, AttributeError):
             found[group] = int(group._get_sequence_number_for_group())
     return found
+
+
+def launch_range(
+    operation: str, group: str, sequence: int, num_bytes: int, label: str
+) -> str:
+    """The name of the range around a launch."""
+    fields = (operation, group, str(sequence), str(num_bytes), label)
+    return LAUNCH_RANGE + "|".join(map(printable, fields))
+
+
+def wait_range(operation: str) -> str:
+    """The name of the range around a wait."""
+    return WAIT_RANGE + operation
+
+
+def printable(name: str) -> str:
+    """A range's name without what the profiler would write unescaped."""
+    return name.replace('"', "'").replace("\\", "/").replace("\n", " ")
+
+
+@contextlib.contextmanager
+def marking_collectives() -> Iterator[None]:
+    """While open, launches and waits of this process are ranges, unless they are.
+
+    See [Note: ranges of gloo].
+    """
+    if hasattr(ProcessGroup.allreduce, "__wrapped__"):  # by the pool's collective_log
+        yield
+        return
+    ranges = _Ranges()
+    with streams.listening_to_ranges(ranges.label), watching(ranges):
+        yield
+
+
+class _Ranges(Watcher):
+    def __init__(self) -> None:
+        self._here = threading.local()
+        self._sequences: Counter[str] = Counter()
+        # Until somebody waits: an id is a work's own only while that is alive.
+        self._works: dict[int, tuple[Any, str]] = {}
+
+    @contextlib.contextmanager
+    def label(self, name: str) -> Iterator[None]:
+        outer = getattr(self._here, "label", "")
+        self._here.label = name
+        try:
+            yield
+        finally:
+            self._here.label = outer
+
+    def launch(
+        self, call: Call, group: Any, operation: str, arguments: tuple[Any, ...]
+    ) -> Any:
+        name, _ = describe_group(group)
+        sequence = self._sequences[name]
+        self._sequences[name] += 1
+        size = max(map(num_bytes, arguments), default=0)
+        label = getattr(self._here, "label", "")
+        what = launch_range(operation, name, sequence, size, label)
+        with torch.profiler.record_function(what):
+            work = call()
+        if work is not None:
+            self._works[id(work)] = (work, operation)
+        return work
+
+    def wait(self, call: Call, work: Any) -> Any:
+        _, operation = self._works.pop(id(work), (None, ""))
+        if not operation:
+            return call()
+        with torch.profiler.record_function(wait_range(operation)):
+            return call()

@@ -74,11 +74,9 @@ class _Here(threading.local):
 
 
 class EventRecorder(Watcher):
-    """Records from `start` to `stop`; see the module.
+    """Records from `start` to `stop`, with the `clock` of the device; see the module.
 
-    Args:
-        clock: of the device.
-        hooks: the classes to watch, as in `watching`.
+    `hooks` are the classes to watch, as in `watching`.
     """
 
     def __init__(self, clock: Clock, **hooks: Any) -> None:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from overlaplab.errors import ProfileError
-from overlaplab.profiling.gloo_ranges import marking_collectives
+from overlaplab.profiling.collectives import marking_collectives
 from overlaplab.profiling.trace.file import spans_from_trace
 from overlaplab.profiling.trace.names import RUN_RANGE
 from overlaplab.timeline import Span
@@ -40,13 +40,10 @@ _HIP = b'"hip_runtime"'
 
 
 class Session:
-    """One start and stop of torch.profiler in this process.
+    """One start and stop of torch.profiler in this process, with kernels (`cuda`) and
+    the operators' shapes (`shapes`), of which gloo's messages get their bytes.
 
     Its range `RUN_RANGE` covers the user's part, so that a reader leaves out the rest.
-
-    Args:
-        cuda: record kernels too.
-        shapes: record the operators' shapes: gloo's messages get their bytes.
     """
 
     def __init__(self, *, cuda: bool, shapes: bool = False) -> None:
@@ -78,10 +75,7 @@ class Session:
         self._range.__enter__()
 
     def stop(self) -> bytes:
-        """Wait for the device and end.
-
-        Returns:
-            The trace, as torch.profiler exports it.
+        """Wait for the device and end; returns the trace as torch.profiler exports it.
 
         Raises:
             ProfileError: another profiler ran meanwhile, which ended this session.
@@ -159,12 +153,12 @@ def recording(
 ) -> Iterator[Recording]:
     """Profile what the `with` block launches, in every thread and on its GPU.
 
+    It costs microseconds per operator, so a run that is timed for a benchmark should do
+    without.
+
     Args:
         cuda: record kernels too; the block then ends with a device synchronisation.
-            It costs microseconds per operator, so a run that is timed for a benchmark
-            should do without.
-        align: called when the profiler runs, before the recording begins: the ranks
-            meet here, so that they start together.
+        align: called before the recording begins: the ranks meet, to start together.
     """
     global _current
     result = Recording(cuda)

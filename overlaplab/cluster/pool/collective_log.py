@@ -26,11 +26,12 @@ from overlaplab.profiling.collectives import (
     Call,
     Watcher,
     describe_group,
+    launch_range,
     num_bytes,
     tensors_in,
+    wait_range,
     watching,
 )
-from overlaplab.profiling.gloo_ranges import launch_range, wait_range
 
 POINT_TO_POINT = ("send", "recv")
 # Besides `wait` and `synchronize`, any of these means that the caller takes care of the

@@ -43,7 +43,7 @@ from overlaplab.cluster.pool.messages import (
 from overlaplab.cluster.pool.pickling import dumps, loads
 from overlaplab.cluster.settings import kept_settings, seed
 from overlaplab.errors import message_of
-from overlaplab.profiling.gloo_ranges import printable
+from overlaplab.profiling.collectives import printable
 from overlaplab.profiling.sessions import recording
 from overlaplab.timeline import Span
 

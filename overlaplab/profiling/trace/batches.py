@@ -27,11 +27,8 @@ _SPACE = b"\xef\xbb\xbf \t\r\n"
 
 
 class Blocks:
-    """Iterate to get the content; `damage` then says where it ended too early.
-
-    Args:
-        path: a file, plain or gzip (of several members too).
-        block_bytes: about how much to give at a time.
+    """Iterate to get the content of a file, plain or gzip (of several members too),
+    about `block_bytes` at a time; `damage` then says where it ended too early.
 
     Raises:
         TraceError: the file cannot be opened or read, or is empty.

@@ -31,11 +31,7 @@ class TraceFile:
     """
 
     def __init__(self, blocks: Blocks) -> None:
-        """Read it.
-
-        Raises:
-            TraceError: see `Batches`.
-        """
+        """Read it; raises what `Batches` raises."""
         self.path = blocks.path
         self._tables = tables = Tables()
         batches = Batches(blocks)

@@ -112,10 +112,8 @@ def decoder(what: type[_What]) -> msgspec.json.Decoder[_What]:
 
 
 def nanoseconds(microseconds: Any) -> int | None:
-    """The exact number, to the nearest nanosecond; None if it is none.
-
-    Args:
-        microseconds: what the decoder made of them: an integer, or a text of digits.
+    """The exact number, to the nearest nanosecond, of what the decoder made of
+    microseconds: an integer, or a text of digits; None if it is none.
 
     >>> nanoseconds("1712195495519689.123"), nanoseconds("0.5"), nanoseconds(7)
     (1712195495519689123, 500, 7000)
