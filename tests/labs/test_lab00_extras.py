@@ -87,7 +87,7 @@ def test_a_wrong_reading_is_refused_by_its_sentence(slip, faults):
     assert "what the run shows" not in found[WRONG[slip]]
 
 
-def test_each_wrong_reading_is_told_where_to_read_it_and_how_exactly(faults):
+def test_each_wrong_reading_is_described_where_to_read_it_and_how_exactly(faults):
     found = faults(judge(find_exercise("0.5"), NUMBER, {"held_us": 1}))
     assert "held_us is 1, expected from the start" in found[graders.HELD]
     assert "to within 3 %" in found[graders.HELD]
@@ -104,7 +104,7 @@ def test_numbers_draw_different_runs():
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_every_number_draws_a_run_whose_answers_can_be_told_apart(number):
+def test_every_number_draws_a_run_whose_answers_differ(number):
     said = read(two_ranks(number))
     assert said["held_us"] > 20
     assert said["cpu_waits_us"] > 20
@@ -218,22 +218,22 @@ ALL_TABLES = (*TABLES, lab00_measured.launch_costs)
 def test_a_stored_table_names_its_machine(table, tmp_path):
     path = tmp_path / "measured.json"
     path.write_text(json.dumps(STORED))
-    told = table(lab00_measured.read(path))
+    described = table(lab00_measured.read(path))
     for fact in ("2 x NVIDIA H100", "torch 2.11.0", "NCCL 2.28.9", "2026-11-28"):
-        assert fact in told
+        assert fact in described
 
 
 @pytest.mark.parametrize("table", ALL_TABLES, ids=lambda f: f.__name__)
 def test_where_nothing_is_stored_no_number_is_shown(table, tmp_path):
-    told = table(lab00_measured.read(tmp_path / "measured.json"))
-    assert told == lab00_measured.NOTHING
-    assert " ms" not in told
+    described = table(lab00_measured.read(tmp_path / "measured.json"))
+    assert described == lab00_measured.NOTHING
+    assert " ms" not in described
 
 
 def test_a_prediction_stands_beside_what_was_measured():
-    told = lab00_measured.launches(STORED)
-    assert "0.40     11.50" in told
-    assert "Predicted: h100-nvlink" in told
+    described = lab00_measured.launches(STORED)
+    assert "0.40     11.50" in described
+    assert "Predicted: h100-nvlink" in described
     assert "20%" in lab00_measured.loops(STORED)
     assert "saved: 0.80 of the 1.00 ms" in lab00_measured.two_ranks(STORED)
 
@@ -266,7 +266,7 @@ def test_what_the_lesson_says_of_the_stored_numbers_is_so():
 # Helpers of the cells
 
 
-def test_a_launch_table_tells_when_each_operator_runs():
+def test_a_launch_table_shows_when_each_operator_runs():
     timeline = two_ranks(NUMBER)
     rows = lab00.launch_table(timeline).splitlines()[1:]
     assert rows[0].split()[:6] == ["mm", "0", "to", "10", "10", "to"]

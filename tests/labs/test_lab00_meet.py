@@ -154,24 +154,24 @@ def test_another_step_is_refused_for_its_reason(step, faults):
     assert hint in verdict.hint
 
 
-def test_a_sum_that_is_used_too_early_is_told_once_and_without_luck(faults):
+def test_a_sum_that_is_used_too_early_is_described_once_and_without_luck(faults):
     verdict = judge(find_exercise("0.4"), waits_too_late)
-    told = faults(verdict)[lab00.WAITED]
-    assert "the x that is not summed" in told
-    assert "us before it is used, but nothing makes it so" in told
-    assert "by luck" not in told
+    described = faults(verdict)[lab00.WAITED]
+    assert "the x that is not summed" in described
+    assert "us before it is used, but nothing makes it so" in described
+    assert "by luck" not in described
     assert "element" not in str(verdict)
 
 
-def test_a_result_of_another_shape_is_told():
+def test_a_result_of_another_shape_is_reported():
     verdict = judge(find_exercise("0.4"), lambda x, a: in_four_lines(x, a)[:3])
     assert "the shape is (3, 512), not (512, 512)" in verdict.hint
 
 
 def test_what_was_not_reached_is_not_called_right():
-    told = str(judge(find_exercise("0.4"), adds_its_own))
-    assert f"? {lab00.BESIDE}: not judged yet" in told
-    assert f"+ {lab00.BESIDE}" not in told
+    described = str(judge(find_exercise("0.4"), adds_its_own))
+    assert f"? {lab00.BESIDE}: not judged yet" in described
+    assert f"+ {lab00.BESIDE}" not in described
 
 
 def test_a_rank_that_stays_away_is_named():
@@ -184,7 +184,7 @@ def test_a_rank_that_stays_away_is_named():
     assert "rank 0 waits in all_reduce" in verdict.error
 
 
-def test_what_returns_no_tensor_is_told():
+def test_what_returns_no_tensor_is_reported():
     verdict = judge(find_exercise("0.4"), lambda x, a: None)
     assert "step returned NoneType; expected a tensor" in str(verdict)
 

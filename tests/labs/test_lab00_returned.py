@@ -1,4 +1,4 @@
-"""0.2: what is counted when backward() returns, and how slips are told."""
+"""0.2: what is counted when backward() returns, and how slips are described."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_slip_is_refused_and_told_by_what_was_counted(name, faults):
+def test_a_slip_is_refused_and_described_by_what_was_counted(name, faults):
     slip, sentence, hint = WRONG[name]
     verdict = judge(find_exercise("0.2"), NUMBER, {**right(), **slip()})
     found = faults(verdict)
@@ -115,7 +115,7 @@ def test_a_slip_is_refused_and_told_by_what_was_counted(name, faults):
     assert verdict.timeline is not None
 
 
-def test_each_wrong_count_is_told_how_it_is_counted(faults):
+def test_each_wrong_count_is_described_how_it_is_counted(faults):
     said = {**right(), "launched": 1, "finished": len(kernels())}
     found = faults(judge(find_exercise("0.2"), NUMBER, said))
     assert found[lab00.LAUNCHED] == "launched: 1, expected the number of launch spans"
@@ -149,13 +149,13 @@ def test_the_step_with_knobs_has_the_operators_of_the_recorded_one():
     recorded = ol.run(given.train_step, model, x, world_size=1, hardware=given.GPU)
     on_shapes = step_of(len(model) // 2, x.shape[1], x.shape[0])
 
-    def told(program):
+    def described(program):
         return [
             (op.name, op.phase, op.flops, op.read_bytes, op.write_bytes, op.dtype)
             for op in program.ranks[0]
         ]
 
-    assert told(on_shapes) == told(recorded.program)
+    assert described(on_shapes) == described(recorded.program)
 
 
 def test_launches_twice_as_long_return_twice_as_late():

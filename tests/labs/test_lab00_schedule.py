@@ -151,7 +151,7 @@ def test_every_number_draws_launches_on_which_each_rule_counts(number):
         assert solve(own, LAUNCH_US, **{slips: 0}) != right
 
 
-def test_a_wrong_row_is_told_with_the_line_that_holds_it(faults):
+def test_a_wrong_row_is_described_with_the_line_that_holds_it(faults):
     own = six_launches(6)
     table = solve(own, LAUNCH_US)
     table[3] = (0, 10)
@@ -195,7 +195,7 @@ def test_operators_that_run_at_once_in_one_stream_are_drawn_beside_each_other():
         ([(float("nan"), 1.0)] * 7, "expected a list of 7 pairs"),
     ],
 )
-def test_what_is_no_schedule_is_told(said, words):
+def test_what_is_no_schedule_is_reported(said, words):
     verdict = judge(find_exercise("0.1"), 6, said)
     assert not verdict.passed
     assert words in str(verdict)

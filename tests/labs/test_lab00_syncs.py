@@ -194,23 +194,23 @@ def in_a_cell(source, name):
     return scope[name]
 
 
-def test_every_waiting_line_is_told_with_its_text_and_how_often_it_waits(faults):
+def test_every_waiting_line_is_described_with_its_text_and_how_often_it_waits(faults):
     text = LESSON.read_text(encoding="utf-8")
     source = text[text.index("def given_loop") : text.index("given = lab.train")]
     loop = in_a_cell(source, "given_loop")
-    told = faults(judge(find_exercise("0.3"), loop))[lab00.AHEAD]
-    assert "waits 17 times:\n" in told
-    assert "8 x your cell, line 6: losses.append(loss.item())" in told
-    assert "8 x your cell, line 7: if loss > worst:" in told
-    assert "1 x your cell, line 13: return losses, float(worst)" in told
-    assert "1161135425" not in told
+    described = faults(judge(find_exercise("0.3"), loop))[lab00.AHEAD]
+    assert "waits 17 times:\n" in described
+    assert "8 x your cell, line 6: losses.append(loss.item())" in described
+    assert "8 x your cell, line 7: if loss > worst:" in described
+    assert "1 x your cell, line 13: return losses, float(worst)" in described
+    assert "1161135425" not in described
 
 
 def test_the_time_asked_for_is_the_one_that_is_judged(faults):
-    told = faults(judge(find_exercise("0.3"), with_float))[lab00.AHEAD]
+    described = faults(judge(find_exercise("0.3"), with_float))[lab00.AHEAD]
     given, best = lab00.given_and_best(lab00.SHAPES[0])
     limit_ns = best.timeline.end_ns + (given.timeline.end_ns - best.timeline.end_ns) / 4
-    assert f"expected at most {limit_ns / 1e6:.2f} ms" in told
+    assert f"expected at most {limit_ns / 1e6:.2f} ms" in described
 
 
 def test_a_file_of_the_learners_keeps_its_name():
@@ -297,7 +297,7 @@ def test_a_loop_with_other_values_is_refused(loop, faults):
     assert words in found[sentence]
 
 
-def test_what_is_no_pair_is_told():
+def test_what_is_no_pair_is_reported():
     verdict = judge(find_exercise("0.3"), lambda model, batches: 3)
     assert "expected (losses, worst)" in verdict.error
 

@@ -59,7 +59,7 @@ def wrong_value(name: str, own: Job) -> float:
 
 
 @pytest.mark.parametrize("name", WRONG_CHAINS)
-def test_a_chain_with_a_link_missing_is_told_which(name, faults):
+def test_a_chain_with_a_link_missing_is_described_which(name, faults):
     key, words = WRONG_CHAINS[name]
     sentences = {
         "last message": lab.LAST,
@@ -74,7 +74,7 @@ def test_a_chain_with_a_link_missing_is_told_which(name, faults):
     assert verdict.step_ns is None  # the figure of the right step would be the answer
 
 
-def test_a_text_for_a_number_is_told(faults):
+def test_a_text_for_a_number_is_reported(faults):
     said = {**chains(job(6)), "shortest": "85"}
     found = faults(judge(find_exercise("1.1"), 6, said))
     assert "a string; expected a number" in found[lab.SHORTEST]
@@ -102,7 +102,7 @@ def test_the_chains_of_another_number_are_refused():
 @pytest.mark.parametrize(
     "said", [{}, {"last message": None}, {"shortest": "85 ms"}, {"shortest": True}]
 )
-def test_what_is_no_number_is_told(said, faults):
+def test_what_is_no_number_is_reported(said, faults):
     found = faults(judge(find_exercise("1.1"), 6, said))
     assert lab.SHORTEST in found
 
@@ -232,14 +232,14 @@ def test_who_breaks_off_is_credited_with_nothing(broken):
         assert "division by zero in bounds(70, 0)" in verdict.error
 
 
-def test_what_was_wrong_before_it_broke_off_is_told(faults):
+def test_what_was_wrong_before_it_broke_off_is_reported(faults):
     verdict = judge(find_exercise("1.2"), lambda c, m: (c + m, max(c, m), 1 + m / c))
     assert list(faults(verdict)) == [lab.SPEEDUP]
     assert "division by zero in bounds(0, 20)" in verdict.error
 
 
 @pytest.mark.parametrize("answer", [None, 3, (1, 2), "abc", (1, 2, float("nan"))])
-def test_what_are_no_three_numbers_is_told(answer):
+def test_what_are_no_three_numbers_is_reported(answer):
     verdict = judge(find_exercise("1.2"), lambda c, m: answer)
     assert not verdict.passed
     assert "expected (serial, bound, speed-up)" in str(verdict)

@@ -126,7 +126,7 @@ def test_the_reading_of_another_number_is_refused():
 
 
 @pytest.mark.parametrize("reading", [{}, {"A": None}, {"A": "holds"}])
-def test_what_is_not_filled_in_is_told(reading, faults):
+def test_what_is_not_filled_in_is_reported(reading, faults):
     found = faults(judge(find_exercise("1.3"), 6, reading))
     assert lab.FORMULA in found
     assert "one of holds, contention, idle, impossible" in " ".join(found.values())

@@ -182,7 +182,7 @@ def test_messages_at_once_are_drawn_beside_each_other():
     "answer",
     [None, 56, [1, 2], [(1, 2, 3)], [("a", "b")], [(float("nan"), 1)], [(0, 1e300)]],
 )
-def test_what_is_no_schedule_is_told(answer):
+def test_what_is_no_schedule_is_reported(answer):
     verdict = judge(find_exercise("1.5"), lambda *a: answer)
     assert not verdict.passed
     assert "expected a list of pairs" in str(verdict)

@@ -126,7 +126,7 @@ def test_a_slip_is_refused_by_its_sentence_and_named(name, faults):
 
 
 @pytest.mark.parametrize("answer", [None, "80 ms", float("nan"), float("inf"), True])
-def test_what_is_no_time_is_told(answer, faults):
+def test_what_is_no_time_is_reported(answer, faults):
     found = faults(judge(find_exercise("1.6"), lambda *a: answer))
     assert "a number of ms" in found[lab.ONE]
 

@@ -104,7 +104,7 @@ def test_a_known_slip_has_its_own_hint(wrong, words):
     assert words in judge(find_exercise("1.4"), wrong).hint
 
 
-def test_a_division_by_zero_is_told_with_its_arguments():
+def test_a_division_by_zero_is_described_with_its_arguments():
     def ratios(tc, tm, sent, hidden, step):
         saved = tc + tm - step
         return hidden / sent, saved / tm, saved / min(tc, tm)

@@ -105,7 +105,7 @@ def test_what_still_promises_too_much_is_refused(wrong, faults):
     assert all("Tc = " in seen for seen in found.values())
 
 
-def test_who_always_says_the_bound_is_told_that_it_is_the_least():
+def test_who_always_says_the_bound_is_described_that_it_is_the_least():
     verdict = judge(find_exercise("1.9"), 6, diagnosis(6), always_the_bound)
     assert "lift only a step that is under it" in verdict.hint
 
@@ -132,14 +132,14 @@ def test_a_job_that_can_be_had_is_refused_without_the_answer(faults):
 
 
 @pytest.mark.parametrize("key", ["promised_ms", "shortest_ms"])
-def test_a_wrong_number_of_the_diagnosis_is_told(key, faults):
+def test_a_wrong_number_of_the_diagnosis_is_reported(key, faults):
     said = {**diagnosis(6), key: 1.0}
     found = faults(judge(find_exercise("1.9"), 6, said, by_the_bound))
     assert f"{key} is 1.0" in found[lab.PROMISED]
 
 
 @pytest.mark.parametrize("answer", [None, (1, 2), "abc"])
-def test_what_is_no_forecast_is_told(answer):
+def test_what_is_no_forecast_is_reported(answer):
     text = str(judge(find_exercise("1.9"), 6, diagnosis(6), lambda *a: answer))
     assert "expected (step, speed-up, best speed-up)" in text
 

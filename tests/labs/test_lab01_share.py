@@ -142,7 +142,7 @@ def test_one_setting_for_all_three_is_refused_where_it_is_wrong(name, faults):
         ({"more": 1}, "expected num_gpus, tokens and link"),
     ],
 )
-def test_a_setting_outside_the_question_is_told(change, words, faults):
+def test_a_setting_outside_the_question_is_reported(change, words, faults):
     found = {**FOUND, "far less": {**FOUND["far less"], **change}}
     assert words in faults(judge(find_exercise("1.7"), solve, found))[lab.USABLE]
 
@@ -205,12 +205,12 @@ def test_a_setting_without_the_effect_is_refused_with_its_numbers(
         ("fast", "not a dict"),
     ],
 )
-def test_an_unusable_setting_is_told(setting, words, faults):
+def test_an_unusable_setting_is_reported(setting, words, faults):
     verdict = judge(find_exercise("1.8"), {**SETTINGS, "saves much": setting})
     assert words in faults(verdict)[lab.TASKS.usable]
 
 
-def test_who_kept_by_a_button_is_told_to_paste(faults):
+def test_who_kept_by_a_button_is_asked_to_paste(faults):
     """In a fresh kernel, as where labs are marked, `dict(knobs.kept)` is empty."""
     found = faults(judge(find_exercise("1.8"), {}))
     assert "print(dict(knobs.kept))" in found[lab.TASKS.usable]

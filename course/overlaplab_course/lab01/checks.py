@@ -17,22 +17,9 @@ from overlaplab.program import resolve
 from overlaplab.timeline import Timeline
 from overlaplab_course.lab01 import checks_messages, given, reference  # noqa: F401
 from overlaplab_course.lab01.checks_extra import LAB  # it registers 1.7 to 1.9
-from overlaplab_course.lab01.given import (
-    CHALK,
-    CONTENDED,
-    NS_PER_MS,
-    Card,
-    Job,
-    Totals,
-    cards,
-    job,
-    pair_timeline,
-    totals_of,
-    write_step,
-)
 
 # 1.1: all gradients are needed for the update, so two chains bound the step of the
-# learner's number. A message a layer reaches the longer one, which the resolver shows.
+# learner's number. One message per layer reaches the longer one, which the resolver shows.
 
 LAST, ALL, SHORTEST = LAB.sentences("1.1")
 
@@ -41,12 +28,12 @@ LAST, ALL, SHORTEST = LAB.sentences("1.1")
 def grade_shortest(sheet: Sheet, my_number: int, chains: Mapping[str, Any]) -> None:
     """Each number alone; the shortest step is drawn for who has found it."""
     forms.need_dict(chains, "chains")
-    mine = job(int(my_number))
+    mine = given.job(int(my_number))
     timeline = mine.timeline()
     step_ns = timeline.step_ns
     sheet.ran("your step with no overlap, and with a message a layer")
     sheet.show(mine.timeline(mine.num_layers), title="your step, no overlap yet")
-    sheet.note(f"a message a layer reaches it: {step_ns / NS_PER_MS:g} ms")
+    sheet.note(f"a message a layer reaches it: {step_ns / given.NS_PER_MS:g} ms")
     all_right = True
     for one, right, others in zip(LAB.tables("1.1"), *_chains(mine), strict=True):
         key = one["entry"]
@@ -63,7 +50,7 @@ def grade_shortest(sheet: Sheet, my_number: int, chains: Mapping[str, Any]) -> N
         sheet.show(timeline, step_ns=step_ns, target_ns=step_ns, title=title)
 
 
-def _chains(mine: Job) -> tuple[Sequence[float], Sequence[Mapping[str, float]]]:
+def _chains(mine: given.Job) -> tuple[Sequence[float], Sequence[Mapping[str, float]]]:
     """The two chains and the step; and what is said in the place of each."""
     _, forward, layer, message, update = mine
     compute, communication = mine.compute_ms, mine.communication_ms
@@ -71,7 +58,7 @@ def _chains(mine: Job) -> tuple[Sequence[float], Sequence[Mapping[str, float]]]:
     all_ = forward + layer + communication + update
     sides = {"compute": compute, "communication": communication, "serial": serial}
     bound = max(compute, communication)
-    return (last, all_, mine.timeline().step_ns / NS_PER_MS), (
+    return (last, all_, mine.timeline().step_ns / given.NS_PER_MS), (
         {**sides, "no_update": last - update, "no_forward": last - forward},
         {**sides, "no_update": all_ - update, "no_forward": all_ - forward,
          "no_layer": all_ - layer},
@@ -102,9 +89,9 @@ def grade_bounds(sheet: Sheet, bounds: Callable[[float, float], Any]) -> None:
     slips, fine = LAB.cases("1.2", "slips"), True
     for tc, tm in pairs():
         said = _ask("bounds", bounds, tc, tm)
-        at_once = pair_timeline(tc, tm, at_once=True)
-        serial = pair_timeline(tc, tm, at_once=False).step_ns / NS_PER_MS
-        best = at_once.step_ns / NS_PER_MS
+        at_once = given.pair_timeline(tc, tm, at_once=True)
+        serial = given.pair_timeline(tc, tm, at_once=False).step_ns / given.NS_PER_MS
+        best = at_once.step_ns / given.NS_PER_MS
         others = {"shorter": min(tc, tm), "half": (tc + tm) / 2}
         factors = {
             "by_the_formula": 1 + tm / tc if tm > tc > 0 else nan,
@@ -120,8 +107,8 @@ def grade_bounds(sheet: Sheet, bounds: Callable[[float, float], Any]) -> None:
                 continue
             hint = find_slip(answer, slips.get(sentence, {}), names)
             facts = {"tc": tc, "tm": tm, "serial": serial, "best": best}
-            told = write_number(answer)
-            LAB.expect(sheet, sentence, False, hint=hint, said=told, **facts)
+            text = write_number(answer)
+            LAB.expect(sheet, sentence, False, hint=hint, said=text, **facts)
             if fine:
                 title = f"{tc} and {tm} ms at once: nothing is shorter"
                 sheet.show(at_once, title=title)
@@ -159,7 +146,7 @@ def grade_formula(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
     forms.need_dict(reading, "reading")
     sheet.ran("the runs of your cards again, and the formula for each")
     wrong, figures = [], []
-    for letter, card in cards(int(my_number)).items():
+    for letter, card in given.cards(int(my_number)).items():
         entry = reading.get(letter)
         entry = entry if isinstance(entry, Mapping) else {}
         said, why = as_number(entry.get("formula_ms")), entry.get("verdict")
@@ -181,8 +168,8 @@ def grade_formula(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
     LAB.expect(sheet, FORMULA, not wrong, wrong="\n".join(wrong))
 
 
-def _formula_slip(card: Card, said: float) -> str:
-    run_ms = card.timeline.step_ns / NS_PER_MS if card.timeline else nan
+def _formula_slip(card: given.Card, said: float) -> str:
+    run_ms = card.timeline.step_ns / given.NS_PER_MS if card.timeline else nan
     others = {
         "a_for_the_rest": card.tc_ms + card.a * card.tm_ms,
         "run": said if abs(said - run_ms) < 0.15 else nan,
@@ -192,14 +179,14 @@ def _formula_slip(card: Card, said: float) -> str:
     return find_slip(said, LAB.tables("1.3")[0]["slips"], others) or near
 
 
-def _describe(card: Card) -> str:
+def _describe(card: given.Card) -> str:
     """The numbers that decide."""
     run, promise = LAB.cases("1.3", "describe")[FORMULA]
     if card.timeline is None:
         return str(promise.format(card=card))
     report = card.timeline.report()
     times_ns = report.step_ns, report.compute_ns, report.exposed_ns
-    step, compute, exposed = (ns / NS_PER_MS for ns in times_ns)
+    step, compute, exposed = (ns / given.NS_PER_MS for ns in times_ns)
     idle = step - compute - exposed
     return str(run.format(card=card, step=step, compute=compute, idle=idle))
 
@@ -212,33 +199,39 @@ Ratios = Callable[[float, float, float, float, float], Any]
 
 
 @lru_cache(maxsize=1)
-def unseen() -> tuple[Totals, ...]:
+def unseen() -> tuple[given.Totals, ...]:
     """Runs to try a function on: with and without contention, gaps, either side."""
     draw = random.Random(104)
     found = []
     for _ in range(60):
         number = draw.randrange(1, 8)
-        program = write_step(
+        program = given.write_step(
             [draw.randrange(1, 9) for _ in range(number)],
             [draw.randrange(1, 12) for _ in range(number)],
             per_bucket=draw.randrange(1, 4),
             forward_ms=draw.randrange(0, 9),
             update_ms=draw.randrange(0, 5),
         )
-        launching = replace(CHALK, launch_ns=draw.randrange(1, 9) * NS_PER_MS)
-        hardware = draw.choice((CHALK, CONTENDED, launching))
-        found.append(totals_of(resolve(program, hardware)))
+        launching = replace(
+            given.CHALK, launch_ns=draw.randrange(1, 9) * given.NS_PER_MS
+        )
+        hardware = draw.choice((given.CHALK, given.CONTENDED, launching))
+        found.append(given.totals_of(resolve(program, hardware)))
     return tuple(found)
 
 
 @lru_cache(maxsize=1)
-def one_sided() -> tuple[Totals, ...]:
+def one_sided() -> tuple[given.Totals, ...]:
     """Nothing to send; nothing to compute; neither."""
-    computing = resolve(write_step([5] * 4, [0] * 4, per_bucket=4), CHALK)
+    computing = resolve(given.write_step([5] * 4, [0] * 4, per_bucket=4), given.CHALK)
     only = computing.where(lambda s: s.kind == "compute")
-    sending = resolve(write_step([0] * 4, [7] * 4), CHALK)
+    sending = resolve(given.write_step([0] * 4, [7] * 4), given.CHALK)
     wire = sending.where(lambda s: s.kind == "communication")
-    return totals_of(only), totals_of(wire), totals_of(Timeline.of(()))
+    return (
+        given.totals_of(only),
+        given.totals_of(wire),
+        given.totals_of(Timeline.of(())),
+    )
 
 
 @LAB.grader("1.4")
@@ -252,8 +245,8 @@ def grade_ratios(sheet: Sheet, ratios: Ratios) -> None:
         answers = _ask("ratios", ratios, *totals)
         for one, said, right in zip(tables, answers, truth, strict=True):
             hint = find_slip(said, one["slips"], _other_ratios(totals, truth, right))
-            good, told = is_close(said, right), write_number(said, ".3f")
-            LAB.expect(sheet, one["says"], good, hint=hint, totals=totals, said=told)
+            good, text = is_close(said, right), write_number(said, ".3f")
+            LAB.expect(sheet, one["says"], good, hint=hint, totals=totals, said=text)
             if fine and not good:
                 sheet.show(totals.timeline, title="the run on which it is wrong")
             fine &= good
@@ -269,7 +262,7 @@ def grade_ratios(sheet: Sheet, ratios: Ratios) -> None:
 
 
 def _other_ratios(
-    totals: Totals, truth: Sequence[float], right: float
+    totals: given.Totals, truth: Sequence[float], right: float
 ) -> Mapping[str, float]:
     """What is said in the place of the right ratio."""
     tc, tm, _, hidden, step = totals

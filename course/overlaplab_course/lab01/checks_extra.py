@@ -64,7 +64,7 @@ def grade_share(sheet: Sheet, share: Share, found: Mapping[str, Any]) -> None:
 def _ask(
     share: Share, hardware: Hardware, num_gpus: int, tokens: int
 ) -> tuple[float, int, int, dict[str, Any]]:
-    """The answer, Tc and Tm in ns, and what a verdict tells of them."""
+    """The answer, Tc and Tm in ns, and what a verdict says of them."""
     answer = share(num_gpus, tokens, hardware)
     try:
         said = float(answer)

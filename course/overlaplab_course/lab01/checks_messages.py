@@ -13,14 +13,8 @@ from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import as_number, find_slip, is_close
 from overlaplab.program import ProgramBuilder, resolve
 from overlaplab.timeline import Timeline
+from overlaplab_course.lab01 import given
 from overlaplab_course.lab01.checks_extra import LAB  # it registers 1.7 to 1.9
-from overlaplab_course.lab01.given import (
-    CHALK,
-    NS_PER_MS,
-    count_of,
-    step_and_hidden,
-    write_step,
-)
 from overlaplab_course.lab01.messages import link_of
 
 # 1.5: truth is the resolver's. A wrong message is charged to what decides it in truth.
@@ -37,10 +31,10 @@ def resolved(
 ) -> tuple[tuple[float, float], ...]:
     """(start, end) of each message in ms from the start of the backward pass."""
     layers, messages = [layer_ms] * num_layers, [message_ms] * num_layers
-    program = write_step(layers, messages, per_bucket=per_bucket)
+    program = given.write_step(layers, messages, per_bucket=per_bucket)
     return tuple(
-        (span.start_ns / NS_PER_MS, span.end_ns / NS_PER_MS)
-        for span in resolve(program, CHALK).spans
+        (span.start_ns / given.NS_PER_MS, span.end_ns / given.NS_PER_MS)
+        for span in resolve(program, given.CHALK).spans
         if span.kind == "communication"
     )
 
@@ -90,10 +84,10 @@ def _show(sheet: Sheet, case: Case, said: Pairs, title: str) -> None:
         spans.append(("default", "compute", f"layer {num_layers - i}", *times_ms))
     spans += [("comm", "communication", f"bucket {i}", *p) for i, p in enumerate(said)]
     step_ns, right_ns = (
-        round(NS_PER_MS * step_and_hidden(pairs, num_layers * layer_ms)[0])
+        round(given.NS_PER_MS * given.step_and_hidden(pairs, num_layers * layer_ms)[0])
         for pairs in (said, resolved(*case))
     )
-    drawn = forms.said_timeline(spans, NS_PER_MS)
+    drawn = forms.said_timeline(spans, given.NS_PER_MS)
     sheet.show(drawn, step_ns=step_ns, target_ns=right_ns, title=title)
 
 
@@ -103,7 +97,7 @@ def _fault(case: Case, said: Pairs, truth: Pairs) -> tuple[str, str, Mapping[str
     if len(said) != len(truth):
         rest = num_layers % per_bucket
         last = f", the last one with {rest} of the {num_layers} layers" if rest else ""
-        sent = count_of(len(said), "message")
+        sent = given.count_of(len(said), "message")
         return COUNT, "", {"said": sent, "number": len(truth), "last": last}
     before = 0.0
     for place, ((start, end), right) in enumerate(zip(said, truth, strict=True)):
@@ -114,7 +108,7 @@ def _fault(case: Case, said: Pairs, truth: Pairs) -> tuple[str, str, Mapping[str
             "place": place,
             "length": length,
             "right_length": layers * message_ms,
-            "layers": count_of(layers, "layer"),
+            "layers": given.count_of(layers, "layer"),
             "message_ms": message_ms,
             "each": " each" if layers > 1 else "",
             "number": layers,
@@ -158,8 +152,8 @@ class Message(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.num_bytes:,} bytes, {self.gbit_per_s:g} Gbit/s, "
-            f"{self.latency_us:g} us, {count_of(self.num_messages, 'message')}, "
-            f"{count_of(self.num_ranks, 'rank')}"
+            f"{self.latency_us:g} us, {given.count_of(self.num_messages, 'message')}, "
+            f"{given.count_of(self.num_ranks, 'rank')}"
         )
 
 
@@ -207,7 +201,7 @@ def grade_messages(
         if wrong - {sentence} and sentence != NOBODY:
             continue
         timeline = in_a_row(message)
-        took_ms = timeline.end_ns / NS_PER_MS
+        took_ms = timeline.end_ns / given.NS_PER_MS
         answer = send_ms(*message)
         said, hint = as_number(answer), ""
         seen, expected = f"{message}: {answer!r:.60}", "a number of ms"

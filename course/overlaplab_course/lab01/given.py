@@ -91,7 +91,7 @@ def _backward_only(model: nn.Module, x: Tensor) -> None:
 
 @lru_cache(maxsize=1)
 def recorded() -> Program:
-    """Forward and backward pass on two ranks, a message a layer; without update."""
+    """Forward and backward pass on two ranks, one message per layer; no update."""
     model, x, _ = ten_layers()
     program = run(_backward_only, model, x, world_size=2, hardware=GPU).program
     assert program is not None
@@ -349,7 +349,7 @@ def totals_of(timeline: Timeline) -> Totals:
 
 
 def _opening(hardware: Hardware) -> Totals:
-    """The step of section 1, written, a message a layer."""
+    """The step of section 1, written, one message per layer."""
     program = write_step([6] * 10, [5] * 10, forward_ms=30, update_ms=10)
     return totals_of(resolve(program, hardware))
 
