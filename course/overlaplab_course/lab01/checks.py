@@ -19,7 +19,7 @@ from overlaplab_course.lab01 import checks_messages, given, reference  # noqa: F
 from overlaplab_course.lab01.checks_extra import LAB  # it registers 1.7 to 1.9
 
 # 1.1: all gradients are needed for the update, so two chains bound the step of the
-# learner's number. One message per layer reaches the longer one, which the resolver shows.
+# learner's number. One message per layer reaches the longer one, as resolving shows.
 
 LAST, ALL, SHORTEST = LAB.sentences("1.1")
 
