@@ -70,7 +70,8 @@ test-unit: setup
 
 test-notebooks: setup
 	$(PYTEST) -q -p tests.strict_notebooks -n $(WORKERS) \
-	  --dist loadfile --nbval-lax --nbval-cell-timeout 900 --timeout 1800 solutions
+	  --dist loadfile --nbval-lax --nbval-cell-timeout 900 \
+	  --nbval-kernel-startup-timeout 900 --timeout 1800 solutions
 
 test-unsolved: setup
 	$(BIN)/python course/build.py --prove-unsolved

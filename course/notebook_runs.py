@@ -75,6 +75,7 @@ def execute(notebook: NotebookNode, folder: Path, *, allow_errors: bool) -> None
     client = NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT_S,
+        startup_timeout=CELL_TIMEOUT_S,
         kernel_name="python3",
         allow_errors=allow_errors,
         record_timing=False,

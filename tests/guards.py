@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-GUARD_S = 900.0
+GUARD_S = 900
 
 
 def soon(seconds: float) -> float:

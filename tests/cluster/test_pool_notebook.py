@@ -58,7 +58,7 @@ def outputs():
 
     cells = [nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=GUARD_S).execute()
+    NotebookClient(notebook, timeout=GUARD_S, startup_timeout=GUARD_S).execute()
     return [
         "".join(output.text for output in cell.outputs if output.name == "stdout")
         for cell in notebook.cells

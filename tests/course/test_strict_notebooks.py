@@ -84,7 +84,9 @@ def test_a_cell_that_hangs_fails_the_run_of_its_notebook(tmp_path: Path) -> None
     runs.write(notebook, tmp_path / "06_x.ipynb")
 
     result = run_strictly(
-        tmp_path, "-p", "nbval.plugin", "--nbval-lax", "--nbval-cell-timeout", "1"
+        tmp_path,
+        *("-p", "nbval.plugin", "--nbval-lax", "--nbval-cell-timeout", "1"),
+        *("--nbval-kernel-startup-timeout", str(GUARD_S)),
     )
 
     assert result.returncode == 1, result.stdout + result.stderr

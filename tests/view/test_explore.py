@@ -204,7 +204,9 @@ def test_a_stored_notebook_keeps_the_last_figure_beside_the_knobs():
     ]
     code = [nbformat.v4.new_code_cell(cell) for cell in cells]
     notebook = nbformat.v4.new_notebook(cells=code)
-    nbclient.NotebookClient(notebook, timeout=GUARD_S).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=GUARD_S, startup_timeout=GUARD_S
+    ).execute()
     shown, typed = notebook.cells
     kinds = [set(output.get("data", {})) for output in shown.outputs]
     assert {"application/vnd.jupyter.widget-view+json", "text/plain"} in kinds

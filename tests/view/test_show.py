@@ -80,7 +80,7 @@ def test_a_stored_notebook_has_the_figure_and_no_columns():
     )
     notebook = nbformat.v4.new_notebook(cells=[cell])
     client = nbclient.NotebookClient(
-        notebook, timeout=GUARD_S, store_widget_state=False
+        notebook, timeout=GUARD_S, startup_timeout=GUARD_S, store_widget_state=False
     )
     client.execute()
     (cell,) = notebook.cells
