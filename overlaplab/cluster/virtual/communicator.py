@@ -24,9 +24,10 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from overlaplab.cluster.virtual.arithmetic import Arrival
+from overlaplab.cluster.virtual.lanes import Frontier, Lane
 from overlaplab.cluster.virtual.meeting import Meeting, Meetings
 from overlaplab.cluster.virtual.operators import dtype_name
-from overlaplab.cluster.virtual.recorder import Frontier, Lane, Recorder
+from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.storage import runs
 from overlaplab.cluster.virtual.work import VirtualBarrier, VirtualWork
 from overlaplab.program.access import num_bytes as access_bytes

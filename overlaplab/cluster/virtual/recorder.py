@@ -9,68 +9,23 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from overlaplab.cluster.virtual.backward_lanes import GraphTask
+from overlaplab.cluster.virtual.lanes import (
+    DEFAULT_LANE,
+    Frontier,
+    GraphTask,
+    Lane,
+    Meets,
+)
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.source import ForwardLines, user_line
 from overlaplab.cluster.virtual.storage import StorageTable
 from overlaplab.program.record import Access, Collective, Op, OpKind, WorkWait
 from overlaplab.timeline.span import CPU_LANE, NO_ATTRIBUTES, step_number
-
-DEFAULT_LANE = "default"
-
-
-class Meets(Protocol):
-    """What an operator may have to wait for: a collective whose ranks meet."""
-
-    complete: bool
-
-
-@dataclass(slots=True)
-class Lane:
-    """A stream of one rank.
-
-    Args:
-        name: as in `Span.lane`.
-        last: index of its last operator.
-        pending: operators that its next one must wait for.
-        unmet: collectives among them whose ranks have not all arrived.
-        ordered: for each lane the last of its operators that this one is behind.
-        hosts: collectives with async_op=False that it launches are drawn on it, as
-            they run on a GPU; others on their communicator's lane.
-    """
-
-    name: str
-    last: int | None = None
-    pending: set[int] = field(default_factory=set)
-    unmet: list[Meets] = field(default_factory=list)
-    ordered: dict[str, int] = field(default_factory=dict)
-    hosts: bool = False
-
-    def frontier(self) -> Frontier:
-        """What an event recorded here and now stands for."""
-        ops = self.pending if self.last is None else self.pending | {self.last}
-        return Frontier(frozenset(ops), tuple(self.unmet))
-
-    def wait(self, frontier: Frontier) -> None:
-        """The next operator comes after `frontier`."""
-        self.pending.update(frontier.ops)
-        for meeting in frontier.unmet:
-            if not meeting.complete and meeting not in self.unmet:
-                self.unmet.append(meeting)
-
-
-@dataclass(frozen=True, slots=True)
-class Frontier:
-    """Operators that must have ended, and those among them that have not met."""
-
-    ops: frozenset[int] = frozenset()
-    unmet: tuple[Meets, ...] = ()
 
 
 class Recorder:
@@ -362,7 +317,7 @@ class Recorder:
         return tuple(reversed(after))
 
     def _lane_of(self, node: Any) -> Lane:
-        """The lane of a node of the backward pass, see backward_lanes.py."""
+        """The lane of a node of the backward pass, see lanes.py."""
         number = torch._C._current_graph_task_id()
         task = self._graph_tasks.get(number)
         if task is None:

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from overlaplab.cluster.virtual.lanes import Frontier, Lane
 from overlaplab.cluster.virtual.placement import DEVICE
-from overlaplab.cluster.virtual.recorder import Frontier, Lane, Recorder
+from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.source import user_line
 from overlaplab.errors import EventError
 from overlaplab.streams import thread_provider

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from overlaplab.cluster.virtual.lanes import Frontier
 from overlaplab.cluster.virtual.meeting import Meeting
-from overlaplab.cluster.virtual.recorder import Frontier, Recorder
+from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.program.record import WorkWait
 from overlaplab.timeline.span import CPU_LANE
 from overlaplab.torch_versions import BaseWork

@@ -1,14 +1,66 @@
-"""On which lane a node of the backward pass runs, and for whom it waits.
+"""Streams of a rank as lanes: what is on them, and what comes next has to wait for.
 
-As CUDA's autograd engine has it: a node runs on the stream of its forward operator and
-waits for the nodes that its gradients come from, not for others; the accumulation of a
-leaf's gradient follows the node before it. All of them come after what the caller's
-stream had at the start of the backward pass.
+In the backward pass, as CUDA's autograd engine has it, a node runs on the stream of its
+forward operator and waits for the nodes that its gradients come from, not for others;
+the accumulation of a leaf's gradient follows the node before it. All of them come after
+what the caller's stream had at the start of the backward pass.
 """
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+DEFAULT_LANE = "default"
+
+
+class Meets(Protocol):
+    """What an operator may have to wait for: a collective whose ranks meet."""
+
+    complete: bool
+
+
+@dataclass(slots=True)
+class Lane:
+    """A stream of one rank.
+
+    Args:
+        name: as in `Span.lane`.
+        last: index of its last operator.
+        pending: operators that its next one must wait for.
+        unmet: collectives among them whose ranks have not all arrived.
+        ordered: for each lane the last of its operators that this one is behind.
+        hosts: collectives with async_op=False that it launches are drawn on it, as
+            they run on a GPU; others on their communicator's lane.
+    """
+
+    name: str
+    last: int | None = None
+    pending: set[int] = field(default_factory=set)
+    unmet: list[Meets] = field(default_factory=list)
+    ordered: dict[str, int] = field(default_factory=dict)
+    hosts: bool = False
+
+    def frontier(self) -> Frontier:
+        """What an event recorded here and now stands for."""
+        ops = self.pending if self.last is None else self.pending | {self.last}
+        return Frontier(frozenset(ops), tuple(self.unmet))
+
+    def wait(self, frontier: Frontier) -> None:
+        """The next operator comes after `frontier`."""
+        self.pending.update(frontier.ops)
+        for meeting in frontier.unmet:
+            if not meeting.complete and meeting not in self.unmet:
+                self.unmet.append(meeting)
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """Operators that must have ended, and those among them that have not met."""
+
+    ops: frozenset[int] = frozenset()
+    unmet: tuple[Meets, ...] = ()
+
 
 Node = Any  # torch's; its wrapper is the same object as long as somebody holds it
 Point = TypeVar("Point")  # what a lane has so far
