@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlaplab.program.record import Op, Program, StorageLife
-from overlaplab.timeline.memory import Memory
+from overlaplab.timeline.span import Memory
 
 _NUM_HOLDERS = 5
 

@@ -1,10 +1,8 @@
 """Spans, timelines, overlap arithmetic, critical path, traces. Imports no torch."""
 
 from overlaplab.timeline.critical_path import SHARES, CriticalPath, Segment, Share
-from overlaplab.timeline.memory import Memory
 from overlaplab.timeline.report import Report
-from overlaplab.timeline.source import Source
-from overlaplab.timeline.span import CPU_LANE, KINDS, Kind, Span
+from overlaplab.timeline.span import CPU_LANE, KINDS, Kind, Memory, Source, Span
 from overlaplab.timeline.timeline import Timeline
 
 __all__ = [

@@ -20,9 +20,7 @@ import orjson
 
 from overlaplab.errors import TraceError
 from overlaplab.files import write_whole
-from overlaplab.timeline.memory import Memory
-from overlaplab.timeline.source import Source
-from overlaplab.timeline.span import NO_ATTRIBUTES, Span, lanes_of
+from overlaplab.timeline.span import NO_ATTRIBUTES, Memory, Source, Span, lanes_of
 
 # A timeline as its fields by name: `Timeline` itself stands above this module.
 Fields = Mapping[str, Any]

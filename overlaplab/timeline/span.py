@@ -1,4 +1,7 @@
-"""One interval of one lane. Knows no torch, no hardware, no pictures."""
+"""What a timeline is made of: spans, memory, and where it was read from.
+
+Knows no torch, no hardware, no pictures.
+"""
 
 from __future__ import annotations
 
@@ -109,3 +112,69 @@ class Span:
     @property
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Live device memory of one rank, over time: what a lane of memory shows.
+
+    An allocator works in the order of the CPU, which runs ahead of the device. Bytes
+    are counted in that order, and each step stands where the device comes to it: at
+    the start of the first operator that was launched after it. So the peak is exact,
+    and the shape is that of the step.
+
+    Args:
+        rank: whose.
+        steps: ((time_ns, bytes), ...), times ascending: from each time until the next,
+            so many bytes are allocated.
+        holders: ((name, bytes), ...): the largest allocations at the peak, largest
+            first; by the name that the user gave, else by the operator that filled it.
+    """
+
+    rank: int
+    steps: tuple[tuple[int, int], ...]
+    holders: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was allocated at any time."""
+        return max((size for _, size in self.steps), default=0)
+
+    @property
+    def peak_ns(self) -> int:
+        """When that was first reached, 0 if nothing was allocated."""
+        peak = self.peak_bytes
+        return next((time for time, size in self.steps if size == peak), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a timeline was read from: the account that a reader of traces gives.
+
+    Args:
+        files: that were read, in the order of the ranks.
+        devices: (rank, "NVIDIA H200") where the trace names its devices.
+        num_events: events seen in all files, whole ones.
+        dropped: (reason, number of events) that could not be used: "cut off at the
+            end of the file", "negative duration", ...
+        communication_names: the patterns by which a kernel counts as communication.
+        remarks: one sentence each: what a reader of the numbers must know ("no
+            communication kernels found", "3 kernels have no launch record").
+        zero_ns: what the trace's own clock said at the timeline's 0, its base time
+            included: with it, a span is found again in the file.
+    """
+
+    files: tuple[str, ...] = ()
+    devices: tuple[tuple[int, str], ...] = ()
+    num_events: int = 0
+    dropped: tuple[tuple[str, int], ...] = ()
+    communication_names: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    zero_ns: int = 0
+
+    @property
+    def num_dropped(self) -> int:
+        return sum(number for _, number in self.dropped)
+
+
+NO_SOURCE = Source()  # of a timeline that no file gave

@@ -11,10 +11,8 @@ from overlaplab.timeline import chrome
 from overlaplab.timeline import critical_path as _path
 from overlaplab.timeline import report as _report
 from overlaplab.timeline.critical_path import CriticalPath
-from overlaplab.timeline.memory import Memory
 from overlaplab.timeline.report import Report
-from overlaplab.timeline.source import NO_SOURCE, Source
-from overlaplab.timeline.span import KINDS, Span, lanes_of
+from overlaplab.timeline.span import KINDS, NO_SOURCE, Memory, Source, Span, lanes_of
 
 PageWriter = Callable[
     ["Timeline", str | os.PathLike[str], "Timeline | None", str | Sequence[str]], Path

@@ -6,7 +6,7 @@ import torch
 
 from overlaplab import streams
 from overlaplab.cluster.virtual import run_virtual
-from overlaplab.cluster.virtual.backward_lanes import GraphTask
+from overlaplab.cluster.virtual.lanes import GraphTask
 from overlaplab.streams import current_stream, stream
 
 
