@@ -13,25 +13,19 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.distributed as dist
 
 from overlaplab import streams
 from overlaplab.errors import ProfileError
 from overlaplab.profiling.event_recorder import EventRecorder, recorder_of_this_device
-from overlaplab.profiling.sessions import (
-    KinetoRecorder,
-    Recording,
-    current_recording,
-    profiler_is_running,
-)
+from overlaplab.profiling.sessions import KinetoRecorder, Recording, profiler_is_running
 from overlaplab.profiling.trace.ranks import timeline_of_ranks
 from overlaplab.timeline import Source, Span, Timeline
 
 _State = Literal["new", "warming up", "recording", "done", "left"]
 
-_open_profile: Profile | None = None
 _opening = threading.Lock()
 
 
@@ -41,6 +35,8 @@ class Profile:
     Attributes:
         step_number: the step that is going on, from 0.
     """
+
+    _open: ClassVar[Profile | None] = None  # in this process
 
     def __init__(self, *, warmup: int, steps: int | None, events: bool) -> None:
         self._warmup = _count("warmup", warmup, least=0)
@@ -61,7 +57,7 @@ class Profile:
             )
         self._claim()
         try:
-            self._outer = current_recording()
+            self._outer = Recording.current
             if self._outer is not None and not self._events:
                 self._outer.stop()
             self._recorder = self._make_recorder()
@@ -71,7 +67,7 @@ class Profile:
                 self._start()
         except BaseException:
             self._give_back()
-            self._release()
+            Profile._open = None
             raise
         return self
 
@@ -118,7 +114,7 @@ class Profile:
             if self._state != "done":
                 self._give_back()
             self._state = "left"
-            self._release()
+            Profile._open = None
 
     @property
     def timeline(self) -> Timeline:
@@ -195,7 +191,6 @@ class Profile:
     # Opening and closing.
 
     def _claim(self) -> None:
-        global _open_profile
         if streams.thread_provider() is not None:
             raise ProfileError(
                 "this is a rank of the virtual cluster, which records everything: read "
@@ -203,17 +198,13 @@ class Profile:
                 "cluster='gloo' or 'nccl', or a plain script."
             )
         with _opening:
-            if _open_profile is not None:
+            if Profile._open is not None:
                 raise ProfileError(
                     "another ol.profile() is open in this process; profiles do not "
                     "nest. Use ol.annotate('...') to mark a part of one."
                 )
-            _open_profile = self
+            Profile._open = self
         self._thread = threading.get_ident()
-
-    def _release(self) -> None:
-        global _open_profile
-        _open_profile = None
 
     def _make_recorder(self) -> EventRecorder | KinetoRecorder:
         if self._events:

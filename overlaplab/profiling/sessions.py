@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -106,6 +106,8 @@ class Session:
 class Recording:
     """What happened in the `with` block of `recording`, once that has ended."""
 
+    current: ClassVar[Recording | None] = None  # the one that is open in this process
+
     def __init__(self, cuda: bool) -> None:
         self._cuda = cuda
         self._session: Session | None = None
@@ -139,14 +141,6 @@ class Recording:
         self._traces.append(trace)
 
 
-_current: Recording | None = None
-
-
-def current_recording() -> Recording | None:
-    """The one that is open in this process."""
-    return _current
-
-
 @contextlib.contextmanager
 def recording(
     *, cuda: bool, align: Callable[[], None] | None = None
@@ -160,10 +154,9 @@ def recording(
         cuda: record kernels too; the block then ends with a device synchronisation.
         align: called before the recording begins: the ranks meet, to start together.
     """
-    global _current
     result = Recording(cuda)
     result.start(align)
-    _current = result
+    Recording.current = result
     try:
         yield result
     except BaseException:
@@ -171,17 +164,16 @@ def recording(
             result.stop()
         raise
     finally:
-        _current = None
+        Recording.current = None
     result.stop()
     result._ended = True
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Kineto takes its log level when a process first uses it.
+    """Kineto takes its log level when a process first uses it: later it is too late.
 
-    From torch 2.13 on it writes two lines at every start, whatever the level, but for
-    this one. Where the process has used it before, nothing can be done from here.
+    From torch 2.13 on it writes two lines at every start, at any level but this one.
     """
     if _LOG_LEVEL in os.environ:
         yield
