@@ -1,8 +1,9 @@
 """Deadlines in CPU time of the user's code, so that a busy machine costs nobody.
 
-Ten times a second the stack is looked at, and what the process computed since the last
-look is charged if code of the user's is on it. Imports, references and other processes
-are nobody's time. Code that sleeps or waits meets a wall limit behind.
+Once half of the time is over, the stack is looked at ten times a second, and what the
+process computed since the last look is charged if code of the user's is on it. Imports,
+references and other processes are nobody's time. Code that sleeps or waits meets a wall
+limit behind.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ WALL_FACTOR = 10.0  # wall seconds for each second of CPU time
 ALL_FACTOR = 3.0  # CPU seconds of anybody's code for each second of the user's
 RANK_THREADS = "virtual rank "  # how the threads' names begin
 _LOOK_S = 0.1
+_FREE_SHARE = 0.5  # of the CPU time: until then nobody looks, and nothing is charged
 _PATIENT_LOOKS = 10  # while what the user's code called has not returned
 
 _interruptible: set[CodeType] = set()
@@ -96,18 +98,22 @@ class Deadline:
 
     def _look(self, signum: int, frame: FrameType | None) -> None:
         cpu, wall = time.process_time(), time.monotonic()
+        spent_s = cpu - self._cpu
+        self._all_s += spent_s
+        # A process that is stopped, or gets no turn, looks late: not its time.
+        self._waited_s += min(wall - self._wall, 1.0)
+        self._cpu, self._wall = cpu, wall
+        free_s = _FREE_SHARE * self._cpu_s
+        if self._all_s < free_s and self._waited_s < self._wall_s:
+            return
         stacks = self._stacks(frame)
         importing = any(map(is_importing, stacks))
         places = [_users_place(stack) for stack in stacks]
         found = [place for place in places if place is not None]
         if found and not importing:
-            self._charged_s += cpu - self._cpu
-        self._all_s += cpu - self._cpu
-        # A process that is stopped, or gets no turn, looks late: not its time.
-        self._waited_s += min(wall - self._wall, 1.0)
-        self._cpu, self._wall = cpu, wall
+            self._charged_s += spent_s
         far_too_long = self._all_s >= ALL_FACTOR * self._cpu_s
-        computed = far_too_long or self._charged_s >= self._cpu_s
+        computed = far_too_long or self._charged_s >= self._cpu_s - free_s
         far_too_long |= self._waited_s >= self._wall_s
         if importing or not (computed or far_too_long):
             return

@@ -249,6 +249,12 @@ print("done")
         assert child.stdout.read() == "done\n"
 
 
+def test_nobody_looks_at_code_that_is_far_from_its_deadline(monkeypatch):
+    """A look holds frames for a moment, which weak references may see."""
+    monkeypatch.setattr(Deadline, "_stacks", None)
+    assert judged(lambda: compute(0.5), timeout_s=5).passed
+
+
 def test_in_another_thread_nothing_is_stopped():
     said = []
 
@@ -281,7 +287,10 @@ def lets_go() -> bool:
     return works()() is None
 
 
-def test_a_look_at_the_stack_keeps_nothing_alive() -> None:
+def test_a_look_at_the_stack_keeps_nothing_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deadline, "_FREE_SHARE", 0.0)
     gc.disable()
     try:
         with Deadline(60.0):
