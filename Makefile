@@ -85,7 +85,8 @@ test-browser: setup
 # has it. Where pip's index has a CPU build, PIP_EXTRA_INDEX_URL names it.
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -q -n $(WORKERS) --dist loadfile \
-	  tests/cluster tests/techniques tests/program tests/hazards
+	  tests/cluster tests/techniques tests/program tests/hazards tests/profiling \
+	  tests/capture
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(OLDEST)
