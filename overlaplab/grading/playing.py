@@ -11,20 +11,12 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import cloudpickle
 import orjson
 
 from overlaplab.deadline import Deadline, OutOfTimeError, limit_process
-
-
-class Player(Protocol):
-    """Runs source in one namespace."""
-
-    namespace: dict[str, Any]
-
-    def run(self, source: str) -> BaseException | None: ...
 
 
 class _ShellPlayer:
@@ -73,13 +65,6 @@ class _Fate(NamedTuple):
     judged: bool = True
 
 
-def _player() -> Player:
-    try:
-        return _ShellPlayer()
-    except ImportError:
-        return _PlainPlayer()
-
-
 def play(parent: Connection) -> None:
     """Run the cells of the script that `parent` sends, sending what exercises need.
 
@@ -95,7 +80,10 @@ def play(parent: Connection) -> None:
         if payload is not None:
             parent.send_bytes(payload)
 
-    player = _player()
+    try:
+        player: _ShellPlayer | _PlainPlayer = _ShellPlayer()
+    except ImportError:
+        player = _PlainPlayer()
     errors: dict[int, _Fate] = {}
     waiting = list(script["orders"])
     for number, source in script["cells"]:
@@ -118,7 +106,9 @@ def play(parent: Connection) -> None:
     send({"end": True})
 
 
-def _run(player: Player, source: str, timeout_s: float) -> BaseException | None:
+def _run(
+    player: _ShellPlayer | _PlainPlayer, source: str, timeout_s: float
+) -> BaseException | None:
     limit_process(timeout_s)
     try:
         with Deadline(timeout_s):
