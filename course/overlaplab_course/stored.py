@@ -12,15 +12,18 @@ where and how; all other keys are what the lesson's `measure()` returned.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 
 from overlaplab.hardware import Hardware, find_hardware
 
+P = ParamSpec("P")
 Stored = Mapping[str, Any]
+Table = Callable[Concatenate[Stored, P], Iterable[str]]
 
 
 def read(
@@ -66,6 +69,25 @@ def nothing(lesson: str) -> str:
         "Nothing is stored yet. On a machine with two GPUs or more:\n"
         f"    {command(lesson)}"
     )
+
+
+def shown(lesson: str) -> Callable[[Table[P]], Callable[P, str]]:
+    """Decorate `table(found, ...) -> lines`: called without `found`, it is a text.
+
+    That of `nothing` where no GPU's measurement is stored.
+    """
+
+    def decorate(table: Table[P]) -> Callable[P, str]:
+        @wraps(table)
+        def text(*args: P.args, **options: P.kwargs) -> str:
+            found = read(lesson, on_gpus=True)
+            return (
+                "\n".join(table(found, *args, **options)) if found else nothing(lesson)
+            )
+
+        return text
+
+    return decorate
 
 
 def measure_it_here(command: str) -> str:

@@ -12,6 +12,7 @@
     hint = "merge() the intervals of each kind before you add up"
     seen = "{took_ms:.1f} ms"       # format strings, for `expect`
     expected = "{best_ms:.1f} ms"
+    hints.gone = "..."              # by reason, for `hint` and `refuse`
     rows = [...]                    # whatever else the grader knows of this sentence
 
 In the grader's module:
@@ -74,6 +75,25 @@ class Declared:
         one = self._texts[sentence]
         seen, expected = (one.get(k, "").format(**facts) for k in ("seen", "expected"))
         return sheet.expect(sentence, passed, seen=seen, expected=expected, hint=hint)
+
+    def hint(self, sentence: str, why: str) -> str:
+        """One of the sentence's `hints`; "" where `why` is ""."""
+        hint: str = self._texts[sentence]["hints"][why] if why else ""
+        return hint
+
+    def refuse(
+        self, sheet: Sheet, sentence: str, wrong: bool, *, why: str = "", **facts: Any
+    ) -> None:
+        """`expect` that the sentence holds, without a word where it does.
+
+        Args:
+            why: see `hint`.
+        """
+        if wrong:
+            hint = self.hint(sentence, why)
+            self.expect(sheet, sentence, False, hint=hint, **facts)
+        else:
+            sheet.expect(sentence, True)
 
     def grader(self, id: str) -> Callable[[Grader], Grader]:
         """Register the decorated function as the grader of exercise `id`.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +20,12 @@ from overlaplab_course.lab04.given import NUM_RANKS, sent_bytes, wire_bytes
 
 LAB = Declared(__file__)
 
+
+def most_sent(seen: Examined) -> int:
+    """Bytes that crossed the busiest rank's link."""
+    return max(sent_bytes(seen.program, rank) for rank in range(len(seen.values)))
+
+
 # -- 4.6
 
 CHUNK, ONCE, HALF, ALL, RUNS = LAB.sentences("4.6")
@@ -31,22 +38,18 @@ def grade_ring(sheet: Sheet, chunk_to_send: extras.ChunkToSend) -> None:
         sheet.ran(f"your schedule on a ring of {n}")
         sheet.verify(CHUNK, extras.no_chunk(chunk_to_send, n))
         sheet.stop_if_wrong()
-        for sentence, steps, fault, expected in (
-            (HALF, n - 1, _none_finished, f"one chunk with all {n}"),
-            (ALL, 2 * (n - 1), _unfinished, f"all {n}"),
-        ):
+        for sentence, steps in ((HALF, n - 1), (ALL, 2 * (n - 1))):
             held = extras.simulate(chunk_to_send, n, steps)
-            sheet.verify(ONCE, _unless(_twice(held), "once"))
-            sheet.stop_if_wrong()
-            sheet.verify(sentence, _unless(fault(held), expected))
-            sheet.stop_if_wrong()
+            for judged in (ONCE, sentence):
+                fault = next(_faults(judged, held), {})
+                LAB.refuse(sheet, judged, bool(fault), n=n, steps=steps, **fault)
+                sheet.stop_if_wrong()
     sheet.ran("your schedule on 4 ranks, 400000 elements")
     seen = Examined(extras.play_ring(chunk_to_send))
     sheet.show(seen.timeline, step_ns=seen.step_ns, title="your ring")
     total = torch.stack([tensor for (tensor,) in extras.ring_inputs()]).sum(0)
-    wrong = laws.values_law(
-        [{"the tensor": value} for value in seen.values], {"the tensor": total}
-    )
+    values = [{"the tensor": value} for value in seen.values]
+    wrong = laws.values_law(values, {"the tensor": total})
     wanted = wire_bytes("all_reduce", NUM_RANKS, total.numel() * total.itemsize)
     for rank in range(NUM_RANKS):
         # Sends and receives are both in the record: each byte is counted twice.
@@ -57,51 +60,19 @@ def grade_ring(sheet: Sheet, chunk_to_send: extras.ChunkToSend) -> None:
     sheet.verify(RUNS, wrong)
 
 
-def _unless(fault: str, expected: str) -> list[Violation]:
-    return [Violation("ring", fault, expected)] if fault else []
-
-
-def _twice(held: extras.Counts) -> str:
-    n = len(held)
-    return next(
-        (
-            f"on a ring of {n}, chunk {number} on rank {rank} has the part of rank "
-            f"{source} {count} times"
-            for rank, chunks in enumerate(held)
-            for number, chunk in enumerate(chunks)
-            for source, count in sorted(chunk.items())
-            if count > 1
-        ),
-        "",
-    )
-
-
-def _none_finished(held: extras.Counts) -> str:
-    n = len(held)
-    most = [max(len(chunk) for chunk in chunks) for chunks in held]
-    return next(
-        (
-            f"on a ring of {n}, after {n - 1} steps the best chunk of rank {rank} has "
-            f"{parts} of {n} parts"
-            for rank, parts in enumerate(most)
-            if parts < n
-        ),
-        "",
-    )
-
-
-def _unfinished(held: extras.Counts) -> str:
-    n = len(held)
-    return next(
-        (
-            f"on a ring of {n}, rank {rank} ends with {len(chunk)} of {n} parts in "
-            f"chunk {number}"
-            for rank, chunks in enumerate(held)
-            for number, chunk in enumerate(chunks)
-            if len(chunk) < n
-        ),
-        "",
-    )
+def _faults(sentence: str, held: extras.Counts) -> Iterator[dict[str, Any]]:
+    """Where a schedule breaks what `sentence` says: the fields of its `seen`."""
+    for rank, chunks in enumerate(held):
+        most = max(map(len, chunks))
+        if sentence == HALF and most < len(held):
+            yield {"rank": rank, "parts": most}
+        for number, chunk in enumerate(chunks):
+            here = {"rank": rank, "number": number, "parts": len(chunk)}
+            if sentence == ALL and len(chunk) < len(held):
+                yield here
+            for source, count in sorted(chunk.items()):
+                if sentence == ONCE and count > 1:
+                    yield here | {"source": source, "count": count}
 
 
 # -- 4.7
@@ -118,29 +89,26 @@ def grade_bus(sheet: Sheet, bus_gbyte_per_s: Callable[..., Any]) -> None:
         wire = wire_bytes(operation, num_ranks, size)
         right = given.bus_of_ours(operation, num_ranks, size, us)
         answer = bus_gbyte_per_s(operation, num_ranks, size, us)
-        sheet.expect(
+
+        def is_near(*numbers: float, answer: Any = answer) -> bool:
+            return any(abs(answer - number) <= 0.01 * number for number in numbers)
+
+        good, why = isinstance(answer, (int, float)), "no_number"
+        if good:
+            units = [factor * right for factor in (1e-3, 1e3, 1e6, 1e9)]
+            why = "unit" if is_near(*units) else "factor"
+            why = "whole" if is_near(size / (us * 1e3)) else why
+            good = is_near(right)
+        LAB.expect(
+            sheet,
             RIGHT,
-            bool(isinstance(answer, (int, float)) and _is_close(answer, right)),
-            seen=f"{operation}, {size} bytes, {num_ranks} ranks, {us:g} us: {answer!r}",
-            expected=f"{right:.4g} GB/s: {wire} bytes cross a link",
-            hint=_bus_hint(answer, right, size / (us * 1e3)),
+            good,
+            hint=LAB.hint(RIGHT, why),
+            ran=f"{operation}, {size} bytes, {num_ranks} ranks, {us:g} us",
+            answer=answer,
+            right=right,
+            wire=wire,
         )
-
-
-def _is_close(answer: float, right: float) -> bool:
-    return abs(answer - right) <= 0.01 * right
-
-
-def _bus_hint(answer: object, right: float, whole: float) -> str:
-    if not isinstance(answer, (int, float)):
-        return "return a number"
-    if _is_close(answer, whole):
-        return "that is size over time; how often does a byte cross a link?"
-    if any(_is_close(answer, factor * right) for factor in (1e-3, 1e3, 1e6, 1e9)):
-        return "GB/s are 1e9 bytes a second; the time is in microseconds"
-    return (
-        "which collectives send a byte 2 (n - 1)/n times, which (n - 1)/n, which once?"
-    )
 
 
 # -- 4.8: public bugs in small; the learner's number draws the widths
@@ -162,7 +130,7 @@ def wrong_results(
             continue
         wrong = laws.values_law([{what: value}], {what: wanted}, what="the value")
         found += [
-            Violation(v.law, v.message.replace("rank 0", f"rank {rank}"), v.expected)
+            replace(v, rank=rank, message=v.message.replace("rank 0", f"rank {rank}"))
             for v in wrong
         ]
     return found
@@ -171,43 +139,17 @@ def wrong_results(
 @lru_cache(maxsize=4)
 def _blocks_truth(number: int) -> Mapping[str, object]:
     own = extras.repair_case(number)
-    return {
-        "kind": "read before the wait",
-        "messages": len(own.widths),
-        "luck_us": extras.luck_us(own.play_blocks(broken.blocks)),
-    }
+    luck_us = extras.luck_us(own.play_blocks(broken.blocks))
+    kind = "read before the wait"
+    return {"kind": kind, "messages": len(own.widths), "luck_us": luck_us}
 
 
-def _blocks_oracle(inputs: given.Inputs) -> list[Tensor]:
+def _blocks_oracle(inputs: given.Inputs) -> Any:
     x = inputs[0][0]
     for i, w in enumerate(inputs[0][1]):
         total = sum(x @ weights[i]["in"] for _, weights in inputs)
         x = x + total + (x @ w["side"]).relu() @ w["back"]
-    return [x] * len(inputs)
-
-
-BLOCKS = Repair(
-    diagnosis=DIAGNOSIS,
-    safe=SAFE,
-    values=VALUES,
-    kept=KEPT,
-    truth=_blocks_truth,
-    play=lambda number, blocks: Examined(
-        extras.repair_case(number).play_blocks(blocks)
-    ),
-    reference=reference.blocks,
-    wrong=lambda number, seen, _: wrong_results(
-        seen.values, _blocks_oracle(extras.repair_case(number).blocks())
-    ),
-    ran="your blocks: {messages} of them on 4 ranks",
-    stop=True,
-)
-
-
-@LAB.grader("4.8a")
-def grade_early(sheet: Sheet, *solution: Any) -> None:
-    """The wait stands before the reader, and after what needs no sum."""
-    BLOCKS.grade(sheet, *solution)
+    return x
 
 
 def _micros_truth(number: int) -> Mapping[str, object]:
@@ -219,42 +161,66 @@ def _micros_truth(number: int) -> Mapping[str, object]:
     }
 
 
-def _micros_oracle(inputs: given.Inputs) -> list[Tensor]:
-    total = sum(a @ b for (micros,) in inputs for a, b in micros)
-    assert isinstance(total, Tensor)
-    return [total] * len(inputs)
+def _micros_oracle(inputs: given.Inputs) -> Any:
+    return sum(a @ b for (micros,) in inputs for a, b in micros)
 
 
 def _more_than_once(seen: Examined) -> list[Violation]:
-    wanted = wire_bytes("all_reduce", NUM_RANKS, 250 * 400 * 4)
-    sent = max(sent_bytes(seen.program, rank) for rank in range(NUM_RANKS))
+    wanted = wire_bytes("all_reduce", NUM_RANKS, given.MESSAGE_BYTES)
+    sent = most_sent(seen)
     message = f"{sent} bytes crossed the link of one rank"
     violation = Violation("bytes", message, f"{wanted}, as for one gradient")
     return [violation] if sent > wanted + NUM_RANKS else []
 
 
-MICROS = Repair(
-    diagnosis=DIAGNOSIS,
-    safe=SAFE,
-    values=VALUES,
-    kept=SHORT,
-    truth=_micros_truth,
-    play=lambda number, step: Examined(extras.repair_case(number).play_micros(step)),
-    reference=reference.accumulate,
-    wrong=lambda number, seen, _: wrong_results(
-        seen.values, _micros_oracle(extras.repair_case(number).micros())
+def _repair(
+    oracle: Callable[[given.Inputs], Any], inputs: str, **options: Any
+) -> Repair:
+    """What both share.
+
+    Args:
+        oracle: what every rank must return.
+        inputs: the name of the method of `extras.RepairCase` that gives them.
+    """
+
+    def case(number: int) -> given.Inputs:
+        made: given.Inputs = getattr(extras.repair_case(number), inputs)()
+        return made
+
+    return Repair(
+        diagnosis=DIAGNOSIS,
+        safe=SAFE,
+        values=VALUES,
+        play=lambda number, step: Examined(given.play(step, case(number))),
+        wrong=lambda number, seen, _: wrong_results(
+            seen.values, [oracle(case(number))] * NUM_RANKS
+        ),
+        stop=True,
+        **options,
+    )
+
+
+REPAIRS = {
+    "4.8a": _repair(
+        _blocks_oracle,
+        "blocks",
+        kept=KEPT,
+        truth=_blocks_truth,
+        reference=reference.blocks,
+        ran="your blocks: {messages} of them on 4 ranks",
     ),
-    ran="your accumulation: {messages_in_flight} micro-batches on 4 ranks",
-    also={BYTES: _more_than_once},
-    stop=True,
-)
-
-
-@LAB.grader("4.8b")
-def grade_again(sheet: Sheet, *solution: Any) -> None:
-    """One message per gradient, when it is whole."""
-    MICROS.grade(sheet, *solution)
-
+    "4.8b": _repair(
+        _micros_oracle,
+        "micros",
+        kept=SHORT,
+        truth=_micros_truth,
+        reference=reference.accumulate,
+        ran="your accumulation: {messages_in_flight} micro-batches on 4 ranks",
+        also={BYTES: _more_than_once},
+    ),
+}
+for _id, _form in REPAIRS.items():
+    LAB.grader(_id)(_form.grade)
 
 # -- 4.9: one chunk is synchronous; graded by its cost
 
@@ -268,18 +234,14 @@ def grade_chunks(sheet: Sheet, choose_chunks: Callable[..., Any]) -> None:
     sheet.ran(f"choose_chunks on {len(extras.CASES)} layers")
     lost = {}
     for case in extras.CASES:
-        answer = choose_chunks(
-            case.compute_us, case.overhead_us, case.latency_us, case.wire_us
-        )
-        sheet.expect(
-            USABLE,
-            answer in extras.CHUNKS and not isinstance(answer, bool),
-            seen=f"{case.name}: {answer!r}",
-            expected=f"one of {extras.CHUNKS}",
-        )
+        name, *numbers = case
+        answer = choose_chunks(*numbers)
+        good = answer in extras.CHUNKS and not isinstance(answer, bool)
+        facts = {"name": name, "answer": answer, "chunks": extras.CHUNKS}
+        LAB.expect(sheet, USABLE, good, **facts)
         sheet.stop_if_wrong()
         described = (
-            f"{case.name}: {answer} takes {case.step_us(answer):.0f} us, {case.best} "
+            f"{name}: {answer} takes {case.step_us(answer):.0f} us, {case.best} "
             f"takes {case.step_us(case.best):.0f}"
         )
         lost[described] = case.regret(answer)

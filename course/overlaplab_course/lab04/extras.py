@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,15 @@ from overlaplab.cluster.run import Run
 from overlaplab.grading.laws import Violation, regret
 from overlaplab.hardware import Hardware
 from overlaplab.program import Program, ProgramBuilder
-from overlaplab_course.lab04.given import COUNTER, Inputs, draws, matrix, play, products
+from overlaplab_course.lab04.given import (
+    COUNTER,
+    SIZES,
+    Inputs,
+    draws,
+    matrix,
+    play,
+    products,
+)
 
 # -- section 7: the ring
 
@@ -95,12 +103,8 @@ def simulate(chunk_to_send: ChunkToSend, num_ranks: int, steps: int) -> Counts:
 
 # -- section 8: two repairs
 
-Weights = Sequence[dict[str, Tensor]]
-Micros = Sequence[tuple[Tensor, Tensor]]
 
-
-@dataclass(frozen=True)
-class RepairCase:
+class RepairCase(NamedTuple):
     """What belongs to one learner's number.
 
     Args:
@@ -133,11 +137,11 @@ class RepairCase:
         """([(a, b), ...],) of each rank: a @ b is a micro-batch's gradient."""
         return [(products(self.tokens, draw),) for draw in draws(400)]
 
-    def play_blocks(self, blocks: Callable[[Tensor, Weights], Tensor]) -> Run:
+    def play_blocks(self, blocks: Callable[..., Tensor]) -> Run:
         """`blocks(x, weights)` on four ranks of the board."""
         return play(blocks, self.blocks())
 
-    def play_micros(self, accumulate: Callable[[Micros], Tensor]) -> Run:
+    def play_micros(self, accumulate: Callable[..., Tensor]) -> Run:
         """`accumulate(micros)` on four ranks of the board."""
         return play(accumulate, self.micros())
 
@@ -168,8 +172,7 @@ def luck_us(run: Run) -> float:
 CHUNKS = (1, 2, 4, 8, 16)
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """One layer whose output is summed over the ranks, in us.
 
     Args:
@@ -203,17 +206,16 @@ class Case:
 
     def regret(self, chunks: int) -> float:
         """What a choice loses of what there is to gain."""
-        steps = [round(1000 * self.step_us(n)) for n in CHUNKS]
-        return regret(round(1000 * self.step_us(chunks)), min(steps), max(steps))
+        steps = {n: round(1000 * self.step_us(n)) for n in CHUNKS}
+        return regret(steps[chunks], min(steps.values()), max(steps.values()))
 
     def program(self, chunks: int) -> Program:
         """The same as a program; bytes are ns on the wire of `hardware()`."""
-        builder = ProgramBuilder(num_ranks=1, represents=2)
-        works = []
+        builder, works = ProgramBuilder(num_ranks=1, represents=2), []
+        compute_ns = round(1000 * (self.compute_us / chunks + self.overhead_us))
+        num_bytes = round(1000 * self.wire_us / chunks)
         for _ in range(chunks):
-            compute_ns = 1000 * (self.compute_us / chunks + self.overhead_us)
-            builder.compute(0, "matmul", ns=round(compute_ns))
-            num_bytes = round(1000 * self.wire_us / chunks)
+            builder.compute(0, "matmul", ns=compute_ns)
             works.append(builder.collective(0, "all_reduce", bytes=num_bytes))
         for work in works:
             builder.wait(0, work)
@@ -226,15 +228,4 @@ class Case:
         return replace(COUNTER, link=replace(COUNTER.link, latency_ns=latency_ns))
 
 
-CASES = (
-    Case("a wide layer, NVLink", 700, 5, 44, 130),
-    Case("one token, NVLink", 20, 5, 44, 2),
-    Case("a wide layer, Ethernet", 2000, 5, 100, 4000),
-    Case("long sequences, InfiniBand", 20_000, 5, 100, 18_000),
-    Case("compute equals wire, dear launches", 300, 20, 20, 300),
-    Case("far away", 500, 5, 300, 200),
-    Case("very dear launches", 400, 100, 10, 50),
-    Case("cheap everything", 1000, 2, 5, 1000),
-    Case("almost only wire", 100, 5, 50, 3000),
-    Case("almost only compute", 3000, 5, 50, 100),
-)
+CASES = tuple(Case(*layer) for layer in SIZES["chunks"]["layers"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,9 @@ from overlaplab.program.record import StorageLife
 from overlaplab.streams import annotate
 from overlaplab.timeline import Timeline
 
+SIZES: Mapping[str, Any] = tomllib.loads(
+    Path(__file__).with_name("sizes.toml").read_text("utf-8")
+)
 NUM_RANKS = 4
 
 # `chalk` with a CPU that takes its time: round numbers for the head.
@@ -107,32 +112,10 @@ def message_ns(num_bytes: int, num_ranks: int = NUM_RANKS) -> int:
 
 # -- sections 1 to 4: steps of matrix products, (x, w) of each rank
 
-Shapes = Mapping[str, tuple[int, int]]
-# One layer, cut over the ranks: `part` is summed, the side branch needs no sum.
-LAYER: Shapes = {
-    "in": (250, 500),
-    "out": (500, 400),
-    "side_in": (250, 400),
-    "side_out": (400, 400),
-}
-TWO_SUMS: Shapes = {
-    "a": (250, 250),
-    "b": (250, 500),
-    "c": (250, 400),
-    "d": (250, 400),
-    "e": (500, 400),
-}
-EXPERTS: Shapes = {
-    "routed_in": (400, 1000),
-    "routed_out": (1000, 400),
-    "gate": (400, 400),
-    "shared_in": (400, 250),
-    "shared_out": (250, 400),
-}
 
-
-def _step_inputs(shapes: Shapes) -> Inputs:
+def _step_inputs(name: str) -> Inputs:
     """(x, w) of each rank: 200 rows of input, and matrices by name."""
+    shapes = SIZES["steps"][name]
     width = next(iter(shapes.values()))[0]
     return [
         (
@@ -143,19 +126,16 @@ def _step_inputs(shapes: Shapes) -> Inputs:
     ]
 
 
-layer_inputs = partial(_step_inputs, LAYER)  # of the first program of the lab
-two_sums_inputs = partial(_step_inputs, TWO_SUMS)  # of exercise 4.2
-experts_inputs = partial(_step_inputs, EXPERTS)  # of exercise 4.3
+layer_inputs = partial(_step_inputs, "layer")  # of the first program of the lab
+two_sums_inputs = partial(_step_inputs, "two_sums")  # of exercise 4.2
+experts_inputs = partial(_step_inputs, "experts")  # of exercise 4.3
 
 
 def layer_of_size(
-    made: Callable[[int, int], Tensor],
-    rows: int,
-    inputs: int,
-    middle: int,
-    outputs: int,
+    made: Callable[[int, int], Tensor], sizes: Sequence[int]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(x, w) of the lab's first program at another size, of `made(n, m)`."""
+    rows, inputs, middle, outputs = sizes
     return made(rows, inputs), {
         "in": made(inputs, middle),
         "out": made(middle, outputs),

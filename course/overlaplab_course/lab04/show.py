@@ -1,15 +1,12 @@
-"""What lab 04 shows: tables of collectives and of the ring, and stored measurements.
-
-`python -m overlaplab_course.measure 04 --out FILE` measures; the file of this
-package is measured.json. Without it there is nothing to show, and every table says so.
-"""
+"""What lab 04 shows: tables of collectives and of the ring, and stored measurements."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -148,18 +145,16 @@ def points_machine() -> str:
 
 # -- section 10: stored measurements
 
+_shown = stored.shown("04")
+# How much smaller the matrices are with which a prediction is recorded.
+_SMALLER = 64
+Layer = Callable[[Tensor, Mapping[str, Tensor], str], Any]
 
-def _stored() -> stored.Stored | None:
-    """What was measured on GPUs, None if nothing was."""
-    return stored.read("04", on_gpus=True)
 
-
-def machine() -> str:
+@_shown
+def machine(found: stored.Stored) -> list[str]:
     """The machine of all stored numbers, one line."""
-    found = _stored()
-    if found is None:
-        return stored.nothing("04")
-    return f"{stored.machine(found)}; medians, the slowest rank's"
+    return [f"{stored.machine(found)}; medians, the slowest rank's"]
 
 
 def measure_it_here() -> str:
@@ -167,32 +162,56 @@ def measure_it_here() -> str:
     return stored.measure_it_here(stored.command("04"))
 
 
-def number(table: str, *keys: str) -> float:
+def _found() -> stored.Stored:
+    found = stored.read("04", on_gpus=True)
+    if found is None:
+        raise LookupError(stored.nothing("04"))
+    return found
+
+
+def number(*keys: str) -> float:
     """One stored number: `number("ways", "wait late")`.
 
     Raises:
         LookupError: nothing is stored, or not this.
     """
-    found: Any = _stored()
-    if found is None:
-        raise LookupError(stored.nothing("04"))
-    for key in (table, *keys):
-        found = found[key]
-    return float(found)
+    return float(reduce(getitem, keys, _found()))  # type: ignore[arg-type]
 
 
-# -- the ways to wait
+# -- what the model predicts at the measured sizes
 
-_SMALLER = 64
-Layer = Callable[[Tensor, Mapping[str, Tensor], str], Any]
-# The ways that the lesson's own function knows.
-_DRAWN = (
-    "async_op=False",
-    "wait at once",
-    "wait late",
-    "wait at once, on another stream",
-    "CPU waits at once",
-)
+
+@lru_cache(maxsize=16)
+def predicted_ms(layer: Layer, way: str) -> float:
+    """The step of `layer(x, w, way)` at the measured size, by the model."""
+    sizes = [size // _SMALLER for size in _found()["layer"]]
+    return _predicted_ms(lambda: layer(*layer_of_size(_empty, sizes), way))
+
+
+@lru_cache(maxsize=16)
+def predicted_window_ms(name: str) -> float | None:
+    """The step of one variant at the measured size; None for what is no step."""
+    average: Callable[..., Any] = reference.average_gradients
+    if name == "no message":
+        average = _gradients_only
+    elif "stalling" in name or name == "no limit":
+        average = reference.stalling
+    elif "side stream" not in name:
+        return None
+    found = _found()
+    limit = int(name.split("k=")[1]) if "k=" in name else len(found["tokens"])
+    n, m, *tokens = (size // _SMALLER for size in (*found["grads"], *found["tokens"]))
+    return _predicted_ms(
+        lambda: average([(_empty(n, t), _empty(t, m)) for t in tokens], limit)
+    )
+
+
+def _gradients_only(layers: Sequence[Any], limit: int) -> list[Tensor]:
+    return [backward(layer) for layer in layers]
+
+
+def _empty(n: int, m: int) -> Tensor:
+    return torch.empty(n, m, dtype=torch.bfloat16)
 
 
 def _predicted_ms(step: Callable[[], Any]) -> float:
@@ -200,25 +219,11 @@ def _predicted_ms(step: Callable[[], Any]) -> float:
 
     Recorded small, then timed with as much more arithmetic and as many more bytes.
     """
-    found = _stored()
-    assert found is not None
+    found = _found()
     program = run(step, world_size=int(found["world_size"])).program
     assert program is not None
     large = enlarged(program, _SMALLER)
     return resolve(large, stored.profile_of(found)).step_ns / 1e6
-
-
-def _empty(n: int, m: int) -> Tensor:
-    return torch.empty(n, m, dtype=torch.bfloat16)
-
-
-@lru_cache(maxsize=16)
-def predicted_ms(layer: Layer, way: str) -> float:
-    """The step of `layer(x, w, way)` at the measured size, by the model."""
-    found = _stored()
-    assert found is not None
-    sizes = [size // _SMALLER for size in found["layer"]]
-    return _predicted_ms(lambda: layer(*layer_of_size(_empty, *sizes), way))
 
 
 def enlarged(program: Program, factor: int) -> Program:
@@ -230,70 +235,63 @@ def enlarged(program: Program, factor: int) -> Program:
     square, cube = factor**2, factor**3
 
     def larger(op: Any) -> Any:
-        collective = op.collective
-        if collective is not None:
-            payload = tuple(
-                replace(p, bytes=p.bytes * square) for p in collective.payload
-            )
-            collective = replace(
-                collective, bytes=collective.bytes * square, payload=payload
-            )
+        sent = op.collective
+        if sent is not None:
+            payload = [replace(p, bytes=p.bytes * square) for p in sent.payload]
+            sent = replace(sent, bytes=sent.bytes * square, payload=tuple(payload))
         return replace(
             op,
             flops=op.flops * cube,
             read_bytes=op.read_bytes * square,
             write_bytes=op.write_bytes * square,
-            collective=collective,
+            collective=sent,
         )
 
     ranks = tuple(tuple(map(larger, ops)) for ops in program.ranks)
     return replace(program, ranks=ranks, storages=(), names=())
 
 
-def ways_table(layer: Layer) -> str:
-    """Each way to wait: predicted and measured step, and what it adds to none."""
-    found = _stored()
-    if found is None:
-        return stored.nothing("04")
-    ways: Mapping[str, float] = found["ways"]
-    rows = [["ms a step", "predicted", "measured", "the message adds"]]
-    for way, ms in ways.items():
-        predicted = f"{predicted_ms(layer, way):.3f}" if way in _DRAWN else ""
-        row = [way, predicted, f"{ms:.3f}"]
-        if way != "the message alone":
-            row.append("" if way == "no message" else f"{ms - ways['no message']:+.3f}")
-        rows.append(row)
-    return "\n".join(stored.columns(rows, first=34, each=(10, 10, 18)))
+# -- tables
 
-
-# -- collectives by size
-
+# The ways that the lesson's own function knows.
+_DRAWN = (
+    *("async_op=False", "wait at once", "wait late"),
+    *("wait at once, on another stream", "CPU waits at once"),
+)
 _TITLES = {"reduce_scatter, all_gather": "the two halves"}
 
 
-def by_size_table(table: str = "by_size") -> str:
+@_shown
+def ways_table(found: stored.Stored, layer: Layer) -> list[str]:
+    """Each way to wait: predicted and measured step, and what it adds to none."""
+    rows = [["ms a step", "predicted", "measured", "the message adds"]]
+    none_ms = found["ways"]["no message"]
+    for way, ms in found["ways"].items():
+        predicted = f"{predicted_ms(layer, way):.3f}" if way in _DRAWN else ""
+        rows.append([way, predicted, f"{ms:.3f}"])
+        if way not in ("no message", "the message alone"):
+            rows[-1].append(f"{ms - none_ms:+.3f}")
+    return stored.columns(rows, first=34, each=(10, 10, 18))
+
+
+@_shown
+def by_size_table(found: stored.Stored, table: str = "by_size") -> list[str]:
     """us and bus bandwidth of each collective, by bytes of the whole tensor."""
-    found = _stored()
-    if found is None:
-        return stored.nothing("04")
-    if not found.get(table):
-        return "Not measured."
-    measured: Mapping[str, Mapping[str, float]] = found[table]
+    measured: Mapping[str, Mapping[str, float]] = found.get(table) or {}
     names = [name for name in measured if name != "refused"]
     if not names:
-        return f"Not measured: {measured.get('refused', 'no reason given')}"
-
-    def cell(name: str, size: str) -> str:
-        # Two halves together carry what an all-reduce does.
-        operation, ms = "all_reduce" if "," in name else name, measured[name][size]
-        us, num_ranks = max(ms, 1e-6) * 1e3, int(found["world_size"])
-        bus = bus_of_ours(operation, num_ranks, int(size), us)
-        return f"{1e3 * ms:.0f} us, {bus:.0f} GB/s"
-
-    rows = [["", *(_TITLES.get(n, n) for n in names)]]
+        why = f": {measured.get('refused', 'no reason given')}" if measured else "."
+        return [f"Not measured{why}"]
+    rows = [["", *(_TITLES.get(name, name) for name in names)]]
     for size in measured[names[0]]:
-        rows.append([f"{_size(int(size)):>10}", *(cell(n, size) for n in names)])
-    return "\n".join(stored.columns(rows, first=10, each=20))
+        rows.append([f"{_size(int(size)):>10}"])
+        for name in names:
+            # Two halves together carry what an all-reduce does.
+            operation, ms = "all_reduce" if "," in name else name, measured[name][size]
+            us, num_ranks = max(ms, 1e-6) * 1e3, int(found["world_size"])
+            bus = bus_of_ours(operation, num_ranks, int(size), us)
+            rows[-1].append(f"{1e3 * ms:.0f} us, {bus:.0f} GB/s")
+    return stored.columns(rows, first=10, each=20)
 
 
 def _size(num_bytes: int) -> str:
@@ -302,56 +300,21 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes // 1024} KiB"
 
 
-# -- windows and small tensors
-
-
-def windows_table() -> str:
+@_shown
+def windows_table(found: stored.Stored) -> list[str]:
     """Steps, predicted and measured, and peaks of exercise 4.4 at a size for GPUs."""
-    found = _stored()
-    if found is None:
-        return stored.nothing("04")
     rows = [("ms a step", "predicted", "measured", "peak (MiB)")]
     for name, ms in found["windows"].items():
-        peak, window_ms = (
-            found["window_peak_bytes"].get(name),
-            predicted_window_ms(name),
-        )
-        predicted = "" if window_ms is None else f"{window_ms:.3f}"
+        peak, by_model = found["window_peak_bytes"].get(name), predicted_window_ms(name)
+        predicted = "" if by_model is None else f"{by_model:.3f}"
         rows.append((name, predicted, f"{ms:.3f}", f"{peak / MIB:.0f}" if peak else ""))
-    return "\n".join(stored.columns(rows, first=24, each=(10, 10, 12)))
+    return stored.columns(rows, first=24, each=(10, 10, 12))
 
 
-@lru_cache(maxsize=16)
-def predicted_window_ms(name: str) -> float | None:
-    """The step of one variant at the measured size; None for what is no step."""
-    found = _stored()
-    assert found is not None
-    average: Callable[..., Any] = reference.average_gradients
-    if name == "no message":
-        average = _gradients_only
-    elif "stalling" in name or name == "no limit":
-        average = reference.stalling
-    elif "side stream" not in name:
-        return None
-    limit = int(name.split("k=")[1]) if "k=" in name else len(found["tokens"])
-    n, m = (size // _SMALLER for size in found["grads"])
-    tokens = [t // _SMALLER for t in found["tokens"]]
-
-    return _predicted_ms(
-        lambda: average([(_empty(n, t), _empty(t, m)) for t in tokens], limit)
-    )
-
-
-def _gradients_only(layers: Sequence[Any], limit: int) -> list[Tensor]:
-    return [backward(layer) for layer in layers]
-
-
-def small_table() -> str:
+@_shown
+def small_table(found: stored.Stored) -> list[str]:
     """Many small all-reduces, in three ways."""
-    found = _stored()
-    if found is None:
-        return stored.nothing("04")
     count, size = found["small_tensors"]
-    lines = [f"{count} tensors of {_size(int(size))}, us"]
-    lines += [f"{name:<20}{1e3 * ms:>8.0f}" for name, ms in found["small"].items()]
-    return "\n".join(lines)
+    rows = [(name, f"{1e3 * ms:.0f}") for name, ms in found["small"].items()]
+    lines = stored.columns(rows, first=20, each=8)
+    return [f"{count} tensors of {_size(int(size))}, us", *lines]
