@@ -9,7 +9,8 @@ import pytest
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course.lab02 import checks, given, reference
-from overlaplab_course.lab02.given import Row, unseen_rows
+from overlaplab_course.lab02.checks import unseen_rows
+from overlaplab_course.lab02.given import Row
 from overlaplab_course.lab02.reference import is_communication
 
 

@@ -10,7 +10,7 @@ import overlaplab
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course.lab02 import checks, given, reference
-from overlaplab_course.lab02.given import unseen_rows
+from overlaplab_course.lab02.checks import unseen_rows
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,7 +13,7 @@ from overlaplab.timeline.intervals import Interval
 from overlaplab.timeline.intervals import merge as true_merge
 from overlaplab_course.lab02 import given, reference
 from overlaplab_course.lab02.checks_traces import LAB  # it registers 2.5 to 2.7
-from overlaplab_course.lab02.given import WARM_UP_CALLS, Row, unseen_rows
+from overlaplab_course.lab02.given import WARM_UP_CALLS, Row
 from overlaplab_course.lab02.show import true_ms
 
 # A start from an idle GPU, spread over twenty steps, costs 2 % here.
@@ -187,6 +187,30 @@ def _on(rows: Sequence[Row]) -> str:
 # -- 2.3
 
 PARTS, ANY_STREAM, ONCE, KERNELS, NONE, UNSEEN = LAB.sentences("2.3")
+
+
+def unseen_rows(seed: int) -> list[Row]:
+    """A step of a GPU with several streams, drawn anew: everything at once."""
+    draw, drawn, rows = random.Random(seed), LAB.cases("2.3", "drawn")[UNSEEN], []
+    computes, talks = drawn["compute"], drawn["communication"]
+    # Large clocks: a float cannot hold them to the nanosecond.
+    base_ns = 1_700_000_000_000_000_000 + draw.randrange(10**9)
+    third = draw.choice((7, 24))
+    for stream, names in ((7, computes), (20, talks), (third, computes + talks)):
+        at_ns = base_ns
+        for _ in range(draw.randrange(5, 20)):
+            at_ns += draw.choice((0, draw.randrange(1, 30_000)))
+            end_ns = at_ns + draw.choice((0, draw.randrange(200, 40_000)))
+            rows.append(Row(draw.choice(names), "kernel", stream, at_ns, end_ns))
+            at_ns = end_ns
+    for category, name in drawn["others"]:
+        at_ns = base_ns + draw.randrange(200_000)
+        length_ns = draw.randrange(1000, 100_000)
+        rows.append(Row(name, category, 7, at_ns, at_ns + length_ns))
+    draw.shuffle(rows)
+    return rows
+
+
 OVERLAP_KEYS = ("compute_ns", "communication_ns", "hidden_ns", "exposed_ns", "fraction")
 NUM_UNSEEN = 60
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
+from overlaplab.grading.forms import find_slip
 from overlaplab.timeline import Span, Timeline
 from overlaplab_course.lab02 import given, reference
 from overlaplab_course.lab02.given import messages_of, trace_step
@@ -15,56 +16,55 @@ from overlaplab_course.lab02.show import pay, read, with_gaps
 LAB = Declared(__file__)
 
 
-Slips = Mapping[str, Mapping[str, float]]
-
-
 def grade_answers(
     sheet: Sheet,
     id: str,
     said: Mapping[str, Any],
     right: Mapping[str, float],
-    slips: Slips,
+    others: Mapping[str, float],
 ) -> None:
     """Each number that a learner reads, alone, against the right one.
 
     Args:
-        slips: by entry: what a wrong number is -> that number.
+        others: more numbers that are easily taken for one of `right`, by the names that
+            stand under `slips` in the file.
 
     Raises:
         TypeError: `said` is no dict.
     """
-    entries, how, off = (LAB.cases(id, field) for field in ("entry", "how", "within"))
+    entries = LAB.cases(id, "entry").values()
     if not isinstance(said, Mapping):
-        keys = list(entries.values())
-        raise TypeError(
-            f"got {type(said).__name__}; expected a dict with the keys {keys}"
-        )
-    for sentence, key in entries.items():
-        value, expected, good = said.get(key), how[sentence], False
+        got = f"got {type(said).__name__}"
+        raise TypeError(f"{got}; expected a dict with the keys {list(entries)}")
+    for one in LAB.tables(id):
+        key, expected, off = one["entry"], one["how"], one["within"]
+        value, wanted, good = said.get(key), right[key], False
         if isinstance(value, bool) or not isinstance(value, int | float):
             seen = f"{key!r} is {value!r}" if key in said else f"there is no {key!r}"
             expected = f"a number: {expected}"
         else:
-            good = bool(abs(value - right[key]) <= off[sentence])
+            good = bool(abs(value - wanted) <= off)
             seen = f"{key}: {value:.6g}"
-            if not good:
-                seen += _slip(value, right[key], off[sentence], slips.get(key, {}))
-        sheet.expect(sentence, good, seen=seen, expected=expected)
+            numbers = {**right, **others}
+            numbers |= {"ns": 1e6 * wanted, "us": 1e3 * wanted, "minus": -wanted}
+
+            def is_near(
+                said: float, other: float, wanted: float = wanted, off: float = off
+            ) -> bool:
+                near = off * max(1.0, abs(other / (wanted or 1)))
+                return abs(other - wanted) > off and abs(said - other) <= near
+
+            slip = find_slip(value, ANY_SLIPS | one.get("slips", {}), numbers, is_near)
+            seen += f"\n{slip}" if slip and not good else ""
+        sheet.expect(one["says"], good, seen=seen, expected=expected)
 
 
-def _slip(value: float, right: float, off: float, slips: Mapping[str, float]) -> str:
-    """What a wrong number probably is, "" if nobody knows."""
-    for what, wrong in (
-        ("that is in ns", 1e6 * right),
-        ("that is in us", 1e3 * right),
-        ("the other way round", -right),
-        *slips.items(),
-    ):
-        tolerance = off * max(1.0, abs(wrong / (right or 1)))
-        if abs(wrong - right) > off and abs(value - wrong) <= tolerance:
-            return f"\n{what}"
-    return ""
-
+# What any number may be by mistake.
+ANY_SLIPS = {
+    "ns": "that is in ns",
+    "us": "that is in us",
+    "minus": "the other way round",
+}
 
 # -- 2.5
 
@@ -77,31 +77,21 @@ def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
     sheet.ran("your step of the trace 'overlapped, batch 8'")
     step = trace_step("overlapped, batch 8", int(my_number))
     right, messages = read(step), messages_of(step)
-    launch_ms = messages[0].attributes["launch_ns"] / 1e6
     last = max(messages, key=lambda s: s.end_ns)
-    after_backward_ms = right["first_ms"] - right["backward_ms"]
-    slips = {
-        "backward_ms": {"that is the first message": right["first_ms"]},
-        "first_ms": {
-            "that is its launch, and a launch is not a start": launch_ms,
-            "that is its end": messages[0].end_ns / 1e6,
-            "count from 0, not from the backward pass": after_backward_ms,
-        },
-        "lead_ms": {
-            "that is its launch before 0; how long before its start?": -launch_ms
-        },
-        "tail_ms": {
-            "that is all exposed time, not the last's": step.report().exposed_ns / 1e6,
-            "that is the whole message": last.duration_ns / 1e6,
-        },
-        "tail_mib": {
-            "MiB are 2**20 bytes": messages[-1].bytes / 1e6,
-            "that is in bytes": messages[-1].bytes,
-            "that is all of them": sum(m.bytes for m in messages) / 2**20,
-        },
+    launch_ms = messages[0].attributes["launch_ns"] / 1e6
+    others = {
+        "launch": launch_ms,
+        "before 0": -launch_ms,
+        "end": messages[0].end_ns / 1e6,
+        "after backward": right["first_ms"] - right["backward_ms"],
+        "exposed": step.report().exposed_ns / 1e6,
+        "whole": last.duration_ns / 1e6,
+        "MB": messages[-1].bytes / 1e6,
+        "bytes": messages[-1].bytes,
+        "all": sum(m.bytes for m in messages) / 2**20,
     }
     sheet.show(step, title="your step, overlapped, batch 8")
-    grade_answers(sheet, "2.5", reading, right, slips)
+    grade_answers(sheet, "2.5", reading, right, others)
 
 
 # -- 2.6
@@ -225,35 +215,17 @@ def grade_bill(sheet: Sheet, my_number: int, bill: Mapping[str, Any]) -> None:
     sheet.show(overlapped, title="your step, overlapped")
     right, report = pay(serial, overlapped), overlapped.report()
     serial_ns = serial.report().compute_ns
-    whole_ms = (report.compute_ns - serial_ns) / 1e6
-    slips = {
-        "hidden_ms": {
-            "that is all communication": report.communication_ns / 1e6,
-            "that is what is exposed": report.exposed_ns / 1e6,
-        },
-        "saved_ms": {
-            "that compares the overlapped step with its own slowed-down parts; compare "
-            "it with the serial step": report.saved_ns / 1e6,
-            "hidden is not saved": right["hidden_ms"],
-        },
-        "beside_ms": {
-            "that is over all kernels": whole_ms,
-            "that is of those without a message beside": right["alone_ms"],
-        },
-        "alone_ms": {
-            "that is over all kernels": whole_ms,
-            "that is of those with a message beside": right["beside_ms"],
-        },
-        "beside_ratio": {
-            "that is over all kernels": report.compute_ns / serial_ns,
-            "that is of those without a message beside": right["alone_ratio"],
-            "the other way round": 1 / right["beside_ratio"],
-            "that is what it is longer by": right["beside_ratio"] - 1,
-            "that is a mean of ratios, in which a kernel of 1 us counts as much as one "
-            "of 1 ms: divide sums": mean_of_ratios(serial, overlapped),
-        },
+    others = {
+        "communication": report.communication_ns / 1e6,
+        "exposed": report.exposed_ns / 1e6,
+        "report": report.saved_ns / 1e6,
+        "all kernels": (report.compute_ns - serial_ns) / 1e6,
+        "all kernels, ratio": report.compute_ns / serial_ns,
+        "inverse": 1 / right["beside_ratio"],
+        "longer": right["beside_ratio"] - 1,
+        "mean": mean_of_ratios(serial, overlapped),
     }
-    grade_answers(sheet, "2.7", bill, right, slips)
+    grade_answers(sheet, "2.7", bill, right, others)
 
 
 def mean_of_ratios(serial: Timeline, overlapped: Timeline) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -125,17 +124,11 @@ def _profile_on_rank(
 def truth(timeline: Timeline) -> dict[str, float]:
     """What happened on rank 0 in a step of `profile_with`, in ms."""
     own = timeline.of_rank(0).where(
-        lambda s: (
-            s.kind in ("compute", "communication")
-            and s.attributes.get("label") in ("compute", "send")
-        )
+        lambda s: s.kind in ON_GPU and s.attributes.get("label") in ("compute", "send")
     )
     report = own.report()
-    return {
-        "compute_ms": report.compute_ns / 1e6,
-        "communication_ms": report.communication_ns / 1e6,
-        "hidden_ms": report.hidden_ns / 1e6,
-    }
+    names = ("compute", "communication", "hidden")
+    return {f"{name}_ms": getattr(report, f"{name}_ns") / 1e6 for name in names}
 
 
 # -- rows
@@ -159,53 +152,6 @@ class Row(NamedTuple):
     start_ns: int
     end_ns: int
     args: Mapping[str, Any] = MappingProxyType({})
-
-
-_COMPUTE = (
-    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n",
-    "void at::native::reduce_kernel<512, 1, ReduceOp<float>>(...)",
-    "my_fused_op",
-    "triton_red_fused__to_copy_sum_3",
-)
-_TALKS = (
-    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-    "ncclSymkDevKernel_AllGather_LL(...)",
-    "void rcclGenericKernel<1>(...)",
-)
-_OTHERS = (
-    ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"),
-    ("gpu_memset", "Memset (Device)"),
-    ("gpu_user_annotation", "nccl:all_reduce"),
-    ("gpu_user_annotation", "forward"),
-    ("cpu_op", "c10d::allreduce_"),
-    ("cuda_runtime", "cudaLaunchKernel"),
-)
-
-
-def unseen_rows(seed: int) -> list[Row]:
-    """A step of a GPU with several streams, drawn anew: everything at once."""
-    draw = random.Random(seed)
-    rows = []
-    # Large clocks: a float cannot hold them to the nanosecond.
-    base_ns = 1_700_000_000_000_000_000 + draw.randrange(10**9)
-    third = draw.choice((7, 24))
-    for stream, names in ((7, _COMPUTE), (20, _TALKS), (third, _COMPUTE + _TALKS)):
-        at_ns = base_ns
-        for _ in range(draw.randrange(5, 20)):
-            at_ns += draw.choice((0, draw.randrange(1, 30_000)))
-            end_ns = at_ns + draw.choice((0, draw.randrange(200, 40_000)))
-            rows.append(Row(draw.choice(names), "kernel", stream, at_ns, end_ns))
-            at_ns = end_ns
-    for category, name in _OTHERS:
-        at_ns = base_ns + draw.randrange(200_000)
-        length_ns = draw.randrange(1000, 100_000)
-        rows.append(Row(name, category, 7, at_ns, at_ns + length_ns))
-    draw.shuffle(rows)
-    return rows
-
-
-def _ns(time_us: float) -> int:
-    return round(1000 * time_us)
 
 
 # -- stored traces
@@ -242,14 +188,13 @@ def raw_rows(which: str) -> tuple[Row, ...]:
     """The events of one of `TRACES` as rows, kernels and all others."""
     with gzip.open(path_of(which)) as file:
         events = [e for e in json.load(file)["traceEvents"] if e.get("ph") == "X"]
-    first_ns = min(_ns(e["ts"]) for e in events)
-    rows = []
+    first_ns, rows = min(round(1000 * e["ts"]) for e in events), []
     for e in events:
         if "cat" in e:
-            args, start_ns = e.get("args", {}), _ns(e["ts"]) - first_ns
+            args, start_ns = e.get("args", {}), round(1000 * e["ts"]) - first_ns
             stream = args.get("stream", e["tid"])
             number = stream if isinstance(stream, int) else -1
-            end_ns = start_ns + _ns(e["dur"])
+            end_ns = start_ns + round(1000 * e["dur"])
             rows.append(Row(e["name"], e["cat"], number, start_ns, end_ns, args))
     return tuple(rows)
 
@@ -314,10 +259,9 @@ def both_steps(number: int) -> tuple[Timeline, Timeline]:
 
     All messages at the end, or in buckets beside the backward pass.
     """
-    return (
-        trace_step("serial, batch 8", number),
-        trace_step("overlapped, batch 8", number),
-    )
+    names = ("serial, batch 8", "overlapped, batch 8")
+    serial, overlapped = (trace_step(name, number) for name in names)
+    return serial, overlapped
 
 
 def pairs(serial: Timeline, overlapped: Timeline) -> list[tuple[Span, Span, bool]]:

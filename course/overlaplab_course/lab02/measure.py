@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.bench.timing import Step, run_block, slowest, time_in_turn
+from overlaplab.bench.timing import Step, run_block, slowest
 from overlaplab.bench.traces import compare_modes
+from overlaplab_course.timing import get_ready, matrix, medians_ms, on_gpu
 
 # kind of step -> how many small and large products
 KINDS = {"steady": (0, 20), "small first": (24, 20), "only small": (24, 0)}
@@ -28,23 +29,21 @@ GROUPS, CALLS = 5, 10
 
 def measure() -> dict[str, Any]:
     """Everything the lesson prints of GPUs. Collective."""
-    on_gpu = streams.device().type == "cuda"
-    rounds = ROUNDS if on_gpu else 2
-    small, large, mib = (256, 2048, 16) if on_gpu else (8, 32, 1)
-    sizes: dict[str, Any] = {"small": small, "large": large, "mib": mib}
-    first = make_step("small first", **sizes)
-    first_ms = _in_ms(slowest(_one_by_one(first, CALLS)).step_ns)  # before all else
-    steps = {kind: make_step(kind, **sizes) for kind in KINDS}
+    rounds = ROUNDS if on_gpu() else 2
+    small, large, mib = (256, 2048, 16) if on_gpu() else (8, 32, 1)
+    make = partial(make_step, small=small, large=large, mib=mib)
+    first = slowest(_one_by_one(make("small first"), CALLS)).step_ns  # before all else
+    steps = {kind: make(kind) for kind in KINDS}
     waits = {
         "as it is": steps["small first"],
-        "a wait after each operator": make_step("small first", **sizes, wait=True),
+        "a wait after each operator": make("small first", wait=True),
     }
     answer: dict[str, Any] = {
         "kinds": KINDS,
-        "sizes": sizes,
-        "first steps": first_ms,
+        "sizes": {"small": small, "large": large, "mib": mib},
+        "first steps": _in_ms(first),
         "stopwatches": {k: stopwatches(step, rounds) for k, step in steps.items()},
-        "waits": _medians(time_in_turn(waits, num_rounds=rounds, steps_a_round=STEPS)),
+        "waits": medians_ms(waits, rounds, STEPS),
         "profiles": {k: compare_modes(steps[k]) for k in KINDS if k != "steady"},
         "new groups": {},
     }
@@ -61,37 +60,34 @@ def make_step(
     kind: str, *, small: int, large: int, mib: int, wait: bool = False
 ) -> Step:
     """Section 1's step, launched; `wait`: for the GPU, after every operator."""
-    device = streams.device()
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    inputs = [
-        torch.full((size, size), 0.01, dtype=dtype, device=device)
-        for size in (small, large)
-    ]
+    inputs = [matrix(size) for size in (small, large)]
     outs = [torch.empty_like(x) for x in inputs]
-    gradient = torch.zeros(mib * 2**18, device=device)
+    gradient = torch.zeros(mib * 2**18, device=streams.device())
+    pause: Step = streams.synchronize if wait else _go_on
 
     def step() -> None:
         for x, out, number in zip(inputs, outs, KINDS[kind], strict=True):
             for _ in range(number):
                 torch.mm(x, x, out=out)
-                if wait:
-                    streams.synchronize()
+                pause()
         dist.all_reduce(gradient)
-        if wait:
-            streams.synchronize()
+        pause()
 
     return step
 
 
+def _go_on() -> None:
+    """What stands in the place of a wait."""
+
+
 def _clocked(step: Step, calls: int = STEPS, *, wait: bool = True) -> int:
     """A clock around `calls` steps: ns per step; `wait`: for the GPU at both ends."""
-    if wait:
-        streams.synchronize()
+    pause: Step = streams.synchronize if wait else _go_on
+    pause()
     start = time.perf_counter_ns()
     for _ in range(calls):
         step()
-    if wait:
-        streams.synchronize()
+    pause()
     return (time.perf_counter_ns() - start) // calls
 
 
@@ -110,12 +106,11 @@ def stopwatches(step: Step, rounds: int) -> dict[str, float]:
     found: dict[str, list[int]] = {name: [] for name in watches}
     for turn in range(rounds + 1):
         for name, watch in watches.items():
-            streams.synchronize()
-            dist.barrier()
-            streams.synchronize()
+            get_ready()
             times = watch(step)
             found[name] += times if turn else []  # the first turn warms up
-    return _medians({name: slowest(times) for name, times in found.items()})
+    medians = [slowest(times).median_ns for times in found.values()]
+    return dict(zip(watches, _in_ms(medians), strict=True))
 
 
 def new_groups(mib: int, *, bound: bool) -> dict[str, Any]:
@@ -147,10 +142,6 @@ def new_groups(mib: int, *, bound: bool) -> dict[str, Any]:
         "new_group": _in_ms([slowest(made).median_ns])[0],
         "calls": _in_ms(statistics.median(each) for each in zip(*calls, strict=True)),
     }
-
-
-def _medians(found: Mapping[str, Any]) -> dict[str, float]:
-    return {name: _in_ms([t.median_ns])[0] for name, t in found.items()}
 
 
 def _in_ms(times_ns: Any) -> list[float]:

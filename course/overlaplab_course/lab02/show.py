@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -26,9 +26,8 @@ def true_ms(kind: str) -> float:
 def text_table(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
     """Lines in columns: the first to the left, numbers to the right."""
     cells = [[str(cell) for cell in line] for line in (head, *lines)]
-    first, *others = (max(map(len, column)) for column in zip(*cells, strict=True))
-    each = [width + 2 for width in others]
-    table = stored.columns(cells, first=first, each=each)
+    first, *each = (max(map(len, column)) + 2 for column in zip(*cells, strict=True))
+    table = stored.columns(cells, first=first - 2, each=each)
     return "\n".join(line.rstrip() for line in table)
 
 
@@ -97,25 +96,20 @@ def traced_ms(which: str) -> float:
     return (last - first) / (len(whole.steps) - 1) / 1e6
 
 
-@lru_cache(maxsize=1)
-def _unprofiled() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads(
-        (given.FOLDER / "unprofiled.json").read_text("utf-8")
-    )
-    return found
+_UNPROFILED = json.loads((given.FOLDER / "unprofiled.json").read_text("utf-8"))
 
 
 def unprofiled_ms(variant: str, batch: int) -> float:
     """The median step of a variant without a profiler: "compute", "serial",
     "overlapped" (buckets of 100 MiB), "overlapped, 25 MiB".
     """
-    value: float = _unprofiled()["median_ms"][str(batch)][variant]
+    value: float = _UNPROFILED["median_ms"][str(batch)][variant]
     return value
 
 
 def spread_ms(variant: str, batch: int) -> tuple[float, float]:
     """(p10, p90) of the steps of which `unprofiled_ms` is the median."""
-    low, high = _unprofiled()["p10_to_p90_ms"][str(batch)][variant]
+    low, high = _UNPROFILED["p10_to_p90_ms"][str(batch)][variant]
     return low, high
 
 
@@ -125,15 +119,12 @@ class Paid(NamedTuple):
     Args:
         possible_ms: the serial step less computing alone: what there is to save.
         saved_ms: the serial step less the overlapped one.
+        percent: saved of possible.
     """
 
     possible_ms: float
     saved_ms: float
-
-    @property
-    def percent(self) -> float:
-        """Saved of possible."""
-        return 100 * self.saved_ms / self.possible_ms
+    percent: float
 
 
 def did_it_pay(batch: int) -> Paid:
@@ -141,49 +132,33 @@ def did_it_pay(batch: int) -> Paid:
     compute_ms, serial_ms, overlapped_ms = (
         unprofiled_ms(variant, batch) for variant in ("compute", "serial", "overlapped")
     )
-    return Paid(serial_ms - compute_ms, serial_ms - overlapped_ms)
+    possible_ms, saved_ms = serial_ms - compute_ms, serial_ms - overlapped_ms
+    return Paid(possible_ms, saved_ms, 100 * saved_ms / possible_ms)
 
 
 def machine() -> str:
     """Where and when the traces were taken, one line."""
-    found = {**_unprofiled(), "world_size": _unprofiled()["num_cards"]}
+    found = {**_UNPROFILED, "world_size": _UNPROFILED["num_cards"]}
     return f"Measured: {stored.machine(found)}"
 
 
-# -- what `measure` stored
-
-
-def on_gpus() -> str:
-    """What each stopwatch said, and what moves a step's time; lines, for a print."""
-    found = stored.read("02", on_gpus=True)
-    if found is None:
-        return stored.nothing("02")
-    where = f"{stored.machine(found)}; medians, the slowest rank's.\n{found['command']}"
-    return "\n".join([*_stopwatches(found), "", *_moved(found), "", where])
-
-
-def _stopwatches(found: stored.Stored) -> list[str]:
-    sizes, kinds = found["sizes"], found["kinds"]
+@stored.shown("02")
+def on_gpus(found: stored.Stored) -> list[str]:
+    """What each stopwatch said, and what moves a step's time: what `measure` stored."""
     head = ("around", "wait each", "events")
     rows = [["ms a step", *head]]
     for kind, said in found["stopwatches"].items():
-        row = f"{kind} ({kinds[kind][0]} + {kinds[kind][1]})"
+        row = "{} ({} + {})".format(kind, *found["kinds"][kind])
         rows.append([row, *(f"{said[name]:.2f}" for name in head)])
-    return [
-        *stored.columns(rows, first=24, each=11),
-        f"(small products of {sizes['small']} + large of {sizes['large']}, bfloat16; "
-        f"{sizes['mib']} MiB)",
-    ]
-
-
-def _moved(found: stored.Stored) -> list[str]:
-    """The first against the tenth, and factors on the step's time by events."""
     group, waits = found["new groups"]["made by the first call"], found["waits"]
     firsts = {"step of the process": found["first steps"]}
-    if "error" not in group:
-        firsts["message of a new group"] = group["calls"]
+    firsts |= {} if "error" in group else {"message of a new group": group["calls"]}
     factor = waits["a wait after each operator"] / waits["as it is"]
     return [
+        *stored.columns(rows, first=24, each=11),
+        "(small products of {small} + large of {large}, bfloat16; {mib} MiB)\n".format(
+            **found["sizes"]
+        ),
         *(
             f"first {what}: {ms[0]:.1f} ms; the tenth: {ms[9]:.2f}"
             for what, ms in firsts.items()
@@ -194,4 +169,6 @@ def _moved(found: stored.Stored) -> list[str]:
             f"with events=True: x {modes['events']['step_ratio']:.2f}"
             for kind, modes in found["profiles"].items()
         ),
+        f"\n{stored.machine(found)}; medians, the slowest rank's.",
+        stored.command("02"),
     ]
