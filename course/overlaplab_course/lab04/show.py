@@ -269,8 +269,8 @@ def ways_table(found: stored.Stored, layer: Layer) -> list[str]:
     for way, ms in found["ways"].items():
         predicted = f"{predicted_ms(layer, way):.3f}" if way in _DRAWN else ""
         rows.append([way, predicted, f"{ms:.3f}"])
-        if way not in ("no message", "the message alone"):
-            rows[-1].append(f"{ms - none_ms:+.3f}")
+        if way != "the message alone":
+            rows[-1].append("" if way == "no message" else f"{ms - none_ms:+.3f}")
     return stored.columns(rows, first=34, each=(10, 10, 18))
 
 
