@@ -149,14 +149,20 @@ _OPERATIONS: dict[str, Callable[[Arrivals], None]] = {
 
 
 def reduce_tensors(tensors: Sequence[torch.Tensor], reduce_op: str) -> torch.Tensor:
-    """Reduce in group order, in the tensors' dtype: the same bits on every rank."""
-    total = tensors[0].clone()
+    """Reduce in group order, in the tensors' dtype: the same bits on every rank.
+
+    An average of halves is summed in float32: NCCL scales before it adds, so that
+    two times 40000 in float16 is no infinity.
+    """
+    first = tensors[0]
+    halves = first.dtype in (torch.float16, torch.bfloat16) and reduce_op == "avg"
+    total = first.float() if halves else first.clone()
     combine = _COMBINE[reduce_op]
     for tensor in tensors[1:]:
         combine(total, tensor)
     if reduce_op == "avg":
         total.div_(len(tensors))
-    return total
+    return total.to(first.dtype)
 
 
 _COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {

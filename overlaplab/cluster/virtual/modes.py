@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import increment_version
 from torch.distributed import _mesh_layout, device_mesh
 from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -120,6 +121,9 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             and table.all_numbers((*reads, *table.accesses(written, lane.name)[0]))
         )
         out = func(*args, **kwargs)
+        if written and facts.name.startswith("_foreach"):
+            # Under any dispatch mode torch (2.13) forgets the versions of lists.
+            increment_version(t for t in written if not t.is_inference())
         outputs = [out] if isinstance(out, torch.Tensor) else tensors_in((out,))
         writes, write_bytes = table.accesses(written + outputs, lane.name)
         if numbers:

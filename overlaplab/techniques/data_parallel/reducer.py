@@ -1,23 +1,28 @@
-"""What all reducers share: a step's buckets are launched in order, then waited for.
+"""Bucketed gradient reduction: send a bucket as soon as its last gradient is there.
 
-A technique decides two things: the plan, and when a bucket is launched. Everything
-else is here: that ranks agree, parameters that get no gradient, freezing, streams.
+The backward pass makes the last layer's gradients first. They travel while the
+layers before are still computing. Small messages pay latency each, one large message
+finds nothing left to hide behind; buckets lie between.
+
+A step is *open* from its first gradient, its buckets are *sent* one by one, and
+`wait` ends it. Nothing happens in a forward.
 
 [Note: parameters without a gradient]
 A rank whose hook never fires for some parameter cannot know whether another rank
-used it. So `wait` launches what is left, with zeros for what is missing, and the last
-bucket of each step carries one flag a parameter, "has a gradient here". After the
-collective a rank that contributed zeros reads the averaged flags: above zero, some
-rank used the parameter, and the average becomes its `.grad`; at zero, nobody did,
-and `.grad` stays None everywhere, so that momentum and decay leave it alone. Only a
-rank that misses a gradient reads them, so the usual step has no host sync.
+used it. So `wait` sends what is left, with zeros for what is missing, and the last
+bucket of each step carries two flags per parameter: "has a gradient here" and "trains
+here". A rank that contributed zeros reads them: where some rank used the parameter, the
+average becomes its `.grad`; where none did, `.grad` stays as it is everywhere, so that
+momentum and decay leave it alone. A rank that froze or unfroze something reads them
+too: the plan changes when all ranks have changed, for the step after. Only such ranks
+read, so the usual step has no host sync.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+import contextlib
+import math
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,71 +32,59 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
 from overlaplab import step_members, streams
-from overlaplab.streams import stream_of
-from overlaplab.techniques.data_parallel.arguments import (
-    check_max_in_flight,
-    check_model,
-    check_reduce_dtype,
-)
-from overlaplab.techniques.data_parallel.averaging import AllReduce, InFlight
-from overlaplab.techniques.data_parallel.buckets import BucketPlan
-from overlaplab.techniques.data_parallel.parameters import (
-    ModelParameters,
-    ParameterInfo,
-)
+from overlaplab.techniques.arrivals import Arrivals, watcher_of
+from overlaplab.techniques.buckets import MIB, BucketPlan, plan_buckets
+from overlaplab.techniques.data_parallel.wire import AllReduce, own_group
+from overlaplab.techniques.in_flight import InFlight, Payload, Wire
+from overlaplab.techniques.model_facts import ModelFacts, ParameterInfo
 
 
-@dataclass(eq=False, slots=True)
-class StepBucket:
-    """A bucket of the plan during a step.
+class BucketedReducer:
+    """Averages gradients over ranks, in buckets launched during the backward pass.
 
-    Args:
-        index: position in the plan.
-        slots: its parameters.
-        missing: how many of their gradients have not arrived in this step.
-        writers: keys of the streams that wrote those that have, in order of arrival
-            (a dict and not a set: a run must not depend on hashes).
-    """
-
-    index: int
-    slots: tuple[ParameterInfo, ...]
-    missing: int
-    writers: dict[Hashable, None] = field(default_factory=dict)
-
-
-@dataclass(eq=False, slots=True)
-class Launched:
-    """A bucket between launch and finish; holds its gradients until all waited.
-
-    Args:
-        flight: the collective and its tensors.
-        key: of the stream of the launch, which owns the copies.
-        writers: as in `StepBucket`. They own gradients: until they too have waited,
-            the allocator may hand out that memory while the collective still uses it.
-        finished: that stream has waited and written back.
-    """
-
-    flight: InFlight
-    key: Hashable
-    writers: dict[Hashable, None]
-    finished: bool = False
-
-
-class Reducer:
-    """Averages the gradients of a model over ranks. Base of the techniques.
+    Each bucket is one asynchronous, coalesced all-reduce on the gradients themselves:
+    nothing is copied into a buffer. Buckets are launched in the plan's order, whatever
+    order gradients arrive in, so ranks always meet in the same bucket. On NCCL the
+    collectives run on a communicator of their own at high priority.
 
     At construction rank 0's parameters and buffers go to all ranks. One step is: any
-    number of forwards, one backward, `wait()`, the optimizer. Buffers are never
-    written after construction, so two forwards may share a backward. Gradients of
-    `torch.autograd.grad` never reach a hook and are not averaged.
+    number of forwards, one backward, `wait()`, the optimizer; with more backwards, all
+    but the last inside `no_sync()`. Until `wait()` the gradients belong to the reducer:
+    no optimizer, clipping or zeroing before it. Gradients of `torch.autograd.grad`
+    never reach a hook and are not averaged.
 
-    Raises:
-        ValueError: nothing to train, sparse or lazy parameters, no process group, a
-            parameter that has a reducer already.
-        MismatchError: the ranks' models differ.
+    After Li et al., PyTorch Distributed (VLDB 2020); without its flat buffers.
+
+    Args:
+        model: on the rank's device; rank 0's values are broadcast.
+        bucket_mib: cap of a bucket, in MiB of gradients. None: 25, or a sixteenth of
+            all gradients where that is more: a launch costs the CPU the same for any
+            size, and a model of a gigabyte would make sixty.
+        first_bucket_mib: cap of each dtype's first bucket, `bucket_mib` if None.
+        process_group: the ranks; the world if None.
+        max_in_flight: at most this many buckets launched and not finished. A side
+            stream waits for the oldest, not the compute stream; with gloo the CPU
+            does. It bounds the copies that `reduce_dtype` makes; without copies it
+            bounds nothing that costs memory.
+        reduce_dtype: dtype on the wire, e.g. torch.float32 for bfloat16 gradients;
+            the average is cast back. None keeps the gradients' own; complex gradients
+            always keep theirs.
+        wire: how averages are made, instead of an all-reduce; see `Wire`.
 
     Attributes:
-        plan: what travels together, of the parameters that train now.
+        plan: what travels together, of the parameters that train.
+
+    Raises:
+        ValueError: a cap is not positive; what `ModelFacts` refuses; a parameter that
+            has a reducer already; no process group.
+        MismatchError: the ranks' models differ.
+
+    Example:
+        reducer = BucketedReducer(model)
+        loss = model(tokens, targets)
+        loss.backward()       # buckets leave during this call
+        reducer.wait()        # averages are in .grad
+        optimizer.step()
     """
 
     plan: BucketPlan
@@ -100,283 +93,342 @@ class Reducer:
         self,
         model: nn.Module,
         *,
+        bucket_mib: float | None = None,
+        first_bucket_mib: float | None = None,
         process_group: dist.ProcessGroup | None = None,
         max_in_flight: int | None = None,
         reduce_dtype: torch.dtype | None = None,
+        wire: Wire | None = None,
     ) -> None:
-        check_model(model)
-        check_max_in_flight(max_in_flight)
-        check_reduce_dtype(reduce_dtype)
-        if not dist.is_initialized():
-            raise ValueError(
-                "torch.distributed has no process group. Run the function with "
-                "ol.run(...) or under torchrun, or call init_process_group first."
-            )
+        cap = 25.0 if bucket_mib is None else bucket_mib
+        first = cap if first_bucket_mib is None else first_bucket_mib
+        self._caps = [_cap("bucket_mib", cap), _cap("first_bucket_mib", first)]
+        _check_settings(max_in_flight, reduce_dtype)
+        group = process_group or own_group()
+        self._facts = ModelFacts(model, group)
+        for info in self._facts.parameters:
+            if watcher_of(info) is not None:
+                raise ValueError(
+                    f"parameter {info.name} has a reducer already. Call its remove() "
+                    "first."
+                )
+        self._facts.broadcast()
+        if bucket_mib is None:
+            sixteenth = self._facts.num_bytes // 16
+            self._caps[0] = max(self._caps[0], sixteenth)
+            if first_bucket_mib is None:
+                self._caps[1] = self._caps[0]
+        self._group = group
+        self._wire: Wire = wire or AllReduce(group, reduce_dtype)
+        self._in_flight = InFlight(self._wire, max_in_flight)
+        self._arrivals = Arrivals(
+            self._facts.parameters, self._backward_begins, self._full
+        )
         self._provider = streams.provider()
-        self._stream_key = streams.key_reader(self._provider)
-        group = process_group or _own_group()
-        self._parameters = ModelParameters(model, group)
-        self._refuse_second_reducer()
-        self._parameters.broadcast()
-        self._averager = AllReduce(group, reduce_dtype)
-        self._on_cuda = self._parameters.slots[0].parameter.is_cuda
-        self._max_in_flight = max_in_flight
-        # Carries launches while they are capped: it waits for the oldest bucket, and
-        # the compute stream goes on. Without it the cap would hold up the backward.
-        self._side: Any = None
-        self._side_key: Hashable = None
-        if max_in_flight is not None:
-            self._side = self._provider.make_stream(0)
-            with self._provider.stream(self._side):
-                self._side_key = self._stream_key()
-        self._trainable: list[torch.dtype | None] = []
-        self._step = 0
-        self._open = False  # has a gradient of this step arrived?
-        self._checked = False  # has a forward found the model as it was?
-        self._buckets: list[StepBucket] = []
-        self._launched: list[Launched] = []
-        self._replan()
-        self._before = model.register_forward_pre_hook(_BeforeForward(self))
+        self._on_cuda = self._facts.parameters[0].parameter.is_cuda
+        self._num_steps = 0
+        self._number = _numbers[group] = _numbers.get(group, 0) + 1
+        self._make_plan(self._facts.trainable())
         step_members.join(self)
 
     @property
     def num_steps(self) -> int:
-        """Steps that `wait` has finished."""
-        return self._step
+        """Steps that have ended."""
+        return self._num_steps
 
     @property
-    def slots(self) -> tuple[ParameterInfo, ...]:
-        """The model's parameters, frozen ones included."""
-        return self._parameters.slots
+    def parameters(self) -> tuple[ParameterInfo, ...]:
+        """The model's, frozen ones included."""
+        return self._facts.parameters
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of each parameter of the model, frozen ones included."""
-        return [(slot.name, slot.parameter) for slot in self.slots]
+        """(name, parameter) of each of `parameters`."""
+        return [(info.name, info.parameter) for info in self.parameters]
+
+    # What people call.
 
     def wait(self) -> None:
-        """Put the averaged gradients into `.grad`, safe to use on this stream.
+        """End the step: the averaged gradients are in `.grad`, safe on this stream.
 
-        Launches what has not been (parameters without a gradient hold up their
-        bucket until here) and makes the current stream wait for all of it. The CPU
-        goes on, except with gloo, and where a rank must learn whether another one
-        used a parameter that it did not. Collective: every rank calls it once after
-        each backward, also a rank that had none.
+        Sends what has not been (parameters without a gradient hold up their bucket
+        until here) and makes the current stream wait for all of it. The CPU goes on,
+        except with gloo, and where a rank reads flags, see [Note: parameters without a
+        gradient]. Collective: every rank calls it once per step, also a rank that had
+        no backward.
+
+        Raises:
+            RuntimeError: a backward of the step raised; a parameter or a gradient was
+                written, replaced or freed while the step was open; called inside
+                `no_sync()`. The step stays open: `abandon()` gives it up.
         """
-        if not self._checked:  # modules were called without the model's own forward
-            self._parameters.check_identity()
+        if self._arrivals.paused:
+            raise RuntimeError("reducer.wait() inside no_sync(); leave the block first")
+        self._facts.check_identity()
+        self._refuse_broken_step("reducer.wait()")
         with torch.no_grad():
-            if not self._open:
-                self._open_step()
-            while len(self._launched) < len(self._buckets):
-                self._launch_next()
-            key = self._stream_key()
-            for launched in self._launched:
-                self._finish_on(launched, key)
+            if not self._arrivals.is_open:
+                self._open()
+            self._arrivals.announce_rest()
+            if (info := self._in_flight.touched()) is not None:
+                raise RuntimeError(
+                    f"{info.name}.grad was replaced, freed or written between the "
+                    "backward pass and reducer.wait(), while its average was on the "
+                    "way. Call reducer.wait() first; then clip, step or zero."
+                )
+            self._in_flight.finish()
             self._adopt()
-            self._close_step()
+        self.abandon_step()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards in this block only accumulate; the next one after it sends.
+
+        What counts is where the backward runs; the forward may be on either side. If no
+        backward follows, `wait()` sends. Blocks nest; an exception leaves them.
+        """
+        before, self._arrivals.paused = self._arrivals.paused, True
+        try:
+            yield
+        finally:
+            self._arrivals.paused = before
+
+    def broadcast_buffers(self) -> None:
+        """Give every rank the group's first rank's buffers (running means). Blocks."""
+        self._facts.broadcast(parameters=False)
+
+    def abandon(self) -> None:
+        """Give up the open step, after an error in it; zero the gradients then.
+
+        Collective: every rank calls it, in the place of `wait()`. Ranks that have sent
+        fewer buckets than others send more, so that they meet again in the next step.
+        """
+        mine = len(self._in_flight)
+        sent = _tell_all(self._group, f"abandon {self._number}.{self._num_steps}", mine)
+        with torch.no_grad():
+            while self._arrivals.next < max(sent):
+                self._arrivals.announce_next()
+            self._in_flight.finish()
+        self.abandon_step()
 
     def remove(self) -> None:
-        """Take the hooks off the model. What was launched is waited for."""
-        key = self._stream_key()
+        """Take the reducer off the model. What was sent is waited for."""
         with torch.no_grad():
-            for launched in self._launched:
-                self._finish_on(launched, key)
+            self._in_flight.finish()
         self.abandon_step()
-        self._before.remove()
+        self._arrivals.remove()
         step_members.leave(self)
-        for slot in self._parameters.slots:
-            if slot.handle is not None:
-                slot.handle.remove()
-                slot.handle = None
 
     def abandon_step(self) -> None:
-        """Forget a step that did not end, after an error in it; waits for nothing."""
-        self._close_step()
-
-    # What a technique decides.
-
-    def _make_plan(self, parameters: list[tuple[str, Tensor]]) -> BucketPlan:
-        raise NotImplementedError
-
-    def _watch(self, slot: ParameterInfo) -> None:
-        """Attach a hook to `slot`, if the technique has one."""
+        """Forget an open step on this rank alone; waits for nothing."""
+        self._num_steps += 1
+        self._in_flight.clear()
+        self._arrivals.reset()
 
     # A step.
 
-    def before_forward(self) -> None:
-        """The model's forward begins: check it, and end a step that is open."""
-        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
-            return  # evaluation, or a checkpoint's recomputation inside a backward
-        self._parameters.check_identity()
-        self._checked = True
-        if self._open:  # a second backward would add to gradients that are in flight
-            self.wait()
-
-    def _open_step(self) -> None:
-        """The first gradient of a step is here: has anything been frozen since?"""
-        self._open = True
-        if self._trainable != self._parameters.trainable():
-            self._replan()
-
-    def _refuse_second_reducer(self) -> None:
-        """Two would average every gradient twice; with gloo both at once."""
-        mine = {id(slot.parameter): slot.name for slot in self._parameters.slots}
-        for other in step_members.members():
-            for slot in other.slots if isinstance(other, Reducer) else ():
-                if slot.handle is not None and id(slot.parameter) in mine:
-                    raise ValueError(
-                        f"parameter {mine[id(slot.parameter)]} has a "
-                        f"{type(other).__name__} already. Call its remove() first."
-                    )
-
-    def _replan(self) -> None:
-        self._trainable = self._parameters.trainable()
-        slots = [s for s in self._parameters.slots if s.parameter.requires_grad]
-        self.plan = self._make_plan([(s.name, s.parameter) for s in slots])
-        for slot in self._parameters.slots:
-            slot.bucket = None
-        self._buckets = []
-        for index, bucket in enumerate(self.plan):
-            members = tuple(slots[position] for position in bucket.positions)
-            step_bucket = StepBucket(index, members, len(members))
-            self._buckets.append(step_bucket)
-            for slot in members:
-                slot.bucket = step_bucket
-                if slot.handle is None:
-                    self._watch(slot)
-
-    def _launch_next(self) -> None:
-        """Launch the first bucket that has not been: the same order on all ranks."""
-        bucket = self._buckets[len(self._launched)]
-        key = self._stream_key()
-        if self._side is not None:
-            bucket.writers[key] = None
-            key = self._side_key
-        for writer in bucket.writers:
-            # Gradients come from the streams of their layers; the collective waits
-            # only for the stream of its launch.
-            if writer != key:
-                stream_of(key).wait_stream(stream_of(writer))
-        if self._side is None:
-            flight = self._send(bucket)
+    def _backward_begins(self) -> None:
+        """The first gradient of a backward is here."""
+        if self._arrivals.is_open:
+            self._refuse_broken_step("this backward")
         else:
-            with self._provider.stream(self._side):
-                self._hold_to_cap()
-                flight = self._send(bucket)
-        self._launched.append(Launched(flight, key, bucket.writers))
+            self._open()
 
-    def _send(self, bucket: StepBucket) -> InFlight:
-        last = bucket.index == len(self._buckets) - 1
-        launch = functools.partial(
-            self._averager.launch,
-            bucket.slots,
-            num_flags=len(self._parameters.slots) if last else 0,
-            unset=self._absent() if last else (),
-            name_tensors=not self._on_cuda,
-        )
+    def _open(self) -> None:
+        """The first gradient of a step: what is the model now?"""
+        now = self._facts.trainable()
+        if now != self._planned:
+            members = zip(self.parameters, self._planned, strict=True)
+            self._make_plan([d and i.parameter.dtype for i, d in members])
+        self._versions = [info.parameter._version for info in self.parameters]
+
+    def _refuse_broken_step(self, what: str) -> None:
+        if not self._arrivals.is_open:
+            return
+        if self._arrivals.backward_failed:
+            raise RuntimeError(
+                f"a backward of step {self._num_steps} raised before it ended: "
+                f"{len(self._in_flight)} of {len(self.plan)} buckets were sent, so "
+                f"{what} cannot go on. Call reducer.abandon() on every rank in the "
+                "place of reducer.wait(), and zero the gradients."
+            )
+        for info, version in zip(self.parameters, self._versions, strict=True):
+            if info.parameter._version != version:
+                raise RuntimeError(
+                    f"parameter {info.name} was changed while step {self._num_steps} "
+                    f"was open, before {what}: it was updated with a gradient that is "
+                    "not averaged, and ranks differ from here on. Call reducer.wait() "
+                    "between loss.backward() and optimizer.step()."
+                )
+
+    def _full(self, bucket: int) -> None:
+        """Bucket `bucket`, and all before it, can go."""
+        last = bucket == len(self.plan) - 1
+        flags = self._flags if last else None
+        members = self._members[bucket]
+        writers = self._arrivals.writers(bucket)
+        stale = self._arrivals.stale(bucket)
         if self._on_cuda and not streams.ranges_are_wanted():
-            return launch()
+            self._in_flight.launch(members, writers, flags, stale)
+            return
         with (
             self._provider.annotate(type(self).__name__),
-            self._provider.annotate(f"bucket {bucket.index}"),
+            self._provider.annotate(f"bucket {bucket}"),
         ):
-            return launch()
+            self._in_flight.launch(members, writers, flags, stale)
 
-    def _hold_to_cap(self) -> None:
-        """Let the side stream (the CPU, with gloo) wait for the oldest buckets."""
-        assert self._max_in_flight is not None
-        done = len(self._launched) - self._max_in_flight + 1
-        for launched in self._launched[: max(done, 0)]:
-            self._finish(launched)
+    def _flags(self, payload: Payload) -> Tensor:
+        """1 for each gradient here, and 1 for each parameter that trains as planned."""
+        like, number = payload.tensors[0], len(self.parameters)
+        flags = torch.ones(2 * number, dtype=like.dtype, device=like.device)
+        for each in (*self._in_flight.payloads, payload):
+            for info, _ in each.absent:
+                flags[info.index] = 0
+        for info in self._changed():
+            flags[number + info.index] = 0
+        return flags
 
-    def _finish_on(self, launched: Launched, key: Hashable) -> None:
-        """Let everyone who owns or will use the gradients wait for their average."""
-        if launched.key == key:
-            self._finish(launched)
-        else:
-            stream = stream_of(launched.key)
-            with self._provider.stream(stream):
-                self._finish(launched)
-            self._provider.current_stream().wait_stream(stream)
-        for writer in launched.writers:
-            if writer != key and writer != launched.key:
-                with self._provider.stream(stream_of(writer)):
-                    launched.flight.work.wait()
-
-    def _finish(self, launched: Launched) -> None:
-        if not launched.finished:
-            self._averager.finish(launched.flight)
-            launched.finished = True
-
-    def _absent(self) -> tuple[int, ...]:
-        return tuple(
-            slot.index
-            for launched in self._launched
-            for slot, _ in launched.flight.absent
-        )
+    def _changed(self) -> list[ParameterInfo]:
+        """What was frozen or unfrozen here since the plan was made."""
+        pairs = zip(self.parameters, self._planned, strict=True)
+        return [i for i, dtype in pairs if i.parameter.requires_grad != bool(dtype)]
 
     def _adopt(self) -> None:
         """See [Note: parameters without a gradient]."""
-        absent = [pair for done in self._launched for pair in done.flight.absent]
-        if not absent:
+        payloads, changed = self._in_flight.payloads, self._changed()
+        absent = [pair for payload in payloads for pair in payload.absent]
+        if not absent and not changed:
             return
-        flags = self._launched[-1].flight.flags
-        assert flags is not None
+        flags = payloads[-1].tensors[-1]
         if is_fake(flags):
             return  # one rank stands for all: nobody else has what it misses
-        used = flags.real.tolist()
-        for slot, average in absent:
-            if used[slot.index] > 0:
-                slot.parameter.grad = average.to(slot.parameter.dtype)
+        values = flags.real.tolist()
+        for info, average in absent:
+            if values[info.index] > 0:
+                info.parameter.grad = average.to(info.parameter.dtype)
+        everywhere = [i for i in changed if values[len(self.parameters) + i.index] == 0]
+        for info in changed:
+            if info.parameter.requires_grad and info not in everywhere:
+                raise RuntimeError(
+                    f"parameter {info.name} trains on this rank and is frozen on "
+                    "another one. Freeze and unfreeze on every rank alike."
+                )
+        planned = list(self._planned)
+        for info in everywhere:
+            trains = info.parameter.requires_grad
+            planned[info.index] = info.parameter.dtype if trains else None
+        if everywhere and any(planned):
+            self._average_late([i for i in everywhere if i.parameter.requires_grad])
+            self._make_plan(planned)
 
-    def _close_step(self) -> None:
-        self._step += 1
-        self._open = False
-        self._checked = False
-        self._launched = []
-        for bucket in self._buckets:
-            bucket.missing = len(bucket.slots)
-            bucket.writers = {}
+    def _average_late(self, unfrozen: list[ParameterInfo]) -> None:
+        """Average what is not in this step's plan yet; all ranks have unfrozen it."""
+        for info in unfrozen:
+            self._in_flight.launch([info], (), self._presence)
+        self._in_flight.finish()
+        for payload in self._in_flight.payloads[len(self.plan) :]:
+            for info, average in payload.absent:
+                if payload.tensors[-1].real.item() > 0:
+                    info.parameter.grad = average.to(info.parameter.dtype)
+
+    @staticmethod
+    def _presence(payload: Payload) -> Tensor:
+        like = payload.tensors[0]
+        return torch.full((1,), float(not payload.absent)).to(like)
+
+    def _make_plan(self, planned: list[torch.dtype | None]) -> None:
+        """Cut the parameters that have a dtype in `planned` into buckets."""
+        self._planned = planned
+        pairs = zip(self.parameters, planned, strict=True)
+        members = [info for info, dtype in pairs if dtype is not None]
+        named = [(info.name, info.parameter) for info in members]
+        self.plan = plan_buckets(named, *self._caps)
+        self._members = [
+            tuple(members[position] for position in bucket.positions)
+            for bucket in self.plan
+        ]
+        self._arrivals.plan([[i.index for i in bucket] for bucket in self._members])
 
 
-class _BeforeForward:
-    """The hook on the model's forward; a copy of the model gets none."""
+class HookReducer(BucketedReducer):
+    """One all-reduce per parameter, launched as its gradient arrives.
 
-    def __init__(self, reducer: Reducer) -> None:
-        self._reducer = reducer
+    The simplest overlap: it hides as early as can be, and pays the latency and the
+    launch of one collective for every parameter. Everything else is as in
+    `BucketedReducer`.
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        self._reducer.before_forward()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For copy.deepcopy and pickles: a process group cannot go along."""
-        return _no_hook, ()
-
-
-def _no_hook() -> Any:
-    return _do_nothing
-
-
-def _do_nothing(module: nn.Module, args: Any) -> None:
-    """A copy of a model that has a reducer has none."""
-
-
-_own_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (
-    WeakKeyDictionary()
-)
-
-
-def _own_group() -> dist.ProcessGroup:
-    """The world; on NCCL a communicator of the reducers' own, at high priority.
-
-    Without the priority the all-reduce's blocks wait behind those of large matmuls.
-    One is shared by all reducers of a process: each would cost GPU memory.
+    Args:
+        model: on the rank's device; rank 0's values are broadcast.
+        process_group: the ranks; the world if None.
     """
-    world = dist.group.WORLD
-    assert world is not None
-    if dist.get_backend(world) != "nccl":
-        return world
-    if world not in _own_groups:
-        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        _own_groups[world] = dist.new_group(pg_options=options)
-    return _own_groups[world]
+
+    def __init__(
+        self, model: nn.Module, *, process_group: dist.ProcessGroup | None = None
+    ) -> None:
+        super().__init__(model, bucket_mib=1 / MIB, process_group=process_group)
+
+
+class SerialReducer(BucketedReducer):
+    """Averages all gradients of a dtype at once, in `wait()`: nothing is hidden.
+
+    The baseline. Its hooks only watch over the step, as if all backwards ran in
+    `no_sync()`; everything else is as in `BucketedReducer`.
+
+    Args:
+        model: on the rank's device; rank 0's values are broadcast.
+        process_group: the ranks; the world if None.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, process_group: dist.ProcessGroup | None = None
+    ) -> None:
+        everything = sum(p.numel() * p.element_size() for p in model.parameters())
+        super().__init__(
+            model, bucket_mib=max(1, everything) / MIB, process_group=process_group
+        )
+        self._arrivals.paused = True
+
+    def wait(self) -> None:
+        self._arrivals.paused = False
+        try:
+            super().wait()
+        finally:
+            self._arrivals.paused = True
+
+
+def _check_settings(max_in_flight: object, reduce_dtype: object) -> None:
+    if max_in_flight is not None:
+        if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int):
+            raise TypeError(f"max_in_flight is {max_in_flight!r}; expected an int")
+        if max_in_flight < 1:
+            raise ValueError(f"max_in_flight is {max_in_flight}; expected 1 or more")
+    if reduce_dtype is not None:
+        if not isinstance(reduce_dtype, torch.dtype):
+            raise TypeError(
+                f"reduce_dtype is {reduce_dtype!r}; expected a dtype, such as "
+                "torch.float32"
+            )
+        if not reduce_dtype.is_floating_point:
+            raise ValueError(f"reduce_dtype is {reduce_dtype}; expected a float dtype")
+
+
+def _cap(name: str, mib: object) -> int:
+    """A cap in bytes, at least 1."""
+    if isinstance(mib, bool) or not isinstance(mib, int | float):
+        raise TypeError(f"{name} is {mib!r}; expected a number of MiB")
+    if not 0 < mib < math.inf:
+        raise ValueError(f"{name} is {mib}; expected a finite number above 0 MiB")
+    return max(1, int(mib * MIB))
+
+
+# How many reducers each group has seen: equal on all ranks.
+_numbers: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+
+
+def _tell_all(group: dist.ProcessGroup, key: str, number: int) -> list[int]:
+    """Every rank's number, through the store: collectives may be out of step."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    ranks = dist.get_process_group_ranks(group)
+    keys = [f"overlaplab {group.group_name} {key} {rank}" for rank in ranks]
+    store.set(keys[dist.get_rank(group)], str(number))
+    store.wait(keys)
+    return [int(store.get(key)) for key in keys]

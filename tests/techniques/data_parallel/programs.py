@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from overlaplab.models.toy_nets import TOY_NETS, WIDTH, Branches, random_batch
-from overlaplab.techniques.data_parallel import BucketedReducer, Reducer
+from overlaplab.techniques.data_parallel import BucketedReducer
 from tests.techniques.data_parallel.training import REDUCERS
 
 SMALL_MIB = 0.0005  # a few parameters of a toy net a bucket
@@ -80,8 +80,10 @@ def two_forwards_and_backwards() -> float:
     """As above with a forward of its own before each backward, one wait at the end."""
     model = nn.Linear(1, 1, bias=False)
     reducer = BucketedReducer(model)
-    for scale in ((1.0, 2.0), (3.0, 4.0))[dist.get_rank()]:
-        model(torch.full((1, 1), scale)).sum().backward()
+    first, second = ((1.0, 2.0), (3.0, 4.0))[dist.get_rank()]
+    with reducer.no_sync():
+        model(torch.full((1, 1), first)).sum().backward()
+    model(torch.full((1, 1), second)).sum().backward()
     reducer.wait()
     assert model.weight.grad is not None
     return model.weight.grad.item()
@@ -158,7 +160,8 @@ def accumulated_in_other_dtype() -> dict[str, Any]:
     model = Two().to(torch.bfloat16)
     reducer = BucketedReducer(model, reduce_dtype=torch.float32, max_in_flight=1)
     model.use_b = False
-    model(rank_batch(0).bfloat16()).backward()
+    with reducer.no_sync():
+        model(rank_batch(0).bfloat16()).backward()
     model.use_b = True
     model(rank_batch(1).bfloat16()).backward()
     reducer.wait()
@@ -225,9 +228,10 @@ def reducer_after_reducer(remove: bool) -> float:
 
 def replace_a_module() -> None:
     model = Two()
-    BucketedReducer(model)
+    reducer = BucketedReducer(model)
     model.b = nn.Linear(WIDTH, WIDTH)
-    model(rank_batch())
+    model(rank_batch()).backward()
+    reducer.wait()
 
 
 def different_models() -> None:
@@ -260,13 +264,13 @@ def order_of_launches(net_name: str) -> list[str]:
     model = net.make_model()
     reducer = BucketedReducer(model, bucket_mib=0.00001)
     sent: list[str] = []
-    launch = reducer._averager.launch
+    full = reducer._arrivals._on_full
 
-    def spy(slots: Any, **rest: Any) -> Any:
-        sent.append(" ".join(slot.name for slot in slots))
-        return launch(slots, **rest)
+    def spy(bucket: int) -> None:
+        sent.append(" ".join(reducer.plan[bucket].names))
+        full(bucket)
 
-    reducer._averager.launch = spy  # type: ignore[method-assign]
+    reducer._arrivals._on_full = spy
     model(net.make_batch(dist.get_rank(), 0)).backward()
     reducer.wait()
     return sent
@@ -320,7 +324,7 @@ def in_a_subgroup() -> float:
     groups = [dist.new_group([0, 1]), dist.new_group([2])]
     group = groups[0] if dist.get_rank() < 2 else groups[1]
     model = nn.Linear(1, 1, bias=False)
-    reducer: Reducer = BucketedReducer(model, process_group=group)
+    reducer = BucketedReducer(model, process_group=group)
     model(torch.full((1, 1), dist.get_rank() + 1.0)).sum().backward()
     reducer.wait()
     assert model.weight.grad is not None

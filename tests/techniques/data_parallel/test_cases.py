@@ -69,7 +69,7 @@ def test_two_backwards_on_one_graph_average_to_five(cluster: str) -> None:
 
 
 @on_both
-def test_a_second_forward_waits_for_what_is_in_flight(cluster: str) -> None:
+def test_two_micro_batches_accumulate_and_average_to_five(cluster: str) -> None:
     assert run(programs.two_forwards_and_backwards, cluster=cluster) == [5, 5]
 
 
@@ -152,7 +152,7 @@ def test_complex_gradients_are_averaged(cluster: str) -> None:
         (programs.replace_and_call_the_parts, "a.weight"),
     ],
 )
-def test_a_replaced_parameter_is_named_at_the_next_forward(
+def test_a_replaced_parameter_is_named_when_the_step_ends(
     program: Callable[[], None], name: str, cluster: str
 ) -> None:
     with pytest.raises(RankError, match=f"parameter {name} is not the object"):
@@ -170,7 +170,7 @@ def test_a_second_reducer_on_a_parameter_is_refused_until_the_first_is_removed()
     None
 ):
     assert run(programs.reducer_after_reducer, True, cluster="virtual") == [1.5, 1.5]
-    with pytest.raises(RankError, match="weight has a BucketedReducer already"):
+    with pytest.raises(RankError, match="weight has a reducer already"):
         run(programs.reducer_after_reducer, False, cluster="virtual")
 
 

@@ -1,0 +1,211 @@
+"""Which gradients have arrived: hooks that count, and say when a bucket is full.
+
+Knows no collective. Its hooks run once for every parameter while the CPU races ahead
+of the GPU: they count, note the stream, and do nothing else.
+
+[Note: a backward that did not end]
+A backward that raises has called some hooks and not others, and nobody tells the
+reducer. So the first hook of each backward asks autograd for a callback at its end. If
+another backward begins and the one before has not ended, it failed, and what ranks have
+sent may differ. A backward inside a backward (reentrant checkpointing) is no other one.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from overlaplab import streams
+from overlaplab.techniques.model_facts import ParameterInfo
+
+
+class Arrivals:
+    """The gradients of one step, as they come.
+
+    Args:
+        parameters: of the model; hooks sit on those that train. A dropped `Arrivals`
+            takes its hooks along, and holds no parameter alive by them.
+        on_backward: called at the first gradient of each backward.
+        on_full: called with a bucket's index when it and all before it are full.
+
+    Attributes:
+        paused: gradients accumulate and are not counted (`no_sync`).
+        is_open: a gradient has arrived since `reset`.
+        next: the first bucket that has not been announced.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[ParameterInfo],
+        on_backward: Callable[[], None],
+        on_full: Callable[[int], None],
+    ) -> None:
+        self._parameters = parameters
+        self._on_backward = on_backward
+        self._on_full = on_full
+        self._stream_key = streams.key_reader(streams.provider())
+        self._handles: list[Any] = [None] * len(parameters)
+        self._buckets: Sequence[Sequence[int]] = ()
+        self._bucket_of: list[int] = []
+        self.paused = False
+        self._backward = -1  # autograd's number of the one that is running
+        self._ended = True
+        weakref.finalize(self, _remove, self._handles)
+        self.plan(())
+
+    def plan(self, buckets: Sequence[Sequence[int]]) -> None:
+        """Count by these buckets of parameter indices from now on; a new step."""
+        self._buckets = buckets
+        self._bucket_of = [-1] * len(self._parameters)
+        for number, bucket in enumerate(buckets):
+            for index in bucket:
+                self._bucket_of[index] = number
+        self.reset()
+
+    def reset(self) -> None:
+        """A new step: nothing has arrived. Parameters that train are watched."""
+        self._here = [False] * len(self._parameters)
+        self._counted = [False] * len(self._parameters)
+        self._missing = [0] * len(self._buckets)
+        # Dicts and not sets: a run must not depend on hashes.
+        self._writers: list[dict[Hashable, None]] = [{} for _ in self._buckets]
+        for info in self._parameters:
+            if info.parameter.requires_grad:
+                if self._handles[info.index] is None:
+                    self._handles[info.index] = self._watch(info)
+                if (bucket := self._bucket_of[info.index]) >= 0:
+                    self._missing[bucket] += 1
+        self.is_open = False
+        self.next = 0
+        self._ended = True
+
+    @property
+    def backward_failed(self) -> bool:
+        """See [Note: a backward that did not end]."""
+        return not self._ended
+
+    def stale(self, bucket: int) -> list[int]:
+        """Frozen parameters of it whose gradients, if any, are of an earlier step."""
+        return [
+            index
+            for index in self._buckets[bucket]
+            if not self._here[index]
+            and not self._parameters[index].parameter.requires_grad
+        ]
+
+    def writers(self, bucket: int) -> dict[Hashable, None]:
+        """Keys of the streams that wrote its gradients, in order of arrival."""
+        return self._writers[bucket]
+
+    def announce_next(self) -> None:
+        """Announce one bucket more, full or not."""
+        bucket = self.next
+        self.next += 1
+        self._on_full(bucket)
+
+    def announce_rest(self) -> None:
+        """Announce all buckets that have not been, full or not."""
+        while self.next < len(self._buckets):
+            self.announce_next()
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters."""
+        _remove(self._handles)
+
+    def _watch(self, info: ParameterInfo) -> Any:
+        me, index = weakref.ref(self), info.index
+
+        def on_gradient(_: Tensor) -> None:
+            arrivals = me()
+            if arrivals is not None:
+                arrivals._arrived(index)
+
+        on_gradient.arrivals = me  # type: ignore[attr-defined]
+        parameter: Any = info.parameter
+        handle = parameter.register_post_accumulate_grad_hook(on_gradient)
+        # Before those that are there: a hook of the user's may step and free.
+        hooks: dict[int, Any] = parameter._post_accumulate_grad_hooks
+        later = {key: hook for key, hook in hooks.items() if hook is not on_gradient}
+        for key in later:
+            del hooks[key]
+        hooks.update(later)
+        return handle
+
+    def _arrived(self, index: int) -> None:
+        if torch._C._current_graph_task_id() != self._backward:
+            self._begin_backward()
+        bucket = self._bucket_of[index]
+        self.is_open = True
+        self._here[index] = True
+        if bucket < 0:
+            return
+        self._writers[bucket][self._stream_key()] = None
+        if self.paused:
+            return
+        if self._counted[index]:
+            if bucket < self.next:
+                self._refuse_again(index, bucket)
+            return
+        self._counted[index] = True
+        self._missing[bucket] -= 1
+        if not self._missing[bucket]:
+            while self.next < len(self._buckets) and not self._missing[self.next]:
+                self.announce_next()
+
+    def _begin_backward(self) -> None:
+        if not self._ended and _is_inside_another():
+            return
+        self._on_backward()
+        self._backward, self._ended = torch._C._current_graph_task_id(), False
+        me, number = weakref.ref(self), self._backward
+
+        def ended() -> None:
+            arrivals = me()
+            if arrivals is not None and arrivals._backward == number:
+                arrivals._ended = True
+
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(ended)
+
+    def _refuse_again(self, index: int, bucket: int) -> None:
+        raise RuntimeError(
+            f"{self._parameters[index].name} got a second gradient in one step, after "
+            f"bucket {bucket} with its first one had been sent. Call reducer.wait() "
+            "after each backward; or run all backwards of a step but the last inside "
+            "reducer.no_sync(); with activation checkpointing pass use_reentrant=False."
+        )
+
+
+def watcher_of(info: ParameterInfo) -> Arrivals | None:
+    """The living `Arrivals` that watches a parameter, None if there is none."""
+    hooks: dict[int, Any] = info.parameter._post_accumulate_grad_hooks or {}
+    for hook in hooks.values():
+        me = getattr(hook, "arrivals", None)
+        if me is not None and (arrivals := me()) is not None:
+            watching: Arrivals = arrivals
+            return watching
+    return None
+
+
+def _is_inside_another() -> bool:
+    """Whether a Python function's backward is on the stack: it started this one."""
+    frame = sys._getframe(1)
+    outer = BackwardCFunction.apply.__code__
+    while (back := frame.f_back) is not None:
+        if back.f_code is outer:
+            return True
+        frame = back
+    return False
+
+
+def _remove(handles: list[Any]) -> None:
+    for i, handle in enumerate(handles):
+        if handle is not None:
+            handle.remove()
+            handles[i] = None

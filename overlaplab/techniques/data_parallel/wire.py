@@ -1,0 +1,130 @@
+"""How the average is made: what happens to a bucket between launch and finish.
+
+`AllReduce` is the usual wire. `BFloat16Wire` is an example of another one, as DDP's
+communication hooks are: half of the bytes on the link, and no sum in bfloat16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from overlaplab.techniques.model_facts import as_real
+from overlaplab.torch_versions import all_gather_single, averages
+
+
+class AllReduce:
+    """One coalesced all-reduce on the tensors themselves: no flat buffer, no copy.
+
+    Args:
+        group: the ranks.
+        reduce_dtype: dtype on the wire; None keeps the gradients', and so do complex
+            ones.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, reduce_dtype: torch.dtype | None = None
+    ) -> None:
+        self._group = group
+        self._reduce_dtype = reduce_dtype
+        self._size = dist.get_world_size(group)
+        self._divides = not averages(group)
+        self._options = dist.AllreduceCoalescedOptions()
+        average, total = dist.ReduceOp.AVG, dist.ReduceOp.SUM
+        self._options.reduceOp = dist.ReduceOp(total if self._divides else average)
+        self._options.asyncOp = True
+
+    def dtype_of(self, gradient: torch.dtype) -> torch.dtype:
+        if self._reduce_dtype is None or gradient.is_complex:
+            return gradient
+        return self._reduce_dtype
+
+    def launch(self, tensors: list[Tensor]) -> Any:
+        numbers = tensors
+        if tensors[0].is_complex():
+            numbers = [torch.view_as_real(t) for t in tensors]
+        if self._divides:
+            if tensors[0].dtype is torch.float16:  # its sum may be inf
+                torch._foreach_div_(tensors, self._size)
+            # gloo writes results as an operator does: into aliases, so that the
+            # version of a gradient still tells whether somebody else wrote it.
+            numbers = [t.data for t in numbers]
+        return self._group.allreduce_coalesced(numbers, self._options), tensors
+
+    def finish(self, launched: Any) -> None:
+        work, tensors = launched
+        work.wait()
+        if self._divides and tensors[0].dtype is not torch.float16:
+            torch._foreach_div_(tensors, self._size)
+
+
+class BFloat16Wire:
+    """Gradients travel in bfloat16 and are summed in float32.
+
+    Each rank receives one slice of everybody's bucket (all-to-all), averages it in
+    float32, and hands it round (all-gather): the bytes of a ring all-reduce, halved.
+    The sum is rounded once, not once per rank. The second half runs in `finish`.
+
+    Args:
+        group: the ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._size = dist.get_world_size(group)
+
+    def dtype_of(self, gradient: torch.dtype) -> torch.dtype:
+        return gradient
+
+    def launch(self, tensors: list[Tensor]) -> Any:
+        flat = torch.cat([as_real(t).reshape(-1).bfloat16() for t in tensors])
+        padding = -len(flat) % self._size
+        sent = torch.nn.functional.pad(flat, (0, padding))
+        received = torch.empty_like(sent)
+        work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
+        return work, tensors, sent, received
+
+    def finish(self, launched: Any) -> None:
+        work, tensors, sent, received = launched
+        work.wait()
+        mine = received.view(self._size, -1).float().mean(0).bfloat16()
+        all_gather_single(sent, mine, group=self._group)
+        numbers = [as_real(t) for t in tensors]
+        parts = sent[: sum(n.numel() for n in numbers)].split(
+            [n.numel() for n in numbers]
+        )
+        for number, part in zip(numbers, parts, strict=True):
+            number.copy_(part.view(number.shape))
+
+
+_own_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (
+    WeakKeyDictionary()
+)
+
+
+def own_group() -> dist.ProcessGroup:
+    """The world; on NCCL a communicator of the reducers' own, at high priority.
+
+    Without the priority the all-reduce's blocks wait behind those of large matmuls.
+    One is shared by all reducers of a process: each would cost GPU memory.
+
+    Raises:
+        ValueError: there is no process group.
+    """
+    if not dist.is_initialized():
+        raise ValueError(
+            "torch.distributed has no process group. Run the function with "
+            "ol.run(...) or under torchrun, or call init_process_group first."
+        )
+    world = dist.group.WORLD
+    assert world is not None
+    if dist.get_backend(world) != "nccl":
+        return world
+    if world not in _own_groups:
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        _own_groups[world] = dist.new_group(pg_options=options)
+    return _own_groups[world]

@@ -1,0 +1,265 @@
+"""What has been launched and not finished: who waits for it, and whose memory it is.
+
+A collective runs behind the stream of its launch, so that stream first waits for those
+that wrote the gradients. Until a stream has waited for the collective, the allocator
+may hand out memory that the stream owns: everything that travels stays referenced here
+until all of them have. Knows neither hooks nor what a bucket is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from overlaplab import streams
+from overlaplab.streams import stream_of
+from overlaplab.techniques.model_facts import ParameterInfo, overlaps_itself
+
+
+class Wire(Protocol):
+    """How tensors become their averages over the ranks; the counterpart of a comm hook.
+
+    Tensors of one launch have one dtype and memory orders that are equal on all ranks;
+    ranks launch and finish in one order.
+    """
+
+    def dtype_of(self, gradient: torch.dtype) -> torch.dtype:
+        """What a gradient of this dtype travels as."""
+
+    def launch(self, tensors: list[Tensor]) -> Any:
+        """Start to average `tensors` in place, behind what this stream was given.
+
+        They belong to the wire until `finish`, which is given what this returns.
+        """
+
+    def finish(self, launched: Any) -> None:
+        """Make the current stream, that of the launch, wait for the averages."""
+
+
+@dataclass(slots=True)
+class Payload:
+    """Gradients on the wire: themselves where they can be, copies where they must.
+
+    Args:
+        tensors: what travels.
+        held: (parameter, its gradient) as it was loaded.
+        staged: (parameter, gradient, its copy on the wire).
+        absent: (parameter, zeros on the wire) where there is no gradient here.
+    """
+
+    tensors: list[Tensor] = field(default_factory=list)
+    held: list[tuple[ParameterInfo, Tensor]] = field(default_factory=list)
+    staged: list[tuple[ParameterInfo, Tensor, Tensor]] = field(default_factory=list)
+    absent: list[tuple[ParameterInfo, Tensor]] = field(default_factory=list)
+
+
+def load(
+    parameters: Iterable[ParameterInfo],
+    dtype: torch.dtype,
+    stale: Container[int] = (),
+) -> Payload:
+    """The gradients of `parameters` as they travel: in `dtype`, zeros for missing ones.
+
+    Those with an index in `stale` are of an earlier step and count as missing.
+
+    A gradient travels itself unless its dtype or memory order is another one.
+
+    Raises:
+        TypeError: a sparse gradient.
+    """
+    payload = Payload()
+    for info in parameters:
+        grad = None if info.index in stale else info.parameter.grad
+        if grad is None:
+            wire = _empty(info, dtype).zero_()
+            payload.absent.append((info, wire))
+        elif (
+            grad.dtype is dtype
+            and grad.layout is torch.strided
+            and grad.stride() == info.stride
+            and not grad.requires_grad
+            and not grad.is_conj()
+        ):
+            wire = grad
+        else:
+            if grad.layout is not torch.strided:
+                raise TypeError(
+                    f"the gradient of {info.name} has layout {grad.layout}; reducers "
+                    "average dense gradients only. Use sparse=False in its module."
+                )
+            wire = _empty(info, dtype)
+            payload.staged.append((info, grad, wire))
+        if grad is not None:
+            payload.held.append((info, grad))
+        payload.tensors.append(wire if info.in_rows else _in_memory_order(wire))
+    if payload.staged:
+        _, grads, copies = zip(*payload.staged, strict=True)
+        torch._foreach_copy_(copies, [g.detach().resolve_conj() for g in grads])
+    return payload
+
+
+def unload(payload: Payload) -> None:
+    """Write averages that travelled as copies back into `.grad`."""
+    into, averages = [], []
+    for info, grad, copy in payload.staged:
+        if overlaps_itself(grad) or grad.is_conj():  # it cannot hold the average
+            info.parameter.grad = copy.to(grad.dtype)
+        else:
+            into.append(grad.detach())
+            averages.append(copy)
+    if into:
+        torch._foreach_copy_(into, averages)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """One launch.
+
+    Args:
+        payload: kept alive.
+        launched: what the wire needs to finish it.
+        key: of the stream of the launch, which owns the copies.
+        owners: keys of the streams that own gradients.
+        versions: of the held gradients, as the launch (or the finish) left them.
+    """
+
+    payload: Payload
+    launched: Any
+    key: Hashable
+    owners: Iterable[Hashable]
+    versions: list[int]
+    finished: bool = False
+
+
+class InFlight:
+    """Launches behind the writers, finishes for all who own or use the memory.
+
+    Args:
+        wire: how averages are made.
+        most: at most this many launched and not finished; None: no bound. A side
+            stream waits for the oldest and carries the launches, so that the compute
+            stream goes on; with gloo the CPU waits.
+    """
+
+    def __init__(self, wire: Wire, most: int | None = None) -> None:
+        self._wire = wire
+        self._most = most
+        self._provider = streams.provider()
+        self._stream_key = streams.key_reader(self._provider)
+        # Capped launches run beside the backward pass; without a stream of their own
+        # the cap would hold up the compute stream.
+        self._side: Any = None if most is None else self._provider.make_stream(0)
+        self._flights: list[_Flight] = []
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    @property
+    def payloads(self) -> list[Payload]:
+        """Of everything since `clear`, in order of launch."""
+        return [flight.payload for flight in self._flights]
+
+    def launch(
+        self,
+        parameters: Sequence[ParameterInfo],
+        writers: Iterable[Hashable],
+        flags: Callable[[Payload], Tensor] | None = None,
+        stale: Container[int] = (),
+    ) -> None:
+        """Send the gradients of `parameters`, of one dtype, behind their writers.
+
+        Args:
+            parameters: in an order that is equal on all ranks.
+            writers: keys of the streams that wrote their gradients.
+            flags: makes one more tensor of what was loaded, to travel with it.
+            stale: indices of parameters whose gradient is not of this step.
+        """
+        here = self._stream_key()
+        owners = dict.fromkeys((here, *writers))
+        if self._side is None:
+            self._flights.append(self._send(parameters, owners, flags, stale))
+            return
+        with self._provider.stream(self._side):
+            for flight in self._flights[: max(0, len(self) - (self._most or 0) + 1)]:
+                self._finish(flight)
+            self._flights.append(self._send(parameters, owners, flags, stale))
+
+    def _send(
+        self,
+        parameters: Sequence[ParameterInfo],
+        owners: dict[Hashable, None],
+        flags: Callable[[Payload], Tensor] | None,
+        stale: Container[int],
+    ) -> _Flight:
+        key = self._stream_key()
+        for owner in owners:
+            if owner != key:
+                stream_of(key).wait_stream(stream_of(owner))
+        dtype = self._wire.dtype_of(parameters[0].parameter.dtype)
+        payload = load(parameters, dtype, stale)
+        if not payload.tensors[
+            0
+        ].is_cuda:  # names are for the virtual cluster's reports
+            for info, tensor in zip(parameters, payload.tensors, strict=True):
+                self._provider.name_tensor(tensor, f"grad {info.name}")
+        if flags is not None:
+            payload.tensors.append(flags(payload))
+        launched = self._wire.launch(payload.tensors)
+        versions = [grad._version for _, grad in payload.held]
+        return _Flight(payload, launched, key, owners, versions)
+
+    def touched(self) -> ParameterInfo | None:
+        """A parameter whose `.grad` is no longer what was sent, None if there is none.
+
+        Replaced, freed, or written by somebody else since its launch.
+        """
+        for flight in self._flights:
+            held = zip(flight.payload.held, flight.versions, strict=True)
+            for (info, grad), version in held:
+                if info.parameter.grad is not grad or grad._version != version:
+                    return info
+        return None
+
+    def finish(self) -> None:
+        """Let the current stream, and all that own what travelled, wait for it."""
+        here = self._stream_key()
+        waits: dict[tuple[Hashable, Hashable], None] = {}
+        for flight in self._flights:
+            if flight.key == here:
+                self._finish(flight)
+            else:
+                with self._provider.stream(stream_of(flight.key)):
+                    self._finish(flight)
+                waits[here, flight.key] = None
+            for owner in flight.owners:
+                if owner != flight.key:
+                    waits[owner, flight.key] = None
+        for waiting, ending in waits:
+            stream_of(waiting).wait_stream(stream_of(ending))
+
+    def clear(self) -> None:
+        """Forget what is finished, or given up."""
+        self._flights = []
+
+    def _finish(self, flight: _Flight) -> None:
+        if not flight.finished:
+            flight.finished = True
+            self._wire.finish(flight.launched)
+            unload(flight.payload)
+            flight.versions = [grad._version for _, grad in flight.payload.held]
+
+
+def _empty(info: ParameterInfo, dtype: torch.dtype) -> Tensor:
+    parameter = info.parameter
+    return torch.empty_strided(
+        parameter.shape, info.stride, dtype=dtype, device=parameter.device
+    )
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    """The same bytes as one row: gloo (2.13) spoils a channels_last tensor alone."""
+    return tensor.as_strided((tensor.numel(),), (1,))

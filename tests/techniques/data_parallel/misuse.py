@@ -1,0 +1,327 @@
+"""Steps that go wrong, or nearly: what each rank runs; test_machine.py asks for more.
+
+One scalar weight with the input 1 + rank + 10 step: its average over two ranks is 1.5,
+11.5, 21.5, over three 2, 12, 22.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from overlaplab.techniques.data_parallel import BFloat16Wire, BucketedReducer
+from tests.techniques.data_parallel.training import REDUCERS
+
+
+def weight() -> nn.Linear:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    return model
+
+
+def batch(step: int) -> Tensor:
+    return torch.full((1, 1), 1.0 + dist.get_rank() + 10 * step)
+
+
+def average(model: Any) -> Any:
+    return [None if p.grad is None else p.grad.item() for p in model.parameters()]
+
+
+def extra_forward_on_rank_0(reducer: str) -> list[float]:
+    model = weight()
+    reduces, seen = REDUCERS[reducer](model), []
+    for step in range(3):
+        model.zero_grad()
+        model(batch(step)).sum().backward()
+        if dist.get_rank() == 0:
+            model(torch.ones(1, 1)).sum().item()  # logs, with gradients enabled
+        reduces.wait()
+        seen += average(model)
+    return seen
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, now: bool) -> Tensor:
+        ctx.now = now
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return (1 / 0 if ctx.now else grad), None
+
+
+class Stop(nn.Module):
+    now = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = Fails.apply(x, self.now)
+        return found
+
+
+def backward_that_fails(
+    failing: tuple[int, ...], to_none: bool, abandons: bool, reducer: str
+) -> list[float]:
+    """Two weights; step 1 fails between them on some ranks, step 2 is normal."""
+    net = nn.Sequential(weight(), Stop(), weight())
+    reduces = REDUCERS[reducer](net)
+    for step in range(3):
+        net.zero_grad(set_to_none=to_none)
+        net[1].now = dist.get_rank() in failing and step == 1
+        with contextlib.suppress(ZeroDivisionError):
+            net(batch(step)).sum().backward()
+        if abandons and step == 1:
+            reduces.abandon()
+            continue
+        if not net[1].now:
+            reduces.wait()
+    return average(net)
+
+
+def freeze_differently() -> list[float | None]:
+    """Rank r freezes layer r, if there is one, and trains on the others."""
+    model = nn.ModuleList(weight() for _ in range(2))
+    reducer, rank = BucketedReducer(model), dist.get_rank()
+    for step in range(2):  # the second step meets again, too
+        model.zero_grad()
+        if rank < 2:
+            model[rank].requires_grad_(False)
+        model[(1 - rank) % 2](torch.full((1, 1), 10.0**rank)).sum().backward()
+        reducer.wait()
+        del step
+    return average(model)
+
+
+def unfreeze_on_rank_0() -> None:
+    model = nn.ModuleList(weight() for _ in range(2))
+    model[0].requires_grad_(False)
+    reducer = BucketedReducer(model)
+    model[0].requires_grad_(dist.get_rank() == 0)
+    model[1](torch.ones(1, 1)).sum().backward()
+    reducer.wait()
+
+
+def freeze_everywhere() -> list[int]:
+    """How many parameters travel: in the plan after each step."""
+    model = nn.ModuleList(weight() for _ in range(3))
+    reducer, sizes = BucketedReducer(model), []
+    for frozen in ((), (0,), (0, 1), (1,), ()):
+        for i, layer in enumerate(model):
+            layer.requires_grad_(i not in frozen)
+        model.zero_grad()
+        sum(layer(batch(0)).sum() for layer in model).backward()
+        reducer.wait()
+        right = (1 + dist.get_world_size()) / 2
+        assert average(model) == [None if i in frozen else right for i in range(3)]
+        sizes.append(sum(len(bucket) for bucket in reducer.plan))
+    return sizes
+
+
+def never_waits(reducer: str) -> None:
+    model = weight()
+    reduces = REDUCERS[reducer](model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        model(batch(step)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    reduces.wait()
+
+
+def steps_before_it_waits(reducer: str) -> None:
+    model = weight()
+    reduces = REDUCERS[reducer](model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(batch(0)).sum().backward()
+    optimizer.step()
+    reduces.wait()
+
+
+def touches(what: str, reducer: str) -> list[float]:
+    """`.grad` between the backward pass and `wait()`."""
+    model = weight()
+    if what == "hook":  # registered before ours
+
+        def step_and_free(parameter: Tensor) -> None:
+            parameter.data.sub_(parameter.grad)
+            parameter.grad = None
+
+        model.weight.register_post_accumulate_grad_hook(step_and_free)
+    reduces = REDUCERS[reducer](model)
+    model(batch(0)).sum().backward()
+    if what == "replace":
+        model.weight.grad = model.weight.grad / 1.0
+    elif what == "free":
+        model.zero_grad()
+    elif what == "zero":
+        model.zero_grad(set_to_none=False)
+    elif what == "clip":
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    reduces.wait()
+    return average(model)
+
+
+def accumulate(reducer: str, cut_short: bool, nested: bool) -> list[float]:
+    """Micro gradients 1, 3, ... on rank 0 and 2, 5, ... on rank 1."""
+    model = weight()
+    reduces = REDUCERS[reducer](model)
+    first, second = {0: (1.0, 3.0), 1: (2.0, 5.0)}[dist.get_rank()]
+    out = model(torch.full((1, 1), second))  # the backward's place counts
+    with reduces.no_sync():
+        if nested:
+            with reduces.no_sync():
+                pass
+        model(torch.full((1, 1), first)).sum().backward()
+        if cut_short:
+            out.sum().backward()
+    if not cut_short:
+        out.sum().backward()
+    reduces.wait()
+    return average(model)
+
+
+def leaves_no_sync_by_an_error() -> list[float]:
+    model = weight()
+    reducer = BucketedReducer(model)
+    try:
+        with reducer.no_sync():
+            raise KeyError("of the user's")
+    except KeyError:
+        pass
+    model(batch(0)).sum().backward()
+    reducer.wait()
+    return average(model)
+
+
+def waits_in_no_sync() -> None:
+    model = weight()
+    reducer = BucketedReducer(model)
+    with reducer.no_sync():
+        model(batch(0)).sum().backward()
+        reducer.wait()
+
+
+def accumulates_in_place() -> bool:
+    """The tensor of the first micro-batch is the one that holds the average."""
+    model = weight()
+    reducer = BucketedReducer(model)
+    with reducer.no_sync():
+        model(batch(0)).sum().backward()
+    first = model.weight.grad
+    model(batch(1)).sum().backward()
+    reducer.wait()
+    return model.weight.grad is first
+
+
+def another_method() -> list[float]:
+    """Micro-batches through another method than `forward`."""
+
+    class Net(nn.Linear):
+        def loss(self, x: Tensor) -> Tensor:
+            return (x @ self.weight.t()).sum()
+
+    model = Net(1, 1, bias=False)
+    reducer = BucketedReducer(model)
+    with reducer.no_sync():
+        model.loss(batch(0)).backward()
+    model.loss(batch(1)).backward()
+    reducer.wait()
+    return average(model)
+
+
+def half_precision() -> list[float]:
+    model = nn.Linear(1, 1, bias=False).half()
+    reducer = BucketedReducer(model)
+    model.weight.grad = torch.full((1, 1), 40000.0, dtype=torch.float16)
+    reducer.wait()
+    return average(model)
+
+
+def lazily_conjugated() -> list[complex]:
+    model = nn.Linear(1, 1, bias=False, dtype=torch.complex64)
+    nn.init.ones_(model.weight)
+    reducer = BucketedReducer(model)
+    x = torch.full((1, 1), complex(1 + dist.get_rank(), 0.0))
+    (model.weight.conj() * x).sum().abs().backward()
+    reducer.wait()
+    return average(model)
+
+
+def two_reducers(first: str, second: str) -> None:
+    model = weight()
+    kept = REDUCERS[first](model)
+    REDUCERS[second](model)
+    del kept
+
+
+def wrapped_in_ddp() -> None:
+    BucketedReducer(nn.parallel.DistributedDataParallel(weight()))
+
+
+class Buffers(nn.Module):
+    def __init__(self, buffer: Tensor) -> None:
+        super().__init__()
+        self.layer = weight()
+        self.register_buffer("table", buffer)
+
+
+def strange_buffer(kind: str) -> None:
+    buffers = {
+        "expanded": torch.ones(1).expand(4),
+        "int16": torch.ones(2, dtype=torch.int16),
+        "sparse": torch.eye(2).to_sparse(),
+    }
+    BucketedReducer(Buffers(buffers[kind]))
+
+
+def meta_model() -> None:
+    BucketedReducer(nn.Linear(2, 2, device="meta"))
+
+
+def how_many_live(reducer: str, number: int = 10) -> tuple[int, int]:
+    """Models and reducers that are alive after a collection, made, used, dropped."""
+    models, reducers = [], []
+    for step in range(number):
+        model = weight()
+        reduces = REDUCERS[reducer](model)
+        model(batch(step)).sum().backward()
+        reduces.wait()
+        models.append(weakref.ref(model.weight))
+        reducers.append(weakref.ref(reduces))
+        del model, reduces
+    gc.collect()
+    return tuple(sum(ref() is not None for ref in refs) for refs in (models, reducers))
+
+
+def removed_leaves_nothing() -> tuple[int, list[float]]:
+    model = weight()
+    reducer = BucketedReducer(model)
+    model(batch(0)).sum().backward()
+    reducer.remove()
+    model.zero_grad()
+    model(batch(0)).sum().backward()
+    return len(model.weight._post_accumulate_grad_hooks), average(model)
+
+
+def bfloat16_wire(dtype: torch.dtype) -> list[Tensor]:
+    """Gradients that bfloat16 holds exactly, of sizes that no world divides."""
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)).to(dtype)
+    reducer = BucketedReducer(model, wire=BFloat16Wire(dist.group.WORLD))
+    for i, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, 2.0**i * (1 + dist.get_rank()))
+    reducer.wait()
+    return [p.grad for p in model.parameters()]
+
+
+def buffers_on_request() -> float:
+    model = Buffers(torch.full((1,), float(dist.get_rank())))
+    reducer = BucketedReducer(model)
+    model.table.fill_(dist.get_rank() + 5.0)
+    reducer.broadcast_buffers()
+    return model.table.item()

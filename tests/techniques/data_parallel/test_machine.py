@@ -1,0 +1,255 @@
+"""A step is open, sent, ended: right numbers or one clear error, on every cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import overlaplab as ol
+from overlaplab.errors import RankError
+from tests.techniques.data_parallel import misuse
+
+on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
+with_each = pytest.mark.parametrize("reducer", ["serial", "hooks", "bucketed"])
+
+
+def run(fn: Callable[..., Any], *args: Any, cluster: str, ranks: int = 2) -> Any:
+    found = ol.run(fn, *args, world_size=ranks, cluster=cluster, timeout_s=60)
+    assert found.warnings == ()
+    return list(found.values)
+
+
+def refuses(says: str, fn: Callable[..., Any], *args: Any, cluster: str) -> None:
+    with pytest.raises(RankError, match=says):
+        ol.run(fn, *args, world_size=2, cluster=cluster, timeout_s=60)
+
+
+@on_both
+@with_each
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_forward_between_backward_and_wait_changes_nothing(
+    cluster: str, reducer: str, ranks: int
+) -> None:
+    right = [(1 + ranks) / 2 + 10 * step for step in range(3)]
+    found = run(misuse.extra_forward_on_rank_0, reducer, cluster=cluster, ranks=ranks)
+    assert found == [right] * ranks
+
+
+@on_both
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("failing", [(0, 1), (0,)])
+def test_after_a_backward_that_failed_the_next_one_is_refused(
+    cluster: str, to_none: bool, failing: tuple[int, ...]
+) -> None:
+    program, says = (
+        misuse.backward_that_fails,
+        r"raised before it ended: 1 of 2 .*abandon",
+    )
+    refuses(says, program, failing, to_none, False, "hooks", cluster=cluster)
+
+
+@on_both
+@with_each
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("failing", [(0, 1), (0,), (1,)])
+def test_ranks_that_abandon_a_step_together_go_on_rightly(
+    cluster: str, reducer: str, to_none: bool, failing: tuple[int, ...]
+) -> None:
+    found = run(
+        misuse.backward_that_fails, failing, to_none, True, reducer, cluster=cluster
+    )
+    assert found == [[21.5, 21.5]] * 2
+
+
+@on_both
+@with_each
+def test_an_update_without_a_wait_is_refused_in_the_second_step(
+    cluster: str, reducer: str
+) -> None:
+    says = r"parameter weight was changed while step 0 was open.*reducer\.wait\(\)"
+    refuses(says, misuse.never_waits, reducer, cluster=cluster)
+
+
+@on_both
+@with_each
+def test_an_update_before_the_wait_is_refused(cluster: str, reducer: str) -> None:
+    says = r"parameter weight was changed while step 0 was open.*reducer\.wait\(\)"
+    refuses(says, misuse.steps_before_it_waits, reducer, cluster=cluster)
+
+
+@on_both
+@pytest.mark.parametrize("what", ["replace", "free", "zero", "clip"])
+def test_a_gradient_that_is_touched_before_the_wait_is_named(
+    cluster: str, what: str
+) -> None:
+    says = r"weight\.grad was replaced, freed or written .*reducer\.wait\(\) first"
+    refuses(says, misuse.touches, what, "bucketed", cluster=cluster)
+
+
+@on_both
+@pytest.mark.parametrize("what", ["replace", "clip"])
+def test_what_has_not_been_sent_may_be_touched(cluster: str, what: str) -> None:
+    right = {"replace": 1.5, "clip": 0.5}[what]
+    for (seen,) in run(misuse.touches, what, "serial", cluster=cluster):
+        assert seen == pytest.approx(right, rel=1e-5)
+
+
+@on_both
+def test_a_users_hook_that_steps_and_frees_is_named(cluster: str) -> None:
+    refuses(
+        r"weight.* reducer\.wait\(\)", misuse.touches, "hook", "hooks", cluster=cluster
+    )
+
+
+@on_both
+def test_ranks_that_freeze_different_layers_still_average(cluster: str) -> None:
+    assert run(misuse.freeze_differently, cluster=cluster) == [[5.0, 0.5]] * 2
+
+
+@on_both
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_all_ranks_freeze_leaves_the_plan_and_comes_back(
+    cluster: str, ranks: int
+) -> None:
+    found = run(misuse.freeze_everywhere, cluster=cluster, ranks=ranks)
+    assert found == [[3, 2, 1, 2, 3]] * ranks
+
+
+@on_both
+def test_a_parameter_that_one_rank_alone_unfreezes_is_named(cluster: str) -> None:
+    says = "parameter 0.weight trains on this rank and is frozen on another"
+    refuses(says, misuse.unfreeze_on_rank_0, cluster=cluster)
+
+
+@on_both
+@with_each
+@pytest.mark.parametrize("cut_short", [True, False])
+@pytest.mark.parametrize("nested", [True, False])
+def test_micro_batches_accumulate_and_are_sent_once(
+    cluster: str, reducer: str, cut_short: bool, nested: bool
+) -> None:
+    found = run(misuse.accumulate, reducer, cut_short, nested, cluster=cluster)
+    assert found == [[5.5]] * 2
+
+
+def test_a_window_sends_each_bucket_once() -> None:
+    seen = ol.run(misuse.accumulate, "bucketed", False, False, world_size=2)
+    sent = [s for s in seen.timeline.of_rank(0).spans if s.name == "all_reduce"]
+    assert [s.attributes["label"] for s in sent][-1] == "bucket 0"
+    assert sum(s.attributes["label"] == "bucket 0" for s in sent) == 1
+
+
+@on_both
+def test_an_error_leaves_no_sync(cluster: str) -> None:
+    assert run(misuse.leaves_no_sync_by_an_error, cluster=cluster) == [[1.5]] * 2
+
+
+@on_both
+def test_waiting_inside_no_sync_is_refused(cluster: str) -> None:
+    refuses("inside no_sync", misuse.waits_in_no_sync, cluster=cluster)
+
+
+@on_both
+def test_accumulation_makes_no_second_copy(cluster: str) -> None:
+    assert run(misuse.accumulates_in_place, cluster=cluster) == [True] * 2
+
+
+@on_both
+def test_micro_batches_may_go_through_another_method(cluster: str) -> None:
+    assert run(misuse.another_method, cluster=cluster) == [[13.0]] * 2
+
+
+@on_both
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_large_halves_do_not_overflow(cluster: str, ranks: int) -> None:
+    for (seen,) in run(misuse.half_precision, cluster=cluster, ranks=ranks):
+        assert seen == pytest.approx(40000, rel=1e-3)
+
+
+@on_both
+def test_a_lazily_conjugated_gradient_is_averaged(cluster: str) -> None:
+    first, second = run(misuse.lazily_conjugated, cluster=cluster)
+    assert first == second == [pytest.approx(1.5)]
+
+
+@on_both
+@pytest.mark.parametrize("first", ["serial", "bucketed"])
+@pytest.mark.parametrize("second", ["serial", "hooks"])
+def test_a_second_reducer_of_any_class_is_refused(
+    cluster: str, first: str, second: str
+) -> None:
+    says = r"parameter weight has a reducer already.*remove\(\)"
+    refuses(says, misuse.two_reducers, first, second, cluster=cluster)
+
+
+@on_both
+def test_a_model_wrapped_in_ddp_is_refused(cluster: str) -> None:
+    refuses(
+        r"wrapped in DistributedDataParallel", misuse.wrapped_in_ddp, cluster=cluster
+    )
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("expanded", r"buffer table is expanded.*clone"),
+        ("int16", "buffer table is torch.int16"),
+        ("sparse", "buffer table has layout torch.sparse"),
+    ],
+)
+def test_a_buffer_that_cannot_be_sent_is_refused(
+    cluster: str, kind: str, says: str
+) -> None:
+    refuses(says, misuse.strange_buffer, kind, cluster=cluster)
+
+
+@on_both
+def test_a_meta_model_is_refused(cluster: str) -> None:
+    refuses("weight is on the meta device", misuse.meta_model, cluster=cluster)
+
+
+@on_both
+@with_each
+def test_a_dropped_model_takes_its_reducer_along(cluster: str, reducer: str) -> None:
+    assert run(misuse.how_many_live, reducer, cluster=cluster) == [(0, 0)] * 2
+
+
+@on_both
+def test_remove_leaves_no_hook(cluster: str) -> None:
+    assert run(misuse.removed_leaves_nothing, cluster=cluster) == [
+        (0, [1.0]),
+        (0, [2.0]),
+    ]
+
+
+@on_both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_bfloat16_wire_sums_in_float32(
+    cluster: str, dtype: torch.dtype, ranks: int
+) -> None:
+    for gradients in run(misuse.bfloat16_wire, dtype, cluster=cluster, ranks=ranks):
+        for i, grad in enumerate(gradients):
+            assert torch.equal(grad, torch.full_like(grad, 2.0**i * (1 + ranks) / 2))
+
+
+@on_both
+def test_buffers_are_broadcast_on_request(cluster: str) -> None:
+    assert run(misuse.buffers_on_request, cluster=cluster) == [5.0] * 2
+
+
+def large_model(**settings: float) -> tuple[int, int]:
+    layers = [torch.nn.Linear(2048, 2048, bias=False) for _ in range(32)]
+    reducer = ol.BucketedReducer(torch.nn.Sequential(*layers), **settings)
+    return len(reducer.plan), reducer.plan.cap_bytes
+
+
+def test_by_default_a_large_model_makes_sixteen_buckets() -> None:
+    found = ol.run(large_model, world_size=1, fake=True).values
+    assert found == ((16, 32 * 2**20),)
+    asked = ol.run(large_model, world_size=1, fake=True, bucket_mib=25).values
+    assert asked == ((32, 25 * 2**20),)
