@@ -201,11 +201,9 @@ class InFlight:
                 stream_of(key).wait_stream(stream_of(owner))
         dtype = self._wire.dtype_of(parameters[0].parameter.dtype)
         payload = load(parameters, dtype, stale)
-        if not payload.tensors[
-            0
-        ].is_cuda:  # names are for the virtual cluster's reports
+        if not payload.tensors[0].is_cuda:  # for reports of the virtual cluster
             for info, tensor in zip(parameters, payload.tensors, strict=True):
-                self._provider.name_tensor(tensor, f"grad {info.name}")
+                streams.name_tensor(tensor, streams.GRADIENT + info.name)
         if flags is not None:
             payload.tensors.append(flags(payload))
         launched = self._wire.launch(payload.tensors)
