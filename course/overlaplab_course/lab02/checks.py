@@ -279,23 +279,19 @@ def grade_summary(sheet: Sheet, summary: Callable[[list[Row]], Any]) -> None:
     small, entries = _rows("2.8b"), LAB.cases("2.8b", "entry")
     sheet.ran(f"{len(small)} small timelines, then {NUM_SUMMARIES} large ones")
     every = tuple(entries.values())
-
-    def expect(
-        sentence: str, rows: Sequence[Row], where: str, keys: Sequence[str]
-    ) -> None:
+    unseen = map(unseen_rows, range(1000, 1000 + NUM_SUMMARIES))
+    for sentence, rows, where, keys in (
+        *((s, rows, _on(rows), (entries[s],)) for s, rows in small.items()),
+        *((UNSEEN_SUMMARIES, r, f"on {len(r)} rows: ", every) for r in unseen),
+    ):
+        if sentence == UNSEEN_SUMMARIES:
+            sheet.stop_if_wrong()
         said = _dict(summary(list(rows)), "summary", every)
         right = reference.summary(rows)
         sums: Mapping[str, int] = right["by_name"]
         if sums.get(said["top"]) == max(sums.values()):  # of equal sums, any
             right["top"] = said["top"]
         _expect_same(sheet, sentence, said, right, where, keys)
-
-    for sentence, rows in small.items():
-        expect(sentence, rows, _on(rows), (entries[sentence],))
-    sheet.stop_if_wrong()
-    for seed in range(1000, 1000 + NUM_SUMMARIES):
-        rows = unseen_rows(seed)
-        expect(UNSEEN_SUMMARIES, rows, f"on {len(rows)} rows: ", every)
 
 
 # -- 2.8a
@@ -306,16 +302,16 @@ COMPUTE_MS, MESSAGE_MS, HIDDEN_MS, ONE_MESSAGE, UNDISTURBED = LAB.sentences("2.8
 @lru_cache(maxsize=4)
 def plain_ms(case: int) -> float:
     """How long the run of 2.8a takes without a profiler."""
+    return given.profile_with(_plain_step, case).timeline.end_ns / 1e6
 
-    def plain_step(
-        compute: Callable[[], Any], send: Callable[[], Any]
-    ) -> Mapping[str, float]:
-        work = send()
-        compute()
-        work.wait()
-        return {}
 
-    return given.profile_with(plain_step, case).timeline.end_ns / 1e6
+def _plain_step(
+    compute: Callable[[], Any], send: Callable[[], Any]
+) -> Mapping[str, float]:
+    work = send()
+    compute()
+    work.wait()
+    return {}
 
 
 @LAB.grader("2.8a")
@@ -329,27 +325,13 @@ def grade_profile_step(sheet: Sheet, profile_step: given.ProfileStep) -> None:
         said, calls = timed.value
         sheet.show(timed.timeline.of_rank(0), title="your profiler's step")
         said = _dict(said, "profile_step", tuple(entries.values()))
-        sheet.expect(
-            ONE_MESSAGE,
-            calls == {"compute": 1, "send": 1},
-            seen=f"send() was called {calls['send']} times, "
-            f"compute() {calls['compute']} times",
-            expected="once each",
-        )
+        once = calls == {"compute": 1, "send": 1}
+        LAB.expect(sheet, ONE_MESSAGE, once, **calls)
         ms, plain = timed.timeline.end_ns / 1e6, plain_ms(case)
-        sheet.expect(
-            UNDISTURBED,
-            ms <= 1.02 * plain,
-            seen=f"{ms:.3f} ms",
-            expected=f"{plain:.3f} ms, or 2 % more",
-        )
+        LAB.expect(sheet, UNDISTURBED, ms <= 1.02 * plain, ms=ms, plain=plain)
         right = given.truth(timed.timeline)
         for sentence, key in entries.items():
             value, wanted = float(said[key]), right[key]
-            sheet.expect(
-                sentence,
-                abs(value - wanted) <= TOLERANCE * wanted,
-                seen=f"{key}: {value:.4g}",
-                expected=f"{wanted:.4g}, within {100 * TOLERANCE:.0f} %",
-            )
+            good = abs(value - wanted) <= TOLERANCE * wanted
+            LAB.expect(sheet, sentence, good, value=value, wanted=wanted)
         sheet.stop_if_wrong()

@@ -24,10 +24,12 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from overlaplab import streams
-from overlaplab.bench.timing import Step, time_in_turn
+from overlaplab.bench.timing import Step
+from overlaplab_course import timing
 from overlaplab_course.lab03 import four_races, reference
 from overlaplab_course.lab03.jobs import COMPUTE, Piece, Task, backward_job, one_stream
 from overlaplab_course.lab03.show import MATMUL, MESSAGE_BYTES
+from overlaplab_course.timing import get_ready, matrix, medians_ms
 
 ROUNDS, STEPS = 8, 4
 CHAINS, LINKS = 8, 12
@@ -38,7 +40,7 @@ ON_GPU, NEEDS_GPU = ("priorities", "races", "sanitizer"), {"error": "needs a GPU
 
 def measure() -> dict[str, Any]:
     """Everything the lesson prints of GPUs. Collective."""
-    on_gpu = streams.device().type == "cuda"
+    on_gpu = timing.on_gpu()
     questions: Mapping[str, Callable[[bool], dict[str, Any]]] = {
         "job": job_on_streams,
         "chains": independent_chains,
@@ -61,17 +63,8 @@ def measure() -> dict[str, Any]:
 
 
 def _medians(steps: Mapping[str, Step], per: float = 1) -> dict[str, float]:
-    """Median ms of each, divided by `per`, after one of each that is not counted."""
-    for step in steps.values():
-        step()
-    streams.synchronize()
-    timed = time_in_turn(steps, num_rounds=ROUNDS, steps_a_round=STEPS)
-    return {name: round(s.median_ns / 1e6 / per, 4) for name, s in timed.items()}
-
-
-def _matrix(size: int) -> torch.Tensor:
-    dtype = torch.bfloat16 if streams.device().type == "cuda" else torch.float32
-    return torch.full((size, size), 0.01, dtype=dtype, device=streams.device())
+    """Median ms of each, divided by `per`."""
+    return {n: round(ms / per, 4) for n, ms in medians_ms(steps, ROUNDS, STEPS).items()}
 
 
 # -- the job of sections 1 and 2
@@ -91,7 +84,7 @@ def two_streams(tasks: Sequence[Task]) -> None:
 def job_on_streams(on_gpu: bool) -> dict[str, Any]:
     """Section 1's job: a unit is one large matmul, or a message as long as it."""
     size, unit_bytes = (MATMUL, MESSAGE_BYTES) if on_gpu else (128, 2**20)
-    job, a, b = backward_job(), _matrix(size), _matrix(size)
+    job, a, b = backward_job(), matrix(size), matrix(size)
 
     def task(piece: Piece) -> Task:
         out = torch.empty_like(a)
@@ -129,7 +122,7 @@ def independent_chains(on_gpu: bool) -> dict[str, Any]:
     wide, numel, device = *((3072, 2**16) if on_gpu else (64, 64)), streams.device()
     chains = {
         "narrow": [torch.ones(16, numel, device=device) for _ in range(CHAINS)],
-        "wide": [_matrix(wide) for _ in range(CHAINS)],
+        "wide": [matrix(wide) for _ in range(CHAINS)],
     }
 
     def step(inputs: Sequence[torch.Tensor], side: Sequence[Any]) -> None:
@@ -162,15 +155,15 @@ def feeds(on_gpu: bool) -> dict[str, Any]:
     num, numel = 6, (2**24 if on_gpu else 2**14)  # 64 MiB a batch
     samples = [torch.full((numel,), float(i)) for i in range(num)]
     pinned = [s.pin_memory() for s in samples] if on_gpu else samples
-    matrix = _matrix(4096 if on_gpu else 128)
-    out, batch0 = torch.empty_like(matrix), samples[0].to(streams.device())
+    factor = matrix(4096 if on_gpu else 128)
+    out, batch0 = torch.empty_like(factor), samples[0].to(streams.device())
 
     def to_device(sample: torch.Tensor) -> torch.Tensor:
         return sample.to(streams.device(), non_blocking=True)
 
     def step(batch: torch.Tensor) -> float:
         for _ in range(8):
-            torch.mm(matrix, matrix, out=out)
+            torch.mm(factor, factor, out=out)
         return float((out[0, 0] + batch[0]).item())
 
     def ahead() -> None:
@@ -244,9 +237,9 @@ def cost_of_waits(on_gpu: bool) -> dict[str, Any]:
 
 def priorities(on_gpu: bool) -> dict[str, Any]:
     """How long small kernels take beside many large ones, by stream priority."""
-    matrix = _matrix(4096)
-    out = [torch.empty_like(matrix) for _ in range(2)]
-    small = torch.ones(2**20, device=matrix.device)
+    factor = matrix(4096)
+    out = [torch.empty_like(factor) for _ in range(2)]
+    small = torch.ones(2**20, device=factor.device)
     load = streams.Stream()
 
     def small_ms(stream: Any, num_large: int) -> float:
@@ -254,7 +247,7 @@ def priorities(on_gpu: bool) -> dict[str, Any]:
         streams.synchronize()
         with streams.stream(load):
             for i in range(num_large):
-                torch.mm(matrix, matrix, out=out[i % 2])
+                torch.mm(factor, factor, out=out[i % 2])
         with streams.stream(stream):
             begin.record()
             for _ in range(5):
@@ -286,9 +279,7 @@ def synchronize_and_collectives(on_gpu: bool) -> dict[str, Any]:
     done = []
     for _ in range(10):
         for name in ("stream.synchronize", "work and synchronize"):
-            streams.synchronize()
-            dist.barrier()
-            streams.synchronize()
+            get_ready()
             start = time.perf_counter_ns()
             with streams.stream(side):
                 work = dist.all_reduce(tensor, async_op=True)
