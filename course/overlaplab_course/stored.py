@@ -119,3 +119,15 @@ def columns(
             + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=False))
         )
     return lines
+
+
+def text_table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """A table as wide as its cells: the first column to the left, others to the right.
+
+    Args:
+        lines: of any values, written with `str`.
+    """
+    rows = [[str(cell) for cell in line] for line in (head, *lines)]
+    first, *each = (max(map(len, column)) + 2 for column in zip(*rows, strict=True))
+    table = columns(rows, first=first - 2, each=each)
+    return "\n".join(line.rstrip() for line in table)

@@ -76,3 +76,23 @@ def test_a_sentence_is_written_in_its_own_words_with_the_facts_of_the_grader(bes
     assert (second.seen, second.hint) == ("", "from 1 on")
     assert [c.hint for c in judge(find_exercise("97.1"), 2).checks] == ["", "from 1 on"]
     assert lab.tables("97.1")[0]["wrong"] == [1, 3]
+
+
+def test_what_is_refused_is_described_only_where_it_is_wrong(beside):
+    facts = 'says = "it is even"\nseen = "{number}"\nhints.large = "take a smaller one"'
+    lab = beside(FILE.replace('says = "it is even"', facts))
+    even, positive = lab.sentences("97.1")
+
+    @lab.grader("97.1")
+    def grade(sheet: Sheet, number: int) -> None:
+        why = "large" if number > 100 else ""
+        lab.refuse(sheet, even, number % 2 != 0, why=why, number=number)
+        lab.refuse(sheet, positive, number <= 0)
+
+    said = [judge(find_exercise("97.1"), number).checks[0] for number in (4, 3, 101)]
+    assert [(c.seen, c.hint) for c in said] == [
+        ("", ""),
+        ("3", "two times something"),
+        ("101", "take a smaller one"),
+    ]
+    assert lab.hint(even, "large") == "take a smaller one" and lab.hint(even, "") == ""

@@ -25,13 +25,13 @@ from overlaplab_course.lab02.show import (
     pay,
     read,
     spread_ms,
-    text_table,
     traced_ms,
     true_ms,
     unprofiled_ms,
     with_gaps,
 )
 from overlaplab_course.lab02.stopwatch import clock
+from overlaplab_course.stored import text_table
 
 _kept = Kept(
     {

@@ -66,15 +66,13 @@ def _time_on_rank(time_step: Callable[[Step], Any], kind: str) -> tuple[Any, int
         times = 1
         if kind in ("cold", "training") and calls <= WARM_UP_CALLS:
             times = 4  # communicators are set up, kernels are tried out
-        elif kind in ("odd", "training") and calls % 7 == 5:
-            times = 5  # a checkpoint is written
-        elif kind in ("odd", "training") and calls % 7 == 0:
-            return  # a step that is skipped
-        for _ in range(times):
-            for number, width in _SHAPES[kind]:
-                for _ in range(number):
-                    _ = inputs[width] @ inputs[width]
-        dist.all_reduce(gradient)
+        elif kind in ("odd", "training"):  # a checkpoint is written; a step is skipped
+            times = {5: 5, 0: 0}.get(calls % 7, 1)
+        for number, width in times * _SHAPES[kind]:
+            for _ in range(number):
+                _ = inputs[width] @ inputs[width]
+        if times:
+            dist.all_reduce(gradient)
 
     return time_step(step), calls
 

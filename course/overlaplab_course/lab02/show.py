@@ -23,14 +23,6 @@ def true_ms(kind: str) -> float:
     return value
 
 
-def text_table(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    """Lines in columns: the first to the left, numbers to the right."""
-    cells = [[str(cell) for cell in line] for line in (head, *lines)]
-    first, *each = (max(map(len, column)) + 2 for column in zip(*cells, strict=True))
-    table = stored.columns(cells, first=first - 2, each=each)
-    return "\n".join(line.rstrip() for line in table)
-
-
 def read(step: Timeline) -> dict[str, float]:
     """The right numbers of 2.5, from the spans of one step that starts at 0."""
     messages = messages_of(step)

@@ -69,7 +69,9 @@ def grade_in_two(sheet: Sheet, all_reduce_in_two: Callable[[Tensor], Any]) -> No
             message += f" ({used or 'nothing'})"
             hint = LAB.hint(BYTES, "many" if sent > wanted else "few")
             if abs(sent - wanted) > n:  # each count is rounded up
-                wrong.append(Violation("", message, f"{expected}{n} elements", hint))
+                wrong.append(
+                    Violation("bytes", message, f"{expected}{n} elements", hint)
+                )
         sheet.verify(BYTES, wrong)
         sheet.stop_if_wrong()
 

@@ -176,11 +176,9 @@ def _more_than_once(seen: Examined) -> list[Violation]:
 def _repair(
     oracle: Callable[[given.Inputs], Any], inputs: str, **options: Any
 ) -> Repair:
-    """What both share.
+    """What both share: `oracle(inputs)` is what every rank must return.
 
-    Args:
-        oracle: what every rank must return.
-        inputs: the name of the method of `extras.RepairCase` that gives them.
+    `inputs` names the method of `extras.RepairCase` that makes them.
     """
 
     def case(number: int) -> given.Inputs:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -44,11 +46,9 @@ def run_ring(tensor: Tensor, chunk_to_send: ChunkToSend) -> Tensor:
         outgoing = chunks[chunk_to_send(rank, step, n)].clone()
         target = chunks[chunk_to_send(left, step, n)]
         incoming = torch.empty_like(target)
-        ops = [
-            dist.P2POp(dist.isend, outgoing, right),
-            dist.P2POp(dist.irecv, incoming, left),
-        ]
-        for work in dist.batch_isend_irecv(ops):
+        send = dist.P2POp(dist.isend, outgoing, right)
+        receive = dist.P2POp(dist.irecv, incoming, left)
+        for work in dist.batch_isend_irecv([send, receive]):
             work.wait()
         if step < n - 1:
             target += incoming
@@ -69,35 +69,30 @@ def play_ring(chunk_to_send: ChunkToSend) -> Run:
 
 def no_chunk(chunk_to_send: ChunkToSend, num_ranks: int) -> list[Violation]:
     """The first answer that is no chunk of a ring."""
-    for rank in range(num_ranks):
-        for step in range(2 * (num_ranks - 1)):
-            answer: Any = chunk_to_send(rank, step, num_ranks)
+    for rank, step in product(range(num_ranks), range(2 * (num_ranks - 1))):
+        answer: Any = chunk_to_send(rank, step, num_ranks)
+        is_int = isinstance(answer, int) and not isinstance(answer, bool)
+        if not is_int or not 0 <= answer < num_ranks:
             message = f"rank {rank} of {num_ranks}, step {step}: {answer!r}"
             expected = f"a whole number from 0 to {num_ranks - 1}"
-            is_int = isinstance(answer, int) and not isinstance(answer, bool)
-            if not is_int or not 0 <= answer < num_ranks:
-                return [Violation("chunk", message, expected)]
+            return [Violation("chunk", message, expected)]
     return []
 
 
 # How often each rank's part is in each chunk: [rank][chunk][source].
-Counts = list[list[dict[int, int]]]
+Counts = list[list[Counter[int]]]
 
 
 def simulate(chunk_to_send: ChunkToSend, num_ranks: int, steps: int) -> Counts:
     """What each rank holds after `steps`, counted, without any tensor."""
-    held: Counts = [[{rank: 1} for _ in range(num_ranks)] for rank in range(num_ranks)]
+    ranks = range(num_ranks)
+    held: Counts = [[Counter([rank]) for _ in ranks] for rank in ranks]
     for step in range(steps):
-        messages = []
-        for rank in range(num_ranks):
-            chunk = chunk_to_send(rank, step, num_ranks)
-            messages.append((chunk, dict(held[rank][chunk])))
-        for rank, (chunk, message) in enumerate(messages):
-            mine = held[(rank + 1) % num_ranks][chunk]
-            if step >= num_ranks - 1:
-                mine.clear()
-            for source, count in message.items():
-                mine[source] = mine.get(source, 0) + count
+        sent = [chunk_to_send(rank, step, num_ranks) for rank in ranks]
+        messages = [held[rank][chunk].copy() for rank, chunk in enumerate(sent)]
+        for rank, (chunk, message) in enumerate(zip(sent, messages, strict=True)):
+            mine = held[(rank + 1) % num_ranks]
+            mine[chunk] = message + (mine[chunk] if step < num_ranks - 1 else Counter())
     return held
 
 
@@ -157,11 +152,8 @@ def repair_case(number: int) -> RepairCase:
 
 def luck_us(run: Run) -> float:
     """How long after its message's end the first unordered reader of rank 0 starts."""
-    spans = {
-        span.attributes.get("op"): span
-        for span in run.timeline.of_rank(0).spans
-        if span.kind != "launch"
-    }
+    own = run.timeline.of_rank(0).spans
+    spans = {s.attributes.get("op"): s for s in own if s.kind != "launch"}
     hazard = next(f for f in run.warnings if f.kind == "hazard" and f.rank == 0)
     message, reader = (spans[op] for op in hazard.ops)
     return (reader.start_ns - message.end_ns) / 1e3

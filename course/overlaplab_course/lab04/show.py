@@ -116,31 +116,25 @@ def ring_text(chunk_to_send: ChunkToSend, num_ranks: int = NUM_RANKS) -> str:
         cells = "".join(f"{f'sends {c}':<8}" for c in sent).rstrip()
         lines.append(f"{step} {how:<8}" + cells)
     lines.append("at the end: parts of each chunk (4 is a sum, unless one came twice)")
-    for rank, chunks in enumerate(
-        simulate(chunk_to_send, num_ranks, 2 * num_ranks - 2)
-    ):
-        counts = (
-            f"{sum(chunk.values())}{'!' * (max(chunk.values()) > 1)}"
-            for chunk in chunks
-        )
+    held = simulate(chunk_to_send, num_ranks, 2 * num_ranks - 2)
+    for rank, chunks in enumerate(held):
+        counts = (f"{c.total()}{'!' * (max(c.values()) > 1)}" for c in chunks)
         lines.append(f"rank {rank}: {' '.join(counts)}")
     return "\n".join(lines)
 
 
-@lru_cache(maxsize=1)
-def _points() -> Any:
-    return json.loads(Path(__file__).with_name("points.json").read_text("utf-8"))
+_POINTS = json.loads(Path(__file__).with_name("points.json").read_text("utf-8"))
 
 
 def measured_points() -> Sequence[tuple[int, int, float]]:
     """(ranks, bytes, us) of all-reduces measured alone; see `points_machine`."""
-    points: Sequence[tuple[int, int, float]] = _points()["points"]
+    points: Sequence[tuple[int, int, float]] = _POINTS["points"]
     return points
 
 
 def points_machine() -> str:
     """The machine on which they were measured."""
-    return "{card}, torch {torch}, NCCL {nccl}, {date}".format(**_points())
+    return "{card}, torch {torch}, NCCL {nccl}, {date}".format(**_POINTS)
 
 
 # -- section 10: stored measurements
