@@ -181,19 +181,10 @@ def grade_counts(sheet: Sheet, my_number: int, counts: Mapping[str, Any]) -> Non
         "at_old_moment": sum(ns <= 1000 * returned_us for ns in slow_ends),
     }
     right = (returned_us, launched, started, finished, twice.finished)
-    for one, number in zip(LAB.tables("0.2"), right, strict=True):
-        key, how = one["entry"], one["how"]
-        said = counts.get(key)
-        fine, expected = False, f"a number: {how}"
-        seen = f"{key!r} is {said!r}" if key in counts else f"there is no {key!r}"
-        if isinstance(said, int | float) and not isinstance(said, bool):
-            fine, expected = bool(abs(said - number) < 0.5), how
-            wrong = {name: n for name, n in others.items() if n != number}
-            slip = forms.find_slip(
-                said, one["slips"], wrong, lambda a, b: abs(a - b) < 0.5
-            )
-            seen = f"{key}: {said:g}" + (f"\n{slip}" if slip else "")
-        sheet.expect(one["says"], fine, seen=seen, expected=expected)
+    tables = LAB.tables("0.2")
+    keys = (one["entry"] for one in tables)
+    truth = dict(zip(keys, right, strict=True))
+    forms.judge_numbers(sheet, tables, counts, truth, others)
 
 
 # 0.5: the learner's number draws a run of two uneven ranks.

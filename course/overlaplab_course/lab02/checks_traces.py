@@ -7,7 +7,7 @@ from typing import Any
 
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
-from overlaplab.grading.forms import find_slip
+from overlaplab.grading.forms import judge_numbers
 from overlaplab.timeline import Span, Timeline
 from overlaplab_course.lab02 import given, reference
 from overlaplab_course.lab02.given import messages_of, trace_step
@@ -16,55 +16,23 @@ from overlaplab_course.lab02.show import pay, read, with_gaps
 LAB = Declared(__file__)
 
 
-def grade_answers(
-    sheet: Sheet,
-    id: str,
-    said: Mapping[str, Any],
-    right: Mapping[str, float],
-    others: Mapping[str, float],
-) -> None:
-    """Each number that a learner reads, alone, against the right one.
-
-    Args:
-        others: more numbers that are easily taken for one of `right`, by the names that
-            stand under `slips` in the file.
-
-    Raises:
-        TypeError: `said` is no dict.
-    """
-    entries = LAB.cases(id, "entry").values()
-    if not isinstance(said, Mapping):
-        got = f"got {type(said).__name__}"
-        raise TypeError(f"{got}; expected a dict with the keys {list(entries)}")
-    for one in LAB.tables(id):
-        key, expected, off = one["entry"], one["how"], one["within"]
-        value, wanted, good = said.get(key), right[key], False
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            seen = f"{key!r} is {value!r}" if key in said else f"there is no {key!r}"
-            expected = f"a number: {expected}"
-        else:
-            good = bool(abs(value - wanted) <= off)
-            seen = f"{key}: {value:.6g}"
-            numbers = {**right, **others}
-            numbers |= {"ns": 1e6 * wanted, "us": 1e3 * wanted, "minus": -wanted}
-
-            def is_near(
-                said: float, other: float, wanted: float = wanted, off: float = off
-            ) -> bool:
-                near = off * max(1.0, abs(other / (wanted or 1)))
-                return abs(other - wanted) > off and abs(said - other) <= near
-
-            slip = find_slip(value, ANY_SLIPS | one.get("slips", {}), numbers, is_near)
-            seen += f"\n{slip}" if slip and not good else ""
-        sheet.expect(one["says"], good, seen=seen, expected=expected)
-
-
 # What any number may be by mistake.
-ANY_SLIPS = {
-    "ns": "that is in ns",
-    "us": "that is in us",
-    "minus": "the other way round",
-}
+SLIPS = {"ns": "that is in ns", "us": "that is in us", "minus": "the other way round"}
+
+
+def _judge(
+    sheet: Sheet, id: str, said: Any, right: Mapping[str, float], **others: float
+) -> None:
+    """Each number that a learner reads; `others`: see `slips` in the file."""
+    tables = LAB.tables(id)
+    if not isinstance(said, Mapping):
+        keys = [one["entry"] for one in tables]
+        raise TypeError(
+            f"got {type(said).__name__}; expected a dict with the keys {keys}"
+        )
+    every = {**right, **others}
+    judge_numbers(sheet, tables, said, right, every, common=SLIPS, form=".6g")
+
 
 # -- 2.5
 
@@ -79,19 +47,22 @@ def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
     right, messages = read(step), messages_of(step)
     last = max(messages, key=lambda s: s.end_ns)
     launch_ms = messages[0].attributes["launch_ns"] / 1e6
-    others = {
-        "launch": launch_ms,
-        "before 0": -launch_ms,
-        "end": messages[0].end_ns / 1e6,
-        "after backward": right["first_ms"] - right["backward_ms"],
-        "exposed": step.report().exposed_ns / 1e6,
-        "whole": last.duration_ns / 1e6,
-        "MB": messages[-1].bytes / 1e6,
-        "bytes": messages[-1].bytes,
-        "all": sum(m.bytes for m in messages) / 2**20,
-    }
     sheet.show(step, title="your step, overlapped, batch 8")
-    grade_answers(sheet, "2.5", reading, right, others)
+    _judge(
+        sheet,
+        "2.5",
+        reading,
+        right,
+        launch=launch_ms,
+        before_0=-launch_ms,
+        end=messages[0].end_ns / 1e6,
+        after_backward=right["first_ms"] - right["backward_ms"],
+        exposed=step.report().exposed_ns / 1e6,
+        whole=last.duration_ns / 1e6,
+        MB=messages[-1].bytes / 1e6,
+        bytes=messages[-1].bytes,
+        all=sum(m.bytes for m in messages) / 2**20,
+    )
 
 
 # -- 2.6
@@ -215,17 +186,20 @@ def grade_bill(sheet: Sheet, my_number: int, bill: Mapping[str, Any]) -> None:
     sheet.show(overlapped, title="your step, overlapped")
     right, report = pay(serial, overlapped), overlapped.report()
     serial_ns = serial.report().compute_ns
-    others = {
-        "communication": report.communication_ns / 1e6,
-        "exposed": report.exposed_ns / 1e6,
-        "report": report.saved_ns / 1e6,
-        "all kernels": (report.compute_ns - serial_ns) / 1e6,
-        "all kernels, ratio": report.compute_ns / serial_ns,
-        "inverse": 1 / right["beside_ratio"],
-        "longer": right["beside_ratio"] - 1,
-        "mean": mean_of_ratios(serial, overlapped),
-    }
-    grade_answers(sheet, "2.7", bill, right, others)
+    _judge(
+        sheet,
+        "2.7",
+        bill,
+        right,
+        communication=report.communication_ns / 1e6,
+        exposed=report.exposed_ns / 1e6,
+        report=report.saved_ns / 1e6,
+        kernels=(report.compute_ns - serial_ns) / 1e6,
+        kernels_ratio=report.compute_ns / serial_ns,
+        inverse=1 / right["beside_ratio"],
+        longer=right["beside_ratio"] - 1,
+        mean=mean_of_ratios(serial, overlapped),
+    )
 
 
 def mean_of_ratios(serial: Timeline, overlapped: Timeline) -> float:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from math import nan
+from types import MappingProxyType
+from typing import Any
 
+from overlaplab.grading.exercise import Sheet
 from overlaplab.timeline import Span, Timeline
 from overlaplab.timeline.span import Kind
 
@@ -48,6 +51,50 @@ def find_slip(
         return ""
     known = (text for name, text in slips.items() if near(said, numbers.get(name, nan)))
     return next(known, "")
+
+
+def judge_numbers(
+    sheet: Sheet,
+    tables: Iterable[Mapping[str, Any]],
+    said: Mapping[str, Any],
+    right: Mapping[str, float],
+    others: Mapping[str, float],
+    *,
+    common: Mapping[str, str] = MappingProxyType({}),
+    form: str = "g",
+) -> None:
+    """Each number that a learner read off something, alone; a wrong one is explained.
+
+    Args:
+        tables: of the sentences (`Declared.tables`): "says"; "entry", the key in `said`
+            and `right`; "how" to find it; "within"; "slips", as in `find_slip`.
+        others: what is easily taken for one of `right`, by the names in "slips".
+        common: slips of every number: "us" and "ns" instead of ms, "minus". Here what
+            is 1000 times as large may be off by 1000 times as much.
+        form: of the number, where it is shown.
+    """
+    for one in tables:
+        key, off, expected = one["entry"], one["within"], one["how"]
+        value, wanted, good = said.get(key), right[key], False
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            seen = f"{key!r} is {value!r}" if key in said else f"there is no {key!r}"
+            expected = f"a number: {expected}"
+        else:
+            good = bool(abs(value - wanted) <= off)
+            units = {"ns": 1e6 * wanted, "us": 1e3 * wanted, "minus": -wanted}
+            every = {**others, **(units if common else {})}
+            wrong = {n: x for n, x in every.items() if abs(x - wanted) > off}
+            size = abs(wanted or 1) if common else math.inf
+
+            def is_near(
+                a: float, b: float, off: float = off, size: float = size
+            ) -> bool:
+                return bool(abs(a - b) <= off * max(1, abs(b / size)))
+
+            slips = {} if good else {**common, **one.get("slips", {})}
+            slip = find_slip(value, slips, wrong, is_near)
+            seen = f"{key}: {value:{form}}" + (f"\n{slip}" if slip else "")
+        sheet.expect(one["says"], good, seen=seen, expected=expected)
 
 
 def read_numbers(
