@@ -761,7 +761,7 @@ print(lab.points_machine())
 # %% name="my-number"
 my_number = 7  # any whole number: your day of birth, your desk
 
-# %% name="patient"
+# %% name="repair-case"
 repair_case = lab.repair_case(my_number)
 print(f"{len(repair_case.widths)} blocks with side branches of {repair_case.widths}")
 print(f"{len(repair_case.tokens)} micro-batches of {repair_case.tokens} tokens")

@@ -1,9 +1,9 @@
-"""Deadlines in CPU time of the user's code, so that a busy machine costs nobody.
+"""Deadlines in CPU time of the user's code: a busy machine takes none of it.
 
 Once half of the time is over, the stack is looked at ten times a second, and what the
-process computed since the last look is charged if code of the user's is on it. Imports,
-references and other processes are nobody's time. Code that sleeps or waits meets a wall
-limit behind.
+process computed since the last look is charged if the user's code is on it. Imports,
+references and other processes are not charged. Code that sleeps or waits ends at a far
+longer limit on the wall clock.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Deadline:
     """A context that stops what runs in it once the user's code has had its time.
 
     Works in the main thread, where there are signals; elsewhere nothing is stopped.
-    The error is raised in code of the user's, or in ours that waits for it; never in an
-    import, of which half would be left.
+    The error is raised in the user's code, or in ours that waits for it; never in an
+    import, which would be left half done.
 
     Args:
         cpu_s: CPU time of the user's code; on the wall, `WALL_FACTOR` times as much.

@@ -72,9 +72,9 @@ def nothing(lesson: str) -> str:
 
 
 def shown(lesson: str) -> Callable[[Table[P]], Callable[P, str]]:
-    """Decorate `table(found, ...) -> lines`: called without `found`, it is a text.
+    """Turn `table(found, ...) -> lines` into `table(...) -> text`.
 
-    That of `nothing` where no GPU's measurement is stored.
+    The text is that of `nothing` where no GPU's measurement is stored.
     """
 
     def decorate(table: Table[P]) -> Callable[P, str]:
@@ -94,7 +94,8 @@ def measure_it_here(command: str) -> str:
     """How this machine could measure, if it can."""
     count = torch.cuda.device_count()
     if count < 2:
-        return f"This machine has {count} GPUs. Two or more could measure here."
+        has = "1 GPU" if count == 1 else f"{count} GPUs"
+        return f"This machine has {has}. Two or more could measure here."
     return (
         f"This machine has {count} GPUs. To measure here, run in a terminal:\n"
         f"    {command}"

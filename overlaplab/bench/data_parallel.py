@@ -210,7 +210,7 @@ class _Case:
             "serial": self._maker(variants.serial),
             "per parameter": self._maker(variants.hooks),
             "ddp default": self._maker(variants.ddp),
-            "ours default": self._maker(variants.bucketed, 25),
+            "ours default": self._maker(variants.bucketed),
         }
         for kind, found in swept.items():
             if found:

@@ -88,12 +88,16 @@ def _reducer(
 
 
 def bucketed(
-    model: nn.Module, batch: Batch, mib: float, group: dist.ProcessGroup | None = None
+    model: nn.Module,
+    batch: Batch,
+    mib: float | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Variant:
     """Our reducer; `group` is for captured steps, which keep a communicator."""
     twin = share_parameters(model)
     ours = BucketedReducer(twin, bucket_mib=mib, process_group=group)
-    return _reducer(f"ours {mib:g}", ours, twin, batch, bucket_mib=mib)
+    name = f"ours {mib:g}" if mib else "ours default"
+    return _reducer(name, ours, twin, batch, bucket_mib=mib)
 
 
 def hooks(model: nn.Module, batch: Batch) -> Variant:

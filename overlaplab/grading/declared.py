@@ -84,7 +84,7 @@ class Declared:
     def refuse(
         self, sheet: Sheet, sentence: str, wrong: bool, *, why: str = "", **facts: Any
     ) -> None:
-        """`expect` that the sentence holds, without a word where it does.
+        """Write a sentence as false if `wrong`; as true, without numbers, if not.
 
         Args:
             why: see `hint`.

@@ -4,10 +4,11 @@ Knows no collective. Its hooks run once for every parameter while the CPU races 
 of the GPU: they count, note the stream, and do nothing else.
 
 [Note: a backward that did not end]
-A backward that raises has called some hooks and not others, and nobody tells the
-reducer. So the first hook of each backward asks autograd for a callback at its end. If
-another backward begins and the one before has not ended, it failed, and what ranks have
-sent may differ. A backward inside a backward (reentrant checkpointing) is no other one.
+A backward that raises has called some hooks and not others, and the reducer does not
+hear of it. So the first hook of each backward asks autograd for a callback at its end.
+If another backward begins and the one before has not ended, that one failed, and what
+ranks have sent may differ. A backward inside a backward (reentrant checkpointing)
+counts as part of it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Arrivals:
 
     Args:
         parameters: of the model; hooks sit on those that train. A dropped `Arrivals`
-            takes its hooks along, and holds no parameter alive by them.
+            takes its hooks along; they keep no parameter alive.
         on_backward: called at the first gradient of each backward.
         on_full: called with a bucket's index when it and all before it are full.
 
@@ -91,7 +92,7 @@ class Arrivals:
         return not self._ended
 
     def stale(self, bucket: int) -> list[int]:
-        """Frozen parameters of it whose gradients, if any, are of an earlier step."""
+        """Its frozen parameters: a gradient that they have is of an earlier step."""
         return [
             index
             for index in self._buckets[bucket]
@@ -104,7 +105,7 @@ class Arrivals:
         return self._writers[bucket]
 
     def announce_next(self) -> None:
-        """Announce one bucket more, full or not."""
+        """Announce one more bucket, full or not."""
         bucket = self.next
         self.next += 1
         self._on_full(bucket)
@@ -129,7 +130,7 @@ class Arrivals:
         on_gradient.arrivals = me  # type: ignore[attr-defined]
         parameter: Any = info.parameter
         handle = parameter.register_post_accumulate_grad_hook(on_gradient)
-        # Before those that are there: a hook of the user's may step and free.
+        # Before those that are there: the user's own may step and free.
         hooks: dict[int, Any] = parameter._post_accumulate_grad_hooks
         later = {key: hook for key, hook in hooks.items() if hook is not on_gradient}
         for key in later:

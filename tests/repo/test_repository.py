@@ -26,6 +26,8 @@ PINS = dict(
     if "==" in line
 )
 MAX_LINES = 450
+# In code marks or bare, such as overlaplab/streams.py; NN stands for any lesson.
+OUR_FILE = re.compile(r"(?<![\w./])(?:overlaplab|tests|course)/(?!\S*NN)[-\w./]*\w")
 # Paths of a machine, and tabs of a paste.
 FORBIDDEN = re.compile("/" + r"(work|root|home)/|\t" + "|" + "TO" + "DO")
 
@@ -104,6 +106,16 @@ def test_links_of_the_documents_lead_somewhere() -> None:
             if "://" not in target and not (document.parent / target).exists():
                 dead.append(f"{document.relative_to(ROOT)}: {target}")
     assert dead == []
+
+
+def test_files_of_ours_that_a_text_names_are_there() -> None:
+    named = {
+        f"{text.relative_to(ROOT)}: {name}"
+        for text in tracked("*.md", "course/[0-9]*.py")
+        for name in re.findall(OUR_FILE, text.read_text())
+        if not (ROOT / name).exists()
+    }
+    assert named == set()
 
 
 def test_the_changelogs_latest_version_is_the_packages() -> None:

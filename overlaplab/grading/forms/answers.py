@@ -40,7 +40,7 @@ def find_slip(
     numbers: Mapping[str, float],
     near: Callable[[float, float], object] = is_close,
 ) -> str:
-    """What the number is that was said in the place of the right one, "" if unknown.
+    """Which slip gives the number that was said, in words; "" if none is known to.
 
     Args:
         slips: by name, in words; the first that fits.

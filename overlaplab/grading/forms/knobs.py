@@ -14,8 +14,8 @@
         sheet.ran("your settings, each resolved again")
         TASKS.grade(sheet, found)
 
-Fails closed: what is missing, no dict, no knob or no value of a knob is a problem with
-that setting, and only settings without a problem are measured.
+Fails closed: a setting that is missing, is no dict, or names a knob or a value that
+does not exist is refused with that reason; only the others are measured.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class KnobTasks:
         measure: named numbers of one setting, which may leave knobs out.
         seen, hint: of every task that has none of its own.
         listed: the knobs that a wrong entry is reminded of; (): all.
-        expected: of `usable`, in the place of that list.
-        nothing: what is described where the learner handed in an empty dict.
+        expected: of `usable`, instead of that list.
+        nothing: what the verdict says of an empty dict.
         condition: what else is wrong with a setting, "" if nothing.
         draw: draw the last setting that does not do as asked.
     """

@@ -16,8 +16,8 @@ desk to desk.
     def grade_flat(sheet, my_number, said, repaired):
         FLAT.grade(sheet, my_number, said, repaired)
 
-Fails closed: a diagnosis that is no dict, an answer that is missing or wrong, a result
-that the recorded program did not compute are refused, each with its own words.
+Fails closed: a diagnosis that is no dict, an answer that is missing or wrong, and a
+result that the recorded program did not compute are each refused in words of their own.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class BucketedReducer:
     def abandon(self) -> None:
         """Give up the open step, after an error in it; zero the gradients then.
 
-        Collective: every rank calls it, in the place of `wait()`. Ranks that have sent
+        Collective: every rank calls it, instead of `wait()`. Ranks that have sent
         fewer buckets than others send more, so that they meet again in the next step.
         """
         mine = len(self._in_flight)
@@ -248,8 +248,8 @@ class BucketedReducer:
             raise RuntimeError(
                 f"a backward of step {self._num_steps} raised before it ended: "
                 f"{len(self._in_flight)} of {len(self.plan)} buckets were sent, so "
-                f"{what} cannot go on. Call reducer.abandon() on every rank in the "
-                "place of reducer.wait(), and zero the gradients."
+                f"{what} cannot go on. Call reducer.abandon() on every rank instead "
+                "of reducer.wait(), and zero the gradients."
             )
         for info, version in zip(self.parameters, self._versions, strict=True):
             if info.parameter._version != version:
