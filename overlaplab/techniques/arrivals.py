@@ -8,7 +8,9 @@ A backward that raises has called some hooks and not others, and the reducer doe
 hear of it. So the first hook of each backward asks autograd for a callback at its end.
 If another backward begins and the one before has not ended, that one failed, and what
 ranks have sent may differ. A backward inside a backward (reentrant checkpointing)
-counts as part of it.
+counts as part of it: where the inner one brings the first gradient, the callback is
+that of the outer one, asked for when the Python function that started the inner one
+has ended.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -56,7 +59,7 @@ class Arrivals:
         self._bucket_of: list[int] = []
         self.paused = False
         self._backward = -1  # autograd's number of the one that is running
-        self._ended = True
+        self._ended = self._inner_ended = True
         weakref.finalize(self, _remove, self._handles)
         self.plan(())
 
@@ -89,7 +92,9 @@ class Arrivals:
     @property
     def backward_failed(self) -> bool:
         """See [Note: a backward that did not end]."""
-        return not self._ended
+        if self._ended:
+            return False
+        return not (self._inner_ended and _outermost_function() is not None)
 
     def stale(self, bucket: int) -> list[int]:
         """Its frozen parameters: a gradient that they have is of an earlier step."""
@@ -160,16 +165,33 @@ class Arrivals:
                 self.announce_next()
 
     def _begin_backward(self) -> None:
-        if not self._ended and _is_inside_another():
+        outer = _outermost_function()
+        if not self._ended and outer is not None:
             return
         self._on_backward()
-        self._backward, self._ended = torch._C._current_graph_task_id(), False
-        me, number = weakref.ref(self), self._backward
+        self._ended, self._inner_ended = False, False
+        self._call_at_the_end(inner=outer is not None)
+        if outer is None:
+            return
+        me = weakref.ref(self)
+
+        def left(*_: object) -> None:
+            handle.remove()
+            if (arrivals := me()) is not None and not arrivals._ended:
+                arrivals._call_at_the_end()
+
+        handle = outer.register_hook(left)
+
+    def _call_at_the_end(self, inner: bool = False) -> None:
+        """Let the running backward say when it ends; an inner one is only a part."""
+        number = self._backward = torch._C._current_graph_task_id()
+        me = weakref.ref(self)
 
         def ended() -> None:
             arrivals = me()
             if arrivals is not None and arrivals._backward == number:
-                arrivals._ended = True
+                arrivals._inner_ended = True
+                arrivals._ended |= not inner
 
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(ended)
@@ -194,15 +216,15 @@ def watcher_of(info: ParameterInfo) -> Arrivals | None:
     return None
 
 
-def _is_inside_another() -> bool:
-    """Whether a Python function's backward is on the stack: it started this one."""
-    frame = sys._getframe(1)
-    outer = BackwardCFunction.apply.__code__
-    while (back := frame.f_back) is not None:
-        if back.f_code is outer:
-            return True
-        frame = back
-    return False
+def _outermost_function() -> Any:
+    """The Python function on the stack whose backward started this one, or None."""
+    frame: FrameType | None = sys._getframe(1)
+    code, found = BackwardCFunction.apply.__code__, None
+    while frame is not None:
+        if frame.f_code is code:
+            found = frame
+        frame = frame.f_back
+    return None if found is None else found.f_locals["self"]
 
 
 def _remove(handles: list[Any]) -> None:

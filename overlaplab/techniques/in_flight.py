@@ -124,14 +124,15 @@ class _Flight:
         launched: what the wire needs to finish it.
         key: of the stream of the launch, which owns the copies.
         owners: keys of the streams that own gradients.
-        versions: of the held gradients, as the launch (or the finish) left them.
+        versions: of the held gradients, as the launch (or the finish) left them; see
+            `version_of`.
     """
 
     payload: Payload
     launched: Any
     key: Hashable
     owners: Iterable[Hashable]
-    versions: list[int]
+    versions: list[tuple[int, int]]
     finished: bool = False
 
 
@@ -207,7 +208,7 @@ class InFlight:
         if flags is not None:
             payload.tensors.append(flags(payload))
         launched = self._wire.launch(payload.tensors)
-        versions = [grad._version for _, grad in payload.held]
+        versions = [version_of(grad) for _, grad in payload.held]
         return _Flight(payload, launched, key, owners, versions)
 
     def touched(self) -> ParameterInfo | None:
@@ -218,7 +219,7 @@ class InFlight:
         for flight in self._flights:
             held = zip(flight.payload.held, flight.versions, strict=True)
             for (info, grad), version in held:
-                if info.parameter.grad is not grad or grad._version != version:
+                if info.parameter.grad is not grad or version_of(grad) != version:
                     return info
         return None
 
@@ -248,7 +249,12 @@ class InFlight:
             flight.finished = True
             self._wire.finish(flight.launched)
             unload(flight.payload)
-            flight.versions = [grad._version for _, grad in flight.payload.held]
+            flight.versions = [version_of(grad) for _, grad in flight.payload.held]
+
+
+def version_of(tensor: Tensor) -> tuple[int, int]:
+    """Changes with each write, and where `.data =` or `module.to` swaps the memory."""
+    return tensor._version, tensor.untyped_storage()._cdata
 
 
 def _empty(info: ParameterInfo, dtype: torch.dtype) -> Tensor:

@@ -35,7 +35,7 @@ from overlaplab import step_members, streams
 from overlaplab.techniques.arrivals import Arrivals, watcher_of
 from overlaplab.techniques.buckets import MIB, BucketPlan, plan_buckets
 from overlaplab.techniques.data_parallel.wire import AllReduce, own_group
-from overlaplab.techniques.in_flight import InFlight, Payload, Wire
+from overlaplab.techniques.in_flight import InFlight, Payload, Wire, version_of
 from overlaplab.techniques.model_facts import ModelFacts, ParameterInfo
 
 
@@ -239,7 +239,7 @@ class BucketedReducer:
         if now != self._planned:
             members = zip(self.parameters, self._planned, strict=True)
             self._make_plan([d and i.parameter.dtype for i, d in members])
-        self._versions = [info.parameter._version for info in self.parameters]
+        self._versions = [version_of(info.parameter) for info in self.parameters]
 
     def _refuse_broken_step(self, what: str) -> None:
         if not self._arrivals.is_open:
@@ -252,7 +252,7 @@ class BucketedReducer:
                 "of reducer.wait(), and zero the gradients."
             )
         for info, version in zip(self.parameters, self._versions, strict=True):
-            if info.parameter._version != version:
+            if version_of(info.parameter) != version:
                 raise RuntimeError(
                     f"parameter {info.name} was changed while step {self._num_steps} "
                     f"was open, before {what}: it was updated with a gradient that is "

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from overlaplab.techniques.data_parallel import BFloat16Wire, BucketedReducer
 from tests.techniques.data_parallel.training import REDUCERS
@@ -84,6 +85,46 @@ def backward_that_fails(
     return average(net)
 
 
+def checkpointed_backward(fails: bool) -> list[float]:
+    """Each weight runs a backward of its own, inside that of the net; two steps."""
+    net = nn.Sequential(weight(), Stop(), weight())
+    reducer = BucketedReducer(net, bucket_mib=1e-6)
+    for step in range(2):
+        net.zero_grad()
+        net[1].now = fails and dist.get_rank() == 0
+        x = batch(step).requires_grad_()
+        for layer in net:
+            x = checkpoint(layer, x, use_reentrant=True)
+        with contextlib.suppress(ZeroDivisionError):
+            x.sum().backward()
+        reducer.wait()
+    return average(net)
+
+
+def trains_inside_a_backward() -> list[float]:
+    """Whole steps inside the backward of a Function, which has not ended by then."""
+    net = weight()
+    reducer, seen = BucketedReducer(net), []
+
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            for step in range(2):
+                net.zero_grad()
+                with torch.enable_grad():
+                    net(batch(step)).sum().backward()
+                reducer.wait()
+                seen.extend(average(net))
+            return grad
+
+    Inner.apply(torch.ones(1, requires_grad=True)).sum().backward()
+    return seen
+
+
 def freeze_differently() -> list[float | None]:
     """Rank r freezes layer r, if there is one, and trains on the others."""
     model = nn.ModuleList(weight() for _ in range(2))
@@ -140,6 +181,19 @@ def steps_before_it_waits(reducer: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model(batch(0)).sum().backward()
     optimizer.step()
+    reduces.wait()
+
+
+def swaps_memory_before_it_waits(how: str, reducer: str) -> None:
+    """Neither counts as a write of the tensor."""
+    model = weight()
+    reduces = REDUCERS[reducer](model)
+    model(batch(0)).sum().backward()
+    if how == "to":
+        model.to(torch.float64)
+    else:
+        assert model.weight.grad is not None
+        model.weight.data = model.weight.data - 0.1 * model.weight.grad
     reduces.wait()
 
 

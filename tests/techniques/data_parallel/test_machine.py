@@ -81,6 +81,32 @@ def test_an_update_before_the_wait_is_refused(cluster: str, reducer: str) -> Non
 
 
 @on_both
+@with_each
+@pytest.mark.parametrize("how", ["to", "data"])
+def test_memory_that_is_swapped_before_the_wait_is_a_change(
+    cluster: str, reducer: str, how: str
+) -> None:
+    says = r"parameter weight was changed while step 0 was open.*reducer\.wait\(\)"
+    refuses(says, misuse.swaps_memory_before_it_waits, how, reducer, cluster=cluster)
+
+
+@on_both
+def test_checkpointed_layers_are_averaged(cluster: str) -> None:
+    assert run(misuse.checkpointed_backward, False, cluster=cluster) == [[11.5] * 2] * 2
+
+
+def test_a_backward_that_failed_between_checkpointed_layers_is_refused() -> None:
+    says = r"raised before it ended: 1 of 2 .*abandon"
+    refuses(says, misuse.checkpointed_backward, True, cluster="virtual")
+
+
+@on_both
+def test_whole_steps_may_run_inside_a_backward(cluster: str) -> None:
+    found = run(misuse.trains_inside_a_backward, cluster=cluster)
+    assert found == [[1.5, 11.5]] * 2
+
+
+@on_both
 @pytest.mark.parametrize("what", ["replace", "free", "zero", "clip"])
 def test_a_gradient_that_is_touched_before_the_wait_is_named(
     cluster: str, what: str
