@@ -30,6 +30,8 @@ def _one_error_line() -> Iterator[None]:
     """What the user can repair is said in a message, with exit code 2, no traceback."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # click ends quietly: the reader has seen enough (`| head`)
     except (OverlaplabError, ValueError, TypeError, OSError) as error:
         click.echo(f"overlaplab: {error}", err=True)
         sys.exit(2)

@@ -2,41 +2,53 @@
 
 For learners: `check("6.3", BucketedReducer)`. For instructors: `grade_notebook(path)`.
 
-How to declare an exercise (in a course's labNN/checks, found by its entry point); its
-words may stand in a file beside it (`declared`), and for settings of knobs, broken
-programs and results of a run there are `forms`:
+How to declare an exercise:
 
     from overlaplab.grading import Sheet, exercise
     from overlaplab.grading import fixtures, laws
 
     @exercise(
-        "6.3",
-        title="Finish",
-        solution="finish",            # the name in the notebook; several: a tuple
+        "90.1",                       # LAB.NUMBER, of a lab that nobody else has
+        title="The reducer",
+        solution="make_reducer",      # the name in the notebook; several: a tuple
         verifies=(                    # every sentence that the grader must write
             "gradients equal one process on the whole batch",
             "no operator races another",
         ),
         points=3,
     )
-    def grade_finish(sheet: Sheet, finish: object) -> None:
-        def make_reducer(model):      # given parts + the learner's
-            return ...
+    def grade_reducer(sheet: Sheet, make_reducer: fixtures.MakeReducer) -> None:
         fixture = fixtures.clean_fixture()
         sheet.ran("3 steps of 8 layers on 2 ranks, chalk")
         trained = fixtures.train(fixture, make_reducer, steps=3, world_size=2)
-        sheet.show(trained.run.timeline, step_ns=..., target_ns=...)
+        sheet.show(trained.run.timeline, step_ns=trained.evidence.step_ns[1])
         grads, _ = fixtures.oracle(fixture, steps=3, world_size=2)
         for step in (1, 3):
             sheet.verify(
                 "gradients equal one process on the whole batch",
-                laws.values_law([g[step - 1] for g in trained.gradients],
-                                grads[step - 1], step=step),
+                laws.values_law(trained.gradients[step - 1], grads[step - 1],
+                                step=step),
             )
         sheet.verify("no operator races another",
                      laws.no_findings_law(trained.run.warnings, kinds=("hazard",)))
 
 What is text or data may stand in a file instead: see `overlaplab.grading.declared`.
+For settings of knobs, broken programs and results of a run there are `forms`.
+
+A lab of your own needs nothing in this repository. Its package names the module with
+the graders in pyproject.toml, and is installed (`pip install -e .`) beside this one:
+
+    [project.entry-points."overlaplab.labs"]
+    lab90 = "my_course.checks"
+
+Its notebook defines `make_reducer` in one cell and checks it in another:
+
+    from overlaplab.grading import check
+    check("90.1", make_reducer)
+
+`overlaplab grade NOTEBOOK` knows the lab by the numbers in these calls, and marks every
+exercise of it. A function of an installed course is no answer: a learner's own must be
+defined in the notebook, or in a module beside it.
 
 Rules: an exercise passes only if every sentence of `verifies` was written and true
 (written twice: both times). A grader that raises is a fail, and so is one that forgets.

@@ -26,6 +26,7 @@ from typing import Any
 
 import overlaplab
 from overlaplab.deadline import WALL_FACTOR, machine_is_busy
+from overlaplab.errors import NotebookError
 from overlaplab.grading.cells import NotebookCell
 from overlaplab.grading.exercise import Exercise
 
@@ -270,8 +271,15 @@ class Judge:
         self._server.close()
 
     def exercises(self, lab: str = "") -> tuple[Exercise, ...]:
-        """Those of a lab ("06"), or all, without their graders."""
-        found = self._server.ask({"exercises": lab or None})["exercises"]
+        """Those of a lab ("06"), or all, without their graders.
+
+        Raises:
+            NotebookError: the module with the graders cannot be imported.
+        """
+        answer = self._server.ask({"exercises": lab or None})
+        if "broken" in answer:
+            raise NotebookError(f"exercises cannot be loaded: {answer['broken']}")
+        found = answer["exercises"]
         return tuple(Exercise(verifies=(), grade=_elsewhere, **e) for e in found)
 
     def play(

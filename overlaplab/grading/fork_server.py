@@ -53,7 +53,11 @@ def serve(connection: Connection) -> None:
 
 def _answer(request: Mapping[str, Any], connection: Connection) -> Mapping[str, Any]:
     if "exercises" in request:
-        found = exercises(request["exercises"] or None)
+        try:
+            found = exercises(request["exercises"] or None)
+        except Exception as error:
+            notes = " ".join(getattr(error, "__notes__", ()))
+            return {"broken": f"{type(error).__name__}: {error} ({notes})"}
         gc.freeze()  # forks need not copy what is never collected
         return {"exercises": [{n: getattr(e, n) for n in _NAMES} for e in found]}
     if "wait" in request:

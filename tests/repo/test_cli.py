@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -51,6 +52,22 @@ def test_what_the_user_can_repair_is_one_line_and_a_code(
     assert caught.value.code == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("overlaplab: ") and said in line
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """As in `overlaplab report TRACE | head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = "from overlaplab.cli import main; main()"
+    trace = str(Path(__file__).parents[1] / "traces/hta/hta_cpu_only.json.gz")
+    run = subprocess.run(
+        [sys.executable, "-c", program, "report", trace],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=GUARD_S,
+    )
+    os.close(writing)
+    assert run.stderr == b""
 
 
 def test_a_fault_of_the_package_keeps_its_traceback() -> None:
