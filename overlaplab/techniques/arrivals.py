@@ -36,7 +36,8 @@ class Arrivals:
         parameters: of the model; hooks sit on those that train. A dropped `Arrivals`
             takes its hooks along; they keep no parameter alive.
         on_backward: called at the first gradient of each backward.
-        on_full: called with a bucket's index when it and all before it are full.
+        on_full: called with a bucket's index when it and all before it are full, or
+            when `announce_next` or `announce_rest` ask for it.
 
     Attributes:
         paused: gradients accumulate and are not counted (`no_sync`).
@@ -74,9 +75,9 @@ class Arrivals:
 
     def reset(self) -> None:
         """A new step: nothing has arrived. Parameters that train are watched."""
-        self._here = [False] * len(self._parameters)
-        self._counted = [False] * len(self._parameters)
-        self._missing = [0] * len(self._buckets)
+        self._here = [False] * len(self._parameters)  # also while paused
+        self._counted = [False] * len(self._parameters)  # towards its bucket
+        self._missing = [0] * len(self._buckets)  # not counted yet
         # Dicts and not sets: a run must not depend on hashes.
         self._writers: list[dict[Hashable, None]] = [{} for _ in self._buckets]
         for info in self._parameters:

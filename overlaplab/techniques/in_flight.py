@@ -64,9 +64,8 @@ def load(
 ) -> Payload:
     """The gradients of `parameters` as they travel: in `dtype`, zeros for missing ones.
 
-    Those with an index in `stale` are of an earlier step and count as missing.
-
-    A gradient travels itself unless its dtype or memory order is another one.
+    Those with an index in `stale` are of an earlier step and count as missing. A
+    gradient travels itself unless its dtype or memory order is another one.
 
     Raises:
         TypeError: a sparse gradient.
@@ -75,8 +74,8 @@ def load(
     for info in parameters:
         grad = None if info.index in stale else info.parameter.grad
         if grad is None:
-            wire = _empty(info, dtype).zero_()
-            payload.absent.append((info, wire))
+            sent = _empty(info, dtype).zero_()
+            payload.absent.append((info, sent))
         elif (
             grad.dtype is dtype
             and grad.layout is torch.strided
@@ -84,18 +83,18 @@ def load(
             and not grad.requires_grad
             and not grad.is_conj()
         ):
-            wire = grad
+            sent = grad
         else:
             if grad.layout is not torch.strided:
                 raise TypeError(
                     f"the gradient of {info.name} has layout {grad.layout}; reducers "
                     "average dense gradients only. Use sparse=False in its module."
                 )
-            wire = _empty(info, dtype)
-            payload.staged.append((info, grad, wire))
+            sent = _empty(info, dtype)
+            payload.staged.append((info, grad, sent))
         if grad is not None:
             payload.held.append((info, grad))
-        payload.tensors.append(wire if info.in_rows else _in_memory_order(wire))
+        payload.tensors.append(sent if info.in_rows else _in_memory_order(sent))
     if payload.staged:
         _, grads, copies = zip(*payload.staged, strict=True)
         torch._foreach_copy_(copies, [g.detach().resolve_conj() for g in grads])

@@ -33,7 +33,7 @@ class ParameterInfo:
         name: its first name in the model.
         parameter: the tensor itself.
         stride: the layout that its gradient has on the wire, equal on all ranks.
-        in_rows: whether that is the plain order of rows.
+        in_rows: whether that is row-major, as a fresh contiguous tensor has it.
     """
 
     index: int
@@ -75,7 +75,7 @@ class ModelFacts:
         self._group = group
         strides = [_dense_stride(p) for _, p in named]
         rows = [_row_major(p.shape) for _, p in named]
-        if not self._agree(named, strides):  # the order of rows is common to all
+        if not self._agree(named, strides):  # row-major is possible everywhere
             strides = rows
         self.parameters = tuple(
             ParameterInfo(i, name, parameter, strides[i], strides[i] == rows[i])
@@ -158,6 +158,7 @@ class ModelFacts:
             for name, p in named
         ]
         what, layout = _digest(facts), _digest(map(str, strides))
+        # One MAX finds the largest of each and, by the negatives, the smallest.
         largest = torch.tensor([what, -what, layout, -layout]).to(first.device)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
         top, bottom, top_layout, bottom_layout = largest.tolist()

@@ -1,4 +1,12 @@
-"""Data parallelism: every rank has the whole model, gradients are averaged."""
+"""Data parallelism: every rank has the whole model, gradients are averaged.
+
+The way of a gradient: autograd accumulates it into `.grad` and calls the hook of
+`Arrivals`, which counts. When its bucket and all before it are full, `Arrivals` calls
+`BucketedReducer._full`. `InFlight.launch` waits for the streams that wrote it, `load`s
+it (itself, or a copy where it cannot travel) and gives it to the `Wire`. The user's
+`wait()` sends what is left, lets the current stream wait (`Wire.finish`), and writes
+copies back (`unload`): `.grad` is the average.
+"""
 
 from overlaplab.techniques.buckets import Bucket, BucketPlan, plan_buckets
 from overlaplab.techniques.data_parallel.reducer import (

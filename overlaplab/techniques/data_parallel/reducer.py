@@ -11,11 +11,11 @@ A step is *open* from its first gradient, its buckets are *sent* one by one, and
 A rank whose hook never fires for some parameter cannot know whether another rank
 used it. So `wait` sends what is left, with zeros for what is missing, and the last
 bucket of each step carries two flags per parameter: "has a gradient here" and "trains
-here". A rank that contributed zeros reads them: where some rank used the parameter, the
-average becomes its `.grad`; where none did, `.grad` stays as it is everywhere, so that
-momentum and decay leave it alone. A rank that froze or unfroze something reads them
-too: the plan changes when all ranks have changed, for the step after. Only such ranks
-read, so the usual step has no host sync.
+(or is frozen) as planned here". A rank that contributed zeros reads them: where some
+rank used the parameter, the average becomes its `.grad`; where none did, `.grad` stays
+as it is everywhere, so that momentum and decay leave it alone. A rank that froze or
+unfroze something reads them too: the plan changes when all ranks have changed, for the
+step after. Only such ranks read, so the usual step has no host sync.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class BucketedReducer:
                 )
             self._in_flight.finish()
             self._adopt()
-        self.abandon_step()
+        self._end_step()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -203,28 +203,31 @@ class BucketedReducer:
         fewer buckets than others send more, so that they meet again in the next step.
         """
         mine = len(self._in_flight)
-        sent = _tell_all(self._group, f"abandon {self._number}.{self._num_steps}", mine)
+        sent = _exchange(self._group, f"abandon {self._number}.{self._num_steps}", mine)
         with torch.no_grad():
             while self._arrivals.next < max(sent):
                 self._arrivals.announce_next()
             self._in_flight.finish()
-        self.abandon_step()
+        self._end_step()
 
     def remove(self) -> None:
         """Take the reducer off the model. What was sent is waited for."""
         with torch.no_grad():
             self._in_flight.finish()
-        self.abandon_step()
+        self._end_step()
         self._arrivals.remove()
         step_members.leave(self)
 
     def abandon_step(self) -> None:
         """Forget an open step on this rank alone; waits for nothing."""
+        self._end_step()
+
+    # A step.
+
+    def _end_step(self) -> None:
         self._num_steps += 1
         self._in_flight.clear()
         self._arrivals.reset()
-
-    # A step.
 
     def _backward_begins(self) -> None:
         """The first gradient of a backward is here."""
@@ -234,9 +237,9 @@ class BucketedReducer:
             self._open()
 
     def _open(self) -> None:
-        """The first gradient of a step: what is the model now?"""
+        """A step begins, at its first gradient or in a `wait` without one."""
         now = self._facts.trainable()
-        if now != self._planned:
+        if now != self._planned:  # new dtypes count at once; freezing, see `_adopt`
             members = zip(self.parameters, self._planned, strict=True)
             self._make_plan([d and i.parameter.dtype for i, d in members])
         self._versions = [version_of(info.parameter) for info in self.parameters]
@@ -293,7 +296,7 @@ class BucketedReducer:
         return [i for i, dtype in pairs if i.parameter.requires_grad != bool(dtype)]
 
     def _adopt(self) -> None:
-        """See [Note: parameters without a gradient]."""
+        """What the flags change here; see [Note: parameters without a gradient]."""
         payloads, changed = self._in_flight.payloads, self._changed()
         absent = [pair for payload in payloads for pair in payload.absent]
         if not absent and not changed:
@@ -424,7 +427,7 @@ def _cap(name: str, mib: object) -> int:
 _numbers: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
-def _tell_all(group: dist.ProcessGroup, key: str, number: int) -> list[int]:
+def _exchange(group: dist.ProcessGroup, key: str, number: int) -> list[int]:
     """Every rank's number, through the store: collectives may be out of step."""
     store: Any = dist.distributed_c10d._get_default_store()
     ranks = dist.get_process_group_ranks(group)

@@ -32,7 +32,7 @@ class AllReduce:
         self._group = group
         self._reduce_dtype = reduce_dtype
         self._size = dist.get_world_size(group)
-        self._divides = not averages(group)
+        self._divides = not averages(group)  # no AVG: a sum, divided here
         self._options = dist.AllreduceCoalescedOptions()
         average, total = dist.ReduceOp.AVG, dist.ReduceOp.SUM
         self._options.reduceOp = dist.ReduceOp(total if self._divides else average)
@@ -51,7 +51,7 @@ class AllReduce:
             if tensors[0].dtype is torch.float16:  # its sum may be inf
                 torch._foreach_div_(tensors, self._size)
             # gloo writes results as an operator does: into aliases, so that the
-            # version of a gradient still tells whether somebody else wrote it.
+            # version of a gradient still shows whether somebody else wrote it.
             numbers = [t.data for t in numbers]
         return self._group.allreduce_coalesced(numbers, self._options), tensors
 
@@ -94,11 +94,11 @@ class BFloat16Wire:
         mine = received.view(self._size, -1).float().mean(0).bfloat16()
         all_gather_single(sent, mine, group=self._group)
         numbers = [as_real(t) for t in tensors]
-        parts = sent[: sum(n.numel() for n in numbers)].split(
+        chunks = sent[: sum(n.numel() for n in numbers)].split(
             [n.numel() for n in numbers]
         )
-        for number, part in zip(numbers, parts, strict=True):
-            number.copy_(part.view(number.shape))
+        for number, chunk in zip(numbers, chunks, strict=True):
+            number.copy_(chunk.view(number.shape))
 
 
 _own_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (
