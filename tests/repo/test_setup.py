@@ -135,10 +135,10 @@ def ci(checkout: Path) -> Callable[..., list[str]]:
     return run
 
 
-def test_ci_runs_make_test_in_the_checkout_wherever_it_is_called(
+def test_ci_runs_make_test_and_the_wheel_in_the_checkout_wherever_it_is_called(
     checkout: Path, ci: Callable[..., list[str]]
 ) -> None:
-    assert ci(chromium="") == [f"{checkout}: make test, CI=true"]
+    assert ci(chromium="") == [f"{checkout}: make test test-wheel, CI=true"]
 
 
 def test_ci_installs_a_browser_where_there_is_none(
@@ -147,7 +147,7 @@ def test_ci_installs_a_browser_where_there_is_none(
     *installed, made = ci(apt_get='echo "apt-get $@" >&2')
     assert [line.split()[-1] for line in installed] == ["update", "fonts-dejavu-core"]
     assert " install --yes " in installed[1] and " chromium " in installed[1]
-    assert made == f"{checkout}: make test, CI=true"
+    assert made == f"{checkout}: make test test-wheel, CI=true"
 
 
 def test_ci_stops_where_the_browser_cannot_be_installed(
