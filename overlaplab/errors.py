@@ -72,7 +72,7 @@ class NotebookError(OverlaplabError):
 
 def message_of(error: BaseException) -> str:
     """`str(error)`, also where the user's exception cannot make its message."""
-    try:
-        return str(error)
+    try:  # half a surrogate pair can be neither printed nor sent
+        return str(error).encode("utf-8", "backslashreplace").decode()
     except Exception as broken:
         return f"(its message cannot be made: {type(broken).__name__})"

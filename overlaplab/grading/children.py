@@ -274,9 +274,16 @@ class Judge:
         """Those of a lab ("06"), or all, without their graders.
 
         Raises:
-            NotebookError: the module with the graders cannot be imported.
+            NotebookError: a lab, or one of the modules, cannot be imported.
         """
-        answer = self._server.ask({"exercises": lab or None})
+        try:
+            answer = self._server.ask({"exercises": lab or None})
+        except EOFError:  # gone, whoever killed it
+            self._restart()
+            try:
+                answer = self._server.ask({"exercises": lab or None})
+            except EOFError as error:
+                raise NotebookError(f"nothing can be graded: {error}") from None
         if "broken" in answer:
             raise NotebookError(f"exercises cannot be loaded: {answer['broken']}")
         found = answer["exercises"]
@@ -318,7 +325,11 @@ class Judge:
                 "orders": [o for o in orders if o[0] not in handover.objects],
                 "cell_timeout_s": cell_timeout_s,
             }
-            child = self._fork("play")
+            try:
+                child = self._fork("play")
+            except EOFError as error:
+                left_out[0] = Outcome(None, str(error), judged=False)
+                break
             try:
                 child.send(script)
                 culprit, outcome = _listen(
@@ -373,7 +384,10 @@ class Judge:
         if left <= 0:
             reason = "the deadline of the notebook had passed"
             return Outcome(None, reason, judged=False)
-        child = self._fork("judge")
+        try:
+            child = self._fork("judge")
+        except EOFError as error:
+            return Outcome(None, str(error), judged=False)
         own_limit = WALL_FACTOR * task.timeout_s + _GRACE_S
         try:
             child.send(request, payload)
@@ -398,7 +412,10 @@ class Judge:
     def _fork(self, job: str) -> _Child:
         try:
             return _Child(self._server, job)
-        except EOFError:  # gone, whoever killed it
-            self._server.close()
-            self._server = _Server(self._modules)
+        except EOFError:
+            self._restart()
             return _Child(self._server, job)
+
+    def _restart(self) -> None:
+        self._server.close()
+        self._server = _Server(self._modules)

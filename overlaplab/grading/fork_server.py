@@ -8,16 +8,19 @@ reach the next. It runs no torch operator either: a fork after one may hang.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import linecache
 import os
 import pickle
+import signal
 import sys
 import time
 from collections.abc import Mapping
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot  # noqa: F401
@@ -37,12 +40,16 @@ from overlaplab.grading.playing import play
 with contextlib.suppress(ImportError):
     import IPython.core.interactiveshell  # noqa: F401
 
+_SET_CHILD_SUBREAPER = 36  # of Linux's prctl: orphans of its forks come to this process
+
 # Of an exercise: what the parent needs.
 _NAMES = ("id", "title", "solution", "points", "timeout_s", "optional")
 
 
 def serve(connection: Connection) -> None:
     """Answer the parent until it hangs up."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     while True:
         try:
             request = orjson.loads(connection.recv_bytes())
@@ -70,6 +77,8 @@ def _answer(request: Mapping[str, Any], connection: Connection) -> Mapping[str, 
             connection.close()  # no verdict is written here but by the server
             os.chdir(request["folder"])
             with Connection(descriptor) as parent:
+                # Held open by a process that it starts, it would hide its end.
+                os.register_at_fork(after_in_child=parent.close)
                 _JOBS[request["job"]](parent)
         finally:
             os._exit(0)
@@ -82,9 +91,20 @@ def _exit_code(process: int, timeout_s: float) -> int | None:
     while time.monotonic() < end:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
+            _end_orphans()
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.01)
     return None
+
+
+def _end_orphans() -> None:
+    """Kill what a child that is gone has left: it is the server's child now."""
+    path = Path(f"/proc/self/task/{os.getpid()}/children")
+    with contextlib.suppress(OSError):
+        while left := [int(word) for word in path.read_text().split()]:
+            for process in left:
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
 
 
 def _judge(parent: Connection) -> None:

@@ -21,7 +21,12 @@ from overlaplab.deadline import (
     is_users_file,
     machine_is_busy,
 )
-from overlaplab.errors import OverlaplabError, RankError, RunTimeoutError
+from overlaplab.errors import (
+    OverlaplabError,
+    RankError,
+    RunTimeoutError,
+    message_of,
+)
 from overlaplab.grading.exercise import (
     Exercise,
     Sheet,
@@ -111,7 +116,7 @@ def describe_error(error: BaseException, *, grader_file: str = "") -> str:
     """Who raised what, and the learner's frames of its traceback, none of ours."""
     while isinstance(error, RankError) and error.__cause__ is not None:
         error = error.__cause__
-    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    what = f"{type(error).__name__}: {message_of(error)}".rstrip(": ")
     if isinstance(error, OverlaplabError):
         return f"your code ran into a {what}"  # a diagnosis, which says where
     lines = []

@@ -17,6 +17,7 @@ import cloudpickle
 import orjson
 
 from overlaplab.deadline import Deadline, OutOfTimeError, limit_process
+from overlaplab.errors import message_of
 
 
 class _ShellPlayer:
@@ -99,7 +100,7 @@ def play(parent: Connection) -> None:
             said = f"cell {number} did not end within {error.after}, {error.place}"
             errors[number] = _Fate(said, error.judged)
         elif error is not None:
-            said = f"cell {number} raised {type(error).__name__}: {error}"
+            said = f"cell {number} raised {type(error).__name__}: {message_of(error)}"
             errors[number] = _Fate(said)
     for task, names, _ in waiting:
         _hand_over(task, names, player.namespace, errors, send)
@@ -135,7 +136,8 @@ def _hand_over(
     try:
         payload = cloudpickle.dumps([namespace[name] for name in names])  # type: ignore[no-untyped-call]
     except BaseException as error:
-        reason = f"{', '.join(names)} cannot be copied: {type(error).__name__}: {error}"
+        reason = f"{', '.join(names)} cannot be copied: "
+        reason += f"{type(error).__name__}: {message_of(error)}"
         return send({"missing": task, "reason": reason})
     return send({"objects": task, "sources": _sources()}, payload)
 

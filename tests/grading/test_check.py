@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 import torch
 
+from overlaplab import ours
 from overlaplab.errors import DeadlockError, RankError
 from overlaplab.grading import (
     CheckFailed,
@@ -186,6 +189,31 @@ def test_torchs_default_dtype_is_float32_inside_and_restored_after():
 def test_an_unknown_exercise_lists_those_there_are():
     with pytest.raises(ValueError, match=r"no exercise '98.7'; known: .*98.1"):
         check("98.7", 1)
+
+
+@pytest.fixture
+def broken_lab(monkeypatch, tmp_path):
+    """A lab 97, installed beside the others, whose checks cannot be imported."""
+    (tmp_path / "lab97_broken.py").write_text("raise RuntimeError('no such part')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    point = EntryPoint("lab97", "lab97_broken", ours.LABS)
+    found = (point, *ours.lab_entry_points())
+    monkeypatch.setattr(ours, "lab_entry_points", lambda: found)
+
+
+def test_a_broken_lab_costs_no_other(broken_lab):
+    assert find_exercise("0.2").lab == "00"
+    with pytest.raises(RuntimeError, match="no such part"):
+        find_exercise("97.1")
+    with pytest.raises(ValueError, match=r"known: .*0\.2.*6\.3"):
+        find_exercise("0.99")
+
+
+def test_without_a_lab_none_is_known(monkeypatch):
+    monkeypatch.setattr(ours, "lab_entry_points", tuple)
+    monkeypatch.setattr(sys.modules[Exercise.__module__], "_REGISTRY", {})
+    with pytest.raises(ValueError, match=r"no exercise '0\.2'; known: none"):
+        find_exercise("0.2")
 
 
 def test_an_exercise_that_promises_nothing_or_twice_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from overlaplab.errors import NotebookError
+from overlaplab.grading import children
 from overlaplab.grading.children import Judge
 from overlaplab.grading.notebook import GradeReport, grade_notebook
 from tests.guards import GUARD_S
@@ -175,6 +177,76 @@ def test_solutions_that_never_end_or_exit_fail_alone(tmp_path, grade):
     assert seen["98.1"][0] is False and "ended the process" in seen["98.1"][1]
     assert seen["98.2"][0] is False and "stopped after 3 s" in seen["98.2"][1]
     assert seen["98.3"] == (False, "your code raised SystemExit: 0")
+
+
+@pytest.mark.parametrize(
+    ("raises", "says"),
+    [
+        ("raise ValueError('\\ud800')", "raised ValueError: \\ud800"),
+        ("raise type('E', (Exception,), {'__str__': 1})", "raised E: (its message can"),
+    ],
+)
+def test_an_error_that_cannot_be_printed_is_still_the_codes(
+    tmp_path, grade, raises, says
+):
+    counter = f"class Counter:\n    def __init__(self):\n        {raises}"
+    path = write(tmp_path, "factor = 2", raises, counter=counter, double="double = 1/0")
+    _, seen = grade(path)
+    assert says in seen["98.2"][1] and seen["98.3"] == (True, "")
+    assert "raised ZeroDivisionError" in seen["98.1"][1]
+
+
+ORPHAN = """
+import os, time
+def start(path):
+    if os.fork() == 0:
+        os.setsid()
+        open(path, "w").write(str(os.getpid()))
+        time.sleep(1000)
+    while not os.path.exists(path) or not open(path).read():
+        pass
+"""
+
+
+def test_a_process_in_a_session_of_its_own_is_not_left_behind(tmp_path, grade):
+    """One of a cell, and one of a check that ends its process."""
+    cell, checked = tmp_path / "cell", tmp_path / "checked"
+    path = write(
+        tmp_path,
+        f"factor = 2{ORPHAN}start({str(cell)!r})",
+        double=f"def double(x):\n    start({str(checked)!r})\n    os._exit(3)",
+    )
+    _, seen = grade(path)
+    assert "with code 3" in seen["98.1"][1] and seen["98.3"] == (True, "")
+    for written in (cell, checked):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(written.read_text()), 0)
+
+
+def test_a_server_that_always_dies_judges_nothing_and_loses_nothing(
+    tmp_path, judge, monkeypatch
+):
+    """Killed before each fork: also the one that was started in its place."""
+    dies = children._Child.__init__
+
+    def killed_before(self, server, job):
+        if job == "judge":
+            server.process.kill()
+            server.process.wait()
+        dies(self, server, job)
+
+    monkeypatch.setattr(children._Child, "__init__", killed_before)
+    report, seen = _grade(write(tmp_path, "factor = 2"), judge)
+    assert not any(result.judged or result.points for result in report.results)
+    assert "the judging process is gone" in seen["98.1"][1]
+    monkeypatch.undo()
+    assert _grade(write(tmp_path, "factor = 2"), judge)[0].full_marks
+
+
+def test_a_module_that_cannot_be_imported_is_one_clear_error(tmp_path):
+    modules = ["tests.grading.no_such_module"]
+    with Judge(modules) as broken, pytest.raises(NotebookError, match="nothing can"):
+        grade_notebook(write(tmp_path), judge=broken)
 
 
 KILLED_BY_SOMEBODY = """
