@@ -127,6 +127,8 @@ class BucketedReducer:
         self._provider = streams.provider()
         self._on_cuda = self._facts.parameters[0].parameter.is_cuda
         self._num_steps = 0
+        self._windows = 0  # of no_sync that are open
+        self._removed = False
         self._number = _numbers[group] = _numbers.get(group, 0) + 1
         self._make_plan(self._facts.trainable())
         step_members.join(self)
@@ -159,10 +161,13 @@ class BucketedReducer:
         Raises:
             RuntimeError: a backward of the step raised; a parameter or a gradient was
                 written, replaced or freed while the step was open; called inside
-                `no_sync()`. The step stays open: `abandon()` gives it up.
+                `no_sync()` or after `remove()`. A step stays open: `abandon()` gives
+                it up.
         """
-        if self._arrivals.paused:
+        if self._windows:
             raise RuntimeError("reducer.wait() inside no_sync(); leave the block first")
+        if self._removed:
+            raise RuntimeError("reducer.wait() after remove(); build a new reducer")
         self._facts.check_identity()
         self._refuse_broken_step("reducer.wait()")
         with torch.no_grad():
@@ -187,9 +192,11 @@ class BucketedReducer:
         backward follows, `wait()` sends. Blocks nest; an exception leaves them.
         """
         before, self._arrivals.paused = self._arrivals.paused, True
+        self._windows += 1
         try:
             yield
         finally:
+            self._windows -= 1
             self._arrivals.paused = before
 
     def broadcast_buffers(self) -> None:
@@ -217,6 +224,7 @@ class BucketedReducer:
         self._end_step()
         self._arrivals.remove()
         step_members.leave(self)
+        self._removed = True
 
     def abandon_step(self) -> None:
         """Forget an open step on this rank alone; waits for nothing."""

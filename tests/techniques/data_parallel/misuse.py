@@ -253,12 +253,20 @@ def leaves_no_sync_by_an_error() -> list[float]:
     return average(model)
 
 
-def waits_in_no_sync() -> None:
+def waits_in_no_sync(reducer: str) -> None:
     model = weight()
-    reducer = BucketedReducer(model)
-    with reducer.no_sync():
+    reduces = REDUCERS[reducer](model)
+    with reduces.no_sync():
         model(batch(0)).sum().backward()
-        reducer.wait()
+        reduces.wait()
+
+
+def waits_after_remove(reducer: str) -> None:
+    model = weight()
+    reduces = REDUCERS[reducer](model)
+    reduces.remove()
+    model(batch(0)).sum().backward()
+    reduces.wait()
 
 
 def accumulates_in_place() -> bool:

@@ -174,8 +174,16 @@ def test_an_error_leaves_no_sync(cluster: str) -> None:
 
 
 @on_both
-def test_waiting_inside_no_sync_is_refused(cluster: str) -> None:
-    refuses("inside no_sync", misuse.waits_in_no_sync, cluster=cluster)
+@with_each
+def test_waiting_inside_no_sync_is_refused(cluster: str, reducer: str) -> None:
+    refuses("inside no_sync", misuse.waits_in_no_sync, reducer, cluster=cluster)
+
+
+@on_both
+@with_each
+def test_waiting_after_remove_is_refused(cluster: str, reducer: str) -> None:
+    says = r"after remove\(\); build a new reducer"
+    refuses(says, misuse.waits_after_remove, reducer, cluster=cluster)
 
 
 @on_both
