@@ -52,8 +52,9 @@ class Arrivals:
         on_full: Callable[[int], None],
     ) -> None:
         self._parameters = parameters
-        self._on_backward = on_backward
-        self._on_full = on_full
+        # Weakly: a reducer that is dropped goes at once, and its group with it.
+        self._on_backward = weakref.WeakMethod(on_backward)
+        self._on_full = weakref.WeakMethod(on_full)
         self._stream_key = streams.key_reader(streams.provider())
         self._handles: list[Any] = [None] * len(parameters)
         self._buckets: Sequence[Sequence[int]] = ()
@@ -114,7 +115,7 @@ class Arrivals:
         """Announce one more bucket, full or not."""
         bucket = self.next
         self.next += 1
-        self._on_full(bucket)
+        _alive(self._on_full)(bucket)
 
     def announce_rest(self) -> None:
         """Announce all buckets that have not been, full or not."""
@@ -169,7 +170,7 @@ class Arrivals:
         outer = _outermost_function()
         if not self._ended and outer is not None:
             return
-        self._on_backward()
+        _alive(self._on_backward)()
         self._ended, self._inner_ended = False, False
         self._call_at_the_end(inner=outer is not None)
         if outer is None:
@@ -204,6 +205,13 @@ class Arrivals:
             "after each backward; or run all backwards of a step but the last inside "
             "reducer.no_sync(); with activation checkpointing pass use_reentrant=False."
         )
+
+
+def _alive(method: weakref.WeakMethod[Any]) -> Any:
+    """The method; a hook that fires has a reducer."""
+    found = method()
+    assert found is not None
+    return found
 
 
 def watcher_of(info: ParameterInfo) -> Arrivals | None:

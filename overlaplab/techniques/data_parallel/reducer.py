@@ -20,11 +20,12 @@ step after. Only such ranks read, so the usual step has no host sync.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -132,6 +133,7 @@ class BucketedReducer:
         self._number = _numbers[group] = _numbers.get(group, 0) + 1
         self._make_plan(self._facts.trainable())
         step_members.join(self)
+        _alive.add(self)
 
     @property
     def num_steps(self) -> int:
@@ -358,6 +360,16 @@ class BucketedReducer:
             for bucket in self.plan
         ]
         self._arrivals.plan([[i.index for i in bucket] for bucket in self._members])
+
+
+_alive: WeakSet[BucketedReducer] = WeakSet()
+
+
+@atexit.register
+def _let_go_of_groups() -> None:
+    """A group of gloo's (torch 2.13) that outlives the interpreter aborts it."""
+    for reducer in tuple(_alive):
+        vars(reducer).clear()
 
 
 class HookReducer(BucketedReducer):

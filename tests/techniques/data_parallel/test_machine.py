@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -287,3 +291,29 @@ def test_by_default_a_large_model_makes_sixteen_buckets() -> None:
     assert found == ((16, 32 * 2**20),)
     asked = ol.run(large_model, world_size=1, fake=True, bucket_mib=25).values
     assert asked == ((32, 25 * 2**20),)
+
+
+SCRIPT = """
+import torch, torch.distributed as dist, overlaplab as ol
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+reducer = ol.BucketedReducer(model)
+model(torch.ones(8, 64)).sum().backward()
+reducer.wait()
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_that_keeps_its_reducer_to_the_end_ends_well(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    paths = os.pathsep.join(sys.path)
+    for _ in range(2):  # seven of eight such scripts were aborted in their exit
+        ended = subprocess.run(
+            [*launch, "--nproc-per-node=2", "train.py"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == 0, ended.stderr[-2000:]
