@@ -8,6 +8,7 @@ until all of them have. Knows neither hooks nor what a bucket is.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -154,6 +155,7 @@ class InFlight:
         # the cap would hold up the compute stream.
         self._side: Any = None if most is None else self._provider.make_stream(0)
         self._flights: list[_Flight] = []
+        weakref.finalize(self, _keep_unfinished, self._flights)
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -241,7 +243,7 @@ class InFlight:
 
     def clear(self) -> None:
         """Forget what is finished, or given up."""
-        self._flights = []
+        self._flights.clear()
 
     def _finish(self, flight: _Flight) -> None:
         if not flight.finished:
@@ -254,6 +256,14 @@ class InFlight:
 def version_of(tensor: Tensor) -> tuple[int, int]:
     """Changes with each write, and where `.data =` or `module.to` swaps the memory."""
     return tensor._version, tensor.untyped_storage()._cdata
+
+
+_kept: list[_Flight] = []
+
+
+def _keep_unfinished(flights: list[_Flight]) -> None:
+    """What nobody waited for, after an error: a thread of gloo's may still write it."""
+    _kept.extend(flight for flight in flights if not flight.finished)
 
 
 def _empty(info: ParameterInfo, dtype: torch.dtype) -> Tensor:

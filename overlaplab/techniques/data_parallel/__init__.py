@@ -9,11 +9,8 @@ copies back (`unload`): `.grad` is the average.
 """
 
 from overlaplab.techniques.buckets import Bucket, BucketPlan, plan_buckets
-from overlaplab.techniques.data_parallel.reducer import (
-    BucketedReducer,
-    HookReducer,
-    SerialReducer,
-)
+from overlaplab.techniques.data_parallel.baselines import HookReducer, SerialReducer
+from overlaplab.techniques.data_parallel.reducer import BucketedReducer
 from overlaplab.techniques.data_parallel.wire import AllReduce, BFloat16Wire
 
 Reducer = BucketedReducer  # the three are one machine with other plans

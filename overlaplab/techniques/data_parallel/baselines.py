@@ -1,0 +1,55 @@
+"""The two ends between which buckets lie: a message per parameter, one for all."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+
+from overlaplab.techniques.buckets import MIB
+from overlaplab.techniques.data_parallel.reducer import BucketedReducer
+
+
+class HookReducer(BucketedReducer):
+    """One all-reduce per parameter, launched as its gradient arrives.
+
+    The simplest overlap: it hides as early as can be, and pays the latency and the
+    launch of one collective for every parameter. Everything else is as in
+    `BucketedReducer`.
+
+    Args:
+        model: on the rank's device; rank 0's values are broadcast.
+        process_group: the ranks; the world if None.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, process_group: dist.ProcessGroup | None = None
+    ) -> None:
+        super().__init__(model, bucket_mib=1 / MIB, process_group=process_group)
+
+
+class SerialReducer(BucketedReducer):
+    """Averages all gradients of a dtype at once, in `wait()`: nothing is hidden.
+
+    The baseline. Its hooks only watch over the step, as if all backwards ran in
+    `no_sync()`; everything else is as in `BucketedReducer`.
+
+    Args:
+        model: on the rank's device; rank 0's values are broadcast.
+        process_group: the ranks; the world if None.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, process_group: dist.ProcessGroup | None = None
+    ) -> None:
+        everything = sum(p.numel() * p.element_size() for p in model.parameters())
+        super().__init__(
+            model, bucket_mib=max(1, everything) / MIB, process_group=process_group
+        )
+        self._arrivals.paused = True
+
+    def wait(self) -> None:
+        self._arrivals.paused = False
+        try:
+            super().wait()
+        finally:
+            self._arrivals.paused = True
