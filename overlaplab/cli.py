@@ -244,13 +244,12 @@ def report_command(
     default=Path("hardware.json"),
     help="Where the profile goes.",
 )
-@click.option("--quick", is_flag=True, help="Coarser, in less than half the time.")
 @click.option(
     "--backend",
     type=click.Choice(["nccl", "gloo"]),
     help="nccl: a process a GPU; gloo: two on the CPU.  [default: nccl with GPUs]",
 )
-def calibrate_command(out: Path, quick: bool, backend: str | None) -> None:
+def calibrate_command(out: Path, backend: str | None) -> None:
     """Measure this machine and write a hardware profile of it.
 
     Matrix products, operators of small transformers, copies, launches, collectives, and
@@ -258,5 +257,5 @@ def calibrate_command(out: Path, quick: bool, backend: str | None) -> None:
     """
     from overlaplab.calibrate import calibrate, table
 
-    click.echo(table(calibrate(out, backend=backend, is_quick=quick)))
+    click.echo(table(calibrate(out, backend=backend)))
     click.echo(f"Profile: {out}. Use it as ol.run(..., hardware={str(out)!r}).")

@@ -33,17 +33,12 @@ from overlaplab.timeline import Timeline
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is trained.
+    """What is trained."""
 
-    Args:
-        config: the model's sizes; sequences have `config.max_tokens` tokens.
-        sequences: a rank and step.
-        bucket_mib: of the bucketed reducer.
-    """
-
+    # the model's sizes; sequences have `config.max_tokens` tokens
     config: TransformerConfig
-    sequences: int
-    bucket_mib: float
+    sequences: int  # a rank and step
+    bucket_mib: float  # of the bucketed reducer
 
 
 # On a GPU a small model is bound by launches, on a laptop a large one takes too long.
@@ -82,14 +77,10 @@ VARIANTS: Mapping[str, MakeReducer] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """What one reducer came to.
+    """What one reducer came to."""
 
-    Args:
-        step: the timeline of one step; the median one where steps were measured.
-        parameters: after the last step, by rank; one flat float32 tensor each.
-    """
-
-    step: Timeline
+    step: Timeline  # the timeline of one step; the median one where steps were measured
+    # after the last step, by rank; one flat float32 tensor each
     parameters: tuple[Tensor, ...]
 
 

@@ -30,8 +30,8 @@ from overlaplab.bench.workload import (
     write_from_rank_0,
     write_json,
 )
-from overlaplab.calibrate import CPU as CPU_PLAN
-from overlaplab.calibrate import GPU as GPU_PLAN
+from overlaplab.calibrate.plan import CPU as CPU_PLAN
+from overlaplab.calibrate.plan import GPU as GPU_PLAN
 from overlaplab.processes import find_world_size, run_ranks
 from overlaplab.version import find_version
 
@@ -176,16 +176,11 @@ def measure_command(
 
 @predict.command("compare")
 @click.argument("measured", type=click.Path(path_type=Path, exists=True))
-@click.option(
-    "--programs",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Keep the recorded programs here, for the next time.",
-)
 @out_option
-def compare_command(measured: Path, programs: Path | None, out: Path | None) -> None:
+def compare_command(measured: Path, out: Path | None) -> None:
     """Predict what MEASURED holds, from its calibration; no GPU is needed."""
     stored = json.loads(measured.read_text())
-    answer = compare(stored, lambda what: click.echo(what, err=True), programs)
+    answer = compare(stored, lambda what: click.echo(what, err=True))
     write_json(answer, out)
     click.echo(errors_table(answer).markdown())
     click.echo(claim(answer))

@@ -36,26 +36,18 @@ NORM_RTOL = 2e-3  # bfloat16 averages differ in their last bit by the order of s
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to measure.
+    """How much to measure."""
 
-    Args:
-        caps_mib: bucket sizes that the sweeps try for DDP.
-        our_caps_mib: and for ours.
-        captured_caps_mib: and for our captured step.
-        warmup: steps before a variant is timed.
-        sweep_rounds, final_rounds: blocks a variant.
-        steps_a_round: steps a block.
-        tokens: sequence length.
-    """
-
+    # bucket sizes that the sweeps try for DDP
     caps_mib: tuple[float, ...] = (25, 50, 100, 200)
-    our_caps_mib: tuple[float, ...] = (25, 50, 100, 200, 400)
-    captured_caps_mib: tuple[float, ...] = (50, 100, 400)
-    warmup: int = 6
+    our_caps_mib: tuple[float, ...] = (25, 50, 100, 200, 400)  # and for ours
+    captured_caps_mib: tuple[float, ...] = (50, 100, 400)  # and for our captured step
+    warmup: int = 6  # steps before a variant is timed
+    # sweep_rounds, final_rounds: blocks a variant
     sweep_rounds: int = 2
     final_rounds: int = 8
-    steps_a_round: int = 5
-    tokens: int = 1024
+    steps_a_round: int = 5  # steps a block
+    tokens: int = 1024  # sequence length
 
 
 BRIEF: dict[str, Any] = {  # sweeps of the models that are not the main one

@@ -24,13 +24,9 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Samples:
-    """Times of one variant, each the slowest rank's.
+    """Times of one variant, each the slowest rank's."""
 
-    Args:
-        step_ns: one a step, in the order in which they were taken.
-    """
-
-    step_ns: tuple[int, ...]
+    step_ns: tuple[int, ...]  # one a step, in the order in which they were taken
 
     @property
     def median_ns(self) -> int:

@@ -33,22 +33,14 @@ DDP_GRAPH_WARMUP = 11  # "at least 11 DDP-enabled eager iterations" (PyTorch's n
 
 @dataclass
 class Variant:
-    """One way to run a step.
+    """One way to run a step."""
 
-    Args:
-        name: in tables and results.
-        settings: what it was built with.
-        step: runs one step.
-        model: whose `.grad` the step fills.
-        averages: whether gradients are the mean over ranks afterwards.
-        close: gives its memory and hooks back.
-    """
-
-    name: str
-    settings: dict[str, Any]
-    step: Callable[[], object]
-    model: nn.Module
-    averages: bool = True
+    name: str  # in tables and results
+    settings: dict[str, Any]  # what it was built with
+    step: Callable[[], object]  # runs one step
+    model: nn.Module  # whose `.grad` the step fills
+    averages: bool = True  # whether gradients are the mean over ranks afterwards
+    # gives its memory and hooks back
     close: Callable[[], None] = field(default=lambda: None)
 
 

@@ -24,24 +24,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from overlaplab.calibrate.device import measure_device
 from overlaplab.calibrate.launch import measure_launches
 from overlaplab.calibrate.link import measure_link
-from overlaplab.calibrate.plan import CPU, GPU, CalibrationPlan, ModelCase, quick
+from overlaplab.calibrate.plan import CPU, GPU, CalibrationPlan
 from overlaplab.calibrate.profile import build_profile
 from overlaplab.hardware import Hardware, write_profile
 from overlaplab.processes import find_world_size, run_ranks
-
-__all__ = [
-    "CPU",
-    "GPU",
-    "CalibrationPlan",
-    "ModelCase",
-    "build_profile",
-    "calibrate",
-    "measure_device",
-    "measure_launches",
-    "measure_link",
-    "quick",
-    "table",
-]
 
 _STAGES = 6  # that are reported, apart from the models
 
@@ -50,7 +36,6 @@ def calibrate(
     out: Path,
     *,
     backend: str | None = None,
-    is_quick: bool = False,
     plan: CalibrationPlan | None = None,
 ) -> Hardware:
     """Measure this machine and write its profile to `out`.
@@ -61,7 +46,6 @@ def calibrate(
     Args:
         out: a file whose name ends in .json, as `hardware=` takes it.
         backend: "nccl" or "gloo"; None: by whether there are GPUs.
-        is_quick: fewer models, sizes and repeats.
         plan: what to measure; None: the usual of the backend.
 
     Returns:
@@ -79,7 +63,6 @@ def calibrate(
     size = find_world_size(backend)
     if plan is None:
         plan = GPU if backend == "nccl" else CPU
-        plan = quick(plan) if is_quick else plan
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "measured.json")
         run_ranks(_measure, plan, answer, backend=backend, world_size=size)

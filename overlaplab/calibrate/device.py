@@ -45,7 +45,6 @@ def measure_device(
     shortest = device_ns(addition, 100, repeats=plan.repeats)  # of all kernels
     found["small_kernel"] = {"device_ns": shortest}
     found["models"] = []
-    found["models"] = []
     for number, case in enumerate(plan.models, 1):
         report(f"operators of model {number} of {len(plan.models)}")
         found["models"].append(measure_operators(plan, case))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -57,21 +57,3 @@ _PLANS = msgspec.toml.decode(
     Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, CalibrationPlan]
 )
 GPU, CPU = _PLANS["gpu"], _PLANS["cpu"]
-
-
-def quick(plan: CalibrationPlan) -> CalibrationPlan:
-    """Every other model and size, fewer repeats: coarser, in less than half the time.
-
-    The largest are kept: beyond them a profile extrapolates.
-    """
-    return replace(
-        plan,
-        models=plan.models[::-2][::-1],
-        matmul_sizes=plan.matmul_sizes[::-2][::-1],
-        memory_bytes=plan.memory_bytes[::-2][::-1],
-        wire_bytes=plan.wire_bytes[::2],
-        coalesced=plan.coalesced[::-2][::-1],
-        repeats=max(2, plan.repeats // 2),
-        steps=3,
-        launch_rounds=max(1, plan.launch_rounds // 2),
-    )

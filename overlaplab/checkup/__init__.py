@@ -14,7 +14,7 @@ from typing import Any
 from overlaplab.checkup import software
 from overlaplab.checkup.facts import Facts, gather
 from overlaplab.checkup.machine import judge_machine
-from overlaplab.checkup.remarks import Remark, judge_files, judge_settings
+from overlaplab.checkup.remarks import Remark, judge_settings
 from overlaplab.checkup.software import Part
 
 __all__ = ["Checkup", "Part", "Remark", "doctor", "judge"]
@@ -87,13 +87,11 @@ def judge(facts: Facts) -> Checkup:
     has_gpus = bool(facts.gpus)
     remarks = [software.judge_versions(facts)]
     if software.torch_works(facts):
-        files = facts.system.nccl_settings
         remarks += [
             *software.judge_torch(facts),
             *judge_machine(facts),
             *software.judge_late_changes(facts),
             *judge_settings(facts.environ, has_gpus=has_gpus),
-            *judge_files(files, facts.environ, has_gpus=has_gpus),
         ]
     gpus = software.count_gpus(str(gpu["name"]) for gpu in facts.gpus) or "no GPU"
     cores = f"{facts.cores} CPU core" + ("s" if facts.cores != 1 else "")

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from overlaplab.checkup import probe
-from overlaplab.checkup.system import System, look_at_system, usable_cores
+from overlaplab.checkup.system import System, look_at_system
 from overlaplab.version import find_version
 
 PROBE_TIMEOUT_S = 80.0  # a cold CUDA context and a communicator on eight GPUs
@@ -115,7 +115,6 @@ def gather(
     else:
         command = command or [sys.executable, "-P", probe.__file__]
         sections = read_probe(output_of(command, probe_timeout_s) or "")
-    gpus = sections.get("gpus", Section()).facts.get("gpus", ())
     return Facts(
         python=sys.version_info[:3],
         package=find_version(),
@@ -128,7 +127,7 @@ def gather(
         smi_gpus=None if listed is None else parse_gpus(listed),
         links=parse_topology(topology or ""),
         cards=parse_cards(topology or ""),
-        system=look_at_system([str(gpu.get("pci", "")) for gpu in gpus]),
+        system=look_at_system(),
     )
 
 
@@ -233,7 +232,8 @@ def _matrix(printed: str) -> list[tuple[int, str, str]]:
 
 def count_cores() -> int:
     """Cores of this process: its affinity, and no more than its container may use."""
-    cores = len(usable_cores()) or os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, min(cores, math.ceil(int(quota) / int(period))))

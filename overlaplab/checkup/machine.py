@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from overlaplab.checkup.facts import Facts
 from overlaplab.checkup.remarks import Remark, remark
-from overlaplab.checkup.system import System, format_numbers
+from overlaplab.checkup.system import System
 
 # How `nvidia-smi topo -m` calls the way between two devices, the shortest first.
 _WAYS = {
@@ -140,7 +140,7 @@ def _distance(facts: Facts) -> Iterator[Remark]:
     far = {gpu: way for gpu, way in nearest.items() if way not in _DIRECT}
     if far:
         ways_of_far = ", ".join(sorted(set(far.values())))
-        yield remark("far cards", gpus=format_numbers(far), ways=ways_of_far)
+        yield remark("far cards", gpus=", ".join(map(str, far)), ways=ways_of_far)
 
 
 def _locked(system: System) -> Iterator[Remark]:
@@ -155,32 +155,9 @@ def _locked(system: System) -> Iterator[Remark]:
 
 
 def _cores(facts: Facts) -> Iterator[Remark]:
-    """Whether each rank can have a core of its own, near its GPU."""
-    count, mine = len(facts.gpus), facts.system.cores
-    if facts.cores < count:
-        yield remark("few cores", cores=facts.cores, gpus=count)
-    nodes = dict(facts.system.node_cores)
-    places: dict[int, list[int]] = defaultdict(list)
-    for gpu, node in enumerate(facts.system.gpu_nodes[:count]):
-        if node is not None and node in nodes:
-            places[node].append(gpu)
-    if len(nodes) < 2 or not places:
-        return
-    listed = "; ".join(
-        f"{format_numbers(gpus)} at node {node} (cores {format_numbers(nodes[node])})"
-        for node, gpus in sorted(places.items())
-    )
-    far = [
-        gpu
-        for node, gpus in places.items()
-        for gpu in gpus
-        if mine and not nodes[node] & mine
-    ]
-    if far:
-        names = {"mine": format_numbers(mine), "far": format_numbers(far)}
-        yield remark("far cores", listed=listed, **names)
-    else:
-        yield remark("several nodes", listed=listed)
+    """Whether each rank can have a core of its own."""
+    if facts.cores < len(facts.gpus):
+        yield remark("few cores", cores=facts.cores, gpus=len(facts.gpus))
 
 
 def _memory(facts: Facts) -> Iterator[Remark]:

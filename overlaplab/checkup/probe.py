@@ -67,7 +67,7 @@ def look_at_gpus() -> dict[str, Any]:
         return {"gpus": [], "peers": [], "why": _first_line(error)}
     count = torch.cuda.device_count()
     gpus = [
-        {"name": p.name, "bytes": p.total_memory, "pci": _pci(p)}
+        {"name": p.name, "bytes": p.total_memory}
         for p in map(torch.cuda.get_device_properties, range(count))
     ]
     pairs = itertools.permutations(range(count), 2)
@@ -154,15 +154,6 @@ def main() -> None:
         print(json.dumps({"end": name, **seen}), flush=True)
         if name == "torch" and "error" in seen:
             return
-
-
-def _pci(properties: Any) -> str:
-    """The address on the PCI bus, "" where this torch does not say."""
-    try:
-        domain, bus = properties.pci_domain_id, properties.pci_bus_id
-        return f"{domain:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
-    except AttributeError:
-        return ""
 
 
 def _first_line(error: BaseException) -> str:

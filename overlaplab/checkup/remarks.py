@@ -7,8 +7,8 @@ for overlap; on which machine that matters, the caller knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -76,22 +76,6 @@ def judge_settings(environ: Mapping[str, str], *, has_gpus: bool) -> Iterator[Re
             idle.append(name)
     if idle:
         yield remark("idle settings", names=", ".join(idle))
-
-
-def judge_files(
-    settings: Iterable[tuple[str, str, str]],
-    environ: Mapping[str, str],
-    *,
-    has_gpus: bool,
-) -> Iterator[Remark]:
-    """The same for what NCCL's own files set: (name, value, file).
-
-    A variable of the environment goes before a line of a file.
-    """
-    for name, value, path in settings:
-        found = _judge(name, value) if name not in environ and has_gpus else None
-        if found is not None:
-            yield replace(found, what=f"{found.what} (in {path})")
 
 
 def _judge(name: str, value: str) -> Remark | None:

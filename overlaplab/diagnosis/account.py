@@ -49,16 +49,13 @@ ENTRIES: tuple[Entry, ...] = get_args(Entry)
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One stretch of a step that falls under one entry.
-
-    Args:
-        span: index of the span that the stretch belongs to: the collective of
-            "sending", the kernel that comes next of "idle"; None where there is none.
-    """
+    """One stretch of a step that falls under one entry."""
 
     start_ns: int
     end_ns: int
     entry: Entry
+    # index of the span that the stretch belongs to: the collective of "sending", the
+    # kernel that comes next of "idle"; None where there is none
     span: int | None
 
     @property

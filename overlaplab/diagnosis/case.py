@@ -20,27 +20,20 @@ _GUESSES = (("H200", "h200-nvlink"), ("H100", "h100-nvlink"), ("A100", "a100-nvl
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A timeline, taken apart.
-
-    Args:
-        steps: by step and rank.
-        collectives: by start.
-        twins: kernels alone and beside communication, the costliest first.
-        contention, by_step: by (rank, step); the collectives of a step by start.
-        hardware: the profile that bandwidths are compared with, None without one.
-        is_guess: whether the profile was guessed by the card's name.
-        makers: who launched the collectives.
-    """
+    """A timeline, taken apart."""
 
     lookup: Lookup
-    steps: tuple[Step, ...]
-    collectives: tuple[Collective, ...]
+    steps: tuple[Step, ...]  # by step and rank
+    collectives: tuple[Collective, ...]  # by start
+    # kernels alone and beside communication, the costliest first
     twins: tuple[Twins, ...]
+    # contention, by_step: by (rank, step); the collectives of a step by start
     contention: Mapping[tuple[int, int | None], Contention]
     by_step: Mapping[tuple[int, int | None], Sequence[Collective]]
+    # the profile that bandwidths are compared with, None without one
     hardware: Hardware | None
-    is_guess: bool
-    makers: tuple[Maker, ...] = ()
+    is_guess: bool  # whether the profile was guessed by the card's name
+    makers: tuple[Maker, ...] = ()  # who launched the collectives
 
     @property
     def timeline(self) -> Timeline:

@@ -30,24 +30,19 @@ FEWEST = 3  # of each, for a median that means something
 
 @dataclass(frozen=True, slots=True)
 class Twins:
-    """The same kernel alone and beside communication, on one rank.
-
-    Args:
-        name: of the operator.
-        kernel: of the kernel, "" where only the operator is known.
-        alone_ns, beside_ns: medians.
-        num_alone, num_beside: how many of each.
-        cost_ns: what all those beside took more than the median alone, over all steps;
-            negative where they took less.
-    """
+    """The same kernel alone and beside communication, on one rank."""
 
     rank: int
-    name: str
-    kernel: str
+    name: str  # of the operator
+    kernel: str  # of the kernel, "" where only the operator is known
+    # alone_ns, beside_ns: medians
     alone_ns: int
+    # num_alone, num_beside: how many of each
     num_alone: int
     beside_ns: int
     num_beside: int
+    # what all those beside took more than the median alone, over all steps; negative
+    # where they took less
     cost_ns: int
 
     @property
@@ -57,17 +52,11 @@ class Twins:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Of one rank's step.
+    """Of one rank's step."""
 
-    Args:
-        beside_ns: time of the kernels that ran beside communication.
-        compared_ns: of those, what has twins that ran alone.
-        cost_ns: what the compared ones took more than alone; 0 at least.
-    """
-
-    beside_ns: int = 0
-    compared_ns: int = 0
-    cost_ns: int = 0
+    beside_ns: int = 0  # time of the kernels that ran beside communication
+    compared_ns: int = 0  # of those, what has twins that ran alone
+    cost_ns: int = 0  # what the compared ones took more than alone; 0 at least
 
 
 def contention_of(

@@ -98,14 +98,11 @@ def finding(
 
 @dataclass(frozen=True, slots=True)
 class Unexplained:
-    """Of one rank's step what no finding names: said, so that silence is not "fine".
-
-    Args:
-        idle_ns, exposed_ns: entries of the account that no finding of this step names.
-    """
+    """Of one rank's step what no finding names: said, so that silence is not "fine"."""
 
     rank: int
     step: int | None
+    # idle_ns, exposed_ns: entries of the account that no finding of this step names
     idle_ns: int
     exposed_ns: int
 

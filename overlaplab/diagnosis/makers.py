@@ -21,14 +21,11 @@ _BUCKET = re.compile(r"\bbucket (\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Who launched a step's collectives.
+    """Who launched a step's collectives."""
 
-    Args:
-        name: "DistributedDataParallel", "FSDP", a reducer of overlaplab, or "unknown".
-        evidence: how often the trace says so, by what it says.
-    """
-
+    # "DistributedDataParallel", "FSDP", a reducer of overlaplab, or "unknown"
     name: str
+    # how often the trace says so, by what it says
     evidence: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:

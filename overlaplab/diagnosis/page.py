@@ -209,16 +209,4 @@ def _paragraphs(lines: Sequence[str], style: str = "") -> list[str]:
 
 
 def _table(table: Table) -> str:
-    def cells(row: Sequence[str], tag: str) -> str:
-        left = [
-            ' class="left"' if place < table.left else "" for place in range(len(row))
-        ]
-        pairs = zip(left, row, strict=True)
-        return "".join(f"<{tag}{how}>{escape(cell)}</{tag}>" for how, cell in pairs)
-
-    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in table.rows)
-    note = f"<p><small>{escape(table.note)}</small></p>" if table.note else ""
-    return (
-        f'<div class="wide"><table><thead><tr>{cells(table.header, "th")}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{note}"
-    )
+    return f'<div class="wide">{table._repr_html_()}</div>'

@@ -25,19 +25,14 @@ SAME_LINK = 4.0  # small messages, and what computes beside them, cost more than
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Of one rank's step.
+    """Of one rank's step."""
 
-    Args:
-        step_ns: how long it took.
-        compute_alone_ns, communication_alone_ns: what the two take alone.
-        basis: how these two are known, in words.
-        serial_step_ns: the step without overlap, None without a serial run.
-    """
-
-    step_ns: int
+    step_ns: int  # how long it took
+    # compute_alone_ns, communication_alone_ns: what the two take alone
     compute_alone_ns: int
     communication_alone_ns: int
-    basis: str
+    basis: str  # how these two are known, in words
+    # the step without overlap, None without a serial run
     serial_step_ns: int | None = None
 
     @property

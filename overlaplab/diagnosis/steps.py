@@ -29,24 +29,17 @@ _MOST_EPILOGUE = 0.35  # of a step's computation; more is no optimizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Report):
-    """What one rank did in one step: the `Report` of its own spans in its window.
+    """What one rank did in one step: the `Report` of its own spans in its window."""
 
-    Args:
-        step: its number, None where the timeline has no steps.
-        compute, communication: indices of its spans, by start.
-        stretches: its account, see `overlaplab.diagnosis.account`.
-        parts: nanoseconds of each entry of the account; they add up to `step_ns`.
-        backward_end_ns: end of the last computation that is no optimizer's.
-        knows_launches: whether the launch of any of its device spans is known.
-    """
-
-    step: int | None
+    step: int | None  # its number, None where the timeline has no steps
+    # compute, communication: indices of its spans, by start
     compute: tuple[int, ...]
     communication: tuple[int, ...]
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[Stretch, ...]  # its account, see `overlaplab.diagnosis.account`
+    # nanoseconds of each entry of the account; they add up to `step_ns`
     parts: Mapping[Entry, int]
-    backward_end_ns: int
-    knows_launches: bool
+    backward_end_ns: int  # end of the last computation that is no optimizer's
+    knows_launches: bool  # whether the launch of any of its device spans is known
 
     @property
     def idle_ns(self) -> int:

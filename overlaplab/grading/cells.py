@@ -16,19 +16,12 @@ _CHECK_CALL = re.compile(r"\bcheck\(\s*[\"'](\d+\.\d+[a-z]?)[\"']")
 
 @dataclass(frozen=True, slots=True)
 class NotebookCell:
-    """One code cell.
+    """One code cell."""
 
-    Args:
-        number: position among all cells, from 1, as a person counts.
-        source: its text.
-        exercise: the exercise that it solves or checks, "" if none.
-        is_check: it is an exercise's check; the grader judges in its place.
-    """
-
-    number: int
-    source: str
-    exercise: str = ""
-    is_check: bool = False
+    number: int  # position among all cells, from 1, as a person counts
+    source: str  # its text
+    exercise: str = ""  # the exercise that it solves or checks, "" if none
+    is_check: bool = False  # it is an exercise's check; the grader judges in its place
 
 
 def find_lab(cells: Sequence[NotebookCell], path: Path) -> str:

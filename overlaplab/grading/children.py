@@ -44,29 +44,20 @@ Order = tuple[str, tuple[str, ...], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The learner's objects for one exercise.
+    """The learner's objects for one exercise."""
 
-    Args:
-        payload: pickled; only the judging child unpickles it.
-        sources: file name -> text of the cells, for the lines in error messages.
-    """
-
-    payload: bytes
+    payload: bytes  # pickled; only the judging child unpickles it
+    # file name -> text of the cells, for the lines in error messages
     sources: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an exercise.
+    """What became of an exercise."""
 
-    Args:
-        verdict: `Verdict.to_dict()`, None if it came to none.
-        reason: why not, "" if there is a verdict.
-        judged: False if that was not the code's doing, as far as one can know.
-    """
-
-    verdict: Mapping[str, Any] | None
-    reason: str = ""
+    verdict: Mapping[str, Any] | None  # `Verdict.to_dict()`, None if it came to none
+    reason: str = ""  # why not, "" if there is a verdict
+    # False if that was not the code's doing, as far as one can know
     judged: bool = True
 
 

@@ -22,66 +22,49 @@ from overlaplab.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class GradientEvidence:
-    """One parameter's gradient in one step on one rank.
+    """One parameter's gradient in one step on one rank."""
 
-    Args:
-        rank, step: where; steps count from 1.
-        name: the parameter's.
-        bytes: its size.
-        writer: index of the last operator that wrote it before any hook ran.
-        origin: where autograd copied it once more (a clone, because somebody holds
-            the original), the operator that made the original; else `writer`.
-        since: index of the next operator when its hook ran.
-        ready_ns: end of `writer`.
-        origin_ns: end of `origin`.
-        sent_bytes: how many of its bytes were sent in its step, with multiplicity.
-        sends: collectives that sent any byte of it, as indices of operators.
-    """
-
+    # rank, step: where; steps count from 1
     rank: int
     step: int
-    name: str
-    bytes: int
-    writer: int | None
+    name: str  # the parameter's
+    bytes: int  # its size
+    writer: int | None  # index of the last operator that wrote it before any hook ran
+    # where autograd copied it once more (a clone, because somebody holds the original),
+    # the operator that made the original; else `writer`
     origin: int | None
-    since: int
-    ready_ns: int
-    origin_ns: int
-    sent_bytes: int
+    since: int  # index of the next operator when its hook ran
+    ready_ns: int  # end of `writer`
+    origin_ns: int  # end of `origin`
+    sent_bytes: int  # how many of its bytes were sent in its step, with multiplicity
+    # collectives that sent any byte of it, as indices of operators
     sends: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SendEvidence:
-    """One collective on one rank.
+    """One collective on one rank."""
 
-    Args:
-        rank, step: where; step 0 is before the first step.
-        op: index of the operator.
-        group, sequence, operation: which meeting.
-        start_ns, end_ns: on the wire: from the arrival of its last rank.
-        own_start_ns: start of its span on this rank.
-        bytes: of its input on this rank.
-        covers: (parameter, bytes of its gradient of this step), first sent here.
-        stale: (parameter, bytes): an earlier step's gradient, or sent already.
-        other_bytes: bytes that are no gradient's.
-        packs: (parameter, indices of the learner's copies from its gradient to the
-            collective's input).
-    """
-
+    # rank, step: where; step 0 is before the first step
     rank: int
     step: int
-    op: int
+    op: int  # index of the operator
+    # group, sequence, operation: which meeting
     group: str
     sequence: int
     operation: str
+    # start_ns, end_ns: on the wire: from the arrival of its last rank
     start_ns: int
     end_ns: int
-    own_start_ns: int
-    bytes: int
+    own_start_ns: int  # start of its span on this rank
+    bytes: int  # of its input on this rank
+    # (parameter, bytes of its gradient of this step), first sent here
     covers: tuple[tuple[str, int], ...]
+    # (parameter, bytes): an earlier step's gradient, or sent already
     stale: tuple[tuple[str, int], ...]
-    other_bytes: int
+    other_bytes: int  # bytes that are no gradient's
+    # (parameter, indices of the learner's copies from its gradient to the collective's
+    # input)
     packs: tuple[tuple[str, tuple[int, ...]], ...]
 
     @property
@@ -96,49 +79,36 @@ class SendEvidence:
 
 @dataclass(frozen=True, slots=True)
 class BucketEvidence:
-    """One bucket (a set of parameters) in one step, over all ranks (the latest counts).
+    """One bucket (a set of parameters) in one step; of all ranks the latest counts."""
 
-    Args:
-        step: which.
-        names: of its parameters.
-        rank: the one whose gradients were complete last.
-        ready_ns: end of the last operator that wrote any gradient of it.
-        armed_ns: end of what the gradients' stream held when its last hook ran: the
-            first moment at which something launched in that hook can start.
-        pack_ns: duration of the learner's own copies for it.
-        launched_ns: end of the CPU's launches of copies and collective, if all are
-            launched at once in that hook.
-        previous_end_ns: end of the communicator's previous collective, 0 if none.
-        start_ns: start of the last collective that carries bytes of it, None if
-            no byte of it is sent.
-    """
-
-    step: int
-    names: tuple[str, ...]
-    rank: int
-    ready_ns: int
+    step: int  # which
+    names: tuple[str, ...]  # of its parameters
+    rank: int  # the one whose gradients were complete last
+    ready_ns: int  # end of the last operator that wrote any gradient of it
+    # end of what the gradients' stream held when its last hook ran: the first moment at
+    # which something launched in that hook can start
     armed_ns: int
-    pack_ns: int
+    pack_ns: int  # duration of the learner's own copies for it
+    # end of the CPU's launches of copies and collective, if all are launched at once in
+    # that hook
     launched_ns: int
-    previous_end_ns: int
+    previous_end_ns: int  # end of the communicator's previous collective, 0 if none
+    # start of the last collective that carries bytes of it, None if no byte of it is
+    # sent
     start_ns: int | None
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All evidence of one run; build it with `collect_evidence`.
+    """All evidence of one run; build it with `collect_evidence`."""
 
-    Args:
-        program, timeline: of the run.
-        gradients: of every rank and step, in the order of their hooks.
-        sends: every collective, by rank and program order.
-        marks: `[rank]`: index of the first operator of step 1, 2, ...
-    """
-
+    # program, timeline: of the run
     program: Program
     timeline: Timeline
+    # of every rank and step, in the order of their hooks
     gradients: tuple[GradientEvidence, ...]
-    sends: tuple[SendEvidence, ...]
+    sends: tuple[SendEvidence, ...]  # every collective, by rank and program order
+    # `[rank]`: index of the first operator of step 1, 2,
     marks: tuple[tuple[int, ...], ...]
 
     @property

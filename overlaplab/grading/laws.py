@@ -11,34 +11,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from overlaplab.grading.evidence import Evidence, GradientEvidence, SendEvidence
-from overlaplab.grading.law_overlap import (
-    overlap_law,
-    prompt_law,
-    step_law,
-    unblocked_law,
-)
-from overlaplab.grading.origins import origin_law
-from overlaplab.grading.violation import Violation, list_names
+from overlaplab.grading.law_overlap import overlap_law as overlap_law
+from overlaplab.grading.law_overlap import prompt_law as prompt_law
+from overlaplab.grading.law_overlap import step_law as step_law
+from overlaplab.grading.law_overlap import unblocked_law as unblocked_law
+from overlaplab.grading.origins import origin_law as origin_law
+from overlaplab.grading.violation import Violation as Violation
+from overlaplab.grading.violation import list_names
 from overlaplab.program import Finding
-
-__all__ = [
-    "TOLERANCES",
-    "Violation",
-    "bytes_law",
-    "diagnosis_law",
-    "leak_law",
-    "no_findings_law",
-    "once_law",
-    "origin_law",
-    "overlap_law",
-    "prompt_law",
-    "regret",
-    "regret_law",
-    "same_order_law",
-    "step_law",
-    "unblocked_law",
-    "values_law",
-]
 
 # Tolerance relative to the element and to the largest of its tensor, by the coarsest
 # dtype of the model: one layer in bfloat16 rounds what all others see. float32: sums of

@@ -41,15 +41,10 @@ _MOVES |= {"pin_memory", "cat", "stack", "split"}
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one rank's step returned, and what was noted of it.
+    """What one rank's step returned, and what was noted of it."""
 
-    Args:
-        value: what the step returned.
-        notes: of `given` and `returned`.
-    """
-
-    value: Any
-    notes: tuple[TensorName, ...]
+    value: Any  # what the step returned
+    notes: tuple[TensorName, ...]  # of `given` and `returned`
 
 
 def hold(

@@ -43,23 +43,18 @@ _RETURNS = {"all_gather", "broadcast", "gather", "scatter"}
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Bytes [start, end) of a storage hold bytes [low, high) of a gradient.
+    """Bytes [start, end) of a storage hold bytes [low, high) of a gradient."""
 
-    Args:
-        start, end: in the storage.
-        gradient: the number that the caller gave to the gradient.
-        low, high: in the gradient; lengths differ where a cast changed the width.
-        via: operators that carried them here since they were written or sent.
-        sent: a collective has carried them.
-    """
-
+    # start, end: in the storage
     start: int
     end: int
-    gradient: int
+    gradient: int  # the number that the caller gave to the gradient
+    # low, high: in the gradient; lengths differ where a cast changed the width
     low: int
     high: int
+    # operators that carried them here since they were written or sent
     via: tuple[int, ...] = ()
-    sent: bool = False
+    sent: bool = False  # a collective has carried them
 
     def cut(self, start: int, end: int) -> Mark:
         """The part inside [start, end), which must meet this mark."""
@@ -73,19 +68,12 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Cargo:
-    """What one collective carries, from `Ledger.send`.
+    """What one collective carries, from `Ledger.send`."""
 
-    Args:
-        fresh: marks of gradients not sent before.
-        stale: marks of bytes that were sent before.
-        bytes: length of the input.
-        marked_bytes: how many of them hold any gradient.
-    """
-
-    fresh: tuple[Mark, ...]
-    stale: tuple[Mark, ...]
-    bytes: int
-    marked_bytes: int
+    fresh: tuple[Mark, ...]  # marks of gradients not sent before
+    stale: tuple[Mark, ...]  # marks of bytes that were sent before
+    bytes: int  # length of the input
+    marked_bytes: int  # how many of them hold any gradient
 
 
 class Ledger:

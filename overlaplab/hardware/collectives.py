@@ -72,16 +72,11 @@ _PAIRWISE = ("all_to_all", "gather", "scatter")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a group lies on the nodes.
+    """How a group lies on the nodes."""
 
-    Args:
-        num_ranks: in all.
-        num_nodes: with at least one of them.
-        fewest, most: ranks on the node with the fewest and with the most.
-    """
-
-    num_ranks: int
-    num_nodes: int
+    num_ranks: int  # in all
+    num_nodes: int  # with at least one of them
+    # fewest, most: ranks on the node with the fewest and with the most
     fewest: int
     most: int
 

@@ -30,18 +30,13 @@ def _vectors(rank: int, step: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ToyNet:
-    """A net and its data.
+    """A net and its data."""
 
-    Args:
-        name: key in `TOY_NETS`.
-        trap: what a reducer must get right on it.
-        make_model: builds the net; its forward takes a batch and returns the loss.
-        make_batch: (rank, step) to float32 samples (BATCH, ...), deterministic.
-    """
-
-    name: str
-    trap: str
+    name: str  # key in `TOY_NETS`
+    trap: str  # what a reducer must get right on it
+    # builds the net; its forward takes a batch and returns the loss
     make_model: Callable[[], nn.Module]
+    # (rank, step) to float32 samples (BATCH, ...), deterministic
     make_batch: Callable[[int, int], Tensor] = _vectors
 
 

@@ -20,9 +20,27 @@ _cuda: Any = torch.cuda
 
 
 class NvtxRanges:
-    """What `nvtx` returns: a context manager. See there."""
+    """Show our words in Nsight Systems: steps, annotations, buckets, collectives.
 
-    def __init__(self, *, warmup: int | None) -> None:
+    Run the script under `nsys profile -t cuda,nvtx`; see course/nsight.md. Two calls a
+    range, and nothing once the block has ended.
+
+    Args:
+        warmup: begin the capture after so many steps (cudaProfilerStart, and its stop
+            at the end): for `nsys profile --capture-range=cudaProfilerApi`. None:
+            leave the capture alone.
+
+    Raises:
+        ProfileError: on entering: torch was built without CUDA.
+
+    Example:
+        with ol.nvtx(warmup=3) as ranges:
+            for batch in data:
+                train_step(batch)
+                ranges.step()
+    """
+
+    def __init__(self, *, warmup: int | None = None) -> None:
         if warmup is not None and (
             isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0
         ):
@@ -67,30 +85,7 @@ class NvtxRanges:
         _cuda.nvtx.range_push(f"step {self._step}")
 
 
-def nvtx(*, warmup: int | None = None) -> NvtxRanges:
-    """Show our words in Nsight Systems: steps, annotations, buckets, collectives.
-
-    Run the script under `nsys profile -t cuda,nvtx`; see course/nsight.md. Two calls a
-    range, and nothing once the block has ended.
-
-    Args:
-        warmup: begin the capture after so many steps (cudaProfilerStart, and its stop
-            at the end): for `nsys profile --capture-range=cudaProfilerApi`. None:
-            leave the capture alone.
-
-    Returns:
-        A context manager with `step()`, to be called at the end of each step.
-
-    Raises:
-        ProfileError: on entering: torch was built without CUDA.
-
-    Example:
-        with ol.nvtx(warmup=3) as ranges:
-            for batch in data:
-                train_step(batch)
-                ranges.step()
-    """
-    return NvtxRanges(warmup=warmup)
+nvtx = NvtxRanges
 
 
 @contextlib.contextmanager

@@ -30,15 +30,50 @@ _opening = threading.Lock()
 
 
 class Profile:
-    """What `profile` returns: a context manager. See there.
+    """Measure what the `with` block does on this rank: a timeline of real devices.
+
+    In a plain script, in a rank of `ol.run` on gloo or nccl, and under torchrun.
+    torch.profiler records each operator and kernel, which costs the CPU microseconds
+    per operator: where a step is launch-bound the profiled one is longer.
+
+    `events=True` records only CUDA events at step ends, `ol.annotate` ranges, launches
+    of collectives and waits. It has no kernels, and a stream that idles because the CPU
+    is late counts as computing; `timeline.source.remarks` says so where it was seen.
+    It makes nothing wait, and is cheap where the GPU bounds the step: on two H200s
+    (torch 2.11, batch 8, `python -m overlaplab.bench traces`) such steps took 0 to
+    0.6 % longer, with torch.profiler 3 to 8 %. It costs the CPU some 0.1 ms per
+    collective there, so where launches bind and collectives are many it disturbs as
+    much. On a CPU process it reads the wall clock at the same places.
+
+    After the block there are `timeline`, `gather()` and `save(path)`. Without `step()`
+    the whole block is one step.
+
+    Args:
+        warmup: steps that are not recorded, ended by `step()`: the first steps set up
+            communicators, allocate, and choose buckets.
+        steps: record so many, then stop; None: until the block ends.
+        events: CUDA events instead of torch.profiler.
 
     Attributes:
         step_number: the step that is going on, from 0.
+
+    Raises:
+        ProfileError: on entering: a rank of the virtual cluster, another profile or
+            torch.profiler is running, NCCL's waits block the CPU (events).
+
+    Example:
+        with ol.profile(warmup=2) as profile:
+            for batch in data:
+                train_step(batch)
+                profile.step()
+        print(profile.timeline.report().exposed_ns)
     """
 
     _open: ClassVar[Profile | None] = None  # in this process
 
-    def __init__(self, *, warmup: int, steps: int | None, events: bool) -> None:
+    def __init__(
+        self, *, warmup: int = 0, steps: int | None = None, events: bool = False
+    ) -> None:
         self._warmup = _count("warmup", warmup, least=0)
         self._steps = None if steps is None else _count("steps", steps, least=1)
         self._events = events
@@ -267,46 +302,7 @@ class Profile:
         return spans, recorder.remarks()
 
 
-def profile(
-    *, warmup: int = 0, steps: int | None = None, events: bool = False
-) -> Profile:
-    """Measure what the `with` block does on this rank: a timeline of real devices.
-
-    In a plain script, in a rank of `ol.run` on gloo or nccl, and under torchrun.
-    torch.profiler records each operator and kernel, which costs the CPU microseconds
-    per operator: where a step is launch-bound the profiled one is longer.
-
-    `events=True` records only CUDA events at step ends, `ol.annotate` ranges, launches
-    of collectives and waits. It has no kernels, and a stream that idles because the CPU
-    is late counts as computing; `timeline.source.remarks` says so where it was seen.
-    It makes nothing wait, and is cheap where the GPU bounds the step: on two H200s
-    (torch 2.11, batch 8, `python -m overlaplab.bench traces`) such steps took 0 to
-    0.6 % longer, with torch.profiler 3 to 8 %. It costs the CPU some 0.1 ms per
-    collective there, so where launches bind and collectives are many it disturbs as
-    much. On a CPU process it reads the wall clock at the same places.
-
-    Args:
-        warmup: steps that are not recorded, ended by `step()`: the first steps set up
-            communicators, allocate, and choose buckets.
-        steps: record so many, then stop; None: until the block ends.
-        events: CUDA events instead of torch.profiler.
-
-    Returns:
-        A context manager; after the block `timeline`, `gather()` and `save(path)`.
-        Without `step()` the whole block is one step.
-
-    Raises:
-        ProfileError: on entering: a rank of the virtual cluster, another profile or
-            torch.profiler is running, NCCL's waits block the CPU (events).
-
-    Example:
-        with ol.profile(warmup=2) as profile:
-            for batch in data:
-                train_step(batch)
-                profile.step()
-        print(profile.timeline.report().exposed_ns)
-    """
-    return Profile(warmup=warmup, steps=steps, events=events)
+profile = Profile
 
 
 def _count(name: str, value: object, *, least: int) -> int:

@@ -31,17 +31,12 @@ _SHARE_OF: Mapping[str, Share] = {
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One stretch [start_ns, end_ns) of the critical path.
-
-    Args:
-        share: what the step waits for in it.
-        span: index in `Timeline.spans` of the span that it is a part of; for "idle",
-            None.
-    """
+    """One stretch [start_ns, end_ns) of the critical path."""
 
     start_ns: int
     end_ns: int
-    share: Share
+    share: Share  # what the step waits for in it
+    # index in `Timeline.spans` of the span that it is a part of; for "idle", None
     span: int | None = None
 
 

@@ -16,7 +16,6 @@ from overlaplab.timeline.critical_path import is_wait
 
 PATH = "#000000"
 EXPOSED = "#D55E00"
-HIGHLIGHT = "#CC79A7"
 BAND = "#F1F1F1"
 TEXT = "#222222"
 

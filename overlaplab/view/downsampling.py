@@ -18,16 +18,12 @@ _LONELY = 4  # columns without anything before a short span that make it a singl
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """One rectangle.
-
-    Args:
-        whole: drawn as it is, with an outline; else a run of gathered columns.
-    """
+    """One rectangle."""
 
     color: str
     start_ns: float
     end_ns: float
-    whole: bool
+    whole: bool  # drawn as it is, with an outline; else a run of gathered columns
 
 
 def rectangles(

@@ -23,7 +23,6 @@ from overlaplab.view.colors import (
     BAND,
     COLORS,
     EXPOSED,
-    HIGHLIGHT,
     PATH,
     TEXT,
     colors_of,
@@ -56,7 +55,6 @@ class Panel:
         lanes: Collection[str] | None = None,
         ranks: Collection[int] | None = None,
         window: tuple[int, int] | None = None,
-        highlight: Collection[int] | None = None,
         critical_path: bool = True,
         memory: bool = False,
         memory_top_bytes: int = 0,
@@ -70,12 +68,6 @@ class Panel:
         if self.end_ns < self.start_ns or (window and self.end_ns == self.start_ns):
             raise ValueError(f"window {window} ns is empty; expected (start, end)")
         self.end_ns = max(self.end_ns, self.start_ns + 1)
-        self.highlight = sorted(highlight or ())
-        if self.highlight and not 0 <= self.highlight[-1] < len(timeline.spans):
-            raise ValueError(
-                f"highlight {self.highlight[-1]}: the timeline has "
-                f"{len(timeline.spans)} spans"
-            )
         self.critical_path = critical_path
         self.scale, self.unit = time_unit(self.end_ns - timeline.start_ns)
         self._place_rows(lanes, ranks)
@@ -150,7 +142,6 @@ class Panel:
         used += self._exposed(ax)
         if self.critical_path:
             used += self._path(ax)
-        used += self._highlights(ax)
         self._names(ax)
         for rank, y in self.memory_rows.items():
             draw_memory(
@@ -306,16 +297,6 @@ class Panel:
             run = (y, start, end)
         if run is not None:
             yield run
-
-    def _highlights(self, ax: Axes) -> list[str]:
-        boxes = []
-        for index in self.highlight:
-            span = self.timeline.spans[index]
-            if (span.rank, span.lane) in self.rows:
-                y = self.rows[span.rank, span.lane]
-                boxes.append(self._box(span.start_ns, span.end_ns, y))
-        _add_boxes(ax, boxes, fill=False, edgecolor=HIGHLIGHT, linewidth=2.4, zorder=5)
-        return ["highlight"] if boxes else []
 
     def _names(self, ax: Axes) -> None:
         """The widest spans get their names, where these fit."""

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from overlaplab.timeline import Timeline
 from overlaplab.view.arguments import check_timeline, check_timelines
 from overlaplab.view.panel import Panel
-from overlaplab.view.stacking import legend_entries, stack
+from overlaplab.view.stacking import Picture, stack
 
 
 def draw(
     timeline: Timeline,
     *,
-    ax: Axes | None = None,
     title: str | None = None,
     lanes: Collection[str] | None = None,
     ranks: Collection[int] | None = None,
     window: tuple[int, int] | None = None,
-    highlight: Collection[int] | None = None,
     critical_path: bool = True,
     memory: bool = False,
-) -> Figure:
+) -> Picture:
     """Draw a timeline.
 
     Args:
-        ax: draw into these axes, and leave their figure's size alone.
         title: over the lanes; the step, exposed and saved time stand beside it.
         lanes: only these; all by default.
         ranks: only these; the first eight by default, and never more than eight.
         window: (start_ns, end_ns) to show; everything by default.
-        highlight: indices in `timeline.spans` to frame.
         critical_path: mark it.
         memory: a lane with the bytes that each rank holds, where they are known.
 
@@ -47,23 +40,10 @@ def draw(
         lanes=lanes,
         ranks=ranks,
         window=window,
-        highlight=highlight,
         critical_path=critical_path,
         memory=memory,
     )
-    if ax is None:
-        return stack([panel.part()])
-    used = panel.draw(ax)
-    ax.legend(
-        handles=legend_entries(used),
-        loc="upper left",
-        bbox_to_anchor=(0, -0.12),
-        frameon=False,
-        fontsize=8,
-        ncols=4,
-    )
-    figure = ax.figure
-    return figure if isinstance(figure, Figure) else figure.figure
+    return stack([panel.part()])
 
 
 def draw_many(
@@ -73,7 +53,7 @@ def draw_many(
     ranks: Collection[int] | None = None,
     critical_path: bool = True,
     memory: bool = False,
-) -> Figure:
+) -> Picture:
     """Draw timelines one under the other on one scale: the eye sees the gap close.
 
     Args:

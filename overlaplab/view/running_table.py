@@ -52,15 +52,15 @@ class Table:
         return f"{self.markdown()}\n\n{self.note}"
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.header)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self.rows
-        )
-        return (
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            f"<p><small>{html.escape(self.note)}</small></p>"
-        )
+        def cells(row: tuple[str, ...], tag: str) -> str:
+            left = [f'<{tag} class="left">'] * self.left + [f"<{tag}>"] * len(row)
+            pairs = zip(left, map(html.escape, row), strict=False)
+            return "".join(f"{begin}{cell}</{tag}>" for begin, cell in pairs)
+
+        body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in self.rows)
+        note = f"<p><small>{html.escape(self.note)}</small></p>" if self.note else ""
+        head = f"<thead><tr>{cells(self.header, 'th')}</tr></thead>"
+        return f"<table>{head}<tbody>{body}</tbody></table>{note}"
 
 
 def table(timelines: Mapping[str, Timeline]) -> Table:

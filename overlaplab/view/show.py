@@ -69,11 +69,8 @@ class Shown:
         if second:
             names = first, second[0] if second[0] != first else f"{first} (2)"
             pair = dict(zip(names, self.timelines, strict=True))
-            figure = draw_many(pair, memory=memory)
-        else:
-            figure = draw(self.timelines[0], title=first, memory=memory)
-        assert isinstance(figure, Picture)  # no axes were given
-        return figure
+            return draw_many(pair, memory=memory)
+        return draw(self.timelines[0], title=first, memory=memory)
 
     def widget(self) -> Any | None:
         """A new widget of it, None without anywidget."""

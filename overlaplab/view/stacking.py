@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from PIL import Image
 
-from overlaplab.view.colors import COLORS, EXPOSED, HIGHLIGHT, PATH, SHARE_COLORS, TEXT
+from overlaplab.view.colors import COLORS, EXPOSED, PATH, SHARE_COLORS, TEXT
 
 Entry = Patch | Line2D  # of a legend
 
@@ -56,19 +56,13 @@ class Picture(Figure):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One pair of axes of a stacked figure.
+    """One pair of axes of a stacked figure."""
 
-    Args:
-        height_in: of the axes.
-        labels: that stand to the left of the axes.
-        draw: fills the axes; returns the legend's entries that it needs.
-        num_title_lines: that stand above the line of the numbers.
-    """
-
-    height_in: float
-    labels: Sequence[str]
+    height_in: float  # of the axes
+    labels: Sequence[str]  # that stand to the left of the axes
+    # fills the axes; returns the legend's entries that it needs
     draw: Callable[[Axes], Iterable[str]]
-    num_title_lines: int = 0
+    num_title_lines: int = 0  # that stand above the line of the numbers
 
 
 def stack(parts: Sequence[Part]) -> Picture:
@@ -159,12 +153,6 @@ def legend_entries(used: Iterable[str]) -> list[Entry]:
     if "exposed" in used:
         entries.append(
             Patch(facecolor="none", edgecolor=EXPOSED, linewidth=1.6, label="exposed")
-        )
-    if "highlight" in used:
-        entries.append(
-            Patch(
-                facecolor="none", edgecolor=HIGHLIGHT, linewidth=2.4, label="look here"
-            )
         )
     if "path" in used:
         entries.append(Line2D([], [], color=PATH, linewidth=2.2, label="critical path"))

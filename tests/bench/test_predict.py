@@ -179,11 +179,11 @@ def test_both_halves_on_the_cpu(tmp_path: Path) -> None:
     cases = measured["links"]["nvlink"]["cases"]
     assert [case["launch_bound"] for case in cases] == [False, True]
     assert set(cases[0]["variants"]) == {"serial", "per parameter", "bucketed 0.2"}
-    answer = compare(measured, lambda what: None, tmp_path / "programs")
+    answer = compare(measured, lambda what: None)
     assert len(answer["rows"]) == len(answer["launch_bound"]["rows"]) == 3
     assert all(row["predicted_step_ms"] > 0 for row in answer["rows"])
     assert answer["summary"]["configurations"] == 3
-    again = compare(measured, lambda what: None, tmp_path / "programs")
+    again = compare(measured, lambda what: None)
     assert again == answer
     assert "3 configurations" in claim(answer)
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import overlaplab as ol
 from overlaplab import calibrate
-from overlaplab.calibrate import CPU, GPU, ModelCase, build_profile, quick, table
+from overlaplab.calibrate import table
 from overlaplab.calibrate.operators import operators_of_step
-from overlaplab.calibrate.profile import curve_through
+from overlaplab.calibrate.plan import ModelCase
+from overlaplab.calibrate.profile import build_profile, curve_through
 from overlaplab.cli import main
 from overlaplab.errors import OverlaplabError
 from overlaplab.hardware import compute_ns, read_profile
@@ -173,13 +174,6 @@ def test_a_curve_through_points_that_ascend_goes_through_them(
     pairs = [(factor**n, ns) for n, ns in enumerate(sorted(times), 1)]
     assert curve_through(pairs) == tuple(pairs)
     assert all(interpolate(curve_through(pairs), work) == ns for work, ns in pairs)
-
-
-def test_a_quick_plan_keeps_the_largest_of_everything() -> None:
-    for plan in (GPU, CPU):
-        assert quick(plan).models[-1] == plan.models[-1]
-        assert quick(plan).memory_bytes[-1] == plan.memory_bytes[-1]
-        assert len(quick(plan).wire_bytes) < len(plan.wire_bytes)
 
 
 def test_a_calibration_of_this_machine_writes_a_profile_that_times_programs(

@@ -58,9 +58,6 @@ SERVER = replace(
         locked_bytes=None,
         memory_bytes=512 * 2**30,
         shared_bytes=64 * 2**30,
-        node_cores=((0, frozenset(range(32))),),
-        gpu_nodes=(0, 0),
-        cores=frozenset(range(32)),
         tools=("nsys", "ncu"),
     ),
 )

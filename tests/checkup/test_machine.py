@@ -9,7 +9,7 @@ import pytest
 
 from overlaplab.checkup import judge
 from overlaplab.checkup.facts import Facts, Section
-from overlaplab.checkup.remarks import Remark, judge_files, judge_settings
+from overlaplab.checkup.remarks import Remark, judge_settings
 from overlaplab.checkup.system import Port, System
 from tests.checkup.machines import H100, LAPTOP, SERVER, with_section
 
@@ -138,34 +138,6 @@ def test_little_locked_memory_is_a_warning_where_cards_need_it(
 # Cores and memory
 
 
-TWO_NODES = {
-    "node_cores": ((0, frozenset(range(16))), (1, frozenset(range(16, 32)))),
-    "gpu_nodes": (0, 1),
-}
-
-
-def test_the_node_of_each_gpu_is_reported() -> None:
-    found = remark(with_system(**TWO_NODES), "GPUs by NUMA node")
-    assert found.status == "note"
-    assert "0 at node 0 (cores 0-15); 1 at node 1 (cores 16-31)" in found.what
-
-
-def test_a_process_kept_from_the_cores_of_its_gpu_is_warned() -> None:
-    facts = with_system(**TWO_NODES, cores=frozenset(range(8)))
-    found = remark(facts, "GPUs by NUMA node")
-    assert found.status == "warning"
-    assert "may use cores 0-7 only" in found.what
-    assert found.means.startswith("For GPU 1 ")
-
-
-@pytest.mark.parametrize(
-    "unknown", [{"gpu_nodes": (None, None)}, {"node_cores": ()}, {"gpu_nodes": ()}]
-)
-def test_an_unknown_node_is_not_judged(unknown: dict[str, Any]) -> None:
-    checkup = judge(with_system(**{**TWO_NODES, **unknown}))
-    assert {r.status for r in checkup.remarks} == {"ok"}
-
-
 def test_fewer_cores_than_gpus_is_a_warning() -> None:
     found = remark(replace(SERVER, cores=1), "1 CPU core(s) for 2 GPUs")
     assert found.status == "warning" and "launch-bound" in found.means
@@ -238,19 +210,7 @@ def test_a_machine_of_amd_is_described_in_its_own_words() -> None:
     assert warned == {"GPU_MAX_HW_QUEUES=1", "AMD_SERIALIZE_KERNEL=3"}
 
 
-# Settings of files
-
-
-def test_a_setting_of_nccls_own_file_counts_as_one_of_the_environment() -> None:
-    lines = [("NCCL_P2P_DISABLE", "1", "/etc/nccl.conf")]
-    (found,) = judge_files(lines, {}, has_gpus=True)
-    assert found.what == "NCCL_P2P_DISABLE=1 (in /etc/nccl.conf)"
-    assert found.status == "warning"
-
-
-def test_the_environment_goes_before_a_file() -> None:
-    lines = [("NCCL_P2P_DISABLE", "1", "/etc/nccl.conf")]
-    assert not list(judge_files(lines, {"NCCL_P2P_DISABLE": "0"}, has_gpus=True))
+# Settings
 
 
 @pytest.mark.parametrize(

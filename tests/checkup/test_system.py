@@ -7,21 +7,13 @@ from pathlib import Path
 import pytest
 
 from overlaplab.checkup.facts import parse_cards
-from overlaplab.checkup.system import (
-    Port,
-    System,
-    format_numbers,
-    look_at_system,
-    parse_cores,
-)
+from overlaplab.checkup.system import Port, System, look_at_system
 
 
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing of the person or machine that runs the tests."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.delenv("NCCL_CONF_FILE", raising=False)
 
 
 def write(root: Path, **files: str) -> None:
@@ -35,8 +27,7 @@ def write(root: Path, **files: str) -> None:
 def test_a_machine_that_hides_everything_leaves_everything_unknown(
     tmp_path: Path,
 ) -> None:
-    found = look_at_system(["0000:19:00.0", ""], tmp_path / "nothing")
-    assert found == System(cores=found.cores, gpu_nodes=(None, None), tools=())
+    assert look_at_system(tmp_path / "nothing") == System(tools=())
 
 
 def test_ports_are_read_with_their_state(tmp_path: Path) -> None:
@@ -50,16 +41,16 @@ def test_ports_are_read_with_their_state(tmp_path: Path) -> None:
             "sys__class__infiniband__mlx5_1__ports__1__state": "1: DOWN\n",
         },
     )
-    assert look_at_system([], tmp_path).ports == (
+    assert look_at_system(tmp_path).ports == (
         Port("mlx5_0", "InfiniBand", True, "400 Gb/sec (4X NDR)"),
         Port("mlx5_1", "", False, ""),
     )
 
 
 def test_no_card_is_not_the_same_as_a_hidden_one(tmp_path: Path) -> None:
-    assert look_at_system([], tmp_path).ports is None
+    assert look_at_system(tmp_path).ports is None
     (tmp_path / "sys" / "class").mkdir(parents=True)
-    assert look_at_system([], tmp_path).ports == ()
+    assert look_at_system(tmp_path).ports == ()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +65,7 @@ def test_the_driver_says_who_may_read_counters(
     tmp_path: Path, params: str, restricted: bool | None
 ) -> None:
     write(tmp_path, proc__driver__nvidia__params=params)
-    assert look_at_system([], tmp_path).counters_restricted is restricted
+    assert look_at_system(tmp_path).counters_restricted is restricted
 
 
 def test_the_driver_and_its_modules_are_read(tmp_path: Path) -> None:
@@ -85,7 +76,7 @@ def test_the_driver_and_its_modules_are_read(tmp_path: Path) -> None:
         proc__sys__kernel__osrelease="6.8.0-60-generic\n",
         sys__kernel__mm__memory_peers__nv_mem__version="1.0\n",
     )
-    found = look_at_system([], tmp_path)
+    found = look_at_system(tmp_path)
     assert found.modules == {"nvidia", "nvidia_peermem"}
     assert found.driver == "NVRM version: NVIDIA UNIX Open"
     assert found.kernel == (6, 8)
@@ -100,7 +91,7 @@ def test_the_limit_on_locked_memory_is_read(
 ) -> None:
     line = f"Max locked memory         {limit:<20} {limit:<20} bytes\n"
     write(tmp_path, proc__self__limits=f"Max cpu time  unlimited\n{line}")
-    assert look_at_system([], tmp_path).locked_bytes == locked_bytes
+    assert look_at_system(tmp_path).locked_bytes == locked_bytes
 
 
 @pytest.mark.parametrize(
@@ -114,40 +105,7 @@ def test_memory_is_what_the_container_may_use(
         proc__meminfo=f"MemTotal:       {2**20} kB\nMemFree: 1 kB\n",
         sys__fs__cgroup__memoryDOTmax=f"{limit}\n",
     )
-    assert look_at_system([], tmp_path).memory_bytes == memory_bytes
-
-
-def test_nodes_and_the_place_of_each_gpu_are_read(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        sys__devices__system__node__node0__cpulist="0-1,4\n",
-        sys__devices__system__node__node1__cpulist="2-3\n",
-        sys__devices__system__node__online="0-1\n",
-        **{
-            "sys__bus__pci__devices__0000:3b:00DOT0__numa_node": "1\n",
-            "sys__bus__pci__devices__0000:86:00DOT0__numa_node": "-1\n",
-        },
-    )
-    found = look_at_system(["0000:3B:00.0", "0000:86:00.0", "0000:af:00.0"], tmp_path)
-    assert found.node_cores == ((0, frozenset({0, 1, 4})), (1, frozenset({2, 3})))
-    assert found.gpu_nodes == (1, None, None)
-
-
-def test_the_users_file_of_nccl_goes_before_the_machines(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        etc__ncclDOTconf="# a comment\nNCCL_ALGO=Ring\nNCCL_P2P_DISABLE = 1\n\n",
-        home__DOTncclDOTconf="NCCL_ALGO=Tree\n",
-    )
-    assert look_at_system([], tmp_path).nccl_settings == (
-        ("NCCL_ALGO", "Tree", str(tmp_path / "home" / ".nccl.conf")),
-        ("NCCL_P2P_DISABLE", "1", "/etc/nccl.conf"),
-    )
-
-
-@pytest.mark.parametrize("numbers", [set(), {3}, {0, 1}, {0, 2, 3, 4, 9}])
-def test_a_set_of_cores_is_written_and_read_back(numbers: set[int]) -> None:
-    assert parse_cores(format_numbers(numbers)) == numbers
+    assert look_at_system(tmp_path).memory_bytes == memory_bytes
 
 
 def test_the_way_to_each_network_card_is_read() -> None:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from overlaplab.cluster.run import run
-from overlaplab.program import resolve
 from overlaplab_course import stored as of_lessons
 from overlaplab_course.lab04 import show as lab
 
@@ -126,18 +122,3 @@ def test_predictions_stand_where_the_lessons_layer_has_the_way(stored, monkeypat
     lines = lab.ways_table(no_layer).splitlines()
     assert lines[1].split() == ["no", "message", "2.000"]
     assert lines[2].split() == ["wait", "late", "2.250", "2.100", "+0.100"]
-
-
-def test_an_enlarged_program_takes_as_long_as_a_large_one():
-    def layer(size):
-        x = torch.ones(size, size)
-        part = x @ x
-        dist.all_reduce(part)
-        (part @ x).relu()
-
-    small, large = (
-        run(layer, size, world_size=2, hardware="chalk", cluster="virtual")
-        for size in (32, 128)
-    )
-    grown = resolve(lab.enlarged(small.program, 4), "chalk")
-    assert grown.step_ns == large.timeline.step_ns

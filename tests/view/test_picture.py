@@ -1,7 +1,6 @@
 """Figures: what is drawn where. How they look, a person has to judge."""
 
 import pytest
-from matplotlib.figure import Figure
 
 from overlaplab.timeline import Span, Timeline
 from overlaplab.view import draw, draw_many, shares_bar
@@ -126,17 +125,6 @@ def test_one_rank_of_several_says_which():
     assert "bucketed  (rank 2 of 4)" in texts(figure)
 
 
-def test_highlighted_spans_are_framed_and_explained():
-    assert "look here" in legend(draw(step(), highlight=[3]))
-
-
-def test_given_axes_are_drawn_into_and_keep_their_figure():
-    own = Figure(figsize=(6, 3))
-    axes = own.add_subplot()
-    assert draw(step(), ax=axes) is own
-    assert axes.get_legend() is not None
-
-
 def test_a_figure_shows_itself_in_a_notebook_as_png():
     assert draw(step())._repr_png_().startswith(b"\x89PNG")
 
@@ -147,7 +135,6 @@ def test_a_figure_shows_itself_in_a_notebook_as_png():
         ({"lanes": ["nccl"]}, r"nothing to draw of lanes \['nccl'\].*'comm'"),
         ({"ranks": [7]}, r"ranks \[7\]; .* ranks \[0\]"),
         ({"window": (5, 5)}, "is empty"),
-        ({"highlight": [10_000]}, "highlight 10000: the timeline has"),
     ],
 )
 def test_what_is_not_there_cannot_be_drawn(arguments, message):

@@ -231,23 +231,17 @@ def net_and_batches(
 
 
 class TrainingRun(NamedTuple):
-    """One run of a training loop.
+    """One run of a training loop."""
 
-    Args:
-        losses, worst: what it returned.
-        weights: of the model, by name, after it.
-        program, timeline: of the run on the virtual cluster.
-        waits: where the CPU waits.
-        idle_ns: how long the GPU has nothing to do.
-    """
-
+    # losses, worst: what it returned
     losses: Any
     worst: Any
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor]  # of the model, by name, after it
+    # program, timeline: of the run on the virtual cluster
     program: Program
     timeline: Timeline
-    waits: list[Op]
-    idle_ns: int
+    waits: list[Op]  # where the CPU waits
+    idle_ns: int  # how long the GPU has nothing to do
 
 
 def train(loop: Train, *shape: int) -> TrainingRun:

@@ -61,15 +61,12 @@ class Launches(list[Launch]):
 
 
 class Row(NamedTuple):
-    """When one line starts and ends, and what held it until then.
+    """When one line starts and ends, and what held it until then."""
 
-    Args:
-        start_us, end_us: when; for a host sync, of the CPU's wait.
-        reasons: every rule without which it would start earlier; two may say the same.
-    """
-
+    # start_us, end_us: when; for a host sync, of the CPU's wait
     start_us: int
     end_us: int
+    # every rule without which it would start earlier; two may say the same
     reasons: tuple[Reason, ...]
 
     @property

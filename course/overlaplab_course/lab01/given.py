@@ -234,20 +234,14 @@ def job(number: int) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One use of the formula, in exercise 1.3.
+    """One use of the formula, in exercise 1.3."""
 
-    Args:
-        tc_ms, tm_ms: computation and communication, each alone.
-        a: the overlap fraction: hidden / communication of the run, or as promised.
-        timeline: the run; None for a promise.
-        why: the answer.
-    """
-
+    # tc_ms, tm_ms: computation and communication, each alone
     tc_ms: float
     tm_ms: float
-    a: float
-    timeline: Timeline | None
-    why: str
+    a: float  # the overlap fraction: hidden / communication of the run, or as promised
+    timeline: Timeline | None  # the run; None for a promise
+    why: str  # the answer
 
     @property
     def formula_ms(self) -> float:

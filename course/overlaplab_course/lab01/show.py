@@ -56,20 +56,14 @@ measure_it_here = partial(
 
 @dataclass(frozen=True)
 class Measured(Times):
-    """One variant on one link; sent and hidden are of one profiled step.
+    """One variant on one link; sent and hidden are of one profiled step."""
 
-    Args:
-        low, high: between which eight of ten steps lie.
-        link: "NVLink" or "P2P off".
-        batch: sequences a GPU; compare rows of one link and batch only.
-        name: of the variant.
-    """
-
+    # low, high: between which eight of ten steps lie
     low: float
     high: float
-    link: str
-    batch: int
-    name: str
+    link: str  # "NVLink" or "P2P off"
+    batch: int  # sequences a GPU; compare rows of one link and batch only
+    name: str  # of the variant
 
 
 def measured() -> tuple[Measured, ...]:

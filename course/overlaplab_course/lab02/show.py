@@ -106,17 +106,11 @@ def spread_ms(variant: str, batch: int) -> tuple[float, float]:
 
 
 class Paid(NamedTuple):
-    """What overlap was worth: of what sending costs at the end, how much is gone.
+    """What overlap was worth: of what sending costs at the end, how much is gone."""
 
-    Args:
-        possible_ms: the serial step less computing alone: what there is to save.
-        saved_ms: the serial step less the overlapped one.
-        percent: saved of possible.
-    """
-
-    possible_ms: float
-    saved_ms: float
-    percent: float
+    possible_ms: float  # the serial step less computing alone: what there is to save
+    saved_ms: float  # the serial step less the overlapped one
+    percent: float  # saved of possible
 
 
 def did_it_pay(batch: int) -> Paid:

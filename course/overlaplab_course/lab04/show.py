@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, reduce
 from operator import getitem
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlaplab.cluster.run import run
-from overlaplab.program import Program, resolve
+from overlaplab.program import resolve
 from overlaplab.timeline import Timeline
 from overlaplab.torch_versions import all_gather_single, reduce_scatter_single
 from overlaplab_course import stored
@@ -140,8 +139,6 @@ def points_machine() -> str:
 # -- section 10: stored measurements
 
 _shown = stored.shown("04")
-# How much smaller the matrices are with which a prediction is recorded.
-_SMALLER = 64
 Layer = Callable[[Tensor, Mapping[str, Tensor], str], Any]
 
 
@@ -178,7 +175,7 @@ def number(*keys: str) -> float:
 @lru_cache(maxsize=16)
 def predicted_ms(layer: Layer, way: str) -> float:
     """The step of `layer(x, w, way)` at the measured size, by the model."""
-    sizes = [size // _SMALLER for size in _found()["layer"]]
+    sizes = _found()["layer"]
     return _predicted_ms(lambda: layer(*layer_of_size(_empty, sizes), way))
 
 
@@ -194,9 +191,9 @@ def predicted_window_ms(name: str) -> float | None:
         return None
     found = _found()
     limit = int(name.split("k=")[1]) if "k=" in name else len(found["tokens"])
-    n, m, *tokens = (size // _SMALLER for size in (*found["grads"], *found["tokens"]))
+    n, m = found["grads"]
     return _predicted_ms(
-        lambda: average([(_empty(n, t), _empty(t, m)) for t in tokens], limit)
+        lambda: average([(_empty(n, t), _empty(t, m)) for t in found["tokens"]], limit)
     )
 
 
@@ -209,40 +206,11 @@ def _empty(n: int, m: int) -> Tensor:
 
 
 def _predicted_ms(step: Callable[[], Any]) -> float:
-    """What a step would take with matrices `_SMALLER` times as large.
-
-    Recorded small, then timed with as much more arithmetic and as many more bytes.
-    """
+    """What a step would take where it was measured; no values are computed."""
     found = _found()
-    program = run(step, world_size=int(found["world_size"])).program
+    program = run(step, world_size=int(found["world_size"]), fake=True).program
     assert program is not None
-    large = enlarged(program, _SMALLER)
-    return resolve(large, stored.profile_of(found)).step_ns / 1e6
-
-
-def enlarged(program: Program, factor: int) -> Program:
-    """`program` with matrices `factor` times as large in each dimension.
-
-    For programs of matrix products and what works element by element: FLOPs grow with
-    the third power, bytes with the second.
-    """
-    square, cube = factor**2, factor**3
-
-    def larger(op: Any) -> Any:
-        sent = op.collective
-        if sent is not None:
-            payload = [replace(p, bytes=p.bytes * square) for p in sent.payload]
-            sent = replace(sent, bytes=sent.bytes * square, payload=tuple(payload))
-        return replace(
-            op,
-            flops=op.flops * cube,
-            read_bytes=op.read_bytes * square,
-            write_bytes=op.write_bytes * square,
-            collective=sent,
-        )
-
-    ranks = tuple(tuple(map(larger, ops)) for ops in program.ranks)
-    return replace(program, ranks=ranks, storages=(), names=())
+    return resolve(program, stored.profile_of(found)).step_ns / 1e6
 
 
 # -- tables

@@ -60,25 +60,16 @@ LEAST_BYTES = 1024  # nobody means less
 
 @dataclass(frozen=True)
 class Case:
-    """One backward pass and one link; none of them is in the lesson.
+    """One backward pass and one link; none of them is in the lesson."""
 
-    Args:
-        name: what the model and the link are like.
-        model: layers, their width, tokens.
-        latency_ns: alpha, the fixed cost of a message.
-        bytes_per_s: payload per second, as the all-reduce of a large message sees it.
-        tflops: of the GPU.
-        kind: a "gpt" in bfloat16, or "narrow": small linear layers in float32.
-        vocabulary: rows of an embedding, which arrives last and costs no time.
-    """
-
-    name: str
-    model: tuple[int, int, int]
-    latency_ns: int
-    bytes_per_s: int
-    tflops: float = 500
+    name: str  # what the model and the link are like
+    model: tuple[int, int, int]  # layers, their width, tokens
+    latency_ns: int  # alpha, the fixed cost of a message
+    bytes_per_s: int  # payload per second, as the all-reduce of a large message sees it
+    tflops: float = 500  # of the GPU
+    # a "gpt" in bfloat16, or "narrow": small linear layers in float32
     kind: str = "gpt"
-    vocabulary: int = 0
+    vocabulary: int = 0  # rows of an embedding, which arrives last and costs no time
 
     @cached_property
     def _numels(self) -> tuple[int, ...]:

@@ -98,18 +98,12 @@ def draw_valleys(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A stored table; prints with the machine that it was measured on.
+    """A stored table; prints with the machine that it was measured on."""
 
-    Args:
-        source: what was measured, and how.
-        machine: card, torch, NCCL, date.
-        columns: their titles, with the unit in `source`.
-        rows: a name, and a number or None for each column.
-    """
-
-    source: str
-    machine: str
-    columns: Sequence[str]
+    source: str  # what was measured, and how
+    machine: str  # card, torch, NCCL, date
+    columns: Sequence[str]  # their titles, with the unit in `source`
+    # a name, and a number or None for each column
     rows: Sequence[tuple[str, Sequence[float | None]]]
 
     def lines(self, first: str, *, each: int, form: str = "") -> list[str]:

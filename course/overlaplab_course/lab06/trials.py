@@ -142,21 +142,13 @@ def net_bytes() -> int:
 
 @dataclass(frozen=True, slots=True)
 class DdpRun:
-    """The third step of a run of DDP; it prints as one line.
+    """The third step of a run of DDP; it prints as one line."""
 
-    Args:
-        settings: keyword arguments of DDP.
-        messages: bytes of each all-reduce.
-        copies: gradients copied into buckets.
-        step_ns: its duration.
-        error: why there was no third step, "" if there was.
-    """
-
-    settings: Settings
-    messages: tuple[int, ...] = ()
-    copies: int = 0
-    step_ns: int = 0
-    error: str = ""
+    settings: Settings  # keyword arguments of DDP
+    messages: tuple[int, ...] = ()  # bytes of each all-reduce
+    copies: int = 0  # gradients copied into buckets
+    step_ns: int = 0  # its duration
+    error: str = ""  # why there was no third step, "" if there was
 
     def __str__(self) -> str:
         typed = ", ".join(f"{k}={v}" for k, v in self.settings.items()) or "default"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from overlaplab.bench.predict.measure import PROFILED_STEPS
 from overlaplab.bench.predict.predict import predict, record_variant
-from overlaplab.calibrate import build_profile
+from overlaplab.calibrate.profile import build_profile
 from overlaplab.hardware import Hardware
 from overlaplab.program import Op
 from overlaplab.view import Table
@@ -35,23 +33,20 @@ Steps = dict[tuple[str, int, str], tuple[Op, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One configuration.
+    """One configuration."""
 
-    Args:
-        link, model, batch, variant: which.
-        step_ms, predicted_step_ms: measured and predicted.
-        exposed_ms, predicted_exposed_ms: the same of exposed time, None: not measured.
-        p10_ms, p90_ms: of the measured steps.
-    """
-
+    # link, model, batch, variant: which
     link: str
     model: str
     batch: int
     variant: str
+    # step_ms, predicted_step_ms: measured and predicted
     step_ms: float
     predicted_step_ms: float
+    # p10_ms, p90_ms: of the measured steps
     p10_ms: float
     p90_ms: float
+    # exposed_ms, predicted_exposed_ms: the same of exposed time, None: not measured
     exposed_ms: float | None = None
     predicted_exposed_ms: float | None = None
 
@@ -148,30 +143,23 @@ def profiles(measured: Mapping[str, Any]) -> dict[str, Hardware]:
     }
 
 
-def compare(
-    measured: Mapping[str, Any], say: Say, programs: Path | None = None
-) -> dict[str, Any]:
+def compare(measured: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Predict everything that was measured.
 
     Args:
         measured: what `predict measure` wrote.
         say: progress.
-        programs: keeps the recorded programs from one call to the next.
 
     Returns:
         "rows" and "summary" of the grid, and the same of steps bound by launches.
     """
     steps: Steps = {}
-    if programs is not None and programs.exists():
-        steps = pickle.loads(programs.read_bytes())
     hardware = profiles(measured)
     cases = [(ln, c) for ln, of in measured["links"].items() for c in of["cases"]]
     rows: dict[bool, list[Row]] = {False: [], True: []}
     for link, case in cases:
         say(f"{link}: {case['model']}, batch {case['batch']}")
         rows[case["launch_bound"]] += _rows(link, case, measured, hardware[link], steps)
-        if programs is not None:
-            programs.write_bytes(pickle.dumps(steps))
     machine = {key: measured.get(key, "") for key in _MACHINE}
     return {
         "benchmark": "predict compare",

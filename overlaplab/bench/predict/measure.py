@@ -30,13 +30,11 @@ from overlaplab.bench.workload import (
     say,
     write_from_rank_0,
 )
-from overlaplab.calibrate import (
-    CalibrationPlan,
-    measure_device,
-    measure_launches,
-    measure_link,
-)
 from overlaplab.calibrate.clock import sleep
+from overlaplab.calibrate.device import measure_device
+from overlaplab.calibrate.launch import measure_launches
+from overlaplab.calibrate.link import measure_link
+from overlaplab.calibrate.plan import CalibrationPlan
 from overlaplab.profiling.profile import profile
 
 PROFILED_STEPS = 2
@@ -48,27 +46,19 @@ LINKS: dict[str, dict[str, str]] = {"nvlink": {}, "p2p-off": {"NCCL_P2P_DISABLE"
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The configurations of the comparison.
+    """The configurations of the comparison."""
 
-    Args:
-        batches: sizes for each model of `data_parallel.MODELS`.
-        launch_bound: the same, of steps that wait for the CPU; they are reported apart.
-        buckets_mib: caps of the bucketed reducer.
-        tokens: sequence length.
-        links: of `LINKS`.
-        rounds: most blocks of each variant; the time that is left may allow fewer.
-        steps_a_round: counted steps of a block.
-        warmup: steps before a variant is timed.
-    """
-
+    # sizes for each model of `data_parallel.MODELS`
     batches: Mapping[str, tuple[int, ...]]
+    # the same, of steps that wait for the CPU; they are reported apart
     launch_bound: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    buckets_mib: tuple[float, ...] = (12, 50, 200, 800)
-    tokens: int = 1024
-    links: tuple[str, ...] = tuple(LINKS)
+    buckets_mib: tuple[float, ...] = (12, 50, 200, 800)  # caps of the bucketed reducer
+    tokens: int = 1024  # sequence length
+    links: tuple[str, ...] = tuple(LINKS)  # of `LINKS`
+    # most blocks of each variant; the time that is left may allow fewer
     rounds: int = 5
-    steps_a_round: int = 3
-    warmup: int = 3
+    steps_a_round: int = 3  # counted steps of a block
+    warmup: int = 3  # steps before a variant is timed
 
     def cases(self) -> list[tuple[str, int, bool]]:
         """(model, batch, whether it is bound by launches)."""

@@ -25,15 +25,10 @@ from overlaplab.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of one configuration, in nanoseconds.
+    """Of one configuration, in nanoseconds."""
 
-    Args:
-        step_ns: the median of the steps of a block, as they are measured.
-        exposed_ns: a step's, of the profiled ones.
-    """
-
-    step_ns: int
-    exposed_ns: int
+    step_ns: int  # the median of the steps of a block, as they are measured
+    exposed_ns: int  # a step's, of the profiled ones
 
 
 def record_variant(
