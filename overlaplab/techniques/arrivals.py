@@ -15,6 +15,7 @@ has ended.
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -72,24 +73,33 @@ class Arrivals:
         for number, bucket in enumerate(buckets):
             for index in bucket:
                 self._bucket_of[index] = number
+        self._trains: list[bool] = []
         self.reset()
 
     def reset(self) -> None:
         """A new step: nothing has arrived. Parameters that train are watched."""
-        self._here = [False] * len(self._parameters)  # also while paused
-        self._counted = [False] * len(self._parameters)  # towards its bucket
-        self._missing = [0] * len(self._buckets)  # not counted yet
+        trains = list(map(_requires_grad, map(_parameter, self._parameters)))
+        if trains != self._trains:
+            self._trains = trains
+            self._watch_what_trains()
+        self._here = self._nothing.copy()  # also while paused
+        self._counted = self._nothing.copy()  # towards its bucket
+        self._missing = self._sizes.copy()  # not counted yet
         # Dicts and not sets: a run must not depend on hashes.
         self._writers: list[dict[Hashable, None]] = [{} for _ in self._buckets]
-        for info in self._parameters:
-            if info.parameter.requires_grad:
-                if self._handles[info.index] is None:
-                    self._handles[info.index] = self._watch(info)
-                if (bucket := self._bucket_of[info.index]) >= 0:
-                    self._missing[bucket] += 1
         self.is_open = False
         self.next = 0
         self._ended = True
+
+    def _watch_what_trains(self) -> None:
+        self._nothing = [False] * len(self._parameters)
+        self._sizes = [0] * len(self._buckets)  # of what can arrive
+        for info in self._parameters:
+            if self._trains[info.index]:
+                if self._handles[info.index] is None:
+                    self._handles[info.index] = self._watch(info)
+                if (bucket := self._bucket_of[info.index]) >= 0:
+                    self._sizes[bucket] += 1
 
     @property
     def backward_failed(self) -> bool:
@@ -100,6 +110,8 @@ class Arrivals:
 
     def stale(self, bucket: int) -> list[int]:
         """Its frozen parameters: a gradient that they have is of an earlier step."""
+        if all(map(self._here.__getitem__, self._buckets[bucket])):
+            return []
         return [
             index
             for index in self._buckets[bucket]
@@ -205,6 +217,10 @@ class Arrivals:
             "after each backward; or run all backwards of a step but the last inside "
             "reducer.no_sync(); with activation checkpointing pass use_reentrant=False."
         )
+
+
+_parameter = operator.attrgetter("parameter")
+_requires_grad = operator.attrgetter("requires_grad")
 
 
 def _alive(method: weakref.WeakMethod[Any]) -> Any:

@@ -128,6 +128,20 @@ def plan_buckets(
     return BucketPlan(tuple(closed), cap_bytes)
 
 
+def cap_bytes(name: str, mib: object) -> int:
+    """A cap in bytes, at least 1, of a setting `name` in MiB.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not positive.
+    """
+    if isinstance(mib, bool) or not isinstance(mib, int | float):
+        raise TypeError(f"{name} is {mib!r}; expected a number of MiB")
+    if not 0 < mib < math.inf:
+        raise ValueError(f"{name} is {mib}; expected a finite number above 0 MiB")
+    return max(1, int(mib * MIB))
+
+
 def _describe(
     position: int, entry: Tensor | int | tuple[str, Tensor | int]
 ) -> tuple[str, int, str]:

@@ -8,6 +8,7 @@ until all of them have. Knows neither hooks nor what a bucket is.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,11 @@ from torch import Tensor
 
 from overlaplab import streams
 from overlaplab.streams import stream_of
-from overlaplab.techniques.model_facts import ParameterInfo, overlaps_itself
+from overlaplab.techniques.model_facts import (
+    ParameterInfo,
+    marks_of,
+    overlaps_itself,
+)
 
 
 class Wire(Protocol):
@@ -47,19 +52,20 @@ class Payload:
 
     Args:
         tensors: what travels.
-        held: (parameter, its gradient) as it was loaded.
+        holders, grads: the parameters that had a gradient, and those gradients.
         staged: (parameter, gradient, its copy on the wire).
         absent: (parameter, zeros on the wire) where there is no gradient here.
     """
 
     tensors: list[Tensor] = field(default_factory=list)
-    held: list[tuple[ParameterInfo, Tensor]] = field(default_factory=list)
+    holders: Sequence[ParameterInfo] = ()
+    grads: list[Tensor] = field(default_factory=list)
     staged: list[tuple[ParameterInfo, Tensor, Tensor]] = field(default_factory=list)
     absent: list[tuple[ParameterInfo, Tensor]] = field(default_factory=list)
 
 
 def load(
-    parameters: Iterable[ParameterInfo],
+    parameters: Sequence[ParameterInfo],
     dtype: torch.dtype,
     stale: Container[int] = (),
 ) -> Payload:
@@ -71,35 +77,57 @@ def load(
     Raises:
         TypeError: a sparse gradient.
     """
-    payload = Payload()
-    for info in parameters:
-        grad = None if info.index in stale else info.parameter.grad
-        if grad is None:
+    grads = list(map(_grad, map(_parameter, parameters)))
+    if not stale and _travel_themselves(parameters, grads, dtype):
+        return Payload(grads.copy(), parameters, grads)
+    payload, holders = Payload(), []
+    for info, grad in zip(parameters, grads, strict=True):
+        if grad is None or info.index in stale:
             sent = _empty(info, dtype).zero_()
             payload.absent.append((info, sent))
-        elif (
-            grad.dtype is dtype
-            and grad.layout is torch.strided
-            and grad.stride() == info.stride
-            and not grad.requires_grad
-            and not grad.is_conj()
+            payload.tensors.append(_as_sent(info, sent))
+            continue
+        if grad.layout is not torch.strided:
+            raise TypeError(
+                f"the gradient of {info.name} has layout {grad.layout}; reducers "
+                "average dense gradients only. Use sparse=False in its module."
+            )
+        sent = grad
+        if (
+            (grad.dtype, grad.stride()) != (dtype, info.stride)
+            or grad.requires_grad
+            or grad.is_conj()
         ):
-            sent = grad
-        else:
-            if grad.layout is not torch.strided:
-                raise TypeError(
-                    f"the gradient of {info.name} has layout {grad.layout}; reducers "
-                    "average dense gradients only. Use sparse=False in its module."
-                )
             sent = _empty(info, dtype)
             payload.staged.append((info, grad, sent))
-        if grad is not None:
-            payload.held.append((info, grad))
-        payload.tensors.append(sent if info.in_rows else _in_memory_order(sent))
+        holders.append(info)
+        payload.grads.append(grad)
+        payload.tensors.append(_as_sent(info, sent))
+    payload.holders = holders
     if payload.staged:
-        _, grads, copies = zip(*payload.staged, strict=True)
-        torch._foreach_copy_(copies, [g.detach().resolve_conj() for g in grads])
+        plain = [grad.detach().resolve_conj() for _, grad, _ in payload.staged]
+        torch._foreach_copy_([copy for _, _, copy in payload.staged], plain)
     return payload
+
+
+def _travel_themselves(
+    parameters: Sequence[ParameterInfo], grads: list[Tensor], dtype: torch.dtype
+) -> bool:
+    """Whether all are there as they travel, as usual; in C, since a hook asks."""
+    return (
+        set(map(type, grads)) == {Tensor}
+        and set(map(_look, grads)) == {(dtype, torch.strided, False)}
+        and list(map(Tensor.stride, grads)) == list(map(_stride, parameters))
+        and all(map(_in_rows, parameters))
+        and not any(map(Tensor.is_conj, grads))
+    )
+
+
+_parameter = operator.attrgetter("parameter")
+_grad = operator.attrgetter("grad")
+_look = operator.attrgetter("dtype", "layout", "requires_grad")
+_stride = operator.attrgetter("stride")
+_in_rows = operator.attrgetter("in_rows")
 
 
 def unload(payload: Payload) -> None:
@@ -124,15 +152,14 @@ class _Flight:
         launched: what the wire needs to finish it.
         key: of the stream of the launch, which owns the copies.
         owners: keys of the streams that own gradients.
-        versions: of the held gradients, as the launch (or the finish) left them; see
-            `version_of`.
+        marks: of the held gradients, as the launch (or the finish) left them.
     """
 
     payload: Payload
     launched: Any
     key: Hashable
     owners: Iterable[Hashable]
-    versions: list[tuple[int, int]]
+    marks: list[tuple[int, int]]
     finished: bool = False
 
 
@@ -141,14 +168,16 @@ class InFlight:
 
     Args:
         wire: how averages are made.
-        most: at most this many launched and not finished; None: no bound. A side
-            stream waits for the oldest and carries the launches, so that the compute
-            stream goes on; with gloo the CPU waits.
+        max_in_flight: at most this many launched and not finished; None: no bound. A
+            side stream waits for the oldest and carries the launches, so that the
+            compute stream goes on; with gloo the CPU waits.
     """
 
-    def __init__(self, wire: Wire, most: int | None = None) -> None:
+    def __init__(self, wire: Wire, max_in_flight: int | None = None) -> None:
+        if max_in_flight is not None:
+            _check_most(max_in_flight)
         self._wire = wire
-        self._most = most
+        self._most = most = max_in_flight
         self._provider = streams.provider()
         self._stream_key = streams.key_reader(self._provider)
         # Capped launches run beside the backward pass; without a stream of their own
@@ -209,8 +238,7 @@ class InFlight:
         if flags is not None:
             payload.tensors.append(flags(payload))
         launched = self._wire.launch(payload.tensors)
-        versions = [version_of(grad) for _, grad in payload.held]
-        return _Flight(payload, launched, key, owners, versions)
+        return _Flight(payload, launched, key, owners, marks_of(payload.grads))
 
     def touched(self) -> ParameterInfo | None:
         """A parameter whose `.grad` is no longer what was sent, None if there is none.
@@ -218,10 +246,11 @@ class InFlight:
         Replaced, freed, or written by somebody else since its launch.
         """
         for flight in self._flights:
-            held = zip(flight.payload.held, flight.versions, strict=True)
-            for (info, grad), version in held:
-                if info.parameter.grad is not grad or version_of(grad) != version:
-                    return info
+            holders, grads = flight.payload.holders, flight.payload.grads
+            same = list(map(operator.is_, map(_grad, map(_parameter, holders)), grads))
+            same += map(operator.eq, marks_of(grads), flight.marks)
+            if not all(same):
+                return holders[same.index(False) % len(holders)]
         return None
 
     def finish(self) -> None:
@@ -250,12 +279,14 @@ class InFlight:
             flight.finished = True
             self._wire.finish(flight.launched)
             unload(flight.payload)
-            flight.versions = [version_of(grad) for _, grad in flight.payload.held]
+            flight.marks = marks_of(flight.payload.grads)
 
 
-def version_of(tensor: Tensor) -> tuple[int, int]:
-    """Changes with each write, and where `.data =` or `module.to` swaps the memory."""
-    return tensor._version, tensor.untyped_storage()._cdata
+def _check_most(max_in_flight: object) -> None:
+    if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int):
+        raise TypeError(f"max_in_flight is {max_in_flight!r}; expected an int")
+    if max_in_flight < 1:
+        raise ValueError(f"max_in_flight is {max_in_flight}; expected 1 or more")
 
 
 _kept: list[_Flight] = []
@@ -273,6 +304,6 @@ def _empty(info: ParameterInfo, dtype: torch.dtype) -> Tensor:
     )
 
 
-def _in_memory_order(tensor: Tensor) -> Tensor:
-    """The same bytes as one row: gloo (2.13) spoils a channels_last tensor alone."""
-    return tensor.as_strided((tensor.numel(),), (1,))
+def _as_sent(info: ParameterInfo, tensor: Tensor) -> Tensor:
+    """The same bytes, as one row where it must: gloo (2.13) spoils channels_last."""
+    return tensor if info.in_rows else tensor.as_strided((tensor.numel(),), (1,))

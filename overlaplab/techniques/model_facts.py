@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
+from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab import streams
@@ -52,6 +52,7 @@ class ModelFacts:
 
     Attributes:
         parameters: in the model's order.
+        tensors: the same, the tensors alone.
 
     Raises:
         TypeError: `model` is no module.
@@ -81,18 +82,21 @@ class ModelFacts:
             ParameterInfo(i, name, parameter, strides[i], strides[i] == rows[i])
             for i, (name, parameter) in enumerate(named)
         )
-        self._trees = [(m._parameters, m._modules) for m in model.modules()]
-        self._members = tuple(self._walk())
+        self.tensors = [parameter for _, parameter in named]
+        self._look_around()
 
-    def trainable(self) -> list[torch.dtype | None]:
-        """Each parameter's dtype, None while it is frozen: what a plan depends on."""
-        infos = self.parameters
-        return [p.dtype if (p := i.parameter).requires_grad else None for i in infos]
+    def trains(self) -> list[bool]:
+        """Whether each parameter requires a gradient now."""
+        return list(map(_requires_grad, self.tensors))
+
+    def dtypes(self) -> list[torch.dtype]:
+        """Each parameter's, now."""
+        return list(map(_dtype, self.tensors))
 
     @property
     def num_bytes(self) -> int:
         """Of the gradients of what trains."""
-        trains = [i.parameter for i in self.parameters if i.parameter.requires_grad]
+        trains = [p for p in self.tensors if p.requires_grad]
         return sum(p.numel() * p.element_size() for p in trains)
 
     def check_identity(self) -> None:
@@ -101,17 +105,16 @@ class ModelFacts:
         Hooks sit on parameter objects: one that came later trains on local gradients
         only, and the ranks drift apart without a message.
         """
-        members = list(self._walk())
-        if len(members) == len(self._members) and all(
-            map(operator.is_, members, self._members)
+        # In C from end to end: it runs in each step, over every module.
+        if sum(map(len, self._tables)) == len(self._members) and all(
+            map(operator.is_, self._walk(), self._members)
         ):
             return
         now = {name: p for name, p in self._model.named_parameters() if p.numel()}
         mine = {info.name: info.parameter for info in self.parameters}
         changed = [n for n in {**mine, **now} if now.get(n) is not mine.get(n)]
         if not changed:  # e.g. a module without parameters was added
-            self._trees = [(m._parameters, m._modules) for m in self._model.modules()]
-            self._members = tuple(self._walk())
+            self._look_around()
             return
         raise RuntimeError(
             f"parameter {changed[0]} is not the object that the reducer was built "
@@ -138,12 +141,15 @@ class ModelFacts:
                 if sent is not tensor:
                     tensor.copy_(sent)
 
+    def _look_around(self) -> None:
+        modules = list(self._model.modules())
+        self._tables: list[dict[str, Any]] = [m._parameters for m in modules]
+        self._tables += [m._modules for m in modules]
+        self._members = tuple(self._walk())
+
     def _walk(self) -> Iterator[Any]:
-        """Every parameter and child module, by C iterators: it runs in each step."""
-        return chain.from_iterable(
-            chain(parameters.values(), modules.values())
-            for parameters, modules in self._trees
-        )
+        """Every parameter and child module."""
+        return chain.from_iterable(map(dict.values, self._tables))
 
     def _agree(
         self, named: list[tuple[str, nn.Parameter]], strides: list[tuple[int, ...]]
@@ -178,6 +184,23 @@ class ModelFacts:
                     f"the ranks' models differ at parameter {i}:\n{rows}\nBuild the "
                     "same model on every rank, then the reducer."
                 )
+
+
+_requires_grad = operator.attrgetter("requires_grad")
+_dtype = operator.attrgetter("dtype")
+_version = operator.attrgetter("_version")
+
+
+def marks_of(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """One for each, which changes with a write and where `.data =` swaps the memory."""
+    place: Callable[[Tensor], int] = Tensor.data_ptr
+    if tensors and isinstance(tensors[0], FakeTensor):
+        place = _place_of_fake
+    return list(zip(map(_version, tensors), map(place, tensors), strict=True))
+
+
+def _place_of_fake(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def as_real(tensor: Tensor) -> Tensor:

@@ -6,38 +6,32 @@ finds nothing left to hide behind; buckets lie between.
 
 A step is *open* from its first gradient, its buckets are *sent* one by one, and
 `wait` ends it. Nothing happens in a forward.
-
-[Note: parameters without a gradient]
-A rank whose hook never fires for some parameter cannot know whether another rank
-used it. So `wait` sends what is left, with zeros for what is missing, and the last
-bucket of each step carries two flags per parameter: "has a gradient here" and "trains
-(or is frozen) as planned here". A rank that contributed zeros reads them: where some
-rank used the parameter, the average becomes its `.grad`; where none did, `.grad` stays
-as it is everywhere, so that momentum and decay leave it alone. A rank that froze or
-unfroze something reads them too: the plan changes when all ranks have changed, for the
-step after. Only such ranks read, so the usual step has no host sync.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 from collections.abc import Iterator
-from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
 
 from overlaplab import step_members, streams
 from overlaplab.techniques.arrivals import Arrivals, watcher_of
-from overlaplab.techniques.buckets import MIB, BucketPlan, plan_buckets
+from overlaplab.techniques.buckets import BucketPlan, cap_bytes, plan_buckets
+from overlaplab.techniques.data_parallel.agreement import (
+    Flags,
+    exchange,
+    number_in,
+    presence,
+    take_present,
+)
 from overlaplab.techniques.data_parallel.wire import AllReduce, own_group
-from overlaplab.techniques.in_flight import InFlight, Payload, Wire, version_of
-from overlaplab.techniques.model_facts import ModelFacts, ParameterInfo
+from overlaplab.techniques.in_flight import InFlight, Payload, Wire
+from overlaplab.techniques.model_facts import ModelFacts, ParameterInfo, marks_of
 
 
 class BucketedReducer:
@@ -58,9 +52,9 @@ class BucketedReducer:
 
     Args:
         model: on the rank's device; rank 0's values are broadcast.
-        bucket_mib: cap of a bucket, in MiB of gradients. None: 25, or a sixteenth of
-            all gradients where that is more: a launch costs the CPU the same for any
-            size, and a model of a gigabyte would make sixty.
+        bucket_mib: cap of a bucket, in MiB of gradients. None: 25, or an eighth of
+            all gradients where that is more: a launch costs the CPU a tenth of a
+            millisecond at any size, and a model of a gigabyte would make sixty.
         first_bucket_mib: cap of each dtype's first bucket, `bucket_mib` if None.
         process_group: the ranks; the world if None.
         max_in_flight: at most this many buckets launched and not finished. A side
@@ -101,11 +95,15 @@ class BucketedReducer:
         reduce_dtype: torch.dtype | None = None,
         wire: Wire | None = None,
     ) -> None:
-        cap = 25.0 if bucket_mib is None else bucket_mib
-        first = cap if first_bucket_mib is None else first_bucket_mib
-        self._caps = [_cap("bucket_mib", cap), _cap("first_bucket_mib", first)]
-        _check_settings(max_in_flight, reduce_dtype)
+        cap = cap_bytes("bucket_mib", 25 if bucket_mib is None else bucket_mib)
+        first = cap_bytes(
+            "first_bucket_mib", 25 if first_bucket_mib is None else first_bucket_mib
+        )
         group = process_group or own_group()
+        self._group = group
+        self._in_flight = InFlight(
+            wire or AllReduce(group, reduce_dtype), max_in_flight
+        )
         self._facts = ModelFacts(model, group)
         for info in self._facts.parameters:
             if watcher_of(info) is not None:
@@ -115,23 +113,19 @@ class BucketedReducer:
                 )
         self._facts.broadcast()
         if bucket_mib is None:
-            sixteenth = self._facts.num_bytes // 16
-            self._caps[0] = max(self._caps[0], sixteenth)
-            if first_bucket_mib is None:
-                self._caps[1] = self._caps[0]
-        self._group = group
-        self._wire: Wire = wire or AllReduce(group, reduce_dtype)
-        self._in_flight = InFlight(self._wire, max_in_flight)
+            cap = max(cap, self._facts.num_bytes // 8)
+        self._caps = cap, cap if first_bucket_mib is None else first
+        self._flags = Flags(self._facts)
         self._arrivals = Arrivals(
             self._facts.parameters, self._backward_begins, self._full
         )
         self._provider = streams.provider()
-        self._on_cuda = self._facts.parameters[0].parameter.is_cuda
+        self._on_cuda = self._facts.tensors[0].is_cuda
         self._num_steps = 0
         self._windows = 0  # of no_sync that are open
         self._removed = False
-        self._number = _numbers[group] = _numbers.get(group, 0) + 1
-        self._make_plan(self._facts.trainable())
+        self._number = number_in(group)
+        self._make_plan()
         step_members.join(self)
         _alive.add(self)
 
@@ -212,7 +206,7 @@ class BucketedReducer:
         fewer buckets than others send more, so that they meet again in the next step.
         """
         mine = len(self._in_flight)
-        sent = _exchange(self._group, f"abandon {self._number}.{self._num_steps}", mine)
+        sent = exchange(self._group, f"abandon {self._number}.{self._num_steps}", mine)
         with torch.no_grad():
             while self._arrivals.next < max(sent):
                 self._arrivals.announce_next()
@@ -248,11 +242,9 @@ class BucketedReducer:
 
     def _open(self) -> None:
         """A step begins, at its first gradient or in a `wait` without one."""
-        now = self._facts.trainable()
-        if now != self._planned:  # new dtypes count at once; freezing, see `_adopt`
-            members = zip(self.parameters, self._planned, strict=True)
-            self._make_plan([d and i.parameter.dtype for i, d in members])
-        self._versions = [version_of(info.parameter) for info in self.parameters]
+        if self._facts.dtypes() != self._flags.dtypes:  # `model.to`; freezing: `_adopt`
+            self._make_plan()
+        self._marks = marks_of(self._facts.tensors)
 
     def _refuse_broken_step(self, what: str) -> None:
         if not self._arrivals.is_open:
@@ -264,19 +256,21 @@ class BucketedReducer:
                 f"{what} cannot go on. Call reducer.abandon() on every rank instead "
                 "of reducer.wait(), and zero the gradients."
             )
-        for info, version in zip(self.parameters, self._versions, strict=True):
-            if version_of(info.parameter) != version:
-                raise RuntimeError(
-                    f"parameter {info.name} was changed while step {self._num_steps} "
-                    f"was open, before {what}: it was updated with a gradient that is "
-                    "not averaged, and ranks differ from here on. Call reducer.wait() "
-                    "between loss.backward() and optimizer.step()."
-                )
+        now = marks_of(self._facts.tensors)
+        if now == self._marks:
+            return
+        same = [a == b for a, b in zip(now, self._marks, strict=True)]
+        name = self.parameters[same.index(False)].name
+        raise RuntimeError(
+            f"parameter {name} was changed while step {self._num_steps} was open, "
+            f"before {what}: it was updated with a gradient that is not averaged, and "
+            "ranks differ from here on. Call reducer.wait() between loss.backward() "
+            "and optimizer.step()."
+        )
 
     def _full(self, bucket: int) -> None:
         """Bucket `bucket`, and all before it, can go."""
-        last = bucket == len(self.plan) - 1
-        flags = self._flags if last else None
+        flags = self._write_flags if bucket == len(self.plan) - 1 else None
         members = self._members[bucket]
         writers = self._arrivals.writers(bucket)
         stale = self._arrivals.stale(bucket)
@@ -289,73 +283,31 @@ class BucketedReducer:
         ):
             self._in_flight.launch(members, writers, flags, stale)
 
-    def _flags(self, payload: Payload) -> Tensor:
-        """1 for each gradient here, and 1 for each parameter that trains as planned."""
-        like, number = payload.tensors[0], len(self.parameters)
-        flags = torch.ones(2 * number, dtype=like.dtype, device=like.device)
-        for each in (*self._in_flight.payloads, payload):
-            for info, _ in each.absent:
-                flags[info.index] = 0
-        for info in self._changed():
-            flags[number + info.index] = 0
-        return flags
-
-    def _changed(self) -> list[ParameterInfo]:
-        """What was frozen or unfrozen here since the plan was made."""
-        pairs = zip(self.parameters, self._planned, strict=True)
-        return [i for i, dtype in pairs if i.parameter.requires_grad != bool(dtype)]
+    def _write_flags(self, last: Payload) -> Tensor:
+        payloads = (*self._in_flight.payloads, last)
+        absent = [info for payload in payloads for info, _ in payload.absent]
+        return self._flags.write(absent, last.tensors[0])
 
     def _adopt(self) -> None:
         """What the flags change here; see [Note: parameters without a gradient]."""
-        payloads, changed = self._in_flight.payloads, self._changed()
-        absent = [pair for payload in payloads for pair in payload.absent]
-        if not absent and not changed:
+        changed = self._flags.read(self._in_flight.payloads)
+        if not changed or not self._flags.adopt(changed):
             return
-        flags = payloads[-1].tensors[-1]
-        if is_fake(flags):
-            return  # one rank stands for all: nobody else has what it misses
-        values = flags.real.tolist()
-        for info, average in absent:
-            if values[info.index] > 0:
-                info.parameter.grad = average.to(info.parameter.dtype)
-        everywhere = [i for i in changed if values[len(self.parameters) + i.index] == 0]
-        for info in changed:
-            if info.parameter.requires_grad and info not in everywhere:
-                raise RuntimeError(
-                    f"parameter {info.name} trains on this rank and is frozen on "
-                    "another one. Freeze and unfreeze on every rank alike."
-                )
-        planned = list(self._planned)
-        for info in everywhere:
-            trains = info.parameter.requires_grad
-            planned[info.index] = info.parameter.dtype if trains else None
-        if everywhere and any(planned):
-            self._average_late([i for i in everywhere if i.parameter.requires_grad])
-            self._make_plan(planned)
-
-    def _average_late(self, unfrozen: list[ParameterInfo]) -> None:
-        """Average what is not in this step's plan yet; all ranks have unfrozen it."""
-        for info in unfrozen:
-            self._in_flight.launch([info], (), self._presence)
+        for info in changed:  # trains again on all ranks, and is not in this plan yet
+            if info.parameter.requires_grad:
+                self._in_flight.launch([info], (), presence)
         self._in_flight.finish()
         for payload in self._in_flight.payloads[len(self.plan) :]:
-            for info, average in payload.absent:
-                if payload.tensors[-1].real.item() > 0:
-                    info.parameter.grad = average.to(info.parameter.dtype)
+            take_present(payload)
+        self._make_plan()
 
-    @staticmethod
-    def _presence(payload: Payload) -> Tensor:
-        like = payload.tensors[0]
-        return torch.full((1,), float(not payload.absent)).to(like)
-
-    def _make_plan(self, planned: list[torch.dtype | None]) -> None:
-        """Cut the parameters that have a dtype in `planned` into buckets."""
-        self._planned = planned
-        pairs = zip(self.parameters, planned, strict=True)
-        members = [info for info, dtype in pairs if dtype is not None]
+    def _make_plan(self) -> None:
+        """Cut what trains on all ranks into buckets."""
+        self._flags.dtypes = self._facts.dtypes()
+        members = self._flags.members
         named = [(info.name, info.parameter) for info in members]
         self.plan = plan_buckets(named, *self._caps)
-        self._members = [
+        self._members: list[tuple[ParameterInfo, ...]] = [
             tuple(members[position] for position in bucket.positions)
             for bucket in self.plan
         ]
@@ -370,42 +322,3 @@ def _let_go_of_groups() -> None:
     """A group of gloo's (torch 2.13) that outlives the interpreter aborts it."""
     for reducer in tuple(_alive):
         vars(reducer).clear()
-
-
-def _check_settings(max_in_flight: object, reduce_dtype: object) -> None:
-    if max_in_flight is not None:
-        if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int):
-            raise TypeError(f"max_in_flight is {max_in_flight!r}; expected an int")
-        if max_in_flight < 1:
-            raise ValueError(f"max_in_flight is {max_in_flight}; expected 1 or more")
-    if reduce_dtype is not None:
-        if not isinstance(reduce_dtype, torch.dtype):
-            raise TypeError(
-                f"reduce_dtype is {reduce_dtype!r}; expected a dtype, such as "
-                "torch.float32"
-            )
-        if not reduce_dtype.is_floating_point:
-            raise ValueError(f"reduce_dtype is {reduce_dtype}; expected a float dtype")
-
-
-def _cap(name: str, mib: object) -> int:
-    """A cap in bytes, at least 1."""
-    if isinstance(mib, bool) or not isinstance(mib, int | float):
-        raise TypeError(f"{name} is {mib!r}; expected a number of MiB")
-    if not 0 < mib < math.inf:
-        raise ValueError(f"{name} is {mib}; expected a finite number above 0 MiB")
-    return max(1, int(mib * MIB))
-
-
-# How many reducers each group has seen: equal on all ranks.
-_numbers: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
-
-
-def _exchange(group: dist.ProcessGroup, key: str, number: int) -> list[int]:
-    """Every rank's number, through the store: collectives may be out of step."""
-    store: Any = dist.distributed_c10d._get_default_store()
-    ranks = dist.get_process_group_ranks(group)
-    keys = [f"overlaplab {group.group_name} {key} {rank}" for rank in ranks]
-    store.set(keys[dist.get_rank(group)], str(number))
-    store.wait(keys)
-    return [int(store.get(key)) for key in keys]

@@ -29,6 +29,8 @@ class AllReduce:
     def __init__(
         self, group: dist.ProcessGroup, reduce_dtype: torch.dtype | None = None
     ) -> None:
+        if reduce_dtype is not None:
+            _check_dtype(reduce_dtype)
         self._group = group
         self._reduce_dtype = reduce_dtype
         self._size = dist.get_world_size(group)
@@ -60,6 +62,15 @@ class AllReduce:
         work.wait()
         if self._divides and tensors[0].dtype is not torch.float16:
             torch._foreach_div_(tensors, self._size)
+
+
+def _check_dtype(reduce_dtype: object) -> None:
+    if not isinstance(reduce_dtype, torch.dtype):
+        raise TypeError(
+            f"reduce_dtype is {reduce_dtype!r}; expected a dtype, such as torch.float32"
+        )
+    if not reduce_dtype.is_floating_point:
+        raise ValueError(f"reduce_dtype is {reduce_dtype}; expected a float dtype")
 
 
 class BFloat16Wire:

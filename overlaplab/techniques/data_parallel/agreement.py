@@ -1,0 +1,133 @@
+"""What ranks must know of each other: who has a gradient, and what trains.
+
+[Note: parameters without a gradient]
+A rank whose hook never fires for some parameter cannot know whether another rank
+used it. So `wait` sends what is left, with zeros for what is missing, and the last
+bucket of each step carries two flags per parameter: "has a gradient here" and "trains
+(or is frozen) as planned here". A rank that contributed zeros reads them: where some
+rank used the parameter, the average becomes its `.grad`; where none did, `.grad` stays
+as it is everywhere, so that momentum and decay leave it alone. A rank that froze or
+unfroze something reads them too: the plan changes when all ranks have changed, for the
+step after. Only such ranks read, so the usual step has no host sync.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
+
+from overlaplab.techniques.in_flight import Payload
+from overlaplab.techniques.model_facts import ModelFacts, ParameterInfo
+
+
+class Flags:
+    """Two flags per parameter, and what they change on the rank that reads them.
+
+    Attributes:
+        planned: whether each parameter is in the plan; the same on all ranks.
+        dtypes: of the parameters, as they were planned.
+    """
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self._facts = facts
+        self.planned = facts.trains()
+        self.dtypes = facts.dtypes()
+
+    @property
+    def members(self) -> list[ParameterInfo]:
+        """What the plan is made of."""
+        pairs = zip(self._facts.parameters, self.planned, strict=True)
+        return [info for info, planned in pairs if planned]
+
+    def write(self, absent: list[ParameterInfo], like: Tensor) -> Tensor:
+        """1 for each gradient here, and 1 for each parameter that trains as planned."""
+        number = len(self.planned)
+        flags = torch.ones(2 * number, dtype=like.dtype, device=like.device)
+        for info in absent:
+            flags[info.index] = 0
+        for info in self._changed():
+            flags[number + info.index] = 0
+        return flags
+
+    def read(self, payloads: list[Payload]) -> list[ParameterInfo]:
+        """Take the averages of what other ranks used; adopt what all have changed.
+
+        Returns:
+            What every rank has frozen or unfrozen since the plan was made.
+
+        Raises:
+            RuntimeError: a parameter trains here that is frozen elsewhere.
+        """
+        absent = [pair for payload in payloads for pair in payload.absent]
+        changed = self._changed()
+        if not absent and not changed:
+            return []
+        flags = payloads[-1].tensors[-1]
+        if is_fake(flags):
+            return []  # one rank stands for all: nobody else has what it misses
+        values = flags.real.tolist()
+        for info, average in absent:
+            if values[info.index] > 0:
+                info.parameter.grad = average.to(info.parameter.dtype)
+        everywhere = [i for i in changed if not values[len(self.planned) + i.index]]
+        for info in changed:
+            if info.parameter.requires_grad and info not in everywhere:
+                raise RuntimeError(
+                    f"parameter {info.name} trains on this rank and is frozen on "
+                    "another one. Freeze and unfreeze on every rank alike."
+                )
+        return everywhere
+
+    def adopt(self, changed: list[ParameterInfo]) -> bool:
+        """Plan without what froze, with what trains again; False: nothing would."""
+        planned = list(self.planned)
+        for info in changed:
+            planned[info.index] = info.parameter.requires_grad
+        if any(planned):
+            self.planned = planned
+        return any(planned)
+
+    def _changed(self) -> list[ParameterInfo]:
+        now = self._facts.trains()
+        if now == self.planned:
+            return []
+        states = zip(self._facts.parameters, now, self.planned, strict=True)
+        return [info for info, trains, planned in states if trains != planned]
+
+
+def presence(payload: Payload) -> Tensor:
+    """One flag, for a payload that travels by itself: 1 if a gradient is here."""
+    like = payload.tensors[0]
+    return torch.full((1,), float(not payload.absent)).to(like)
+
+
+def take_present(payload: Payload) -> None:
+    """Take the average of `payload` if some rank had a gradient."""
+    for info, average in payload.absent:
+        if payload.tensors[-1].real.item() > 0:
+            info.parameter.grad = average.to(info.parameter.dtype)
+
+
+# How many reducers each group has seen: equal on all ranks.
+_numbers: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+
+
+def number_in(group: dist.ProcessGroup) -> int:
+    """A number for one more reducer; ranks build theirs in one order."""
+    _numbers[group] = _numbers.get(group, 0) + 1
+    return _numbers[group]
+
+
+def exchange(group: dist.ProcessGroup, key: str, number: int) -> list[int]:
+    """Every rank's number, through the store: collectives may be out of step."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    ranks = dist.get_process_group_ranks(group)
+    keys = [f"overlaplab {group.group_name} {key} {rank}" for rank in ranks]
+    store.set(keys[dist.get_rank(group)], str(number))
+    store.wait(keys)
+    return [int(store.get(key)) for key in keys]
