@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from overlaplab.grading.evidence import BucketEvidence, Evidence
-from overlaplab.grading.violation import Violation, list_names, ms
+from overlaplab.grading.violation import Violation, broken, list_names, ms
 
 
 def prompt_law(
@@ -55,18 +55,10 @@ def _prompt(
 ) -> list[Violation]:
     zero = evidence.begin_ns(bucket.step)
     full = f"bucket {index} was full at {ms(bucket.ready_ns - zero)}"
+    where = {"rank": bucket.rank, "step": bucket.step, "bucket": index}
+    names = list_names(bucket.names)
     if bucket.start_ns is None:
-        return [
-            Violation(
-                "prompt",
-                f"{full} and was never sent ({list_names(bucket.names)}, step "
-                f"{bucket.step})",
-                "each bucket is sent in the step that fills it",
-                rank=bucket.rank,
-                step=bucket.step,
-                bucket=index,
-            )
-        ]
+        return [broken("prompt never", full=full, names=names, **where)]
     could = max(
         bucket.ready_ns + bucket.pack_ns,
         bucket.armed_ns + bucket.pack_ns,
@@ -79,18 +71,9 @@ def _prompt(
     free = "the wire was free"
     if bucket.previous_end_ns > bucket.ready_ns:
         free += f" from {ms(bucket.previous_end_ns - zero)}"
-    return [
-        Violation(
-            "prompt",
-            f"{what}{full}, {free}, it started at {ms(bucket.start_ns - zero)}",
-            f"bucket {index} starts by {ms(could + slack_ns - zero)} of step "
-            f"{bucket.step} (it holds {list_names(bucket.names)})",
-            "launch a bucket in the hook that fills it, and wait only at the end",
-            rank=bucket.rank,
-            step=bucket.step,
-            bucket=index,
-        )
-    ]
+    start, last = ms(bucket.start_ns - zero), ms(could + slack_ns - zero)
+    facts = {"what": what, "full": full, "free": free, "names": names}
+    return [broken("prompt", start=start, could=last, **facts, **where)]
 
 
 def _overlaps(evidence: Evidence, step: int) -> bool:
@@ -112,20 +95,12 @@ def _early(
                 gradient = gradients[name]
                 if send.own_start_ns >= gradient.origin_ns:
                     continue
-                found.append(
-                    Violation(
-                        "early",
-                        f"rank {rank} began to send the gradient of {name} at "
-                        f"{ms(send.own_start_ns - zero)}; it was complete at "
-                        f"{ms(gradient.origin_ns - zero)} (step {step})",
-                        "a collective starts after the last write of what it sends",
-                        "which stream writes the gradient, and does the collective "
-                        "wait for it?",
-                        rank=rank,
-                        step=step,
-                        bucket=bucket_of.get(name),
-                    )
-                )
+                facts = {
+                    "start": ms(send.own_start_ns - zero),
+                    "complete": ms(gradient.origin_ns - zero),
+                    "bucket": bucket_of.get(name),
+                }
+                found.append(broken("early", rank=rank, step=step, name=name, **facts))
     return found
 
 
@@ -147,18 +122,9 @@ def unblocked_law(
                 if sent is None:
                     continue
                 start, end = evidence.times.wire(sent.group, sent.sequence)
-                found.append(
-                    Violation(
-                        "blocked",
-                        f"on rank {rank} the gradient of {g.name} was computed only "
-                        f"after a collective that lasted from {ms(start - zero)} to "
-                        f"{ms(end - zero)} (step {step})",
-                        "the backward pass waits for no collective of its own step",
-                        "who calls wait() during the backward pass?",
-                        rank=rank,
-                        step=step,
-                    )
-                )
+                times = {"start": ms(start - zero), "end": ms(end - zero)}
+                where = {"rank": rank, "step": step, "name": g.name}
+                found.append(broken("blocked", **times, **where))
                 break
     return found
 
@@ -169,14 +135,9 @@ def step_law(
     """The blunt alternative to `prompt_law`: step <= factor * the reference's step."""
     if step_ns <= factor * reference_ns:
         return []
-    return [
-        Violation(
-            "step",
-            f"the step took {ms(step_ns)}",
-            f"at most {ms(int(factor * reference_ns))} "
-            f"({factor:g} of the reference's {ms(reference_ns)})",
-        )
-    ]
+    limit, reference = ms(int(factor * reference_ns)), ms(reference_ns)
+    facts = {"limit": limit, "factor": factor, "reference": reference}
+    return [broken("step", took=ms(step_ns), **facts)]
 
 
 def overlap_law(

@@ -17,7 +17,7 @@ from overlaplab.grading.law_overlap import step_law as step_law
 from overlaplab.grading.law_overlap import unblocked_law as unblocked_law
 from overlaplab.grading.origins import origin_law as origin_law
 from overlaplab.grading.violation import Violation as Violation
-from overlaplab.grading.violation import list_names
+from overlaplab.grading.violation import broken, list_names
 from overlaplab.program import Finding
 
 # Tolerance relative to the element and to the largest of its tensor, by the coarsest
@@ -54,7 +54,7 @@ def values_law(
     """
     where = f", step {step}" if step is not None else ""
     if not seen:
-        return [Violation("values", "no rank returned anything", step=step)]
+        return [broken("values nothing", step=step)]
     dtypes = {right.dtype for right in oracle.values() if right is not None}
     tolerance = max((TOLERANCES.get(dtype, 0.0) for dtype in dtypes), default=0.0)
     found = []
@@ -64,15 +64,9 @@ def values_law(
             if problem is None:
                 continue
             was, should = problem
-            found.append(
-                Violation(
-                    "values",
-                    f"{what} of {name} on rank {rank}{where}: {was}",
-                    f"{should}, as one process computes on the whole batch",
-                    rank=rank,
-                    step=step,
-                )
-            )
+            facts = {"what": what, "name": name, "where": where}
+            facts |= {"was": was, "should": should}
+            found.append(broken("values", rank=rank, step=step, **facts))
     return found
 
 
@@ -136,14 +130,7 @@ def leak_law(live_bytes: Sequence[Sequence[int]]) -> list[Violation]:
         live_bytes: `Evidence.live_bytes`, of three steps or more.
     """
     return [
-        Violation(
-            "leak",
-            f"rank {rank} held {row[1]} bytes at the end of step 2 and {row[-1]} at "
-            f"the end of step {len(row)}",
-            "memory does not grow from step to step",
-            "what does the reducer keep after wait()?",
-            rank=rank,
-        )
+        broken("leak", rank=rank, before=row[1], after=row[-1], last=len(row))
         for rank, row in enumerate(live_bytes)
         if len(row) < 3 or row[-1] > row[1]
     ]
@@ -163,42 +150,25 @@ def once_law(
             for g in latest.values():
                 if g.sent_bytes == g.bytes:
                     continue
+                sizes = {"sent": g.sent_bytes, "size": g.bytes, "sends": len(g.sends)}
+                why = "twice" if g.sent_bytes > g.bytes else "part"
                 found.append(
-                    Violation(
-                        "once",
-                        f"rank {rank} sent {g.sent_bytes} bytes of the gradient of "
-                        f"{g.name}, which has {g.bytes}, in step {step} "
-                        f"({len(g.sends)} collectives)",
-                        "every byte of every gradient is sent once a step",
-                        _once_hint(g.sent_bytes, g.bytes),
+                    broken(
+                        "once bytes",
+                        why=why if g.sent_bytes else "none",
                         rank=rank,
                         step=step,
+                        name=g.name,
+                        **sizes,
                     )
                 )
             for send in evidence.sends_of(rank, step):
                 old = [(n, b) for n, b in send.stale if not _sent_here(latest, n, send)]
                 if old:
-                    found.append(
-                        Violation(
-                            "once",
-                            f"in step {step} rank {rank} sent "
-                            f"{sum(size for _, size in old)} bytes of an earlier "
-                            f"step's gradients ({list_names([n for n, _ in old])})",
-                            "each step sends its own gradients",
-                            "what does the reducer still hold when a step begins?",
-                            rank=rank,
-                            step=step,
-                        )
-                    )
+                    names = list_names([n for n, _ in old])
+                    sent = {"size": sum(size for _, size in old), "names": names}
+                    found.append(broken("once stale", rank=rank, step=step, **sent))
     return found
-
-
-def _once_hint(sent_bytes: int, size: int) -> str:
-    if sent_bytes == 0:
-        return "does the collective get the gradient, or something else?"
-    if sent_bytes > size:
-        return "what tells the reducer that a bucket was launched already?"
-    return "does the last bucket become full?"
 
 
 def _sent_here(
@@ -231,18 +201,9 @@ def bytes_law(
             wanted = int(factor * sum(latest.values()))
             if wanted <= sent <= wanted + extra_bytes:
                 continue
-            found.append(
-                Violation(
-                    "bytes",
-                    f"rank {rank} sent {sent} bytes in step {step}",
-                    f"{wanted} bytes, as many as its gradients have",
-                    "which bytes are sent that are no gradient of this step?"
-                    if sent > wanted
-                    else "which gradients are not sent?",
-                    rank=rank,
-                    step=step,
-                )
-            )
+            why = "more" if sent > wanted else "less"
+            sizes = {"sent": sent, "wanted": wanted}
+            found.append(broken("bytes", why=why, rank=rank, step=step, **sizes))
     return found
 
 
@@ -262,18 +223,9 @@ def same_order_law(evidence: Evidence) -> list[Violation]:
         for rank, meetings in ranks.items():
             if meetings == ranks[first]:
                 continue
-            found.append(
-                Violation(
-                    "order",
-                    f"in step {step} the gradient of {name} travels in "
-                    f"{_meetings(ranks[first])} on rank {first}, in "
-                    f"{_meetings(meetings)} on rank {rank}",
-                    "every rank launches the same buckets in the same order",
-                    "the order of arrival may differ between ranks",
-                    rank=rank,
-                    step=step,
-                )
-            )
+            there, here = _meetings(ranks[first]), _meetings(meetings)
+            facts = {"name": name, "first": first, "there": there, "here": here}
+            found.append(broken("order", rank=rank, step=step, **facts))
     return found
 
 
@@ -299,13 +251,9 @@ def regret_law(
 ) -> list[Violation]:
     """No case's regret passes `at_most`; the worst case comes first."""
     if not regrets:
-        return [Violation("regret", "no case was judged")]
+        return [broken("regret nothing")]
     return [
-        Violation(
-            "regret",
-            f"{case}: your choice loses {value:.0%} of what there was to gain",
-            f"at most {at_most:.0%}",
-        )
+        broken("regret", case=case, lost=value, at_most=at_most)
         for case, value in sorted(regrets.items(), key=lambda item: -item[1])
         if not value <= at_most  # also catches nan
     ]
@@ -324,15 +272,8 @@ def diagnosis_law(
     for key, right in truth.items():
         answer = said.get(key)
         if not _answers(key, answer, right):
-            found.append(
-                Violation(
-                    "diagnosis",
-                    f"{key}: {answer!r} is not what the run shows"
-                    if key in said
-                    else f"{key}: no answer",
-                    f"the right {key} of this run",
-                )
-            )
+            entry = "diagnosis" if key in said else "diagnosis nothing"
+            found.append(broken(entry, key=key, answer=answer))
     return found
 
 

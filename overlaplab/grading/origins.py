@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from overlaplab.grading.violation import Violation
+from overlaplab.grading.violation import Violation, broken
 from overlaplab.program import Access, Op, Program, TensorName
 from overlaplab.program.access import byte_runs
 from overlaplab.timeline.intervals import Interval, intersect, merge, subtract, total
@@ -33,7 +33,6 @@ RETURNED = "overlaplab returned"
 # Bytes that a step may bring from the host: a factor, a few sizes, an index or two.
 CONSTANTS_BYTES = 64
 _WENT = " went into "
-EXPECTED = "every byte of it goes back to what your function was given"
 # What the CPU may do to its own memory on the way: move it.
 _MOVES = {"copy_", "_foreach_copy_", "clone", "_to_copy", "to", "cpu", "contiguous"}
 _MOVES |= {"pin_memory", "cat", "stack", "split"}
@@ -125,16 +124,7 @@ def origin_law(program: Program, *, what: str = "the result") -> list[Violation]
     for rank, ops in enumerate(program.ranks):
         reason = _first_fault(ops, [n for n in program.names if n.rank == rank])
         if reason:
-            found.append(
-                Violation(
-                    "origin",
-                    f"{what} on rank {rank}: {reason}",
-                    EXPECTED,
-                    "compute with torch, on the tensors that you got: what numpy or "
-                    "Python computes is not on the GPU",
-                    rank=rank,
-                )
-            )
+            found.append(broken("origin", rank=rank, what=what, reason=reason))
     return found
 
 

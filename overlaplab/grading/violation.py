@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TEXTS: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("laws.toml").read_text("utf-8")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,21 @@ class Violation:
     rank: int | None = None
     step: int | None = None
     bucket: int | None = None
+
+
+def broken(entry: str, **facts: Any) -> Violation:
+    """What laws.toml says under `entry`, with `facts` in their places.
+
+    Args:
+        facts: `rank`, `step` and `bucket` say where; `why` is one of the `hints`.
+    """
+    text = _TEXTS[entry]
+    where = {key: facts.setdefault(key, None) for key in ("rank", "step", "bucket")}
+    message, expected = (
+        text.get(key, "").format(**facts) for key in ("message", "expected")
+    )
+    hint = text["hints"][facts["why"]] if "hints" in text else text.get("hint", "")
+    return Violation(entry.split()[0], message, expected, hint, **where)
 
 
 def ms(time_ns: int) -> str:
