@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator
 
 from overlaplab.profiling.trace.labels import Labels
 from overlaplab.profiling.trace.names import (
+    COMPOSITES,
     LAUNCH_RANGE,
     NOT_OPERATORS,
     VIEWS,
@@ -17,16 +18,7 @@ from overlaplab.profiling.trace.rows import bytes_of_shapes
 from overlaplab.profiling.trace.tables import Ranges, Tables
 from overlaplab.timeline import CPU_LANE, Span
 
-# Composite operators are made of others that the trace has too: the operators inside
-# count, under the names that a dispatch mode sees.
-_TRANSPARENT = VIEWS | frozenset(
-    """
-    batch_norm contiguous conv1d conv2d conv3d cross_entropy_loss dropout einsum
-    group_norm is_nonzero item layer_norm linear _local_scalar_dense log_softmax matmul
-    nll_loss nll_loss_nd ones_like scaled_dot_product_attention softmax to zeros
-    zeros_like
-    """.split()  # noqa: SIM905 (prose, wrapped)
-)
+_TRANSPARENT = VIEWS | COMPOSITES
 
 
 def host_spans(

@@ -7,59 +7,30 @@ broadcast may run a kernel that is called all-gather): that stands in the argume
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 # Ranges by which a measured run marks itself in its trace.
 RUN_RANGE = "overlaplab::run"
 WAIT_RANGE = "overlaplab::wait "
 LAUNCH_RANGE = "overlaplab::launch "
 
-# Events of the CPU that are no operators, and ranges that are no labels.
-NOT_OPERATORS = (
-    "autograd::",
-    "torch::autograd::",
-    "c10d::",
-    "_c10d_functional::",
-    "record_param_comms",
-    "gloo:",
-    "nccl:",
-    "profiler::",
-    "overlaplab::",
-)
+_TABLES: Mapping[str, Any] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text("utf-8")
+)  # which says what each is
+NOT_OPERATORS: tuple[str, ...] = tuple(_TABLES["not_operators"])
+COMMUNICATION: tuple[str, ...] = tuple(_TABLES["communication"])
+VIEWS = frozenset(_TABLES["views"].split())
+COMPOSITES = frozenset(_TABLES["composites"].split())
+ITEM_BYTES: Mapping[str, int] = _TABLES["item_bytes"]
 
-# A kernel is communication if one of these is found in its name. Case is ignored.
-COMMUNICATION = (
-    r"nccl",  # ncclKernel_, ncclDevKernel_, ncclSymk..., of every version
-    r"rccl",  # AMD
-    r"msccl|mscclpp",
-    r"nvshmem",
-    r"oneccl|hccl",
-    r"multimem_",  # torch's symmetric memory: reductions in the switch
-    r"(one|two)_?shot_(all_?reduce|reduce_?scatter|all_?gather|all_?to_?all)",
-    r"cross_device_reduce",  # vLLM, SGLang, aiter
-    r"(allreduce|reducescatter|allgather|alltoall)_fusion_kernel",  # TensorRT-LLM
-    r"quickreduce|quick_all_?reduce",
-    r"userbuffers",  # Transformer Engine
-    r"deep_ep::|deepep",
-    r"low_latency_(all_gather|all_?to_?all)",
-)
-
-# Categories of rows, of every version: first Kineto wrote them with a capital.
 KERNEL, MEMCPY, MEMSET = "kernel", "memcpy", "memset"
 RUNTIME, OPERATOR, RANGE = "runtime", "operator", "range"
-_CATEGORIES = {
-    "kernel": KERNEL,
-    "concurrent_kernel": KERNEL,
-    "gpu_memcpy": MEMCPY,
-    "memcpy": MEMCPY,
-    "gpu_memset": MEMSET,
-    "memset": MEMSET,
-    "runtime": RUNTIME,
-    "cpu_op": OPERATOR,
-    "operator": OPERATOR,
-    "user_annotation": RANGE,
-}
+_CATEGORIES: Mapping[str, str] = _TABLES["categories"]
+_OPERATIONS: Mapping[str, str] = _TABLES["operations"]
 # Rows that some versions file under kernels, and that occupy nothing.
 _NO_KERNEL = re.compile(
     r"^(stream|context|event|device) (sync|wait)|^(nccl|gloo|rccl):|^ProfilerStep#",
@@ -79,36 +50,6 @@ _NO_LAUNCH = re.compile(
     r"|ModuleLoad|ModuleGet|LibraryLoad|LibraryGet|KernelGet|FuncGet|PointerGet"
 )
 _LAUNCH = re.compile(r"Launch|Mem(cpy|set)")
-
-# Operators that touch no data.
-VIEWS = frozenset(
-    """
-    alias as_strided chunk detach empty empty_like empty_strided expand expand_as
-    flatten lift_fresh movedim narrow new_empty new_empty_strided numpy_T permute ravel
-    real requires_grad_ reshape resize_ resolve_conj resolve_neg select set_ slice split
-    split_with_sizes squeeze swapaxes t transpose transpose_ unbind unflatten unfold
-    unsqueeze view view_as _reshape_alias _unsafe_view result_type set_data _version
-    output_nr is_leaf retain_grad
-    """.split()  # noqa: SIM905 (prose, wrapped)
-)
-
-_OPERATIONS = (
-    ("allreduce", "all_reduce"),
-    ("crossdevicereduce", "all_reduce"),
-    ("allgather", "all_gather"),
-    ("reducescatter", "reduce_scatter"),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("sendrecv", "send_recv"),
-    ("send", "send"),
-    ("recv", "recv"),
-    ("gather", "gather"),
-    ("scatter", "scatter"),
-    ("reduce", "reduce"),
-    ("barrier", "barrier"),
-    ("dispatch", "dispatch"),
-    ("combine", "combine"),
-)
 
 
 class Communication:
@@ -209,7 +150,7 @@ def operation_of(name: str) -> str:
     ('reduce_scatter', 'send_recv')
     """
     word = name.lower().replace("_", "").removeprefix("nccl")
-    for spelling, operation in _OPERATIONS:
+    for spelling, operation in _OPERATIONS.items():
         if spelling in word:
             return operation
     return short_name(name)

@@ -15,18 +15,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from overlaplab.profiling.trace.names import operation_of
+from overlaplab.profiling.trace.names import ITEM_BYTES, operation_of
 
 _What = TypeVar("_What")
 _LARGEST_NS = 1 << 62
 _LONGEST_TEXT = 32
 _NS_OF_LAST_DIGIT = (1000, 100, 10, 1)  # by the number of digits after the point
-_ITEM_BYTES = {
-    "double": 8, "long int": 8, "long": 8, "float": 4, "int": 4, "c10::bfloat16": 2,
-    "c10::half": 2, "short": 2, "signed char": 1, "unsigned char": 1, "bool": 1,
-    "bfloat16": 2, "half": 2, "byte": 1, "char": 1, "float8_e4m3fn": 1,
-    "float8_e5m2": 1, "complexfloat": 8, "complexdouble": 16,
-}  # fmt: skip
 
 
 class Args(msgspec.Struct, gc=False):
@@ -149,7 +143,7 @@ class Message:
         said = str(args.collective or annotation)
         description, name = args.group_description, args.group
         elements = max(_number(args.in_elements), _number(args.out_elements))
-        num_bytes = elements * _ITEM_BYTES.get(str(args.dtype).lower(), 0)
+        num_bytes = elements * ITEM_BYTES.get(str(args.dtype).lower(), 0)
         unknown = name in (None, "") and description in (None, "")
         about = {
             "collective": said,
@@ -174,7 +168,7 @@ class Message:
 def bytes_of_shapes(args: Args) -> int:
     """Bytes of the input tensors, where the profiler recorded shapes."""
     return sum(
-        math.prod(shape) * _ITEM_BYTES.get(str(kind).lower(), 0)
+        math.prod(shape) * ITEM_BYTES.get(str(kind).lower(), 0)
         for shape, kind in zip(list_of(args.shapes), list_of(args.types), strict=False)
         if shape and isinstance(shape, list) and all(map(_is_size, shape))
     )
