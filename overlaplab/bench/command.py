@@ -91,7 +91,7 @@ def data_parallel_command(
     plan = data_parallel.QUICK if quick else data_parallel.Plan()
     if tokens:
         plan = replace(plan, tokens=tokens)
-    brief = plan if quick else replace(plan, **data_parallel.BRIEF)
+    brief = plan if quick else replace(data_parallel.BRIEF, tokens=plan.tokens)
     cases = [
         (name, batch, plan if name == MAIN else brief, traces)
         for name in models or data_parallel.CASES

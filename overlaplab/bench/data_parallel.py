@@ -24,7 +24,7 @@ from overlaplab.bench import variants
 from overlaplab.bench.kernels import kernel_sums
 from overlaplab.bench.timing import Samples, time_in_turn
 from overlaplab.bench.variants import Variant
-from overlaplab.bench.workload import build, release_memory, say
+from overlaplab.bench.workload import build, plans, release_memory, say
 from overlaplab.errors import CaptureError
 from overlaplab.profiling.profile import profile
 
@@ -50,19 +50,7 @@ class Plan:
     tokens: int = 1024  # sequence length
 
 
-BRIEF: dict[str, Any] = {  # sweeps of the models that are not the main one
-    "caps_mib": (25, 100),
-    "our_caps_mib": (25, 100, 400),
-    "captured_caps_mib": (100, 400),
-}
-QUICK = Plan(
-    caps_mib=(25, 100),
-    our_caps_mib=(25, 100),
-    captured_caps_mib=(100,),
-    sweep_rounds=1,
-    final_rounds=3,
-    steps_a_round=3,
-)
+BRIEF, QUICK = plans("data_parallel", Plan).values()
 
 
 Maker = Callable[[], Variant]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import subprocess
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,18 +20,17 @@ from overlaplab import streams
 from overlaplab.files import write_whole
 from overlaplab.models import Transformer, TransformerConfig
 
-MODELS: dict[str, TransformerConfig] = {
-    "tiny": TransformerConfig(),
-    "gpt-162m": TransformerConfig(
-        num_layers=12, d_model=768, num_heads=12, vocab_size=50304
-    ),
-    "gpt-738m": TransformerConfig(
-        num_layers=12, d_model=2048, num_heads=16, vocab_size=32768
-    ),
-    "gpt-1.4b": TransformerConfig(
-        num_layers=24, d_model=2048, num_heads=16, vocab_size=50304
-    ),
-}
+_Plan = TypeVar("_Plan")
+
+_PLANS = tomllib.loads(Path(__file__).with_name("plans.toml").read_text("utf-8"))
+
+
+def plans(of: str, kind: type[_Plan]) -> dict[str, _Plan]:
+    """What plans.toml has under `of`, by name."""
+    return msgspec.convert(_PLANS[of], dict[str, kind])  # type: ignore[valid-type]
+
+
+MODELS = plans("models", TransformerConfig)
 MAIN = "gpt-738m"
 
 

@@ -26,6 +26,7 @@ from overlaplab.bench.variants import Variant
 from overlaplab.bench.workload import (
     MODELS,
     build,
+    plans,
     release_memory,
     say,
     write_from_rank_0,
@@ -70,25 +71,7 @@ class Grid:
         ]
 
 
-# Batches that keep the GPU busy: earlier measurements of this benchmark (results/
-# data_parallel-2xH100-2026-11-28.json) say that eager steps of fewer sequences are
-# bound by launches here, and then vary by a fifth from one round to the next.
-GPU = Grid(
-    batches={
-        "gpt-162m": (20, 28, 40),
-        "gpt-738m": (6, 8, 12),
-        "gpt-1.4b": (5, 6, 8),
-    },
-    launch_bound={"gpt-162m": (8,), "gpt-738m": (2,)},
-)
-REHEARSAL = Grid(
-    batches={"tiny": (1, 2)},
-    buckets_mib=(0.05, 0.2),
-    tokens=16,
-    rounds=1,
-    steps_a_round=2,
-    warmup=1,
-)
+GPU, REHEARSAL = plans("predict", Grid).values()
 
 
 def measure_on_link(
