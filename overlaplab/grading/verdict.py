@@ -117,25 +117,10 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values: everything but the timeline."""
-        return {
-            "exercise": self.exercise,
-            "title": self.title,
-            "passed": self.passed,
-            "judged": self.judged,
-            "ran": self.ran,
-            "checks": [
-                {
-                    "name": c.name,
-                    "passed": c.passed,
-                    "seen": c.seen,
-                    "expected": c.expected,
-                }
-                for c in self.checks
-            ],
-            "hint": self.hint,
-            "step_ns": self.step_ns,
-            "target_ns": self.target_ns,
-            "error": self.error,
+        fields = "exercise title passed judged ran hint step_ns target_ns error"
+        checks = "name passed seen expected"
+        return {name: getattr(self, name) for name in fields.split()} | {
+            "checks": [{n: getattr(c, n) for n in checks.split()} for c in self.checks]
         }
 
 
