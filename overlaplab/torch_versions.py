@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import CellType
 from typing import Any, TypeVar
 
 import torch
@@ -34,6 +35,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.autograd.grad_mode": "_unsafe_preserve_version_counter",
     "torch.distributed": "_Work",
     "torch.distributed._mesh_layout": "",
+    "torch.distributed.c10d_logger": "_exception_logger",
     "torch.distributed.distributed_c10d": "_new_process_group_helper "
     "_resolve_process_group _world batch_isend_irecv",
     "torch.utils._device": "_device_constructors",
@@ -157,6 +159,16 @@ def _refusal(name: str) -> Any:
 def averages(group: dist.ProcessGroup) -> bool:
     """Whether the group's backend has `ReduceOp.AVG`; gloo has it since 2.13 only."""
     return dist.get_backend(group) not in ("gloo", "mpi", "ucc")
+
+
+def init_process_group_cell() -> CellType:
+    """Where `init_process_group`, a decorator's wrapper, keeps what it wraps.
+
+    Who writes there changes the function for those, too, who imported it by name.
+    """
+    wrapper: Any = dist.init_process_group
+    cell: CellType = wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
+    return cell
 
 
 def fake_mode() -> FakeTensorMode:

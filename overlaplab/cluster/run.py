@@ -72,8 +72,11 @@ def run(
     """Call `fn(*args, **kwargs)` once on every rank of a cluster.
 
     Each rank gets its own copy of the function's closure and of the arguments, the
-    same random state, and an initialised torch.distributed. Under `torchrun` every
-    process calls `run`, and each is one rank of `cluster="gloo"` or `"nccl"`.
+    same random state, and an initialised torch.distributed. The main function of a
+    script for `torchrun` runs unchanged: RANK, LOCAL_RANK, WORLD_SIZE and their like
+    are set in each rank, and its `init_process_group` is accepted if it asks for the
+    same world. Under `torchrun` every process calls `run`, and each is one rank of
+    `cluster="gloo"` or `"nccl"`.
 
     Args:
         fn: may be defined in a notebook cell.

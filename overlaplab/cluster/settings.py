@@ -3,19 +3,23 @@ process, which a run must not leave changed."""
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from overlaplab.cluster.membership import ENVIRONMENT
+
 
 @contextmanager
 def kept_settings() -> Iterator[None]:
     """Put back what the `with` block changes: default dtype, grad mode, threads,
-    deterministic algorithms, anomaly detection."""
+    deterministic algorithms, anomaly detection, environment variables."""
+    environment = dict(os.environ)
     dtype = torch.get_default_dtype()
     grad = torch.is_grad_enabled()
     num_threads = torch.get_num_threads()
@@ -34,6 +38,7 @@ def kept_settings() -> Iterator[None]:
         if now != deterministic:  # it imports the compiler
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.autograd.set_detect_anomaly(anomaly, check_nan)
+        set_environment(dict.fromkeys(os.environ) | environment)
 
 
 SEED = 0
@@ -64,24 +69,35 @@ def first_state() -> tuple[Any, ...]:
     python = random.Random(SEED)
     numpy_state = np.random.RandomState(SEED).get_state()
     dtype = torch.get_default_dtype()
-    return generator.get_state(), python.getstate(), numpy_state, dtype
+    return generator.get_state(), python.getstate(), numpy_state, dtype, {}
 
 
 def process_state() -> tuple[Any, ...]:
-    """What ranks would share and processes do not: the random generators and the
-    default dtype; as `set_process_state` takes it."""
+    """What ranks would share and processes do not: the random generators, the default
+    dtype, torchrun's part of the environment; as `set_process_state` takes it."""
     return (
         torch.default_generator.get_state(),
         random.getstate(),
         np.random.get_state(),
         torch.get_default_dtype(),
+        {name: os.environ.get(name) for name in ENVIRONMENT},
     )
 
 
 def set_process_state(state: tuple[Any, ...]) -> None:
     """Put back what `process_state` returned."""
-    torch_state, python_state, numpy_state, dtype = state
+    torch_state, python_state, numpy_state, dtype, environment = state
     torch.default_generator.set_state(torch_state)
     random.setstate(python_state)
     np.random.set_state(numpy_state)
     torch.set_default_dtype(dtype)
+    set_environment(environment)
+
+
+def set_environment(environment: Mapping[str, str | None]) -> None:
+    """Set these variables; those that are None are deleted."""
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        elif os.environ.get(name) != value:
+            os.environ[name] = value

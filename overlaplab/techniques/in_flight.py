@@ -176,7 +176,7 @@ class InFlight:
     def __init__(self, wire: Wire, max_in_flight: int | None = None) -> None:
         if max_in_flight is not None:
             _check_most(max_in_flight)
-        self._wire = wire
+        self.wire = wire
         self._most = most = max_in_flight
         self._provider = streams.provider()
         self._stream_key = streams.key_reader(self._provider)
@@ -230,14 +230,14 @@ class InFlight:
         for owner in owners:
             if owner != key:
                 stream_of(key).wait_stream(stream_of(owner))
-        dtype = self._wire.dtype_of(parameters[0].parameter.dtype)
+        dtype = self.wire.dtype_of(parameters[0].parameter.dtype)
         payload = load(parameters, dtype, stale)
         if not payload.tensors[0].is_cuda:  # for reports of the virtual cluster
             for info, tensor in zip(parameters, payload.tensors, strict=True):
                 streams.name_tensor(tensor, streams.GRADIENT + info.name)
         if flags is not None:
             payload.tensors.append(flags(payload))
-        launched = self._wire.launch(payload.tensors)
+        launched = self.wire.launch(payload.tensors)
         return _Flight(payload, launched, key, owners, marks_of(payload.grads))
 
     def touched(self) -> ParameterInfo | None:
@@ -277,7 +277,7 @@ class InFlight:
     def _finish(self, flight: _Flight) -> None:
         if not flight.finished:
             flight.finished = True
-            self._wire.finish(flight.launched)
+            self.wire.finish(flight.launched)
             unload(flight.payload)
             flight.marks = marks_of(flight.payload.grads)
 

@@ -122,9 +122,9 @@ class ModelFacts:
             "Change the model first, then build the reducer and the optimizer."
         )
 
-    def broadcast(self, *, parameters: bool = True) -> None:
-        """Give every rank the buffers (and parameters) of the group's first. Blocks."""
-        source = dist.get_global_rank(self._group, 0)
+    def broadcast(self, *, parameters: bool = True, source: int = 0) -> None:
+        """Give all ranks the buffers (and parameters) of the group's `source`. Blocks."""
+        source = dist.get_global_rank(self._group, source)
         what = "parameters" if parameters else "buffers"
         tensors: Iterable[Tensor] = self._model.buffers()
         if parameters:

@@ -276,6 +276,35 @@ def trained_transformer(captured: bool, set_to_none: bool) -> list[Tensor]:
     return [p.detach().cpu() for p in model.parameters()]
 
 
+def accumulated_transformer(captured: bool, set_to_none: bool) -> list[Tensor]:
+    """Parameters after eight steps of four micro-batches, eager or captured."""
+    torch.manual_seed(3)
+    config = TransformerConfig(num_layers=2, d_model=128, vocab_size=512)
+    model = Transformer(config).cuda()
+    reducer = BucketedReducer(model, bucket_mib=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(tokens: Tensor) -> None:
+        """Micro-batches (4, 2, 65)."""
+        optimizer.zero_grad(set_to_none=set_to_none)
+        *first, last = tokens
+        with reducer.no_sync():
+            for micro in first:
+                model(micro[:, :-1], micro[:, 1:]).backward()
+        model(last[:, :-1], last[:, 1:]).backward()
+        reducer.wait()
+        optimizer.step()
+
+    run = capture_step(step) if captured else step
+    for index in range(8):
+        generator = torch.Generator("cuda").manual_seed(10 * index + dist.get_rank())
+        run(torch.randint(512, (4, 2, 65), generator=generator, device="cuda"))
+    if captured:
+        assert run.captured
+    torch.cuda.synchronize()
+    return [p.detach().cpu() for p in model.parameters()]
+
+
 def refusals() -> dict[str, str]:
     """The message of each step that cannot be captured."""
     model = Chain(1).cuda()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,9 +15,14 @@ pytestmark = pytest.mark.gpu(2)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_eight_captured_steps_end_where_eight_eager_ones_do(set_to_none: bool) -> None:
-    eager = run_on_gpus(programs.trained_transformer, False, set_to_none)
-    captured = run_on_gpus(programs.trained_transformer, True, set_to_none)
+@pytest.mark.parametrize(
+    "program", [programs.trained_transformer, programs.accumulated_transformer]
+)
+def test_eight_captured_steps_end_where_eight_eager_ones_do(
+    program: Callable[..., Any], set_to_none: bool
+) -> None:
+    eager = run_on_gpus(program, False, set_to_none)
+    captured = run_on_gpus(program, True, set_to_none)
     for ours, theirs in zip(eager, captured, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)

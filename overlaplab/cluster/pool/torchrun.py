@@ -7,6 +7,7 @@ each process ends it after the deadline, and torchrun then ends the others.
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import os
 import sys
 import threading
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from overlaplab import streams
+from overlaplab.cluster.membership import Init, Member, accepting_init
 from overlaplab.cluster.pool.pickling import dump_call, dumps, loads
 from overlaplab.cluster.pool.pool import Outcome
 from overlaplab.cluster.settings import seeded
@@ -36,9 +38,9 @@ def run_in_world(
 ) -> Outcome:
     """Call `fn` as this process's rank; see `Pool.run`.
 
-    An exception of this rank is raised as it is. The world stays initialised. Works
-    that nobody waited for are not noticed here. On several machines the ranks' times
-    differ by what the machines' clocks do.
+    An exception of this rank is raised as it is. The world stays initialised, or is so
+    again if the function destroyed it. Works that nobody waited for are not noticed
+    here. On several machines the ranks' times differ by what the machines' clocks do.
 
     Raises:
         ValueError: torch.distributed is initialised with another backend.
@@ -48,10 +50,16 @@ def run_in_world(
     device = streams.device()
     cuda = device.type == "cuda"
     call = dump_call(fn, args, kwargs)
+    member = _member(backend)
     with _deadline(timeout_s, rank), seeded():
         own_fn, own_args, own_kwargs = loads(call, device)
-        with recording(cuda=cuda, align=dist.barrier) as record:
+        with (
+            accepting_init(lambda: member),
+            recording(cuda=cuda, align=dist.barrier) as record,
+        ):
             result = own_fn(*own_args, **own_kwargs)
+        if not dist.is_initialized():
+            member.connect(dist.init_process_group)
         mine = (dumps(result, detach=True), record.spans(rank))
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
@@ -78,6 +86,20 @@ def _join(backend: str) -> None:
             f"cluster={backend!r}, but this process's torch.distributed is initialised "
             f"with {existing!r}: initialise it with {backend!r}, or leave it to run"
         )
+
+
+_num_connected = itertools.count()  # after a destruction; equal on all ranks
+
+
+def _member(backend: str) -> Member:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store: Any = dist.distributed_c10d._get_default_store()
+
+    def connect(init: Init) -> None:
+        where = dist.PrefixStore(f"overlaplab {next(_num_connected)}", store)
+        init(backend, store=where, rank=rank, world_size=size)
+
+    return Member(rank, size, (backend,), connect)
 
 
 @contextmanager

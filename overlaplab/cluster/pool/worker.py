@@ -26,6 +26,12 @@ import torch
 import torch.distributed as dist
 
 from overlaplab import streams
+from overlaplab.cluster.membership import (
+    Init,
+    Member,
+    accepting_init,
+    environment_of,
+)
 from overlaplab.cluster.pool import collective_log as log_module
 from overlaplab.cluster.pool.collective_log import CollectiveLog
 from overlaplab.cluster.pool.frames import frames_of
@@ -61,7 +67,8 @@ def main(socket: int, collectives_file: int, stack_file: int) -> None:
         signal.SIGUSR1, file=os.fdopen(stack_file, "wb"), all_threads=True
     )
     worker = _Worker(Connection(socket), log_module.install(collectives_file))
-    worker.serve()
+    with accepting_init(lambda: worker.member):
+        worker.serve()
 
 
 class _Worker:
@@ -71,6 +78,8 @@ class _Worker:
         self._collective_log = collective_log
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._world: World | None = None
+        self._num_connected = 0  # to this world: once, and after each destruction
+        self.member: Member | None = None  # while a function runs
 
     def serve(self) -> None:
         sys.stdout = _Lines(self, "stdout")
@@ -123,10 +132,11 @@ class _Worker:
         self._enter(call.world, call.rank)
         device = streams.device()
         cuda = device.type == "cuda"
-        fn, args, kwargs = loads(call.payload, device)
         with ExitStack() as stack:
             stack.enter_context(kept_settings())
             stack.callback(torch.set_default_device, None)
+            stack.enter_context(self._as_member(call.world, call.rank))
+            fn, args, kwargs = loads(call.payload, device)
             record = None
             if call.measure:
                 record = stack.enter_context(recording(cuda=cuda, align=self._align))
@@ -158,24 +168,43 @@ class _Worker:
         self._world = None
         if world.backend == "nccl":
             torch.cuda.set_device(rank)
+        self._num_connected = 0
         cores = len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // world.size))
+        self._connect(world, rank, dist.init_process_group)
+        streams.install_process_provider(None)
+        provider = _RankProvider(streams.provider(), self._collective_log)
+        streams.install_process_provider(cast(streams.Provider, provider))
+        self._world = world
+
+    def _connect(self, world: World, rank: int, init: Init) -> None:
         store = dist.TCPStore(  # type: ignore[attr-defined]
             "127.0.0.1", world.port, is_master=False
         )
-        dist.init_process_group(
+        self._num_connected += 1
+        init(
             world.backend,
             store=dist.PrefixStore(  # type: ignore[attr-defined]
-                f"world {world.generation}", store
+                f"world {world.generation}.{self._num_connected}", store
             ),
             rank=rank,
             world_size=world.size,
             timeout=_GROUP_TIMEOUT,
         )
-        streams.install_process_provider(None)
-        provider = _RankProvider(streams.provider(), self._collective_log)
-        streams.install_process_provider(cast(streams.Provider, provider))
-        self._world = world
+
+    @contextmanager
+    def _as_member(self, world: World, rank: int) -> Iterator[None]:
+        """What the user's function finds out of the world, and may ask for again."""
+
+        def connect(init: Init) -> None:
+            self._connect(world, rank, init)
+
+        os.environ |= environment_of(rank, world.size, port=world.port)
+        self.member = Member(rank, world.size, (world.backend,), connect)
+        try:
+            yield
+        finally:
+            self.member = None
 
     def _settle(self) -> bool:
         """Whether nothing is in flight, after a moment's patience."""

@@ -47,6 +47,7 @@ class Communicator:
         rank: in this group.
         ranks: the global ranks of the group, in group order.
         torch_name: torch's own name of the group, the same on every rank.
+        world: 1, or more after a `destroy_process_group`: names are given again then.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class Communicator:
         rank: int,
         ranks: tuple[int, ...],
         torch_name: str,
+        world: int = 1,
     ) -> None:
         self.recorder = recorder
         self.rank = rank
         self.ranks = ranks
         self.torch_name = torch_name
+        self._world = world
         self.description = ""
         self.sequence = 0
         self._meetings = meetings
@@ -82,7 +85,7 @@ class Communicator:
         """Unlike any other communicator's; settled at its first use."""
         if not self._name:
             self._name = self._meetings.group_name(
-                self.torch_name, self.description, self.ranks
+                self.torch_name, self.description, self.ranks, self._world
             )
             self._lane = self._lane_name()
         return self._name

@@ -108,7 +108,7 @@ class Meetings:
     def __init__(self, representative: bool) -> None:
         self.representative = representative
         self.open: dict[tuple[str, int], Meeting] = {}
-        self.names: dict[tuple[str, tuple[int, ...]], str] = {}
+        self.names: dict[tuple[int, str, tuple[int, ...]], str] = {}
         # Sends less receives of a representative, by group, distance and bytes.
         self.messages: Counter[tuple[str, int, int]] = Counter()
 
@@ -128,12 +128,12 @@ class Meetings:
         return meeting
 
     def group_name(
-        self, torch_name: str, description: str, ranks: tuple[int, ...]
+        self, torch_name: str, description: str, ranks: tuple[int, ...], world: int
     ) -> str:
         """A communicator's name, the same on its ranks and unlike any other's."""
         if torch_name == "0":
-            return "default"
-        name = self.names.get((torch_name, ranks))
+            return "default" if world == 1 else f"default {world}"
+        name = self.names.get((world, torch_name, ranks))
         if name is None:
             name = description or torch_name
             taken = set(self.names.values())
@@ -141,7 +141,9 @@ class Meetings:
                 name = f"{name} {list(ranks)}"
             if name in taken:
                 name = f"{name} #{torch_name}"
-            self.names[torch_name, ranks] = name
+            if name in taken:
+                name = f"{name} of world {world}"
+            self.names[world, torch_name, ranks] = name
         return name
 
 

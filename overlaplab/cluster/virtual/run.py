@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from overlaplab.cluster.copying import copy_job
+from overlaplab.cluster.membership import environment_of
 from overlaplab.cluster.settings import (
     kept_settings,
     process_state,
@@ -151,6 +153,7 @@ class _Run:
             torch.set_num_threads(1)
             try:
                 with torch.autograd.set_multithreading_enabled(False):
+                    os.environ |= environment_of(rank, self.world_size)
                     world.join(recorder, self.meetings, self.world_size, self.store)
                     fake = self.fake_mode or contextlib.nullcontext()
                     with fake, RecordMode(recorder, fake=self.fake):

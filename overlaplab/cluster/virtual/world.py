@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from overlaplab.cluster.membership import Init, Member, accepting_init
 from overlaplab.cluster.virtual.communicator import Communicator
 from overlaplab.cluster.virtual.group import VirtualGroup
 from overlaplab.cluster.virtual.meeting import Meetings
@@ -79,7 +80,7 @@ def worlds_of_threads() -> Iterator[None]:
     c10d.split_group = dist.split_group = split_group
     _c10d_native._set_thread_isolation_mode(True)
     try:
-        with torch_cpu_streams():
+        with torch_cpu_streams(), accepting_init(_member):
             yield
     finally:
         _c10d_native._set_thread_isolation_mode(False)
@@ -110,9 +111,25 @@ def join(recorder: Recorder, meetings: Meetings, world_size: int, store: Any) ->
     )
     # Kept here: C++ holds the store, but not the Python object with its methods.
     _rank.store = RankStore(store, recorder.turns, recorder.thread)
-    dist.init_process_group(
-        BACKEND, rank=recorder.rank, world_size=world_size, store=_rank.store
-    )
+    _rank.num_worlds = 0
+
+    def connect(init: Init) -> None:
+        """Also after a `destroy_process_group`: then under other names."""
+        member, _rank.member = _rank.member, None
+        where = dist.PrefixStore(f"world {_rank.num_worlds}", _rank.store)
+        _rank.num_worlds += 1
+        init(BACKEND, rank=recorder.rank, world_size=world_size, store=where)
+        _rank.member = member
+
+    _rank.member = None
+    connect(dist.init_process_group)
+    backends = (BACKEND, "gloo", "nccl")
+    _rank.member = Member(recorder.rank, world_size, backends, connect)
+
+
+def _member() -> Member | None:
+    member: Member | None = getattr(_rank, "member", None)
+    return member
 
 
 def leave(*, late: bool) -> None:
@@ -124,7 +141,7 @@ def leave(*, late: bool) -> None:
     """
     if not late:
         _c10d_native._unregister_all_process_groups()
-    _rank.recorder = _rank.meetings = _rank.world = _rank.store = None
+    _rank.recorder = _rank.meetings = _rank.world = _rank.store = _rank.member = None
 
 
 def _split_group(
@@ -173,6 +190,7 @@ def _create(options: Any, _: Any) -> VirtualGroup:
             options.group_rank,
             ranks,
             str(options.group_id),
+            _rank.num_worlds,
         )
     )
 

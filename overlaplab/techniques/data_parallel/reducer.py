@@ -29,12 +29,13 @@ from overlaplab.techniques.data_parallel.agreement import (
     presence,
     take_present,
 )
+from overlaplab.techniques.data_parallel.join import JoinableReducer
 from overlaplab.techniques.data_parallel.wire import AllReduce, own_group
 from overlaplab.techniques.in_flight import InFlight, Payload, Wire
 from overlaplab.techniques.model_facts import ModelFacts, ParameterInfo, marks_of
 
 
-class BucketedReducer:
+class BucketedReducer(JoinableReducer):
     """Averages gradients over ranks, in buckets launched during the backward pass.
 
     Each bucket is one asynchronous, coalesced all-reduce on the gradients themselves:
@@ -44,7 +45,8 @@ class BucketedReducer:
 
     At construction rank 0's parameters and buffers go to all ranks. One step is: any
     number of forwards, one backward, `wait()`, the optimizer; with more backwards, all
-    but the last inside `no_sync()`. Until `wait()` the gradients belong to the reducer:
+    but the last inside `no_sync()`; where ranks have different numbers of batches, the
+    loop inside `join()`. Until `wait()` the gradients belong to the reducer:
     no optimizer, clipping or zeroing before it. Gradients of `torch.autograd.grad`
     never reach a hook and are not averaged.
 
@@ -95,15 +97,15 @@ class BucketedReducer:
         reduce_dtype: torch.dtype | None = None,
         wire: Wire | None = None,
     ) -> None:
+        super().__init__()
         cap = cap_bytes("bucket_mib", 25 if bucket_mib is None else bucket_mib)
         first = cap_bytes(
             "first_bucket_mib", 25 if first_bucket_mib is None else first_bucket_mib
         )
         group = process_group or own_group()
         self._group = group
-        self._in_flight = InFlight(
-            wire or AllReduce(group, reduce_dtype), max_in_flight
-        )
+        self._wire: Wire = wire or AllReduce(group, reduce_dtype)
+        self._in_flight = InFlight(self._wire, max_in_flight)
         self._facts = ModelFacts(model, group)
         for info in self._facts.parameters:
             if watcher_of(info) is not None:
@@ -197,6 +199,7 @@ class BucketedReducer:
 
     def broadcast_buffers(self) -> None:
         """Give every rank the group's first rank's buffers (running means). Blocks."""
+        self._refuse_in_join("reducer.broadcast_buffers()")
         self._facts.broadcast(parameters=False)
 
     def abandon(self) -> None:
@@ -205,6 +208,7 @@ class BucketedReducer:
         Collective: every rank calls it, instead of `wait()`. Ranks that have sent
         fewer buckets than others send more, so that they meet again in the next step.
         """
+        self._refuse_in_join("reducer.abandon()")
         mine = len(self._in_flight)
         sent = exchange(self._group, f"abandon {self._number}.{self._num_steps}", mine)
         with torch.no_grad():
@@ -245,6 +249,7 @@ class BucketedReducer:
         if self._facts.dtypes() != self._flags.dtypes:  # `model.to`; freezing: `_adopt`
             self._make_plan()
         self._marks = marks_of(self._facts.tensors)
+        self._in_flight.wire = self._wire_of_step()
 
     def _refuse_broken_step(self, what: str) -> None:
         if not self._arrivals.is_open:

@@ -195,6 +195,26 @@ def replace_a_parameter() -> None:
     reducer.wait()
 
 
+def load_other_parameters() -> None:
+    model = Two()
+    reducer = BucketedReducer(model)
+    model.load_state_dict(Two().state_dict(), assign=True)
+    model(rank_batch()).backward()
+    reducer.wait()
+
+
+def gradients_of_autograd_grad() -> tuple[float, float]:
+    """Of a weight with the input 1 + rank: never in `.grad`, then by a usual step."""
+    model = nn.Linear(1, 1, bias=False)
+    reducer = BucketedReducer(model)
+    x = torch.full((1, 1), 1.0 + dist.get_rank())
+    (local,) = torch.autograd.grad(model(x).sum(), [model.weight])
+    model(x).sum().backward()
+    reducer.wait()
+    assert model.weight.grad is not None
+    return local.item(), model.weight.grad.item()
+
+
 def replace_and_call_the_parts() -> None:
     model = Two()
     reducer = BucketedReducer(model)

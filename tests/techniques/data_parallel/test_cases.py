@@ -86,6 +86,12 @@ def test_create_graph_gives_the_average_too(cluster: str) -> None:
 
 
 @on_both
+def test_gradients_of_autograd_grad_stay_local_and_open_no_step(cluster: str) -> None:
+    found = run(programs.gradients_of_autograd_grad, cluster=cluster)
+    assert found == [(1.0, 1.5), (2.0, 1.5)]
+
+
+@on_both
 @pytest.mark.parametrize("reducer", ["serial", "bucketed", "one bucket"])
 def test_what_is_frozen_in_mid_run_is_neither_sent_nor_written(
     reducer: str, cluster: str
@@ -150,6 +156,7 @@ def test_complex_gradients_are_averaged(cluster: str) -> None:
         (programs.replace_a_parameter, "a.weight"),
         (programs.replace_a_module, "b.weight"),
         (programs.replace_and_call_the_parts, "a.weight"),
+        (programs.load_other_parameters, "a.weight"),
     ],
 )
 def test_a_replaced_parameter_is_named_when_the_step_ends(
@@ -272,11 +279,15 @@ def sparse() -> nn.Module:
         (lambda: nn.Linear(2, 2), {"reduce_dtype": torch.int64}, "a float dtype"),
     ],
 )
+@on_both
 def test_bad_input_is_refused_at_construction(
-    make_model: Callable[[], nn.Module], settings: dict[str, Any], message: str
+    make_model: Callable[[], nn.Module],
+    settings: dict[str, Any],
+    message: str,
+    cluster: str,
 ) -> None:
     with pytest.raises(RankError, match=message):
-        run(lambda: build(make_model, **settings), cluster="virtual", world_size=1)
+        run(lambda: build(make_model, **settings), cluster=cluster, world_size=1)
 
 
 def test_a_reducer_without_a_process_group_says_how_to_get_one() -> None:

@@ -1,0 +1,238 @@
+"""Uneven data: a rank without more batches takes part in the others' steps with zeros.
+
+torch's `Join` asks before each step how many ranks go on; here stands what a reducer
+adds to the question and what an ended rank does meanwhile. Knows no data loader.
+
+[Note: a step inside join]
+A rank that goes on says so when its step opens, before its first bucket: `Join` sums a
+one. An ended rank brings a zero, and if the sum is not zero, it runs the step as a rank
+that had no backward: `wait` sends zeros and receives the averages. So both launch the
+same collectives in the same order, and a step is a whole window of `no_sync`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+
+from overlaplab.techniques.arrivals import Arrivals
+from overlaplab.techniques.data_parallel.wire import own_group
+from overlaplab.techniques.in_flight import Wire
+from overlaplab.techniques.model_facts import ModelFacts
+
+Update = Callable[[], object]
+
+
+class JoinableReducer(Joinable):
+    """What a reducer needs for `join`, and for torch's `Join([reducer, ...])`."""
+
+    _arrivals: Arrivals
+    _facts: ModelFacts
+    _group: dist.ProcessGroup
+    _windows: int
+    _wire: Wire
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ending: _Ending | None = None  # inside a join
+
+    def wait(self) -> None:
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def join(
+        self,
+        *,
+        divide_by_initial_world_size: bool = True,
+        update: Update | None = None,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """In this block ranks may have different numbers of batches, also none.
+
+        A rank that leaves it goes on to take part in the others' steps, with zero
+        gradients, until all have left. Then every rank gets parameters and buffers of
+        the last one. Put the whole loop inside, and end each step by `wait()`; with
+        `no_sync()`, end a window that is cut short, too. Collective: every rank enters
+        the block. `broadcast_buffers()` and `abandon()` are refused in it, and a model
+        whose forward has collectives of its own needs `throw_on_early_termination`.
+
+        As DDP's `join`. torch's `Join([reducer, optimizer])` does the same for several,
+        e.g. with a `ZeroRedundancyOptimizer`: on ended ranks, too, `.grad` has the
+        averages when it steps.
+
+        Args:
+            divide_by_initial_world_size: True: averages are over all ranks, so a batch
+                of a step that few ranks take part in counts as much as any other.
+                False: over the ranks that go on; costs one more small all-reduce.
+            update: what a rank does after `wait()` in each step: clip, step the
+                optimizer and the scheduler. Ended ranks do it as well, so that the
+                optimizer's state stays equal on all. None: they do not, as in DDP; an
+                optimizer with a state (momentum, Adam) then differs between ranks,
+                and so will the next epoch's updates.
+            enable: False: nothing is done, where all ranks have equally many.
+            throw_on_early_termination: RuntimeError on every rank as soon as one has
+                ended.
+
+        Raises:
+            RuntimeError: opened inside `no_sync()`; left while a step is open.
+
+        Example:
+            with reducer.join():
+                for batch in batches:
+                    optimizer.zero_grad()
+                    model(batch).backward()
+                    reducer.wait()
+                    optimizer.step()
+        """
+        try:
+            with Join(
+                [self],
+                enable,
+                throw_on_early_termination,
+                divide_by_initial_world_size=divide_by_initial_world_size,
+                update=update,
+            ):
+                yield
+                if enable and self._arrivals.is_open:
+                    raise RuntimeError(
+                        "reducer.join() was left while a step is open: other ranks "
+                        "would wait for its buckets. Call reducer.wait() after the "
+                        "last backward, also where a window of no_sync() is cut short."
+                    )
+        finally:
+            self._leave_join()
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """What `Join` calls on an ended rank; arguments as those of `join`."""
+        if self._windows:
+            raise RuntimeError("join() inside no_sync(); open the join first")
+        self._ending = _Ending(self, **kwargs)
+        return self._ending
+
+    @property
+    def join_device(self) -> torch.device:
+        """Where `Join` makes its own small tensors."""
+        return self._facts.parameters[0].parameter.device
+
+    @property
+    def join_process_group(self) -> Any:
+        """Of `Join`'s collectives, which other members of the join must share."""
+        # On NCCL buckets travel in a group of their own, of the same ranks.
+        return dist.group.WORLD if self._group is own_group() else self._group
+
+    def _wire_of_step(self) -> Wire:
+        """For a step that opens: the reducer's own, or one that knows who goes on."""
+        if self._ending is None or not self._join_config.enable:
+            return self._wire
+        return self._ending.wire_of_step()
+
+    def _refuse_in_join(self, what: str) -> None:
+        if self._ending is not None and self._join_config.enable:
+            raise RuntimeError(
+                f"{what} inside join(): ranks that have ended would not take part. "
+                "Leave the block first."
+            )
+
+    def _leave_join(self) -> None:
+        self._ending = None
+        self._join_config = self._join_config.construct_disabled_join_config()
+
+
+@dataclass(frozen=True)
+class _WireOfStep:
+    """The wire of one step; see [Note: a step inside join].
+
+    Args:
+        wire: the reducer's.
+        notice: the work of `Join`'s question; None on an ended rank, or if another
+            member of the join asked.
+        num_active: the ranks that go on, shape (), once `count` has been waited for;
+            None if averages are over all ranks.
+        count: its work.
+        world_size: of all ranks.
+    """
+
+    wire: Wire
+    notice: Any
+    num_active: Tensor | None
+    count: Any
+    world_size: int
+
+    def dtype_of(self, gradient: torch.dtype) -> torch.dtype:
+        return self.wire.dtype_of(gradient)
+
+    def launch(self, tensors: list[Tensor]) -> Any:
+        return self.wire.launch(tensors), tensors
+
+    def finish(self, launched: Any) -> None:
+        mine, tensors = launched
+        if self.notice is not None:
+            self.notice.wait()
+        self.wire.finish(mine)
+        if self.num_active is not None:
+            self.count.wait()
+            torch._foreach_mul_(tensors, self.world_size / self.num_active)
+
+
+class _Ending(JoinHook):
+    """What an ended rank does while others go on, and when all have ended."""
+
+    def __init__(
+        self,
+        reducer: JoinableReducer,
+        divide_by_initial_world_size: bool = True,
+        update: Update | None = None,
+        **_: Any,  # of other members of the join
+    ) -> None:
+        self._reducer = reducer
+        self._parameters = [i.parameter for i in reducer._facts.parameters]
+        self._by_initial = divide_by_initial_world_size
+        self._update = update
+        self._own_gradients: list[Tensor | None] | None = None  # of an ended rank
+
+    def wire_of_step(self) -> Wire:
+        """A step opens on this rank; the first collectives of it are launched."""
+        reducer, ended = self._reducer, self._own_gradients is not None
+        notice = None if ended else Join.notify_join_context(reducer)
+        num_active = count = None
+        if not self._by_initial:
+            num_active = torch.full(
+                (),
+                0.0 if ended else 1.0,
+                dtype=torch.float64,
+                device=reducer.join_device,
+            )
+            count = dist.all_reduce(num_active, group=reducer._group, async_op=True)
+        size = dist.get_world_size(reducer._group)
+        return _WireOfStep(reducer._wire, notice, num_active, count, size)
+
+    def main_hook(self) -> None:
+        """Others have opened a step: take part in it."""
+        if self._own_gradients is None:
+            self._own_gradients = [p.grad for p in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._reducer.wait()
+        if self._update is not None:
+            self._update()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """All have ended: every rank becomes as the last, and its `.grad` its own."""
+        reducer = self._reducer
+        if self._own_gradients is not None:
+            pairs = zip(self._parameters, self._own_gradients, strict=True)
+            for parameter, gradient in pairs:
+                parameter.grad = gradient
+        mine = dist.get_rank(reducer._group) if is_last_joiner else -1
+        last = torch.full((), mine, device=reducer.join_device)
+        dist.all_reduce(last, dist.ReduceOp.MAX, group=reducer._group)
+        reducer._facts.broadcast(source=int(last.item()))
+        reducer._leave_join()
