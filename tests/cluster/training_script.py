@@ -16,32 +16,25 @@ from torch.utils.data.distributed import DistributedSampler
 
 def main():
     rank = int(os.environ["RANK"])
-    world_size = int(os.environ["WORLD_SIZE"])
-    local_rank = int(os.environ["LOCAL_RANK"])
-    use_cuda = torch.cuda.is_available()
-    if use_cuda:
-        torch.cuda.set_device(local_rank)
-    device = torch.device(f"cuda:{local_rank}" if use_cuda else "cpu")
+    assert int(os.environ["LOCAL_RANK"]) < int(os.environ["LOCAL_WORLD_SIZE"])
     init_process_group(
-        backend="nccl" if use_cuda else "gloo",
+        "gloo",
         init_method="env://",
         rank=rank,
-        world_size=world_size,
+        world_size=int(os.environ["WORLD_SIZE"]),
     )
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(24, 4), torch.randn(24, 1))
-    sampler = DistributedSampler(data, shuffle=False)
+    sampler = DistributedSampler(data)
     loader = DataLoader(data, batch_size=4, sampler=sampler)
-    model = DDP(
-        nn.Linear(4, 1).to(device), device_ids=[local_rank] if use_cuda else None
-    )
+    model = DDP(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    total = torch.zeros((), device=device)
+    total = torch.zeros(())
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for x, y in loader:
             optimizer.zero_grad()
-            loss = (model(x.to(device)) - y.to(device)).square().mean()
+            loss = (model(x) - y).square().mean()
             loss.backward()
             optimizer.step()
             total += loss.detach()

@@ -184,13 +184,13 @@ def breaks(how: str) -> None:
         with reducer.no_sync(), reducer.join():
             pass
     with reducer.join(throw_on_early_termination=how == "throw"):
-        for _ in range(2 + rank):
+        for left in reversed(range(2 + rank)):
             model(x).sum().backward()
             if how == "buffers":
                 reducer.broadcast_buffers()
             if how == "abandon":
                 reducer.abandon()
-            if how != "open step":
+            if how != "open step" or left:
                 reducer.wait()
 
 
