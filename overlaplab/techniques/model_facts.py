@@ -123,7 +123,7 @@ class ModelFacts:
         )
 
     def broadcast(self, *, parameters: bool = True, source: int = 0) -> None:
-        """Give all ranks the buffers (and parameters) of the group's `source`. Blocks."""
+        """Give all ranks the buffers (and parameters) of the `source`. Blocks."""
         source = dist.get_global_rank(self._group, source)
         what = "parameters" if parameters else "buffers"
         tensors: Iterable[Tensor] = self._model.buffers()

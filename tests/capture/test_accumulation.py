@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ import overlaplab as ol
 from overlaplab import capture
 from overlaplab.capture import CapturedStep
 from overlaplab.models.toy_nets import WIDTH, Mlp, random_batch
+from overlaplab.step_members import StepMember
 from tests.guards import GUARD_S
 
 on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
@@ -46,6 +48,14 @@ def listen(step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return step(*args, **kwargs), []
 
 
+_here = threading.local()
+
+
+def members() -> Iterator[StepMember]:
+    """Of this rank: on the virtual cluster the package's hold those of all ranks."""
+    return iter([_here.reducer])
+
+
 def captured_on_cpu(step: Callable[..., Any]) -> Callable[..., Any]:
     """`ol.capture_step(step)`, as far as it is not CUDA's."""
     captured = CapturedStep(step, num_warmup=2)
@@ -62,7 +72,7 @@ def captured_on_cpu(step: Callable[..., Any]) -> Callable[..., Any]:
 def train(captured: bool, set_to_none: bool) -> list[Tensor]:
     torch.manual_seed(dist.get_rank())
     model = Mlp()
-    reducer = ol.BucketedReducer(model, bucket_mib=0.0005)
+    reducer = _here.reducer = ol.BucketedReducer(model, bucket_mib=0.0005)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def step(batches: Tensor) -> None:
@@ -88,6 +98,7 @@ def on_cpu() -> Iterator[None]:
         mock.patch.object(torch.cuda, "CUDAGraph", Graph),
         mock.patch.object(torch.cuda, "graph", capturing),
         mock.patch.object(capture, "_listen_for_syncs", listen),
+        mock.patch.object(capture, "members", members),
     ):
         yield
 

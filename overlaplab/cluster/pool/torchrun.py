@@ -96,7 +96,9 @@ def _member(backend: str) -> Member:
     store: Any = dist.distributed_c10d._get_default_store()
 
     def connect(init: Init) -> None:
-        where = dist.PrefixStore(f"overlaplab {next(_num_connected)}", store)
+        where = dist.distributed_c10d.PrefixStore(
+            f"overlaplab {next(_num_connected)}", store
+        )
         init(backend, store=where, rank=rank, world_size=size)
 
     return Member(rank, size, (backend,), connect)

@@ -116,7 +116,7 @@ def join(recorder: Recorder, meetings: Meetings, world_size: int, store: Any) ->
     def connect(init: Init) -> None:
         """Also after a `destroy_process_group`: then under other names."""
         member, _rank.member = _rank.member, None
-        where = dist.PrefixStore(f"world {_rank.num_worlds}", _rank.store)
+        where = c10d.PrefixStore(f"world {_rank.num_worlds}", _rank.store)
         _rank.num_worlds += 1
         init(BACKEND, rank=recorder.rank, world_size=world_size, store=where)
         _rank.member = member
