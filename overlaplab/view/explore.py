@@ -51,7 +51,6 @@ class Explorer:
             says how much of the step each saves. Its values need not be a knob's.
         keep: the names that a question asks for: a button each, which keeps the
             current setting under that name, in `.kept`.
-        lanes, ranks: draw only these.
 
     Raises:
         ValueError: no knobs, or a default that is not among its knob's values.
@@ -64,8 +63,6 @@ class Explorer:
         *,
         what_if: Mapping[str, Callable[[dict[str, Any]], Settings]] | None = None,
         keep: Sequence[str] = (),
-        lanes: Sequence[str] | None = None,
-        ranks: Sequence[int] | None = None,
     ) -> None:
         self.knobs = {name: Knob(*knob) for name, knob in knobs.items()}
         if not self.knobs:
@@ -79,7 +76,6 @@ class Explorer:
         self._retime = retime
         self._what_if = dict(what_if or {})
         self._names = tuple(keep)
-        self._lanes, self._ranks = lanes, ranks
         self._settings = {name: knob.default for name, knob in self.knobs.items()}
         self._timeline = retime(**self._settings)
         self._kept: dict[str, tuple[dict[str, Any], Timeline]] = {}
@@ -151,7 +147,7 @@ class Explorer:
     def figure(self) -> Picture:
         """The timeline, its settings and the bars of its critical path."""
         title = "   ".join(f"{name} {v}" for name, v in self._settings.items())
-        panel = Panel(self._timeline, title, lanes=self._lanes, ranks=self._ranks)
+        panel = Panel(self._timeline, title)
         return stack([panel.part(), shares_part(self._bars(), self._remark())])
 
     def __repr__(self) -> str:
@@ -214,7 +210,7 @@ class Explorer:
 
     def _state(self, error: str = "") -> dict[str, Any]:
         return {
-            "panels": [payload(self._timeline, lanes=self._lanes, ranks=self._ranks)],
+            "panels": [payload(self._timeline)],
             "bars": [_bar(name, timeline) for name, timeline in self._bars().items()],
             "remark": self._remark(),
             "settings": {

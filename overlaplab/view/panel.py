@@ -52,7 +52,6 @@ class Panel:
         timeline: Timeline,
         title: str,
         *,
-        lanes: Collection[str] | None = None,
         ranks: Collection[int] | None = None,
         window: tuple[int, int] | None = None,
         critical_path: bool = True,
@@ -70,15 +69,13 @@ class Panel:
         self.end_ns = max(self.end_ns, self.start_ns + 1)
         self.critical_path = critical_path
         self.scale, self.unit = time_unit(self.end_ns - timeline.start_ns)
-        self._place_rows(lanes, ranks)
+        self._place_rows(ranks)
         # A title that would run into the numbers gets lines of its own above them.
         self.title_lines = textwrap.wrap(self._heading(), 110) or [""]
         long = len(self.title_lines) > 1 or len(self.title_lines[0]) > _LONG_TITLE
         self.num_title_lines = len(self.title_lines) if long else 0
 
-    def _place_rows(
-        self, lanes: Collection[str] | None, ranks: Collection[int] | None
-    ) -> None:
+    def _place_rows(self, ranks: Collection[int] | None) -> None:
         self.rows: dict[tuple[int, str], float] = {}
         self.memory_rows: dict[int, float] = {}
         self.spans: dict[tuple[int, str], list[Span]] = {}
@@ -90,27 +87,19 @@ class Panel:
         self.num_drawn = len(drawn)
         y = 0.0
         for rank in drawn:
-            shown = [
-                lane
-                for lane in self.timeline.lanes(rank)
-                if lanes is None or lane in lanes
-            ]
-            y += _GROUP_GAP if self.rows and shown else 0.0
-            for lane in shown:
+            y += _GROUP_GAP if self.rows else 0.0
+            for lane in self.timeline.lanes(rank):
                 self.rows[rank, lane] = y
                 self.spans[rank, lane] = []
                 y += 1
             for span in self.by_rank[rank]:
-                if span.lane in shown:
-                    self.spans[rank, span.lane].append(span)
+                self.spans[rank, span.lane].append(span)
             if rank in self.memories:
                 self.memory_rows[rank] = y
                 y += MEMORY_ROWS
         if not self.rows and self.timeline.spans:
-            known = sorted({s.lane for s in self.timeline.spans})
             raise ValueError(
-                f"nothing to draw of lanes {sorted(lanes or known)} and ranks "
-                f"{sorted(ranks or present)}; there are lanes {known} and ranks "
+                f"nothing to draw of ranks {sorted(ranks or present)}; there are ranks "
                 f"{present}"
             )
         self.num_rows = max(y, 1.0)

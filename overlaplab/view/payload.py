@@ -9,7 +9,7 @@ what) is worked out here once, so that the script only draws and looks up.
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -44,15 +44,12 @@ def payload(
     timeline: Timeline,
     *,
     title: str = "",
-    lanes: Collection[str] | None = None,
-    ranks: Collection[int] | None = None,
     max_spans: int = MAX_SPANS,
 ) -> dict[str, Any]:
     """One timeline for the script: numbers, text and columns.
 
     Args:
         title: over it.
-        lanes, ranks: only these; all by default.
         max_spans: of a longer timeline only the longest spans are sent, and a remark
             says so.
 
@@ -61,7 +58,7 @@ def payload(
     """
     report = timeline.report()
     start_ns = timeline.start_ns
-    sent, remarks = _chosen(timeline, lanes, ranks, max_spans)
+    sent, remarks = _chosen(timeline, max_spans)
     spans = [timeline.spans[index] for index in sent]
     lane_numbers = {
         key: number
@@ -69,7 +66,6 @@ def payload(
             (rank, lane)
             for rank in sorted({span.rank for span in spans})
             for lane in timeline.lanes(rank)
-            if lanes is None or lane in lanes
         )
     }
     strings: dict[str, int] = {"": 0}
@@ -97,11 +93,7 @@ def payload(
         "spans": _spans(timeline, sent, lane_numbers, strings),
         "exposed": _exposed(timeline, lane_numbers),
         "path": _path(timeline, sent),
-        "memory": [
-            _memory(memory, start_ns)
-            for memory in timeline.memory
-            if ranks is None or memory.rank in ranks
-        ],
+        "memory": [_memory(memory, start_ns) for memory in timeline.memory],
         "strings": list(strings),
     }
 
@@ -137,19 +129,9 @@ def column(values: Iterable[int]) -> Column:
     return {"type": width, "data": array.astype(f"<{width}").tobytes()}
 
 
-def _chosen(
-    timeline: Timeline,
-    lanes: Collection[str] | None,
-    ranks: Collection[int] | None,
-    max_spans: int,
-) -> tuple[list[int], list[str]]:
+def _chosen(timeline: Timeline, max_spans: int) -> tuple[list[int], list[str]]:
     """Indices of the spans to send, ascending, and what to say of the others."""
-    wanted = [
-        index
-        for index, span in enumerate(timeline.spans)
-        if (lanes is None or span.lane in lanes)
-        and (ranks is None or span.rank in ranks)
-    ]
+    wanted = list(range(len(timeline.spans)))
     if len(wanted) <= max_spans:
         return wanted, []
     wanted.sort(key=lambda index: -timeline.spans[index].duration_ns)

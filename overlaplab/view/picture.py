@@ -14,7 +14,6 @@ def draw(
     timeline: Timeline,
     *,
     title: str | None = None,
-    lanes: Collection[str] | None = None,
     ranks: Collection[int] | None = None,
     window: tuple[int, int] | None = None,
     critical_path: bool = True,
@@ -24,7 +23,6 @@ def draw(
 
     Args:
         title: over the lanes; the step, exposed and saved time stand beside it.
-        lanes: only these; all by default.
         ranks: only these; the first eight by default, and never more than eight.
         window: (start_ns, end_ns) to show; everything by default.
         critical_path: mark it.
@@ -37,7 +35,6 @@ def draw(
     panel = Panel(
         timeline,
         title or "",
-        lanes=lanes,
         ranks=ranks,
         window=window,
         critical_path=critical_path,
@@ -49,7 +46,6 @@ def draw(
 def draw_many(
     timelines: Mapping[str, Timeline],
     *,
-    lanes: Collection[str] | None = None,
     ranks: Collection[int] | None = None,
     critical_path: bool = True,
     memory: bool = False,
@@ -58,7 +54,6 @@ def draw_many(
 
     Args:
         timelines: by title; each starts at its own first span.
-        lanes: only these, in all of them.
         ranks: only these, in all of them.
         critical_path: mark it.
         memory: a lane with the bytes that each rank holds, all on one scale.
@@ -75,7 +70,6 @@ def draw_many(
         panel = Panel(
             timeline,
             title,
-            lanes=lanes,
             ranks=ranks,
             window=window,
             critical_path=critical_path,

@@ -171,14 +171,6 @@ def test_of_too_many_spans_the_longest_are_sent_and_a_remark_says_so():
     assert f"10 longest of {len(timeline.spans)} spans" in remark
 
 
-def test_only_the_lanes_and_ranks_that_were_asked_for_are_sent():
-    sent = payload(step(ranks=3), lanes=["comm", "default"], ranks=[0, 2])
-    assert sent["lanes"] == [
-        [0, "default"], [0, "comm"], [2, "default"], [2, "comm"],
-    ]  # fmt: skip
-    assert [each["rank"] for each in sent["ranks"]] == [0, 2]
-
-
 def test_memory_is_sent_from_the_timelines_start_on():
     timeline = Timeline(
         (Span(0, "default", "compute", "mm", 100, 200),),
