@@ -2,7 +2,7 @@
 
     NOTHING = stored.nothing("04")
     found = stored.read("04")          # None: print NOTHING
-    lines = stored.columns([("wait late", "1.234", "1.301")], first=34, each=10)
+    lines = stored.columns([("ms", "median"), ("wait late", "1.234")])
     print("\\n".join([*lines, f"Measured on {stored.machine(found)}."]))
 
 The schema: "world_size", "card", "torch", "nccl", "date", "backend" and "command" say
@@ -20,10 +20,11 @@ from typing import Any, Concatenate, ParamSpec
 import torch
 
 from overlaplab.hardware import Hardware, find_hardware
+from overlaplab.view import Table
 
 P = ParamSpec("P")
 Stored = Mapping[str, Any]
-Table = Callable[Concatenate[Stored, P], Iterable[str]]
+Lines = Callable[Concatenate[Stored, P], Iterable[str]]
 
 
 def read(
@@ -71,13 +72,13 @@ def nothing(lesson: str) -> str:
     )
 
 
-def shown(lesson: str) -> Callable[[Table[P]], Callable[P, str]]:
+def shown(lesson: str) -> Callable[[Lines[P]], Callable[P, str]]:
     """Turn `table(found, ...) -> lines` into `table(...) -> text`.
 
     The text is that of `nothing` where no GPU's measurement is stored.
     """
 
-    def decorate(table: Table[P]) -> Callable[P, str]:
+    def decorate(table: Lines[P]) -> Callable[P, str]:
         @wraps(table)
         def text(*args: P.args, **options: P.kwargs) -> str:
             found = read(lesson, on_gpus=True)
@@ -102,33 +103,18 @@ def measure_it_here(command: str) -> str:
     )
 
 
-def columns(
-    rows: Iterable[Sequence[str]], *, first: int, each: int | Sequence[int]
-) -> list[str]:
-    """Lines of a table: names to the left, cells to the right of their columns.
+def columns(rows: Iterable[Sequence[object]]) -> list[str]:
+    """Lines of a table: names to the left, all else to the right of its column.
 
     Args:
-        rows: a name and its cells, written already; the head is a row.
-        first: characters of the first column.
-        each: characters of every other, or of each.
+        rows: a name and its cells, of any values; the head is one, some are shorter.
     """
-    lines = []
-    for name, *cells in rows:
-        widths = [each] * len(cells) if isinstance(each, int) else each
-        lines.append(
-            f"{name:<{first}}"
-            + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=False))
-        )
-    return lines
+    every = [tuple(map(str, row)) for row in rows]
+    most = max(map(len, every))
+    head, *others = (row + ("",) * (most - len(row)) for row in every)
+    return str(Table(head, tuple(others))).split("\n")
 
 
 def text_table(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A table as wide as its cells: the first column to the left, others to the right.
-
-    Args:
-        lines: of any values, written with `str`.
-    """
-    rows = [[str(cell) for cell in line] for line in (head, *lines)]
-    first, *each = (max(map(len, column)) + 2 for column in zip(*rows, strict=True))
-    table = columns(rows, first=first - 2, each=each)
-    return "\n".join(line.rstrip() for line in table)
+    """The same as a text."""
+    return "\n".join(columns([head, *lines]))

@@ -268,6 +268,5 @@ def test_without_a_file_the_command_is_shown():
 
 
 def test_columns_stand_below_each_other():
-    rows = [("", "a", "b"), ("row", "1", "22")]
-    assert stored.columns(rows, first=5, each=4) == ["        a   b", "row     1  22"]
-    assert stored.columns(rows, first=5, each=(2, 3))[0] == "      a  b"
+    rows = [("", "a", "b"), ("row", 1, 22), ("short",)]
+    assert stored.columns(rows) == ["       a   b", "row    1  22", "short"]

@@ -54,8 +54,8 @@ def test_each_number_stands_beside_its_name(store):
     store(STORED)
     lines = show.on_gpus().splitlines()
     assert lines == [
-        "ms a step                    around  wait each     events",
-        "steady (0 + 20)                0.20       0.90       0.75",
+        "ms a step        around  wait each  events",
+        "steady (0 + 20)    0.20       0.90    0.75",
         "(small products of 256 + large of 2048, bfloat16; 16 MiB)",
         "",
         "first step of the process: 350.2 ms; the tenth: 0.50",

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from overlaplab.hardware import find_hardware
 from overlaplab.program import Program, ProgramBuilder, resolve
+from overlaplab.view import Table
 
 Reason = Literal["launch", "stream", "wait", "sync"]
 
@@ -53,11 +54,7 @@ class Launches(list[Launch]):
             takes = "-" if stream == CPU else f"{duration_us} us"
             after = ", ".join(map(str, waits)) or "-"
             rows.append((str(position), name, stream, takes, after))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
+        return str(Table(rows[0], tuple(rows[1:]), left=5))
 
 
 class Row(NamedTuple):

@@ -100,23 +100,20 @@ def launch_costs(found: Stored) -> list[str]:
         ),
         f"a launch of the profile {hardware.name}": hardware.launch_ns / 1e6,
     }
-    return [f"{name:<44}{1e3 * ms:>5.0f} us" for name, ms in costs_ms.items()]
+    return stored.columns((n, f"{1e3 * ms:.0f} us") for n, ms in costs_ms.items())
 
 
 @_table
 def loops(found: Stored) -> list[str]:
     """The two loops of exercise 0.3, ms per step, and what looking costs."""
     table = found["loops"]
-    lines = [
-        f"{table['layers']} layers, {table['width']} wide, ms a step",
-        f"{'':<12}{'item()':>10}{'at the end':>12}{'looking costs':>15}",
-    ]
+    rows = [("", "item()", "at the end", "looking costs")]
     for row in table["rows"]:
         item, end = row["item_ms"], row["at the end_ms"]
-        lines.append(
-            f"batch {row['batch']:<6}{item:>10.2f}{end:>12.2f}{item / end - 1:>14.0%}"
-        )
-    return [*lines, _machine(found)]
+        costs = f"{item / end - 1:.0%}"
+        rows.append((f"batch {row['batch']}", f"{item:.2f}", f"{end:.2f}", costs))
+    head = f"{table['layers']} layers, {table['width']} wide, ms a step"
+    return [head, *stored.columns(rows), _machine(found)]
 
 
 @_table
@@ -127,11 +124,14 @@ def two_ranks(found: Stored) -> list[str]:
         table[f"{key}_ms"]
         for key in ("product", "message", "product first", "message first")
     )
+    rows = (
+        ("the product alone", product),
+        ("the message alone", message),
+        ("product first, then the message", before),
+        ("message first, the product beside it", after),
+    )
     return [
-        f"{'the product alone':<38}{product:>8.2f} ms",
-        f"{'the message alone':<38}{message:>8.2f} ms",
-        f"{'product first, then the message':<38}{before:>8.2f} ms",
-        f"{'message first, the product beside it':<38}{after:>8.2f} ms",
+        *stored.columns((name, f"{ms:.2f} ms") for name, ms in rows),
         f"saved: {before - after:.2f} of the {min(product, message):.2f} ms that could "
         "be",
         _machine(found),

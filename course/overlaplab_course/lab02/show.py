@@ -141,7 +141,7 @@ def on_gpus(found: stored.Stored) -> list[str]:
     firsts |= {} if "error" in group else {"message of a new group": group["calls"]}
     factor = waits["a wait after each operator"] / waits["as it is"]
     return [
-        *stored.columns(rows, first=24, each=11),
+        *stored.columns(rows),
         "(small products of {small} + large of {large}, bfloat16; {mib} MiB)\n".format(
             **found["sizes"]
         ),

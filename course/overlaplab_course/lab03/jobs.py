@@ -20,6 +20,7 @@ from overlaplab.cluster.run import run
 from overlaplab.grading.forms import Examined
 from overlaplab.hardware import Link, find_hardware
 from overlaplab.timeline import Span, Timeline
+from overlaplab.view import Table
 
 COMPUTE, WIRE, LOAD = "compute", "wire", "load"
 INPUT = "input"  # the buffer that the caller fills before a job begins
@@ -95,14 +96,12 @@ class Job:
         ]
 
     def __repr__(self) -> str:
-        width = max(5, *(len(p.name) for p in self.pieces)) + 2
-        rows = [f"{'piece':<{width}}{'on':<9}{'alone':>6}  must come after"]
-        rows += [
-            f"{p.name:<{width}}{p.on:<9}{p.ms:>3} ms  "
-            + (", ".join(self.needs[p.name]) or "the input")
+        rows = (
+            (p.name, p.on, f"{p.ms} ms", ", ".join(self.needs[p.name]) or "the input")
             for p in self.pieces
-        ]
-        return "\n".join(rows)
+        )
+        head = ("piece", "on", "alone", "must come after")
+        return str(Table(head, tuple(rows), left=4))
 
 
 # -- playing

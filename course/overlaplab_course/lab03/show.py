@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from overlaplab import view
 from overlaplab.cluster.run import run
 from overlaplab.hardware import Hardware
 from overlaplab.program import ProgramBuilder, resolve
@@ -47,8 +48,7 @@ def measured(question: str, path: Path | None = None) -> Table:
         cells = [
             [row, *(str(t.get(row, "-")) for t in tables.values())] for row in rows
         ]
-        width = max(len(row) for row in rows) + 2
-        lines += stored.columns([["", *tables], *cells], first=width, each=22)
+        lines += stored.columns([["", *tables], *cells])
     return Table(lines, found)
 
 
@@ -115,7 +115,7 @@ def beside_the_sanitizer(path: Path | None = None) -> Table:
     The virtual cluster runs them now; what the sanitizer said on a GPU is stored.
     """
     found = stored.read("03", path)
-    lines = [f"{'':<10}{'findings here':<32}sanitizer on a GPU"]
+    rows = []
     for name, program in PROGRAMS.items():
         here, there = [], []
         for variant in ("broken", "repaired"):
@@ -124,8 +124,9 @@ def beside_the_sanitizer(path: Path | None = None) -> Table:
             text = _of_sanitizer(found, variant).get(name) if found else None
             said = "silent" if text and "no report" in text else "race"
             there.append(f"{variant}: {said if text else 'not measured'}")
-        lines.append(f"{name:<10}{', '.join(here):<32}{', '.join(there)}")
-    return Table(lines, found)
+        rows.append((name, ", ".join(here), ", ".join(there)))
+    head = ("", "findings here", "sanitizer on a GPU")
+    return Table(str(view.Table(head, tuple(rows), left=3)).split("\n"), found)
 
 
 def _of_sanitizer(found: stored.Stored, variant: str) -> Mapping[str, str]:

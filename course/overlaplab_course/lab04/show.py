@@ -233,7 +233,7 @@ def ways_table(found: stored.Stored, layer: Layer) -> list[str]:
         rows.append([way, predicted, f"{ms:.3f}"])
         if way != "the message alone":
             rows[-1].append("" if way == "no message" else f"{ms - none_ms:+.3f}")
-    return stored.columns(rows, first=34, each=(10, 10, 18))
+    return stored.columns(rows)
 
 
 @_shown
@@ -253,7 +253,7 @@ def by_size_table(found: stored.Stored, table: str = "by_size") -> list[str]:
             us, num_ranks = max(ms, 1e-6) * 1e3, int(found["world_size"])
             bus = bus_of_ours(operation, num_ranks, int(size), us)
             rows[-1].append(f"{1e3 * ms:.0f} us, {bus:.0f} GB/s")
-    return stored.columns(rows, first=10, each=20)
+    return stored.columns(rows)
 
 
 def _size(num_bytes: int) -> str:
@@ -270,7 +270,7 @@ def windows_table(found: stored.Stored) -> list[str]:
         peak, by_model = found["window_peak_bytes"].get(name), predicted_window_ms(name)
         predicted = "" if by_model is None else f"{by_model:.3f}"
         rows.append((name, predicted, f"{ms:.3f}", f"{peak / MIB:.0f}" if peak else ""))
-    return stored.columns(rows, first=24, each=(10, 10, 12))
+    return stored.columns(rows)
 
 
 @_shown
@@ -278,5 +278,4 @@ def small_table(found: stored.Stored) -> list[str]:
     """Many small all-reduces, in three ways."""
     count, size = found["small_tensors"]
     rows = [(name, f"{1e3 * ms:.0f}") for name, ms in found["small"].items()]
-    lines = stored.columns(rows, first=20, each=8)
-    return [f"{count} tensors of {_size(int(size))}, us", *lines]
+    return [f"{count} tensors of {_size(int(size))}, us", *stored.columns(rows)]

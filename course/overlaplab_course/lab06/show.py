@@ -106,18 +106,17 @@ class Measured:
     # a name, and a number or None for each column
     rows: Sequence[tuple[str, Sequence[float | None]]]
 
-    def lines(self, first: str, *, each: int, form: str = "") -> list[str]:
-        """Head and rows, `each` characters a column."""
+    def lines(self, first: str = "", form: str = "") -> list[str]:
+        """Head and rows."""
         cells = [
             (name, *("-" if n is None else format(n, form) for n in numbers))
             for name, numbers in self.rows
         ]
-        width = max(len(name) for name, *_ in [(first,), *cells])
-        return stored.columns([(first, *self.columns), *cells], first=width, each=each)
+        return stored.columns([(first, *self.columns), *cells])
 
     def __str__(self) -> str:
-        table = self.lines("", each=16)
-        return "\n".join([*table, f"Measured: {self.source}.", self.machine])
+        measured = f"Measured: {self.source}."
+        return "\n".join([*self.lines(), measured, self.machine])
 
     __repr__ = __str__
 
@@ -163,7 +162,7 @@ def stored_benchmarks() -> list[str]:
     table = measured("benchmark")
     shown = [row for row in table.rows if row[0] != "compute captured"]
     table = replace(table, rows=shown)
-    return [table.machine, *table.lines(table.source, each=12, form=".1f")]
+    return [table.machine, *table.lines(table.source, ".1f")]
 
 
 def stored_ms(variant: str, batch: int) -> float:
