@@ -83,8 +83,7 @@ class Arrivals:
             self._trains = trains
             self._watch_what_trains()
         self._here = self._nothing.copy()  # also while paused
-        self._counted = self._nothing.copy()  # towards its bucket
-        self._missing = self._sizes.copy()  # not counted yet
+        self._missing = list(map(set, self._expected))  # not counted yet
         # Dicts and not sets: a run must not depend on hashes.
         self._writers: list[dict[Hashable, None]] = [{} for _ in self._buckets]
         self.is_open = False
@@ -93,13 +92,13 @@ class Arrivals:
 
     def _watch_what_trains(self) -> None:
         self._nothing = [False] * len(self._parameters)
-        self._sizes = [0] * len(self._buckets)  # of what can arrive
+        self._expected: list[list[int]] = [[] for _ in self._buckets]
         for info in self._parameters:
             if self._trains[info.index]:
                 if self._handles[info.index] is None:
                     self._handles[info.index] = self._watch(info)
                 if (bucket := self._bucket_of[info.index]) >= 0:
-                    self._sizes[bucket] += 1
+                    self._expected[bucket].append(info.index)
 
     @property
     def backward_failed(self) -> bool:
@@ -158,25 +157,23 @@ class Arrivals:
         return handle
 
     def _arrived(self, index: int) -> None:
-        if torch._C._current_graph_task_id() != self._backward:
+        if _current_backward() != self._backward:
             self._begin_backward()
-        bucket = self._bucket_of[index]
         self.is_open = True
         self._here[index] = True
+        bucket = self._bucket_of[index]
         if bucket < 0:
             return
         self._writers[bucket][self._stream_key()] = None
         if self.paused:
             return
-        if self._counted[index]:
-            if bucket < self.next:
-                self._refuse_again(index, bucket)
-            return
-        self._counted[index] = True
-        self._missing[bucket] -= 1
-        if not self._missing[bucket]:
-            while self.next < len(self._buckets) and not self._missing[self.next]:
+        missing = self._missing[bucket]
+        if index in missing:
+            missing.remove(index)
+            while self.next < len(self._missing) and not self._missing[self.next]:
                 self.announce_next()
+        elif bucket < self.next:
+            self._refuse_again(index, bucket)
 
     def _begin_backward(self) -> None:
         outer = _outermost_function()
@@ -198,7 +195,7 @@ class Arrivals:
 
     def _call_at_the_end(self, inner: bool = False) -> None:
         """Let the running backward say when it ends; an inner one is only a part."""
-        number = self._backward = torch._C._current_graph_task_id()
+        number = self._backward = _current_backward()
         me = weakref.ref(self)
 
         def ended() -> None:
@@ -219,6 +216,7 @@ class Arrivals:
         )
 
 
+_current_backward = torch._C._current_graph_task_id
 _parameter = operator.attrgetter("parameter")
 _requires_grad = operator.attrgetter("requires_grad")
 

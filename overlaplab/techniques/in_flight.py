@@ -217,6 +217,7 @@ class InFlight:
         with self._provider.stream(self._side):
             for flight in self._flights[: max(0, len(self) - (self._most or 0) + 1)]:
                 self._finish(flight)
+                flight.marks = marks_of(flight.payload.grads)
             self._flights.append(self._send(parameters, owners, flags, stale))
 
     def _send(
@@ -279,7 +280,6 @@ class InFlight:
             flight.finished = True
             self.wire.finish(flight.launched)
             unload(flight.payload)
-            flight.marks = marks_of(flight.payload.grads)
 
 
 def _check_most(max_in_flight: object) -> None:

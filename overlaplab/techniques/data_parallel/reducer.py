@@ -21,7 +21,12 @@ from torch import Tensor, nn
 
 from overlaplab import step_members, streams
 from overlaplab.techniques.arrivals import Arrivals, watcher_of
-from overlaplab.techniques.buckets import BucketPlan, cap_bytes, plan_buckets
+from overlaplab.techniques.buckets import (
+    BucketPlan,
+    cap_bytes,
+    default_cap_bytes,
+    plan_buckets,
+)
 from overlaplab.techniques.data_parallel.agreement import (
     Flags,
     exchange,
@@ -54,9 +59,8 @@ class BucketedReducer(JoinableReducer):
 
     Args:
         model: on the rank's device; rank 0's values are broadcast.
-        bucket_mib: cap of a bucket, in MiB of gradients. None: 25, or an eighth of
-            all gradients where that is more: a launch costs the CPU a tenth of a
-            millisecond at any size, and a model of a gigabyte would make sixty.
+        bucket_mib: cap of a bucket, in MiB of gradients. None: 25, and more for large
+            models, see `default_cap_bytes`. A slow link wants smaller ones.
         first_bucket_mib: cap of each dtype's first bucket, `bucket_mib` if None.
         process_group: the ranks; the world if None.
         max_in_flight: at most this many buckets launched and not finished. A side
@@ -115,7 +119,7 @@ class BucketedReducer(JoinableReducer):
                 )
         self._facts.broadcast()
         if bucket_mib is None:
-            cap = max(cap, self._facts.num_bytes // 8)
+            cap = default_cap_bytes(self._facts.num_bytes)
         self._caps = cap, cap if first_bucket_mib is None else first
         self._flags = Flags(self._facts)
         self._arrivals = Arrivals(

@@ -286,9 +286,9 @@ def large_model(**settings: float) -> tuple[int, int]:
     return len(reducer.plan), reducer.plan.cap_bytes
 
 
-def test_by_default_a_large_model_makes_eight_buckets() -> None:
+def test_by_default_a_large_model_makes_four_buckets() -> None:
     found = ol.run(large_model, world_size=1, fake=True).values
-    assert found == ((8, 64 * 2**20),)
+    assert found == ((4, 128 * 2**20),)
     asked = ol.run(large_model, world_size=1, fake=True, bucket_mib=25).values
     assert asked == ((32, 25 * 2**20),)
 
