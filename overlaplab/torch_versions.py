@@ -26,6 +26,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "_set_thread_isolation_mode _unregister_all_process_groups",
     "torch._C._distributed_c10d.ProcessGroup": "_start_coalescing _end_coalescing "
     "_set_group_name _set_group_desc allreduce allreduce_coalesced",
+    "torch._C._distributed_c10d.Reducer": "_set_forward_pass_work_handle",
     "torch._subclasses.fake_tensor": "DataDependentOutputException "
     "DynamicOutputShapeException FakeTensor FakeTensorMode is_fake",
     "torch._tensor": "",

@@ -43,6 +43,9 @@ class Recorder:
         self.thread = thread
         self.ops: list[Op] = []
         self.waits: list[WorkWait] = []
+        # Kept for C++, see work.py: futures that nobody has ended, and a work.
+        self.futures: list[Any] = []
+        self.noticed: Any = None
         self.storages = StorageTable(rank, self.ops)
         self.lanes: dict[str, Lane] = {}
         self._labels: list[

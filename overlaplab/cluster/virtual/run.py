@@ -27,6 +27,7 @@ from overlaplab.cluster.virtual.placement import host_syncs, placing_calls
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.streams import VirtualProvider
+from overlaplab.cluster.virtual.work import serving_cpp
 from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.program.garbage import no_collections
 from overlaplab.program.record import Program
@@ -124,8 +125,11 @@ class _Run:
             placing_calls(world.current_recorder),
             host_syncs(world.current_recorder),
             naming_parameters(world.current_recorder),
+            serving_cpp(world.current_recorder),
         )
-        with world.worlds_of_threads(), calls[0], calls[1], calls[2]:
+        with world.worlds_of_threads(), contextlib.ExitStack() as stack:
+            for patching in calls:
+                stack.enter_context(patching)
             try:
                 in_time = self.turns.run(timeout_s)
                 if not in_time:

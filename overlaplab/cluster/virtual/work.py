@@ -1,18 +1,28 @@
 """What a launch returns: torch's `Work`, as NCCL's behaves.
 
 `wait` makes the stream that is current at the call wait; the CPU goes on.
+
+[Note: works in C++] C++ drops the Python part of an object and keeps torch's bare one.
+- A future ends when somebody waits for it, and waiting hands on the turn. A bare one's
+  wait would stand still with the turn (`collect_all`; DDP's hooks on a rank that has
+  left `join`). So a rank keeps its futures until they end, and the wait of a bare one
+  ends them in order, until that one has.
+- DDP's reducer waits for the work by which a rank says that it has not left `join`. So
+  the rank keeps it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from overlaplab.cluster.virtual.lanes import Frontier
 from overlaplab.cluster.virtual.meeting import Meeting
+from overlaplab.cluster.virtual.placement import patched
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.program.record import WorkWait
 from overlaplab.timeline.span import CPU_LANE
@@ -45,6 +55,7 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
         """
         super().__init__()
         self._held = held
+        self._waited = False
         self._recorder = recorder
         self._meeting = meeting
         self._op = op
@@ -57,6 +68,7 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
         self._note(lane.name)
         lane.wait(self._frontier())
         self._held = ()
+        self._waited = True
         return True
 
     def is_completed(self) -> bool:
@@ -93,11 +105,15 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
 
         DDP and its hooks ask for it in the middle of the backward pass and wait after
         it, in C++: there it ends with the backward, before DDP's copy-out. In a
-        callback at that end (static graph) there is no later.
+        callback at that end (static graph) there is no later. After a wait it is there,
+        as C++ that takes its value expects.
         """
         in_backward = torch._C._current_autograd_node() is not None
-        future = _Future(self._finish, self.is_completed, lazy=not in_backward)
-        if in_backward:
+        pending = self._recorder.futures
+        future = _Future(self._finish, self.is_completed, pending, lazy=not in_backward)
+        if self._waited:
+            future.finish()
+        elif in_backward:
             torch.autograd.Variable._execution_engine.queue_callback(future.finish)
         elif sys._getframe(1).f_code.co_name == "_engine_run_backward":
             future.finish()
@@ -125,19 +141,28 @@ class _Future(torch.futures.Future[Any]):
     Args:
         result: called once, at the end.
         completed: whether it could end now.
+        pending: the rank's that have not ended; see [Note: works in C++].
         lazy: nothing but a wait ends it, so what comes `then` is lazy too.
     """
 
     def __init__(
-        self, result: Callable[[], Any], completed: Callable[[], bool], *, lazy: bool
+        self,
+        result: Callable[[], Any],
+        completed: Callable[[], bool],
+        pending: list[Any],
+        *,
+        lazy: bool,
     ) -> None:
         super().__init__()
+        pending.append(self)
+        self._pending = pending
         self._result = result
         self._completed = completed
         self._lazy = lazy
 
     def finish(self) -> None:
         if not super().done():
+            self._pending.remove(self)
             self.set_result(self._result())
 
     def done(self) -> bool:
@@ -159,7 +184,35 @@ class _Future(torch.futures.Future[Any]):
             self.finish()
             return callback(self)
 
-        return _Future(result, self._completed, lazy=True)
+        return _Future(result, self._completed, self._pending, lazy=True)
+
+
+@contextlib.contextmanager
+def serving_cpp(find: Callable[[], Recorder | None]) -> Iterator[None]:
+    """While open, ranks outlive what C++ does with works; see [Note: works in C++].
+
+    Args:
+        find: the calling thread's recorder, None where it is no rank.
+    """
+    bare: Any = torch.futures.Future.__base__
+    wait, done = bare.wait, bare.done
+    reducer: Any = torch._C._distributed_c10d.Reducer
+    take_notice = reducer._set_forward_pass_work_handle
+
+    def wait_in_turn(future: Any) -> Any:
+        recorder = find()
+        while recorder is not None and recorder.futures and not done(future):
+            recorder.futures[0].finish()
+        return wait(future)
+
+    def keep_notice(self: Any, work: Any, *args: Any) -> None:
+        if (recorder := find()) is not None:
+            recorder.noticed = work
+        take_notice(self, work, *args)
+
+    name = "_set_forward_pass_work_handle"
+    with patched([(bare, "wait", wait_in_turn), (reducer, name, keep_notice)]):
+        yield
 
 
 class VirtualBarrier(VirtualWork):
