@@ -92,7 +92,7 @@ def test_a_declared_task_holds_within_its_limits(batch, right):
         {"says": "saves 50", "entry": "half", "limits": {"smaller": [50, 60]},
          "seen": "{smaller:.0f} %"},
     )  # fmt: skip
-    tasks = KnobTasks.declared(turn, tables)
+    tasks = KnobTasks(turn, tables)
     sheet = Sheet(
         Exercise("9.1", "form", ("x",), tasks.sentences, 1, lambda sheet: None)
     )

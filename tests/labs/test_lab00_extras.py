@@ -147,10 +147,10 @@ WRONG_FOUND = {
     ),
     "one batch too small": ({"border": BORDER // 2}, {graders.IS_BORDER}),
     "one batch too large": ({"border": 2 * BORDER}, {graders.IS_BORDER}),
-    "no batch of the slider": ({"border": BORDER + 1}, {graders.TASKS.usable}),
-    "left out": ({"GPU-bound": None}, {graders.TASKS.usable}),
-    "no such knob": ({"GPU-bound": {"rows": 1}}, {graders.TASKS.usable}),
-    "no such value": ({"GPU-bound": {"batch": 10**6}}, {graders.TASKS.usable}),
+    "no batch of the slider": ({"border": BORDER + 1}, {graders.USABLE}),
+    "left out": ({"GPU-bound": None}, {graders.USABLE}),
+    "no such knob": ({"GPU-bound": {"rows": 1}}, {graders.USABLE}),
+    "no such value": ({"GPU-bound": {"batch": 10**6}}, {graders.USABLE}),
 }
 
 

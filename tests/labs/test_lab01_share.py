@@ -207,13 +207,13 @@ def test_a_setting_without_the_effect_is_refused_with_its_numbers(
 )
 def test_an_unusable_setting_is_reported(setting, words, faults):
     verdict = judge(find_exercise("1.8"), {**SETTINGS, "saves much": setting})
-    assert words in faults(verdict)[lab.TASKS.usable]
+    assert words in faults(verdict)[lab.KNOBS_USABLE]
 
 
 def test_who_kept_by_a_button_is_asked_to_paste(faults):
     """In a fresh kernel, as where labs are marked, `dict(knobs.kept)` is empty."""
     found = faults(judge(find_exercise("1.8"), {}))
-    assert "print(dict(knobs.kept))" in found[lab.TASKS.usable]
+    assert "print(dict(knobs.kept))" in found[lab.KNOBS_USABLE]
 
 
 def test_no_bandwidth_lets_overlap_save_more_than_the_backward_pass_hides():

@@ -230,7 +230,7 @@ def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
 
 USABLE, IS_LAUNCH, IS_GPU, IS_BORDER = LAB.sentences("0.6")
 BATCHES: Sequence[int] = turn.knobs["batch"].values
-TASKS = forms.KnobTasks.declared(turn, LAB.tables("0.6")[:3])
+TASKS = forms.KnobTasks(turn, LAB.tables("0.6")[:3])
 
 
 def saved_at(batch: int) -> float:

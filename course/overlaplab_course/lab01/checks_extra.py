@@ -121,7 +121,7 @@ def _problem(name: str, found: object) -> str:
 # 1.8
 
 KNOBS_USABLE, IS_MUCH, IS_LITTLE, IS_TOO_MUCH = LAB.sentences("1.8")
-TASKS = forms.KnobTasks.declared(
+TASKS = forms.KnobTasks(
     messages.turn,
     LAB.tables("1.8"),
     condition=lambda s: LAB.tables("1.8")[0]["yes"] if "yes" in s.values() else "",

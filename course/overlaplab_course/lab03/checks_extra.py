@@ -63,7 +63,7 @@ def staging(settings: Settings) -> dict[str, float]:
     }
 
 
-TASKS = KnobTasks.declared(
+TASKS = KnobTasks(
     given.turn,
     LAB.tables("3.7"),
     measure=staging,

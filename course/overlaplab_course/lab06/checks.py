@@ -14,7 +14,7 @@ from typing import Any
 from overlaplab.grading import laws
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
-from overlaplab.grading.forms import KnobTask, KnobTasks, Settings, need_dict
+from overlaplab.grading.forms import KnobTasks, Settings, need_dict
 from overlaplab.grading.laws import Violation, regret, regret_law
 from overlaplab_course.lab06 import plan_checks, reducer_checks  # noqa: F401 (register)
 from overlaplab_course.lab06.given import MIB, pack, three_runs
@@ -261,29 +261,10 @@ def lost_percent(settings: Settings) -> float:
     return 100 * (steps[25] / min(steps.values()) - 1)
 
 
-def _saved(settings: Settings) -> dict[str, float]:
-    half, twice = (turn.saved_percent(settings, change) for change in turn.what_if)
-    return {"half": half, "twice": twice}
-
-
 TASKS = KnobTasks(
     turn,
-    usable=SETTINGS,
-    measure=_saved,
-    seen="half the latency saves {half:.1f} %, twice the bandwidth {twice:.1f} %",
-    tasks=(
-        KnobTask("latency", IS_LATENCY, lambda n: n["half"] >= 15 and n["twice"] < 8),
-        KnobTask("bandwidth", IS_WIRE, lambda n: n["twice"] >= 15 and n["half"] < 8),
-        KnobTask("neither", IS_NEITHER, lambda n: n["half"] < 2 and n["twice"] < 2),
-        KnobTask(
-            "25 MiB loses",
-            IS_LOST,
-            lambda n: n["lost"] >= 10,
-            seen="25 MiB takes {lost:.1f} % longer than the best",
-            expected="10 % or more",
-            measure=lambda s: {"lost": lost_percent(s)},
-        ),
-    ),
+    LAB.tables("6.7"),
+    measures={"25 MiB loses": lambda s: {"lost": lost_percent(s)}},
 )
 
 

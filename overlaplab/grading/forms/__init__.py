@@ -10,7 +10,7 @@ from overlaplab.grading.forms.answers import (
     said_timeline,
     write_number,
 )
-from overlaplab.grading.forms.knobs import KnobProgram, KnobTask, KnobTasks, Settings
+from overlaplab.grading.forms.knobs import KnobProgram, KnobTasks, Settings
 from overlaplab.grading.forms.repair import Repair, check_diagnosis
 from overlaplab.grading.forms.results import (
     Examined,
@@ -22,7 +22,6 @@ from overlaplab.grading.forms.results import (
 __all__ = [
     "Examined",
     "KnobProgram",
-    "KnobTask",
     "KnobTasks",
     "Repair",
     "Settings",

@@ -1,15 +1,9 @@
 """A step with knobs, and exercises that ask for settings of them.
 
     turn = KnobProgram(KNOBS, _timed, what_if=WHAT_IF)  # turn(batch=64) -> Timeline
-    TASKS = KnobTasks(
-        turn,
-        usable="each entry has values that the sliders have",
-        measure=lambda s: {"saves": turn.saved_percent(s, "a faster GPU")},
-        seen="a faster GPU saves {saves:.1f} %",
-        tasks=(KnobTask("GPU-bound", IS_GPU, lambda n: n["saves"] >= 40),),
-    )
+    TASKS = KnobTasks(turn, LAB.tables("0.6"))
 
-    @exercise("0.6", solution="found", verifies=TASKS.sentences, ...)
+    @LAB.grader("0.6")
     def grade_knobs(sheet: Sheet, found: Settings) -> None:
         sheet.ran("your settings, each resolved again")
         TASKS.grade(sheet, found)
@@ -21,8 +15,8 @@ does not exist is refused with that reason; only the others are measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 from overlaplab.grading.exercise import Sheet
 from overlaplab.timeline import Timeline
@@ -94,103 +88,36 @@ class KnobProgram:
 
 
 @dataclass(frozen=True)
-class KnobTask:
-    """One setting that is asked for.
-
-    Args:
-        name: the learner's entry.
-        sentence: what the exercise promises about it.
-        holds: whether it does as asked, from the numbers that were measured of it.
-        seen: how the numbers are described, a format of their names; "": as all.
-        expected: "": the sentence.
-        hint: "": as all.
-        measure: what is measured of this setting; None: as of all.
-    """
-
-    name: str
-    sentence: str
-    holds: Callable[[Numbers], bool]
-    seen: str = ""
-    expected: str = ""
-    hint: str = ""
-    measure: Callable[[Settings], Numbers] | None = None
-
-
-@dataclass(frozen=True)
 class KnobTasks:
     """Settings that are asked for, each judged alone.
 
     Args:
         turn: the step and its knobs.
-        usable: the sentence that all entries are settings of the knobs.
-        tasks: in the order of their sentences.
-        measure: named numbers of one setting, which may leave knobs out.
-        seen, hint: of every task that has none of its own.
+        tables: of the sentences (`Declared.tables`). The first is of all entries:
+            `seen` (how numbers are described, a format of their names), `expected`,
+            `nothing` (what the verdict says of an empty dict) and `changes` (by name, a
+            what-if: what each saves is measured). Each other is of one: `entry`,
+            `limits` (of a number: [at least, under]), seen and expected of its own.
+        measure: named numbers of one setting, which may leave knobs out; None: what
+            the changes save.
+        measures: the same, by entry.
         listed: the knobs that a wrong entry is reminded of; (): all.
-        expected: of `usable`, instead of that list.
-        nothing: what the verdict says of an empty dict.
         condition: what else is wrong with a setting, "" if nothing.
         draw: draw the last setting that does not do as asked.
     """
 
     turn: KnobProgram
-    usable: str
-    tasks: Sequence[KnobTask]
-    measure: Callable[[Settings], Numbers]
-    seen: str = ""
-    hint: str = ""
+    tables: Sequence[Mapping[str, Any]]
+    measure: Callable[[Settings], Numbers] | None = None
+    measures: Mapping[str, Callable[[Settings], Numbers]] = field(default_factory=dict)
     listed: Sequence[str] = ()
-    expected: str = ""
-    nothing: str = ""
     condition: Callable[[Settings], str] | None = None
     draw: bool = False
-
-    @classmethod
-    def declared(
-        cls, turn: KnobProgram, tables: Sequence[Mapping[str, Any]], **options: Any
-    ) -> Self:
-        """Tasks from `Declared.tables`.
-
-        Args:
-            tables: the first is of all entries, with seen, expected, nothing as above
-                and `changes` (by name, a what-if: what each saves is measured). Each
-                other is a task, with `entry`, `limits` (of a number: [at least, under])
-                and seen, expected as above.
-            options: of the class: measure (without `changes`), condition, draw, listed.
-        """
-
-        def texts(table: Mapping[str, Any], *names: str) -> dict[str, Any]:
-            return {name: table[name] for name in names if name in table}
-
-        def within(limits: Mapping[str, Sequence[float]]) -> Callable[[Numbers], bool]:
-            return lambda n: all(low <= n[k] < end for k, (low, end) in limits.items())
-
-        usable, *rest = tables
-        changes: Mapping[str, str] = usable.get("changes", {})
-
-        def saved(settings: Settings) -> Numbers:
-            return {k: turn.saved_percent(settings, c) for k, c in changes.items()}
-
-        return cls(
-            turn,
-            usable["says"],
-            tuple(
-                KnobTask(
-                    task["entry"],
-                    task["says"],
-                    within(task["limits"]),
-                    **texts(task, "seen", "expected"),
-                )
-                for task in rest
-            ),
-            **{"measure": saved} | options,
-            **texts(usable, "seen", "expected", "nothing"),
-        )
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """What an exercise with these tasks verifies."""
-        return (self.usable, *(task.sentence for task in self.tasks))
+        return tuple(table["says"] for table in self.tables)
 
     def grade(self, sheet: Sheet, found: object) -> None:
         """Write every sentence; the tasks whose entry is unusable stay unjudged."""
@@ -199,20 +126,21 @@ class KnobTasks:
     def check_usable(
         self, sheet: Sheet, found: object, *, more: Sequence[str] = ()
     ) -> Mapping[str, str]:
-        """Write whether all entries are settings; returns the problems by task name.
+        """Write whether all entries are settings; returns the problems by entry.
 
         Args:
             more: problems with what is no setting of the knobs.
         """
-        problems = {t.name: p for t in self.tasks if (p := self._problem(t, found))}
+        usable, *tasks = self.tables
+        entries = [task["entry"] for task in tasks]
+        problems = {e: p for e in entries if (p := self._problem(e, found))}
+        nothing = "" if found else usable.get("nothing", "")
+        listed = f"some of {list(self.listed or self.turn.knobs)}; {STARTS}"
         sheet.expect(
-            self.usable,
+            usable["says"],
             not problems and not more,
-            seen=self.nothing
-            if self.nothing and not found
-            else "\n".join([*problems.values(), *more]),
-            expected=self.expected
-            or f"some of {list(self.listed or self.turn.knobs)}; {STARTS}",
+            seen=nothing or "\n".join([*problems.values(), *more]),
+            expected=usable.get("expected", listed),
         )
         return problems
 
@@ -222,28 +150,32 @@ class KnobTasks:
         """Measure each setting and write its sentence.
 
         Args:
-            but: tasks to leave out, by name.
+            but: entries to leave out.
         """
-        for task in self.tasks:
-            if but and task.name in but:
+        usable, *tasks = self.tables
+        for task in tasks:
+            entry, says = task["entry"], task["says"]
+            if but and entry in but:
                 continue
-            settings = dict(found[task.name])
-            numbers = (task.measure or self.measure)(settings)
-            right = task.holds(numbers)
+            settings = dict(found[entry])
+            measure = self.measures.get(entry, self.measure or self._saved)
+            numbers, limits = measure(settings), task["limits"]
+            right = all(low <= numbers[n] < end for n, (low, end) in limits.items())
             if self.draw and not right:
-                sheet.show(self.turn(**settings), title=f"your {task.name!r}")
-            sheet.expect(
-                task.sentence,
-                right,
-                seen=f"{settings}: " + (task.seen or self.seen).format(**numbers),
-                expected=task.expected or task.sentence,
-                hint=task.hint or self.hint,
-            )
+                sheet.show(self.turn(**settings), title=f"your {entry!r}")
+            text = task.get("seen", usable.get("seen", ""))
+            seen = f"{settings}: {text.format(**numbers)}"
+            expected = task.get("expected", says)
+            sheet.expect(says, right, seen=seen, expected=expected)
 
-    def _problem(self, task: KnobTask, found: object) -> str:
-        problem = self.turn.problem_with(task.name, found)
+    def _saved(self, settings: Settings) -> Numbers:
+        changes = self.tables[0].get("changes", {})
+        return {k: self.turn.saved_percent(settings, c) for k, c in changes.items()}
+
+    def _problem(self, entry: str, found: object) -> str:
+        problem = self.turn.problem_with(entry, found)
         if problem or self.condition is None:
             return problem
         assert isinstance(found, Mapping)
-        wrong = self.condition(found[task.name])
-        return f"{task.name!r}: {wrong}" if wrong else ""
+        wrong = self.condition(found[entry])
+        return f"{entry!r}: {wrong}" if wrong else ""
