@@ -651,8 +651,7 @@ _ = check("0.6", found)
 # through, *finished* when the GPU was.
 
 # %% name="gpu-launches"
-stored = lab.measured.read()
-print(lab.measured.launches(stored))
+print(lab.measured.launches())
 
 # %% [markdown]
 # Launching the wide products took longer than predicted. The model does not say why.
@@ -661,14 +660,14 @@ print(lab.measured.launches(stored))
 # batches are launch-bound? Where both columns agree, there was no lead.
 
 # %% name="gpu-backward"
-print(lab.measured.backwards(stored))
+print(lab.measured.backwards())
 
 # %% [markdown]
 # All batches but the largest take about the same time, however much there is to compute:
 # launch-bound. The prediction is too short there. Why?
 
 # %% name="gpu-launch-costs"
-print(lab.measured.launch_costs(stored))
+print(lab.measured.launch_costs())
 
 # %% [markdown]
 # A bare launch costs what the profile says. In a training step Python, modules and
@@ -677,7 +676,7 @@ print(lab.measured.launch_costs(stored))
 # The two loops of exercise 0.3, the given one and one that looks at the end:
 
 # %% name="gpu-loops"
-print(lab.measured.loops(stored))
+print(lab.measured.loops())
 
 # %% [markdown]
 # Each time is the median of five runs. By the model, looking costs where the GPU is the
@@ -687,7 +686,7 @@ print(lab.measured.loops(stored))
 # And exercise 0.4, with a larger product and a larger message:
 
 # %% name="gpu-two-ranks"
-print(lab.measured.two_ranks(stored))
+print(lab.measured.two_ranks())
 print()
 print(lab.measured.measure_it_here())
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab.program import resolve
 from overlaplab_course import lab00
+from overlaplab_course import stored as of_lessons
 from overlaplab_course.lab00 import checks as graders
 from overlaplab_course.lab00 import given
 from overlaplab_course.lab00 import measured as lab00_measured
@@ -214,38 +213,44 @@ TABLES = (
 ALL_TABLES = (*TABLES, lab00_measured.launch_costs)
 
 
+@pytest.fixture
+def store(monkeypatch):
+    return lambda found: monkeypatch.setattr(of_lessons, "read", lambda *_, **__: found)
+
+
 @pytest.mark.parametrize("table", TABLES, ids=lambda f: f.__name__)
-def test_a_stored_table_names_its_machine(table, tmp_path):
-    path = tmp_path / "measured.json"
-    path.write_text(json.dumps(STORED))
-    described = table(lab00_measured.read(path))
+def test_a_stored_table_names_its_machine(table, store):
+    store(STORED)
+    described = table()
     for fact in ("2 x NVIDIA H100", "torch 2.11.0", "NCCL 2.28.9", "2026-11-28"):
         assert fact in described
 
 
 @pytest.mark.parametrize("table", ALL_TABLES, ids=lambda f: f.__name__)
-def test_where_nothing_is_stored_no_number_is_shown(table, tmp_path):
-    described = table(lab00_measured.read(tmp_path / "measured.json"))
-    assert described == lab00_measured.NOTHING
+def test_where_nothing_is_stored_no_number_is_shown(table, store):
+    store(None)
+    described = table()
+    assert described == of_lessons.nothing("00")
     assert " ms" not in described
 
 
-def test_a_prediction_stands_beside_what_was_measured():
-    described = lab00_measured.launches(STORED)
+def test_a_prediction_stands_beside_what_was_measured(store):
+    store(STORED)
+    described = lab00_measured.launches()
     assert "0.40     11.50" in described
     assert "Predicted: h100-nvlink" in described
-    assert "20%" in lab00_measured.loops(STORED)
-    assert "saved: 0.80 of the 1.00 ms" in lab00_measured.two_ranks(STORED)
+    assert "20%" in lab00_measured.loops()
+    assert "saved: 0.80 of the 1.00 ms" in lab00_measured.two_ranks()
 
 
 def test_what_the_lesson_says_of_the_stored_numbers_is_so():
-    stored = lab00_measured.read()
+    stored = of_lessons.read("00")
     assert stored is not None
     *launch_bound, last = stored["steps"]["rows"]
     times = [row["finished_ms"] for row in launch_bound]
     assert max(times) < 1.25 * min(times)
     assert last["finished_ms"] > 2 * last["returned_ms"]
-    hardware = lab00_measured.profile_of(stored)
+    hardware = of_lessons.profile_of(stored)
     steps = stored["steps"]
     first = step_of(steps["layers"], steps["width"], launch_bound[0]["batch"])
     assert resolve(first, hardware).end_ns / 1e6 < 0.8 * times[0]

@@ -1,12 +1,9 @@
-"""What lab 00 shows of real GPUs: stored measurements, beside what the model says.
-
-Each table is made of what `read()` returns; where nothing is stored it says so.
-"""
+"""What lab 00 shows of real GPUs: stored measurements, beside what the model says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial, wraps
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 import torch
 
@@ -16,26 +13,17 @@ from overlaplab_course import stored
 from overlaplab_course.lab00.given import last_launch_ns, step_of
 from overlaplab_course.stored import Stored, profile_of
 
-NOTHING = stored.nothing("00")
-read = partial(stored.read, "00")
+_shown = stored.shown("00")
 measure_it_here = partial(
     stored.measure_it_here, "python -m overlaplab_course.measure 00 --out FILE"
 )
-
-
-def _table(lines: Callable[[Stored], list[str]]) -> Callable[[Stored | None], str]:
-    @wraps(lines)
-    def table(found: Stored | None) -> str:
-        return NOTHING if found is None else "\n".join(lines(found))
-
-    return table
 
 
 def _machine(found: Stored) -> str:
     return f"Measured: {stored.machine(found)}"
 
 
-@_table
+@_shown
 def launches(found: Stored) -> list[str]:
     """A queue of products: when the CPU was through, and when the GPU was."""
     dtype = getattr(torch, found["steps"]["dtype"])
@@ -53,7 +41,7 @@ def launches(found: Stored) -> list[str]:
     return _returned_and_finished(found, rows)
 
 
-@_table
+@_shown
 def backwards(found: Stored) -> list[str]:
     """Forward and backward pass: when `backward()` returned, and when it was done."""
     steps = found["steps"]
@@ -85,7 +73,7 @@ def _returned_and_finished(
     return [*lines, _machine(found), f"Predicted: {hardware.name}"]
 
 
-@_table
+@_shown
 def launch_costs(found: Stored) -> list[str]:
     """What an operator costs the CPU, bare and in a training step, where it bounds."""
     bare, steps, hardware = found["products"][0], found["steps"], profile_of(found)
@@ -103,7 +91,7 @@ def launch_costs(found: Stored) -> list[str]:
     return stored.columns((n, f"{1e3 * ms:.0f} us") for n, ms in costs_ms.items())
 
 
-@_table
+@_shown
 def loops(found: Stored) -> list[str]:
     """The two loops of exercise 0.3, ms per step, and what looking costs."""
     table = found["loops"]
@@ -116,7 +104,7 @@ def loops(found: Stored) -> list[str]:
     return [head, *stored.columns(rows), _machine(found)]
 
 
-@_table
+@_shown
 def two_ranks(found: Stored) -> list[str]:
     """Exercise 0.4 on real GPUs: the two orders, and both parts alone."""
     table = found["two ranks"]
