@@ -73,7 +73,6 @@ def benchmarks() -> None:
 @click.option("--batches", multiple=True, type=int, help="Again for more.")
 @click.option("--tokens", type=int, help="Sequence length.")
 @click.option("--quick", is_flag=True, help="Fewer sweeps and rounds.")
-@click.option("--traces", type=click.Path(path_type=Path), help="For Chrome traces.")
 @backend_option
 @world_size_option
 @out_option
@@ -82,7 +81,6 @@ def data_parallel_command(
     batches: Sequence[int],
     tokens: int | None,
     quick: bool,
-    traces: Path | None,
     backend: str,
     world_size: int | None,
     out: Path | None,
@@ -93,7 +91,7 @@ def data_parallel_command(
         plan = replace(plan, tokens=tokens)
     brief = plan if quick else replace(data_parallel.BRIEF, tokens=plan.tokens)
     cases = [
-        (name, batch, plan if name == MAIN else brief, traces)
+        (name, batch, plan if name == MAIN else brief)
         for name in models or data_parallel.CASES
         for batch in batches or data_parallel.CASES.get(name, (2,))
     ]

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +29,6 @@ from overlaplab.profiling.profile import profile
 
 CASES = {"gpt-738m": (1, 2, 8), "gpt-162m": (2, 8), "gpt-1.4b": (1, 2)}
 PROFILED = ("compute", "ddp best", "ours best", "ddp captured", "ours captured")
-TRACED = ("ddp best", "ours best")
 NORM_RTOL = 2e-3  # bfloat16 averages differ in their last bit by the order of sums
 
 
@@ -57,15 +55,13 @@ Maker = Callable[[], Variant]
 Swept = list[tuple[Maker, str, Samples]]
 
 
-def measure_case(
-    name: str, batch_size: int, plan: Plan, traces: Path | None = None
-) -> dict[str, Any]:
+def measure_case(name: str, batch_size: int, plan: Plan) -> dict[str, Any]:
     """All variants of one model and batch size. Collective; rank 0's result counts."""
     model, batch, head = build(name, batch_size, plan.tokens)
     millions = head["num_parameters"] / 1e6
     say(f"\n{name}: {millions:.1f} M parameters, batch {batch_size}")
     case = _Case(model, batch, plan)
-    result = head | case.run(traces and traces / f"{name}-b{batch_size}")
+    result = head | case.run()
     del case, model
     release_memory()
     return result
@@ -80,7 +76,7 @@ class _Case:
         self.not_measured: dict[str, str] = {}
         self.norm = self._reference_norm()
 
-    def run(self, traces: Path | None) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
         bucketed, ddp = variants.bucketed, variants.ddp
         ours, theirs = self.groups.get("ours"), self.groups.get("ddp")
         captured_caps = self.plan.captured_caps_mib
@@ -117,7 +113,7 @@ class _Case:
                 f"  {kind:<18}{samples.median_ns / 1e6:9.3f} ms  "
                 f"{ratios[kind]:.3f}  {name}"
             )
-        kernels = {k: self._profile(k, v, traces) for k, v in finals.items()}
+        kernels = {k: self._profile(k, v) for k, v in finals.items()}
         for variant in finals.values():
             variant.close()
         bound = max(times["compute"].median_ns, times["all-reduce alone"].median_ns)
@@ -240,18 +236,13 @@ class _Case:
                 f"{self.norm!r}"
             )
 
-    def _profile(
-        self, kind: str, variant: Variant, traces: Path | None
-    ) -> dict[str, Any]:
+    def _profile(self, kind: str, variant: Variant) -> dict[str, Any]:
         if kind not in PROFILED or streams.device().type != "cuda":
             return {}
         variant.step()
         streams.synchronize()
         with profile() as profiled:
             variant.step()
-        if traces is not None and dist.get_rank() == 0 and kind in TRACED:
-            traces.parent.mkdir(parents=True, exist_ok=True)
-            profiled.save(f"{traces}-{kind.replace(' ', '-')}.json.gz")
         return kernel_sums(profiled.timeline)
 
 
