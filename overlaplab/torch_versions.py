@@ -31,7 +31,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "DynamicOutputShapeException FakeTensor FakeTensorMode is_fake",
     "torch._tensor": "",
     "torch": "_foreach_copy_ _foreach_div_ _is_functional_tensor",
-    "torch.autograd": "_get_sequence_nr",
+    "torch.autograd": "_engine_run_backward _get_sequence_nr",
     "torch.autograd.Variable": "_execution_engine",
     "torch.autograd.grad_mode": "_unsafe_preserve_version_counter",
     "torch.distributed": "_Work",

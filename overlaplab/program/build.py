@@ -109,7 +109,7 @@ class ProgramBuilder:
         """Launch a collective of `group` while `stream` is current.
 
         Its lane is "comm" for the default group and "comm:NAME" for another, whose
-        `ranks` are all unless given. With `async_op=False` the stream waits for it.
+        `ranks` are all unless given. With `async_op=False` it is `stream`.
         """
         _check_amounts(operation, bytes=bytes)
         own = self._own(rank)
@@ -126,7 +126,8 @@ class ProgramBuilder:
             payload=tuple(payload),
             async_op=async_op,
         )
-        lane = lane or ("comm" if group == "default" else f"comm:{group}")
+        own_lane = "comm" if group == "default" else f"comm:{group}"
+        lane = lane or (own_lane if async_op else stream)
         index = self._launch(
             rank,
             "communication",
@@ -139,7 +140,7 @@ class ProgramBuilder:
         if async_op:
             op = own.ops[index]
             own.held[index] = {a.storage for a in (*op.reads, *op.writes)}
-        else:
+        elif lane != stream:
             self._wait(rank, stream, index)
         return index
 

@@ -231,7 +231,7 @@ def _luck(first: Op, second: Op, times: Times) -> str:
 def _repair(graph: Graph, hazard: Hazard) -> str:
     first, second = graph.ops[hazard.one.g], graph.ops[hazard.other.g]
     doing = "writes" if hazard.other.writes else "reads"
-    if first.kind == "communication":
+    if first.collective is not None and first.collective.async_op:
         launcher = second.launch_stream
         if second.stream == CPU_LANE:
             return (

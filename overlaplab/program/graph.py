@@ -281,7 +281,7 @@ def first_collectives(graph: Graph, ids: Iterable[int]) -> dict[int, Op]:
     for g in ids:
         op = graph.ops[g]
         before = [graph.last_host[g], *(g - op.index + a for a in op.after)]
-        if op.collective is None:
+        if op.stream == op.launch_stream:
             before.append(graph.previous[g])
         for d in before:
             if d in known:

@@ -14,7 +14,7 @@ from overlaplab.timeline.span import NO_ATTRIBUTES
 
 OpKind = Literal[
     "compute",  # a kernel on `stream`
-    "communication",  # a collective, on its communicator's stream
+    "communication",  # a collective, on its communicator's stream or on the current
     "memcpy",  # host <-> device
     "host_wait",  # the CPU waits for `after` (item, synchronize, event.synchronize)
     "host",  # the CPU computes for `duration_ns`
@@ -74,7 +74,8 @@ class Collective:
             for all_reduce, broadcast, and for all_gather/reduce_scatter the gathered
             size (group size times the shard).
         payload: its tensors in order, at least one, bytes adding up to a rank's input.
-        async_op: launched with async_op=True; otherwise the launching stream waits.
+        async_op: launched with async_op=True, on the communicator's stream; otherwise
+            on the stream that launches it.
     """
 
     group: str
@@ -95,9 +96,9 @@ class Op:
     A device operator starts when all of these have ended: its launch on the CPU, the
     previous operator of its stream, and every operator in `after`. The stream waits
     that the user wrote (`wait_stream`, `wait_event`, `Work.wait`) have been turned
-    into `after` of the next operator on the waiting stream. A communication operator
+    into `after` of the next operator on the waiting stream. An asynchronous collective
     runs on its communicator's lane, with the operators of the launching stream at the
-    time of launch in `after`.
+    time of launch in `after`; with async_op=False it runs on the launching stream.
 
     Args:
         index: position in `Program.ranks[rank]`.

@@ -1,11 +1,13 @@
 """An operator of the backward pass runs on the stream of its forward."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from overlaplab import streams
 from overlaplab.cluster.virtual import run_virtual
+from overlaplab.program import find_findings
 
 
 def test_backward_runs_on_the_streams_of_the_forward_and_the_caller_waits():
@@ -150,3 +152,228 @@ def test_host_syncs_and_record_stream_in_a_hook_are_seen():
     _, program = run_virtual(step, world_size=1)
     waits = [(o.name, o.phase) for o in program.ranks[0] if o.kind == "host_wait"]
     assert waits == [("tolist", "backward")] * 3
+
+
+def kinds_found(step, *args, world_size=1):
+    _, program = run_virtual(step, args, world_size=world_size)
+    return [finding.kind for finding in find_findings(program)]
+
+
+def on_leaf_tensor(work, leaf, hidden):
+    leaf.register_hook(lambda grad: work())
+
+
+def on_tensor(work, leaf, hidden):
+    hidden.register_hook(lambda grad: work())
+
+
+def after_accumulation(work, leaf, hidden):
+    leaf.register_post_accumulate_grad_hook(lambda p: work())
+
+
+def before_a_node(work, leaf, hidden):
+    hidden.grad_fn.register_prehook(lambda grads: work())
+
+
+def after_a_node(work, leaf, hidden):
+    hidden.grad_fn.register_hook(lambda inputs, outputs: work())
+
+
+def before_accumulation(work, leaf, hidden):
+    accumulation = hidden.grad_fn.next_functions[0][0]
+    accumulation.register_prehook(lambda grads: work())
+    leaf.keep = accumulation
+
+
+def at_the_end(work, leaf, hidden):
+    engine = torch.autograd.Variable._execution_engine
+    hidden.register_hook(lambda grad: engine.queue_callback(work))
+
+
+HOOKS = [
+    on_leaf_tensor,
+    on_tensor,
+    after_accumulation,
+    before_a_node,
+    after_a_node,
+    before_accumulation,
+    at_the_end,
+]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_what_a_hook_launches_on_another_stream_is_not_waited_for(hook):
+    """U7: on CUDA the read behind backward() sees the old value."""
+
+    def step(waits):
+        side, buffer = streams.Stream(), torch.zeros(4)
+        leaf = torch.ones(4, requires_grad=True)
+        hidden = leaf * 2
+
+        def work():
+            side.wait_stream(streams.current_stream())
+            with streams.stream(side):
+                buffer.fill_(1)
+
+        hook(work, leaf, hidden)
+        hidden.sum().backward()
+        if waits:
+            streams.current_stream().wait_stream(side)
+        return buffer + 1
+
+    assert kinds_found(step, False) == ["hazard"]
+    assert kinds_found(step, True) == []
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_what_a_hook_launches_on_its_own_stream_is_waited_for(hook):
+    def step():
+        side, buffer = streams.Stream(), torch.zeros(4)
+        leaf = torch.ones(4, requires_grad=True)
+        side.wait_stream(streams.current_stream())
+        with streams.stream(side):
+            hidden = leaf * 2
+            loss = (hidden * 3).sum()
+        streams.current_stream().wait_stream(side)
+        seen = []
+
+        def work():
+            seen.append(streams.current_stream().name)
+            buffer.fill_(1)
+
+        hook(work, leaf, hidden)
+        loss.backward()
+        return seen, buffer + leaf.grad
+
+    ((seen, _),), program = run_virtual(step, world_size=1)
+    assert seen == ["default" if hook is at_the_end else "stream 1"]
+    assert find_findings(program) == ()
+
+
+def test_callbacks_come_after_the_nodes_of_all_streams():
+    """The engine waits first: what a callback launches may read every gradient."""
+
+    def step():
+        side, leaf = streams.Stream(), torch.ones(4, requires_grad=True)
+        other = torch.ones(4, requires_grad=True)
+        side.wait_stream(streams.current_stream())
+        with streams.stream(side):
+            one = leaf.exp()
+        streams.current_stream().wait_stream(side)
+        loss = (one * other).sum()
+        engine = torch.autograd.Variable._execution_engine
+        loss.grad_fn.register_hook(
+            lambda inputs, outputs: engine.queue_callback(lambda: leaf.grad.div_(2))
+        )
+        loss.backward()
+
+    _, program = run_virtual(step, world_size=1)
+    assert find_findings(program) == ()
+    (divide,) = [op for op in program.ranks[0] if op.name == "div_"]
+    assert divide.stream == "default"
+    assert [program.ranks[0][i].stream for i in divide.after] == ["stream 1"]
+
+
+class Inner(torch.autograd.Function):
+    """A layer whose backward pass runs another one, on the stream `where` if given."""
+
+    @staticmethod
+    def forward(ctx, x, where):
+        ctx.where, ctx.x = where, x.detach().requires_grad_()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.where is None:
+            with torch.enable_grad():
+                (found,) = torch.autograd.grad(ctx.x.exp().sum(), ctx.x)
+            return grad * found, None
+        ctx.where.wait_stream(streams.current_stream())
+        with torch.enable_grad(), streams.stream(ctx.where):
+            (found,) = torch.autograd.grad(ctx.x.exp().sum(), ctx.x)
+        streams.current_stream().wait_stream(ctx.where)
+        return grad * found, None
+
+
+@pytest.mark.parametrize("enters", [False, True])
+def test_the_caller_of_an_inner_backward_is_the_stream_of_its_node(enters):
+    def step():
+        side = streams.Stream()
+        where = streams.Stream() if enters else None
+        leaf = torch.ones(4, requires_grad=True)
+        side.wait_stream(streams.current_stream())
+        with streams.stream(side):
+            loss = Inner.apply(leaf, where).sum()
+        late = torch.ones(4).cos()  # on the caller's stream, after the forward
+        streams.current_stream().wait_stream(side)
+        loss.backward()
+        return leaf.grad + late
+
+    _, program = run_virtual(step, world_size=1)
+    assert find_findings(program) == ()
+    ops = program.ranks[0]
+    assert [(o.index, o.name, o.stream, o.after) for o in ops][2:] == []
+
+
+def test_an_inner_backward_that_a_checkpoint_runs_stays_on_the_stream_of_its_forward():
+    from torch.utils.checkpoint import checkpoint
+
+    def step():
+        side, leaf = streams.Stream(), torch.ones(4, requires_grad=True)
+        side.wait_stream(streams.current_stream())
+        with streams.stream(side):
+            loss = checkpoint(lambda x: x.exp().sin(), leaf, use_reentrant=True).sum()
+        streams.current_stream().wait_stream(side)
+        loss.backward()
+        return leaf.grad + 1
+
+    _, program = run_virtual(step, world_size=1)
+    assert find_findings(program) == ()
+    backward = [op for op in program.ranks[0] if op.phase == "backward"]
+    assert {op.stream for op in backward if op.name in ("exp", "sin", "cos")} == {
+        "stream 1"
+    }
+
+
+def test_a_backward_that_raises_leaves_the_streams_as_they_were():
+    def step():
+        side, leaf = streams.Stream(), torch.ones(4, requires_grad=True)
+        with streams.stream(side):
+            hidden = leaf.exp()
+
+        def fail(grad):
+            with streams.stream(streams.Stream()):
+                raise ZeroDivisionError
+
+        hidden.register_hook(fail)
+        try:
+            hidden.sum().backward()
+        except ZeroDivisionError:
+            pass
+        return streams.current_stream().name, torch.ones(1).exp()
+
+    values, program = run_virtual(step, world_size=1)
+    assert values[0][0] == "default"
+    assert program.ranks[0][-1].stream == "default"
+
+
+def test_a_hook_that_adds_gradients_on_another_stream_must_wait_for_them():
+    """Autograd's own additions wait for their summands; those of a hook do not."""
+
+    def step(waits):
+        side, leaf = streams.Stream(), torch.ones(4, requires_grad=True)
+        sums = []
+
+        def hook(p):
+            if waits:
+                side.wait_stream(streams.current_stream())
+            with streams.stream(side):
+                sums.append(p.grad + 1)
+
+        leaf.register_post_accumulate_grad_hook(hook)
+        (leaf * torch.ones(4)).sum().backward()
+        streams.current_stream().wait_stream(side)
+        return sums
+
+    assert kinds_found(step, False) == ["hazard"]
+    assert kinds_found(step, True) == []

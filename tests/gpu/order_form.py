@@ -40,7 +40,6 @@ class Token:
     Args:
         kind: "marker", "collective", "record" (an event) or "wait" (for one).
         stream: where it is launched, records or waits.
-        told: of a collective: the stream that is named, where `stream` is another.
         communicator: of a collective: a communicator runs one after the other.
         name: of a marker; of a collective, "operation elements dtype".
         event: of a record or wait: the same for both.
@@ -50,7 +49,6 @@ class Token:
     stream: object
     name: str = ""
     event: object = None
-    told: object = None
     communicator: object = None
 
 
@@ -116,8 +114,7 @@ def _told(entries: list[_Entry]) -> Form:
     for at, (token, place, before) in enumerate(entries):
         if token.kind != "collective":
             continue
-        told = token.stream if token.told is None else token.told
-        stream = names.setdefault(told, f"stream {len(names)}")
+        stream = names.setdefault(token.stream, f"stream {len(names)}")
         launched = sum(e[0].kind == "marker" for e in entries[:at])
         behind = sum(before.get(t.stream, 0) >= p for t, p, _ in markers)
         first = next(
@@ -153,15 +150,12 @@ def program_tokens(program: Program, rank: int) -> Iterator[Token]:
         for dependency in op.after:
             yield Token("wait", stream, event=dependency)
         if collective is not None:
-            # A collective with async_op=False runs on the stream that launches it.
-            told = stream if collective.async_op else op.launch_stream
             itemsize = getattr(torch, op.dtype).itemsize
             elements = sum(part.bytes for part in collective.payload) // itemsize
             yield Token(
                 "collective",
                 stream,
                 f"{collective.operation} {elements} {op.dtype}",
-                told=told,
                 communicator=collective.group,
             )
         elif op.name in MARKERS:

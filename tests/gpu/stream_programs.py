@@ -5,6 +5,8 @@ On a GPU a delay kernel makes every race visible; on `virtual` a race is a findi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -142,6 +144,78 @@ def event_recorded_too_early(late: bool) -> float:
     return float(y[-1].item())
 
 
+def read_behind_a_tensor_hook(joined: bool) -> float:
+    """U7: a hook enters a stream, the read behind the backward pass waits for it or
+    not. Right: 3."""
+    return _read_behind_a_hook(torch.Tensor.register_hook, joined)
+
+
+def read_behind_a_post_accumulate_hook(joined: bool) -> float:
+    """As above, in a hook that comes after the accumulation. Right: 3."""
+    return _read_behind_a_hook(torch.Tensor.register_post_accumulate_grad_hook, joined)
+
+
+def read_behind_a_callback(joined: bool) -> float:
+    """As above, in a callback at the end of the backward pass. Right: 3."""
+    engine = torch.autograd.Variable._execution_engine
+
+    def register(x: Tensor, hook: Callable[[object], None]) -> None:
+        x.register_hook(lambda grad: engine.queue_callback(lambda: hook(grad)))
+
+    return _read_behind_a_hook(register, joined)
+
+
+def _read_behind_a_hook(
+    register: Callable[[Tensor, Callable[[object], None]], object], joined: bool
+) -> float:
+    device, side = streams.device(), streams.Stream()
+    buffer = torch.zeros(NUM, device=device)
+    x = torch.ones(NUM, device=device, requires_grad=True)
+
+    def hook(_: object) -> None:
+        side.wait_stream(streams.current_stream())
+        with streams.stream(side):
+            delay()
+            buffer.fill_(3.0)
+
+    register(x, hook)
+    (x * 2).sum().backward()
+    if joined:
+        streams.current_stream().wait_stream(side)
+    y = buffer * 1
+    streams.synchronize()
+    return float(y[-1].item())
+
+
+def read_behind_a_backward_of_two_streams(one_stream: bool) -> float:
+    """The caller waits for the streams of nodes: for what a hook launches on its own
+    node's stream. Right: 3.
+
+    Args:
+        one_stream: the hook stays there, and enters no other.
+    """
+    device, side, other = streams.device(), streams.Stream(), streams.Stream()
+    buffer = torch.zeros(NUM, device=device)
+    x = torch.ones(NUM, device=device, requires_grad=True)
+    side.wait_stream(streams.current_stream())
+    with streams.stream(side):
+        loss = (x * 2).sum()
+    streams.current_stream().wait_stream(side)
+
+    def hook(_: object) -> None:
+        own = streams.current_stream()
+        other.wait_stream(own)
+        with streams.stream(own if one_stream else other):
+            delay()
+            buffer.fill_(3.0)
+
+    x.register_post_accumulate_grad_hook(hook)
+    loss.backward()
+    y = buffer * 1
+    streams.synchronize()
+    return float(y[-1].item())
+
+
 def dropped_under_a_side_stream(keep: str) -> tuple[float, bool]:
     """B01: allocated on one stream, reduced by NCCL, waited for and dropped on another.
 
@@ -182,6 +256,13 @@ PAIRS = {
     "read_across_streams": (read_across_streams, 4.0),
     "overwrite_across_streams": (overwrite_across_streams, 1.0),
     "event_recorded_too_early": (event_recorded_too_early, 4.0),
+    "read_behind_a_tensor_hook": (read_behind_a_tensor_hook, 3.0),
+    "read_behind_a_post_accumulate_hook": (read_behind_a_post_accumulate_hook, 3.0),
+    "read_behind_a_callback": (read_behind_a_callback, 3.0),
+    "read_behind_a_backward_of_two_streams": (
+        read_behind_a_backward_of_two_streams,
+        3.0,
+    ),
 }
 
 

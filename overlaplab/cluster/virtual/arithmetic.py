@@ -1,11 +1,11 @@
-"""The collectives themselves: from everybody's inputs to everybody's outputs.
+"""The collectives themselves: from everybody's inputs to what everybody's outputs get.
 
 Works on plain tensors: knows no threads, streams or modes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +24,7 @@ class Arrival:
         op: index of the operator in its program.
         operation, reduce_op, root: as in `Collective`.
         inputs: copies, owned by the meeting.
-        outputs: the rank's own tensors, filled when all have arrived; not kept alive
-            until then.
+        outputs: the rank's own tensors; not kept alive until they are filled.
         label: innermost annotation at the launch.
         tag: of a send or receive: messages between two ranks stay in order, so a
             receive meets the next send whatever its tag, and both must be equal.
@@ -43,10 +42,11 @@ class Arrival:
 
 
 Arrivals = Sequence[Arrival]  # of all ranks, in group order
+Results = Iterator[tuple[Arrival, int, torch.Tensor]]  # whose, which output, its value
 
 
-def compute(arrivals: Arrivals, title: str) -> None:
-    """Fill every rank's outputs.
+def compute(arrivals: Arrivals, title: str) -> Results:
+    """What every rank's outputs are to hold; writes nothing.
 
     Raises:
         MismatchError: two ranks' parts of an all_to_all differ; it calls the
@@ -54,56 +54,60 @@ def compute(arrivals: Arrivals, title: str) -> None:
     """
     operation = arrivals[0].operation
     if operation == "all_to_all":
-        _all_to_all(arrivals, title)
-    elif operation in _OPERATIONS:
-        _OPERATIONS[operation](arrivals)
+        return _all_to_all(arrivals, title)
+    return _OPERATIONS.get(operation, _nothing)(arrivals)
 
 
-def _all_reduce(arrivals: Arrivals) -> None:
+def _nothing(arrivals: Arrivals) -> Results:
+    """A barrier."""
+    yield from ()
+
+
+def _all_reduce(arrivals: Arrivals) -> Results:
     for i in range(len(arrivals[0].inputs)):
         total = reduce_tensors([a.inputs[i] for a in arrivals], arrivals[0].reduce_op)
         for arrival in arrivals:
-            _fill(arrival.outputs[i], total)
+            yield arrival, i, total
 
 
-def _reduce(arrivals: Arrivals) -> None:
+def _reduce(arrivals: Arrivals) -> Results:
     root = _root(arrivals)
-    for i, output in enumerate(root.outputs):
+    for i in range(len(root.outputs)):
         inputs = [a.inputs[i] for a in arrivals]
-        _fill(output, reduce_tensors(inputs, root.reduce_op))
+        yield root, i, reduce_tensors(inputs, root.reduce_op)
 
 
-def _broadcast(arrivals: Arrivals) -> None:
+def _broadcast(arrivals: Arrivals) -> Results:
     root = _root(arrivals)
     for arrival in arrivals:
         if arrival is not root:
-            for output, value in zip(arrival.outputs, root.inputs, strict=True):
-                _fill(output, value)
+            for i, value in enumerate(root.inputs):
+                yield arrival, i, value
 
 
-def _all_gather(arrivals: Arrivals) -> None:
+def _all_gather(arrivals: Arrivals) -> Results:
     """Outputs: for each input, group-size tensors in group order."""
     num_ranks = len(arrivals)
     for arrival in arrivals:
         for i in range(len(arrival.inputs)):
             for j, other in enumerate(arrivals):
-                _fill(arrival.outputs[i * num_ranks + j], other.inputs[i])
+                yield arrival, i * num_ranks + j, other.inputs[i]
 
 
-def _reduce_scatter(arrivals: Arrivals) -> None:
+def _reduce_scatter(arrivals: Arrivals) -> Results:
     """Inputs: for each output, group-size tensors in group order."""
     num_ranks = len(arrivals)
     for j, arrival in enumerate(arrivals):
-        for i, output in enumerate(arrival.outputs):
+        for i in range(len(arrival.outputs)):
             inputs = [a.inputs[i * num_ranks + j] for a in arrivals]
-            _fill(output, reduce_tensors(inputs, arrival.reduce_op))
+            yield arrival, i, reduce_tensors(inputs, arrival.reduce_op)
 
 
-def _all_to_all(arrivals: Arrivals, title: str) -> None:
+def _all_to_all(arrivals: Arrivals, title: str) -> Results:
     for j, arrival in enumerate(arrivals):
         for i, output in enumerate(arrival.outputs):
             value = arrivals[i].inputs[j]
-            if value.numel() != output.numel():
+            if value.numel() != output.shape.numel():
                 raise MismatchError(
                     f"ranks differ in {title} (all_to_all): rank "
                     f"{arrivals[i].rank} sends {tuple(value.shape)} to rank "
@@ -111,31 +115,31 @@ def _all_to_all(arrivals: Arrivals, title: str) -> None:
                     "Input splits of the sender must equal output splits of the "
                     "receiver."
                 )
-            _fill(output, value)
+            yield arrival, i, value
 
 
-def _gather(arrivals: Arrivals) -> None:
+def _gather(arrivals: Arrivals) -> Results:
     root = _root(arrivals)
-    for output, arrival in zip(root.outputs, arrivals, strict=True):
-        _fill(output, arrival.inputs[0])
+    for i, arrival in enumerate(arrivals):
+        yield root, i, arrival.inputs[0]
 
 
-def _scatter(arrivals: Arrivals) -> None:
+def _scatter(arrivals: Arrivals) -> Results:
     root = _root(arrivals)
     for arrival, value in zip(arrivals, root.inputs, strict=True):
-        _fill(arrival.outputs[0], value)
+        yield arrival, 0, value
 
 
-def _send(arrivals: Arrivals) -> None:
+def _send(arrivals: Arrivals) -> Results:
     sender, receiver = sender_first(arrivals)
-    _fill(receiver.outputs[0], sender.inputs[0])
+    yield receiver, 0, sender.inputs[0]
 
 
 def sender_first(arrivals: Arrivals) -> list[Arrival]:
     return sorted(arrivals, key=lambda a: a.operation == "recv")
 
 
-_OPERATIONS: dict[str, Callable[[Arrivals], None]] = {
+_OPERATIONS: dict[str, Callable[[Arrivals], Results]] = {
     "all_reduce": _all_reduce,
     "reduce": _reduce,
     "broadcast": _broadcast,
@@ -181,11 +185,11 @@ def _root(arrivals: Arrivals) -> Arrival:
     return next(a for a in arrivals if a.rank == arrivals[0].root)
 
 
-def _fill(output: torch.Tensor, value: torch.Tensor) -> None:
+def fill(output: torch.Tensor, value: torch.Tensor) -> None:
     """Write without a sign of it to autograd, as NCCL and gloo do.
 
     A rank that has waited may have saved the tensor for its backward already: it is
-    filled when the last rank arrives, and that is later than the wait.
+    filled at the next operator that comes after the wait.
     """
     output = output.detach()
     if output.is_inference():  # has no version

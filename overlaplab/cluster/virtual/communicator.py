@@ -18,13 +18,14 @@ With `device_id` everything of a group is on one stream, which is stricter.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from overlaplab.cluster.virtual.arithmetic import Arrival
-from overlaplab.cluster.virtual.lanes import Frontier, Lane
+from overlaplab.cluster.virtual.lanes import Frontier, Lane, Unseen
 from overlaplab.cluster.virtual.meeting import Meeting, Meetings
 from overlaplab.cluster.virtual.operators import dtype_name
 from overlaplab.cluster.virtual.recorder import Recorder
@@ -73,8 +74,6 @@ class Communicator:
         # Of an open batch: calls to come, and what its parts have to wait for.
         self._batch_left = 0
         self._batch_after = Frontier()
-        # What launched collectives that have not met will write.
-        self._open: list[tuple[Meeting, tuple[Access, ...]]] = []
 
     @property
     def size(self) -> int:
@@ -148,10 +147,11 @@ class Communicator:
             payload=self._parts(payload, lane.name),
             async_op=async_op,
         )
+        own = self._stream(meeting, batch)
         op = recorder.launch(
             "communication",
             operation,
-            lane if lane.hosts and not async_op else self._stream(meeting, batch),
+            own if async_op else lane,
             launched_from=lane,
             reads=read,
             writes=write,
@@ -177,7 +177,7 @@ class Communicator:
                 _check_counts(operation, inputs, outputs, self.size)
                 if pair is None:
                     self._read_after_earlier(sources, copies, read)
-                    self._open.append((meeting, write))
+                recorder.unseen.append(Unseen(meeting, own.name, write))
                 meeting.arrive(
                     Arrival(
                         rank=recorder.rank,
@@ -192,6 +192,8 @@ class Communicator:
                     )
                 )
         kind = VirtualBarrier if operation == "barrier" else VirtualWork
+        if not async_op:  # the lane itself is behind it
+            lane.wait(Frontier(unmet=(meeting,)))
         held = (*sources, *targets) if async_op else ()
         return kind(recorder, meeting, op, targets, held)
 
@@ -200,18 +202,30 @@ class Communicator:
     ) -> None:
         """Copy the inputs again once an earlier collective has written them.
 
-        A communicator runs its collectives one after the other: one may read what the
-        one before writes although nobody has waited. All ranks meet in the earlier one
-        first, so the copy is made in time.
+        A communicator runs its collectives one after the other: one may read what those
+        before it write although nobody has waited. All ranks meet in these first, so
+        the copy is made in time.
         """
-        self._open = [entry for entry in self._open if not entry[0].complete]
-        views = [t.detach() for t in sources]
-        for meeting, written in reversed(self._open):
-            if any(overlap(r, w) for r in read for w in written):
-                meeting.on_complete.append(
-                    lambda: torch._foreach_copy_(list(copies), views)
-                )
-                return
+        rank, views = self.recorder.rank, [t.detach() for t in sources]
+        earlier = [
+            unseen.meeting
+            for unseen in self.recorder.unseen
+            if unseen.stream == self._lane
+            and any(overlap(r, w) for r in read for w in unseen.writes)
+        ]
+
+        def copy_again() -> None:
+            with contextlib.ExitStack() as lent:
+                for meeting in earlier:
+                    lent.enter_context(meeting.lend(rank))
+                torch._foreach_copy_(list(copies), views)
+
+        if not earlier:
+            return
+        if earlier[-1].complete:
+            copy_again()
+        else:
+            earlier[-1].on_complete.append(copy_again)
 
     def _meeting(self, pair: tuple[int, int] | None) -> Meeting:
         name = self.name

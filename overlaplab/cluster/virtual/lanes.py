@@ -2,14 +2,20 @@
 
 In the backward pass, as CUDA's autograd engine has it, a node runs on the stream of its
 forward operator and waits for the nodes that its gradients come from, not for others;
-the accumulation of a leaf's gradient follows the node before it. All of them come after
-what the caller's stream had at the start of the backward pass.
+the accumulation of a leaf's gradient follows the node before it: the last of those that
+use the leaf is the first that did in the forward pass, on whose stream CUDA has it. All
+of them come after what the caller's stream had at the start of the backward pass. At
+its end, before the callbacks of `queue_callback`, the caller's stream waits for the
+streams on which nodes ran, and for no other that a hook entered. (CUDA waits for those
+with accumulations and captured gradients; the others' nodes come before these.)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
+
+from overlaplab.program.record import Access
 
 DEFAULT_LANE = "default"
 
@@ -18,6 +24,22 @@ class Meets(Protocol):
     """What an operator may have to wait for: a collective whose ranks meet."""
 
     complete: bool
+
+    def give(self, rank: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """A collective whose results its rank does not see yet.
+
+    Args:
+        stream: of its communicator, where one runs after the other.
+        writes: what it will write.
+    """
+
+    meeting: Meets
+    stream: str
+    writes: tuple[Access, ...]
 
 
 @dataclass(slots=True)
@@ -28,10 +50,8 @@ class Lane:
         name: as in `Span.lane`.
         last: index of its last operator.
         pending: operators that its next one must wait for.
-        unmet: collectives among them whose ranks have not all arrived.
+        unmet: collectives among them that the rank has not met in yet.
         ordered: for each lane the last of its operators that this one is behind.
-        hosts: collectives with async_op=False that it launches are drawn on it, as
-            they run on a GPU; others on their communicator's lane.
     """
 
     name: str
@@ -39,7 +59,6 @@ class Lane:
     pending: set[int] = field(default_factory=set)
     unmet: list[Meets] = field(default_factory=list)
     ordered: dict[str, int] = field(default_factory=dict)
-    hosts: bool = False
 
     def frontier(self) -> Frontier:
         """What an event recorded here and now stands for."""
@@ -50,7 +69,7 @@ class Lane:
         """The next operator comes after `frontier`."""
         self.pending.update(frontier.ops)
         for meeting in frontier.unmet:
-            if not meeting.complete and meeting not in self.unmet:
+            if meeting not in self.unmet:
                 self.unmet.append(meeting)
 
 
@@ -72,12 +91,15 @@ class GraphTask(Generic[Point]):
     Args:
         start: what the caller's stream has.
         caller: name of its lane.
+        outside: the node of another backward pass that runs this one, None if none.
     """
 
-    def __init__(self, start: Point, caller: str) -> None:
+    def __init__(self, start: Point, caller: str, outside: Node = None) -> None:
+        self.outside = outside
+        self.caller = caller
+        self.has_ended = False  # its callbacks run
         self.node: Node = None  # the one that runs
         self.lane = caller
-        self._caller = caller
         self._start = start
         # By lane: the nodes that ran, and what it had after each.
         self._ran: dict[str, list[tuple[Node, Point]]] = {}
@@ -92,7 +114,7 @@ class GraphTask(Generic[Point]):
         """
         if self.node is not None:
             self._ran.setdefault(self.lane, []).append((self.node, point))
-        is_new = lane not in self._ran and lane != self._caller
+        is_new = lane not in self._ran and lane != self.caller
         waits = [self._start] if is_new else []
         for other, ran in self._ran.items():
             if other == lane:
@@ -107,6 +129,10 @@ class GraphTask(Generic[Point]):
                     break
         self.node, self.lane = node, lane
         return waits
+
+    def lanes(self) -> list[str]:
+        """Where nodes ran, without the caller's."""
+        return sorted({*self._ran, self.lane} - {self.caller})
 
     def _survey(self, roots: list[Node]) -> None:
         """All nodes below `roots`, and for each those above it."""

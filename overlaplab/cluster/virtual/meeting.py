@@ -1,29 +1,32 @@
 """Where the ranks of one communicator meet: arrival and comparison.
 
-A launch deposits what it brings and goes on; the last rank to arrive computes and
-fills everybody's outputs. Works on plain tensors: knows no threads, streams or modes.
+A launch deposits what it brings and goes on; the last rank to arrive computes. Each
+rank's outputs are filled when *it* has waited (`Recorder.meet`), so who reads too early
+sees the old values, on every rank alike. Works on plain tensors: knows no threads,
+streams or modes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from overlaplab.cluster.virtual.arithmetic import Arrival, compute, sender_first
+from overlaplab.cluster.virtual.arithmetic import Arrival, compute, fill, sender_first
 from overlaplab.errors import MismatchError
 
 
 class WeakTensor:
     """Shape, dtype and strides of a dense tensor, and its bytes while they live.
 
-    A collective whose peers have not come yet will fill its rank's outputs, but it is
-    not what keeps them: on a GPU the memory is the allocator's again as soon as the
-    user and the work let go, and the record says so.
+    A collective will fill its rank's outputs, but it is not what keeps them: on a GPU
+    the memory is the allocator's again as soon as the user and the work let go, and the
+    record says so.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -56,6 +59,7 @@ class Meeting:
         ranks: its global ranks, in group order.
         sequence: zero-based index in the communicator.
         point_to_point: a message; `ranks` are who sends and who receives.
+        results: by rank, what it has not been given yet.
     """
 
     group: str
@@ -65,6 +69,9 @@ class Meeting:
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     complete: bool = False
     on_complete: list[Callable[[], None]] = field(default_factory=list)
+    results: defaultdict[int, list[tuple[WeakTensor, torch.Tensor]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
 
     def title(self) -> str:
         """ "collective #3 of group 'pipe'", "message #0 from rank 0 to rank 1"."""
@@ -86,16 +93,34 @@ class Meeting:
         weak: Any = tuple(WeakTensor(t) for t in arrival.outputs)
         self.arrivals[arrival.rank] = replace(arrival, outputs=weak)
         if len(self.arrivals) == len(self.ranks):
-            self.finish([_strong(self.arrivals[rank]) for rank in self.ranks])
+            self._finish([self.arrivals[rank] for rank in self.ranks])
 
-    def finish(self, arrivals: Sequence[Arrival]) -> None:
-        """Compute, fill the outputs and drop the copies."""
-        compute(arrivals, self.title())
+    def _finish(self, arrivals: Sequence[Arrival]) -> None:
+        """Compute what everybody gets, and drop the copies."""
+        for who, place, value in compute(arrivals, self.title()):
+            output: Any = who.outputs[place]
+            self.results[who.rank].append((output, value))
         self.complete = True
         self.arrivals.clear()
         for callback in self.on_complete:
             callback()
         self.on_complete.clear()
+
+    def give(self, rank: int) -> None:
+        """Fill the outputs of `rank`."""
+        for output, value in self.results.pop(rank, ()):
+            fill(output.tensor(), value)
+
+    @contextlib.contextmanager
+    def lend(self, rank: int) -> Iterator[None]:
+        """While open, the outputs of `rank` are filled."""
+        results = [(o.tensor(), value) for o, value in self.results[rank]]
+        before = [output.clone() for output, _ in results]
+        for output, value in results:
+            fill(output, value)
+        yield
+        for (output, _), value in zip(reversed(results), reversed(before), strict=True):
+            fill(output, value)
 
 
 class Meetings:
@@ -145,11 +170,6 @@ class Meetings:
                 name = f"{name} of world {world}"
             self.names[world, torch_name, ranks] = name
         return name
-
-
-def _strong(arrival: Arrival) -> Arrival:
-    outputs: Any = arrival.outputs
-    return replace(arrival, outputs=tuple(weak.tensor() for weak in outputs))
 
 
 def compare(meeting: Meeting, first: Arrival, second: Arrival) -> None:

@@ -30,6 +30,7 @@ from overlaplab.program.record import Access
 
 # Computes with the numbers of ranks, on the CPU: nothing of it is the program's.
 _MESHES = frozenset({device_mesh.__file__, _mesh_layout.__file__})
+_ENGINE = torch.autograd.graph.__file__  # who adds gradients, where no hook does
 _BETWEEN = frozenset(m.__file__ for m in (placement, _device, torch._tensor))
 
 
@@ -66,7 +67,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if kind not in PLAIN:
                 return NotImplemented
         kwargs = kwargs or {}
-        if _caller() in _MESHES:
+        caller = _caller()
+        if caller in _MESHES:
             with _disable_current_modes():  # with values, also where tensors are fake
                 return func(*args, **kwargs)
         recorder, facts = self._recorder, operator(func)
@@ -82,7 +84,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     func, facts, args, kwargs, place, inputs, written
                 )
         if facts.records:
-            out = self._record(func, facts, args, kwargs)
+            out = self._record(func, facts, args, kwargs, caller)
         elif facts.skipped:
             return self._skip(func, args, kwargs)
         else:
@@ -94,7 +96,9 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name_gradient(recorder, out)
         return out
 
-    def _record(self, func: Any, facts: Operator, args: Any, kwargs: Any) -> Any:
+    def _record(
+        self, func: Any, facts: Operator, args: Any, kwargs: Any, caller: str
+    ) -> Any:
         """Run an operator and record it as a kernel on the current stream."""
         recorder = self._recorder
         table, lane = recorder.storages, recorder.current()
@@ -130,6 +134,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in outputs:
                 table.place(tensor, NUMBER, lane.name)
         elif writes:  # otherwise its result is a number
+            if facts.name in ("add", "add_") and caller == _ENGINE:
+                recorder.wait_for_gradients(lane, reads)
             recorder.launch(
                 "compute",
                 facts.name,

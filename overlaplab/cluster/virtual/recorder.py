@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from overlaplab.cluster.virtual.lanes import (
     DEFAULT_LANE,
@@ -20,6 +22,7 @@ from overlaplab.cluster.virtual.lanes import (
     GraphTask,
     Lane,
     Meets,
+    Unseen,
 )
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.source import ForwardLines, user_line
@@ -63,9 +66,10 @@ class Recorder:
         # on, nodes were made while `_start_lanes[i]` was current.
         self._starts: list[int] = [0]
         self._start_lanes: list[Lane] = [self._user_lane]
-        self._graph_tasks: dict[int, GraphTask[Frontier]] = {}
+        self._task: GraphTask[Frontier] | None = None  # the innermost backward pass
         # A stream that a hook entered while its node runs.
         self._hook_lane: Lane | None = None
+        self.unseen: list[Unseen] = []  # in the order of launch
 
     def lane(self, name: str) -> Lane:
         """The lane called `name`, made at its first mention."""
@@ -113,17 +117,20 @@ class Recorder:
 
     def current(self) -> Lane:
         """The lane of the next operator: in the backward pass, the forward's."""
-        if len(self._starts) == 1:  # one lane so far
+        task = self._task
+        if task is None or len(self._starts) == 1:  # one lane so far
             return self._user_lane
         node = torch._C._current_autograd_node()
-        if node is None:
+        if node is task.outside:  # a callback
+            self._end_backward(task)
             return self._user_lane
-        lane = self._lane_of(node)
+        lane = self._lane_of(task, node)
         return lane if self._hook_lane is None else self._hook_lane
 
     def enter_stream(self, lane: Lane) -> Callable[[], None]:
         """Make `lane` current; the result makes current what was before."""
-        in_hook = torch._C._current_autograd_node() is not None
+        node = torch._C._current_autograd_node()
+        in_hook = self._task is not None and node is not self._task.outside
         self._mark(lane)
         if in_hook:
             outer, self._hook_lane = self._hook_lane, lane
@@ -170,8 +177,6 @@ class Recorder:
         """
         source_lane = lane if launched_from is None else launched_from
         index = len(self.ops)
-        if name in ("add", "add_") and self._graph_tasks:
-            self._wait_for_gradients(lane, reads)
         waits: Iterable[int] = lane.pending
         if launched_from is not None:
             waits = launched_from.frontier().ops | lane.pending
@@ -278,13 +283,8 @@ class Recorder:
 
     def everything(self) -> Frontier:
         """The frontier of all lanes (torch.cuda.synchronize)."""
-        ops: set[int] = set()
-        unmet: list[Meets] = []
-        for lane in self.lanes.values():
-            frontier = lane.frontier()
-            ops |= frontier.ops
-            unmet += [m for m in frontier.unmet if m not in unmet]
-        return Frontier(frozenset(ops), tuple(unmet))
+        ops = frozenset().union(*(lane.frontier().ops for lane in self.lanes.values()))
+        return Frontier(ops, tuple(unseen.meeting for unseen in self.unseen))
 
     def settle(self, lane: Lane) -> None:
         """Block until the collectives that `lane` waits for have met."""
@@ -294,9 +294,21 @@ class Recorder:
             lane.unmet.pop(0)
 
     def meet(self, meeting: Meets) -> None:
-        """Block until all ranks of `meeting` have arrived."""
-        if not meeting.complete:
-            self.turns.block(self.thread, lambda: meeting.complete, meeting)
+        """Block until all ranks of `meeting` have arrived: this rank sees its results
+        from then on, and those of what comes before it on its communicator's stream.
+        """
+        places = [i for i, unseen in enumerate(self.unseen) if unseen.meeting is meeting]
+        if not places:
+            return
+        until = self.unseen[: places[0] + 1]
+        due = [unseen for unseen in until if unseen.stream == until[-1].stream]
+        for unseen in due:
+            one = unseen.meeting
+            self.turns.block(self.thread, partial(getattr, one, "complete"), one)
+        with _disable_current_modes(), torch.no_grad():
+            for unseen in due:
+                unseen.meeting.give(self.rank)
+                self.unseen.remove(unseen)
 
     def phase(self, differentiable: bool) -> str:
         """Of the operator that is being launched.
@@ -319,16 +331,22 @@ class Recorder:
                 after.append(index)
         return tuple(reversed(after))
 
-    def _lane_of(self, node: Any) -> Lane:
+    def run_backward(self, run: Callable[[], Any]) -> Any:
+        """Run autograd's engine, `run`; on which streams, see lanes.py."""
+        caller, node = self.current(), torch._C._current_autograd_node()
+        outer = self._task, self._user_lane, self._hook_lane
+        task = self._task = GraphTask(caller.frontier(), caller.name, node)
+        self._user_lane, self._hook_lane = caller, None
+        try:
+            result = run()
+            self._end_backward(task)
+            return result
+        finally:
+            self._task, self._user_lane, self._hook_lane = outer
+            self._mark(caller)
+
+    def _lane_of(self, task: GraphTask[Frontier], node: Any) -> Lane:
         """The lane of a node of the backward pass, see lanes.py."""
-        number = torch._C._current_graph_task_id()
-        task = self._graph_tasks.get(number)
-        if task is None:
-            caller = self._user_lane
-            task = GraphTask(caller.frontier(), caller.name)
-            self._graph_tasks[number] = task
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._end_backward(number, caller))
         lane = before = self.lanes[task.lane]
         if node is not task.node:
             made = node._sequence_nr()
@@ -340,7 +358,7 @@ class Recorder:
         self._mark(lane)  # what is recomputed in the backward pass
         return lane
 
-    def _wait_for_gradients(self, lane: Lane, reads: tuple[Access, ...]) -> None:
+    def wait_for_gradients(self, lane: Lane, reads: tuple[Access, ...]) -> None:
         """The engine adds the gradients of one tensor, from nodes of any stream."""
         for access in reads:
             writer = self.storages.last_writer(access)
@@ -349,14 +367,11 @@ class Recorder:
                 if op.kind == "compute" and op.phase == "backward":
                     lane.pending.add(writer)
 
-    def _end_backward(self, number: int, caller: Lane) -> Callable[[], None]:
-        """At the end of backward(), the caller's stream waits for all of it."""
-
-        def end() -> None:
-            for lane in self._start_lanes:
-                if lane is not caller:
-                    caller.wait(lane.frontier())
-            self._graph_tasks.pop(number)
+    def _end_backward(self, task: GraphTask[Frontier]) -> None:
+        """Once: the caller's stream waits for those of the nodes."""
+        if not task.has_ended:
+            task.has_ended = True
+            caller = self.lanes[task.caller]
+            for name in task.lanes():
+                caller.wait(self.lanes[name].frontier())
             self._mark(caller)
-
-        return end

@@ -26,7 +26,7 @@ from overlaplab.cluster.virtual.naming import naming_parameters
 from overlaplab.cluster.virtual.placement import host_syncs, placing_calls
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.recorder import Recorder
-from overlaplab.cluster.virtual.streams import VirtualProvider
+from overlaplab.cluster.virtual.streams import VirtualProvider, backward_streams
 from overlaplab.cluster.virtual.work import serving_cpp
 from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.program.garbage import no_collections
@@ -126,6 +126,7 @@ class _Run:
             host_syncs(world.current_recorder),
             naming_parameters(world.current_recorder),
             serving_cpp(world.current_recorder),
+            backward_streams(world.current_recorder),
         )
         with world.worlds_of_threads(), contextlib.ExitStack() as stack:
             for patching in calls:
@@ -145,6 +146,8 @@ class _Run:
                 raise error
             raise report.failure(number, error) from error
         for recorder in self.recorders:
+            for unseen in recorder.unseen:  # nobody waited, and they ended
+                unseen.meeting.give(recorder.rank)
             recorder.storages.close()
         report.refuse_other_roles(self.meetings)
         return tuple(rank.result for rank in self.ranks), self._program()

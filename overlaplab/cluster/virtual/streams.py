@@ -7,6 +7,7 @@ into `Op.after` (recorder.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import re
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from overlaplab.cluster.virtual.lanes import Frontier, Lane
-from overlaplab.cluster.virtual.placement import DEVICE
+from overlaplab.cluster.virtual.placement import DEVICE, patched
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.source import user_line
 from overlaplab.errors import EventError
@@ -172,9 +173,7 @@ class VirtualProvider:
         return DEVICE
 
     def make_stream(self, priority: int, name: str = "") -> VirtualStream:
-        lane = self._recorder.new_lane(name)
-        lane.hosts = bool(name)
-        return self._stream_of(lane, priority)
+        return self._stream_of(self._recorder.new_lane(name), priority)
 
     def make_event(self, enable_timing: bool) -> VirtualEvent:
         return VirtualEvent(self._recorder)
@@ -276,6 +275,26 @@ def _make_stream(provider: VirtualProvider, priority: int = 0) -> Any:
 
 def _make_event(provider: VirtualProvider, *_: Any, **__: Any) -> Any:
     return provider.make_event(False)
+
+
+@contextlib.contextmanager
+def backward_streams(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
+    """While open, recorders hear of the backward passes of their ranks.
+
+    Args:
+        recorder: the calling thread's, None where it is no rank.
+    """
+    autograd: Any = torch.autograd
+    engine = autograd._engine_run_backward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        rank = recorder()
+        if rank is None:
+            return engine(*args, **kwargs)
+        return rank.run_backward(functools.partial(engine, *args, **kwargs))
+
+    with patched([(autograd, "_engine_run_backward", run)]):
+        yield
 
 
 _ASSIGNMENT = re.compile(r"\s*self\.(\w+)_stream\b[^=]*=")

@@ -125,8 +125,7 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
         return self._outputs
 
     def _frontier(self) -> Frontier:
-        unmet = () if self._meeting.complete else (self._meeting,)
-        return Frontier(frozenset((self._op,)), unmet)
+        return Frontier(frozenset((self._op,)), (self._meeting,))
 
     def _note(self, stream: str) -> None:
         recorder = self._recorder
