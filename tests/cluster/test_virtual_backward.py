@@ -312,7 +312,16 @@ def test_the_caller_of_an_inner_backward_is_the_stream_of_its_node(enters):
     _, program = run_virtual(step, world_size=1)
     assert find_findings(program) == ()
     ops = program.ranks[0]
-    assert [(o.index, o.name, o.stream, o.after) for o in ops][2:] == []
+    inner = "stream 2" if enters else "stream 1"
+    assert [(o.index, o.name, o.stream, o.after) for o in ops][5:] == [
+        (5, "ones_like", "default", (2,)),
+        (6, "exp", inner, (2, 5) if enters else (5,)),
+        (7, "sum", inner, ()),
+        (8, "ones_like", inner, ()),
+        (9, "mul", inner, ()),
+        (10, "mul", "stream 1", (5, 9) if enters else ()),
+        (11, "add", "default", (10,)),
+    ]
 
 
 def test_an_inner_backward_that_a_checkpoint_runs_stays_on_the_stream_of_its_forward():
@@ -330,9 +339,13 @@ def test_an_inner_backward_that_a_checkpoint_runs_stays_on_the_stream_of_its_for
     _, program = run_virtual(step, world_size=1)
     assert find_findings(program) == ()
     backward = [op for op in program.ranks[0] if op.phase == "backward"]
-    assert {op.stream for op in backward if op.name in ("exp", "sin", "cos")} == {
-        "stream 1"
-    }
+    assert [(op.name, op.stream) for op in backward] == [
+        ("exp", "stream 1"),
+        ("sin", "stream 1"),
+        ("cos", "stream 1"),
+        ("mul", "stream 1"),
+        ("mul", "stream 1"),
+    ]
 
 
 def test_a_backward_that_raises_leaves_the_streams_as_they_were():

@@ -248,8 +248,8 @@ def test_groups_have_their_own_ranks_lanes_and_counts():
         odds = dist.new_group([1, 3], group_desc="pair")
         mine = evens if rank % 2 == 0 else odds
         x = torch.ones(2) * rank
-        dist.all_reduce(x, group=mine)
-        dist.broadcast(x, src=rank % 2 + 2, group=mine)
+        dist.all_reduce(x, group=mine, async_op=True).wait()
+        dist.broadcast(x, src=rank % 2 + 2, group=mine, async_op=True).wait()
         assert (dist.get_world_size(mine), dist.get_rank(mine)) == (2, rank // 2)
         return x
 

@@ -110,6 +110,12 @@ def test_a_split_into_nothing_is_refused():
 
 
 def test_lanes_of_a_mesh_have_the_names_of_its_dimensions():
-    program = ol.run(meshes, world_size=4).program
+    def step():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        for name in ("tensor", "data"):
+            group = mesh[name].get_group()
+            dist.all_reduce(torch.ones(2), group=group, async_op=True).wait()
+
+    program = ol.run(step, world_size=4).program
     lanes = [op.stream for op in program.ranks[3] if op.collective]
     assert lanes == ["comm:mesh_tensor", "comm:mesh_data"]

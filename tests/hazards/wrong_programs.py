@@ -204,7 +204,7 @@ def a_flat_buffer_is_filled_on_one_stream_and_sent_from_another(right):
     work.wait()
 
 
-@wrong("flat", ("copy_", "stream 1"), ("all_reduce", "comm"))
+@wrong("flat", ("copy_", "stream 1"), ("all_reduce", "default"))
 def a_bucket_is_filled_from_two_streams_and_sent_behind_one(right):
     flat, branch = ones("flat"), behind()
     with stream(branch):
@@ -293,7 +293,7 @@ def a_double_buffer_is_gathered_into_while_its_reader_still_reads(right):
         read[layer % 2].record()
 
 
-@wrong("shard", ("sub_", "stream 1"), ("all_gather", "comm"))
+@wrong("shard", ("sub_", "stream 1"), ("all_gather", "default"))
 def updated_weights_are_gathered_before_the_update_on_the_side_is_over(right):
     shard = ones("shard", 4, 8)
     side = behind()

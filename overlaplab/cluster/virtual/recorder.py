@@ -67,6 +67,7 @@ class Recorder:
         self._starts: list[int] = [0]
         self._start_lanes: list[Lane] = [self._user_lane]
         self._task: GraphTask[Frontier] | None = None  # the innermost backward pass
+        self._num_nodes = 0  # that were made until the last operator of one
         # A stream that a hook entered while its node runs.
         self._hook_lane: Lane | None = None
         self.unseen: list[Unseen] = []  # in the order of launch
@@ -125,7 +126,11 @@ class Recorder:
             self._end_backward(task)
             return self._user_lane
         lane = self._lane_of(task, node)
-        return lane if self._hook_lane is None else self._hook_lane
+        lane = lane if self._hook_lane is None else self._hook_lane
+        # What is recomputed in the backward pass; the first operator's node is there.
+        self._mark(lane, self._num_nodes)
+        self._num_nodes = _next_number()
+        return lane
 
     def enter_stream(self, lane: Lane) -> Callable[[], None]:
         """Make `lane` current; the result makes current what was before."""
@@ -146,11 +151,12 @@ class Recorder:
 
         return leave
 
-    def _mark(self, lane: Lane) -> None:
-        """Autograd nodes that are made from now on belong to `lane`."""
+    def _mark(self, lane: Lane, since: int | None = None) -> None:
+        """Autograd nodes that are made from now on, or from the number `since` on,
+        belong to `lane`."""
         if lane is not self._start_lanes[-1]:
-            number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-            self._starts.append(number)
+            since = _next_number() if since is None else max(since, self._starts[-1])
+            self._starts.append(since)
             self._start_lanes.append(lane)
 
     def launch(
@@ -297,7 +303,9 @@ class Recorder:
         """Block until all ranks of `meeting` have arrived: this rank sees its results
         from then on, and those of what comes before it on its communicator's stream.
         """
-        places = [i for i, unseen in enumerate(self.unseen) if unseen.meeting is meeting]
+        places = [
+            i for i, unseen in enumerate(self.unseen) if unseen.meeting is meeting
+        ]
         if not places:
             return
         until = self.unseen[: places[0] + 1]
@@ -337,6 +345,7 @@ class Recorder:
         outer = self._task, self._user_lane, self._hook_lane
         task = self._task = GraphTask(caller.frontier(), caller.name, node)
         self._user_lane, self._hook_lane = caller, None
+        self._num_nodes = _next_number()
         try:
             result = run()
             self._end_backward(task)
@@ -355,7 +364,6 @@ class Recorder:
                 lane = self._start_lanes[at]
             for point in task.begin(node, lane.name, before.frontier()):
                 lane.wait(point)
-        self._mark(lane)  # what is recomputed in the backward pass
         return lane
 
     def wait_for_gradients(self, lane: Lane, reads: tuple[Access, ...]) -> None:
@@ -375,3 +383,8 @@ class Recorder:
             for name in task.lanes():
                 caller.wait(self.lanes[name].frontier())
             self._mark(caller)
+
+
+def _next_number() -> int:
+    """Of the next autograd node that this thread makes."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
