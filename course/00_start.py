@@ -445,7 +445,7 @@ for where, seen in looks.items():
 #
 # A **rank** is one of the processes that train together, one a GPU. Each runs the same
 # program on other data. `dist.all_reduce(x)` adds up the `x` of all ranks and writes
-# the sum into each `x`: a **message**, on a lane of its own.
+# the sum into each `x`: a **message**.
 
 
 # %% name="serial-step"
@@ -458,18 +458,18 @@ two = lab.run_step(serial_step)
 view.draw(two.timeline, title="first the message, then the product")
 
 # %% [markdown]
-# `comm` is the wire. The dots are **latency**: the time before bytes move. The product
-# does not need `x`, and yet it waits: look at the empty `default` lane beside the
-# message. No computation runs beside that message: it is **exposed**, not **hidden**.
-# Over the figure stand rank 0's numbers. *Saved* compares with all parts one after the
-# other, launches left out: hence below zero here.
+# The message stands in the queue of `default`, as a kernel does. Its dots are
+# **latency**: the time before bytes move. The product does not need `x`, and yet it
+# waits: a queue runs in order. No computation runs beside that message: it is
+# **exposed**, not **hidden**. Over the figure stand rank 0's numbers. *Saved* compares
+# with all parts one after the other, launches left out: hence below zero here.
 #
-# Without `async_op` the *stream* waits for the message. The CPU goes on at once.
+# So without `async_op` a message runs on the current *stream*. The CPU goes on at once.
 #
 # **The API of this screen.** `work = dist.all_reduce(x, async_op=True)` launches the
-# message and returns at once. It starts when what the current stream holds *at that
-# moment* has ended. `work.wait()` makes what you launch *afterwards* wait for it. The
-# CPU goes on.
+# message on a stream of its own, the lane `comm`, and returns at once. It starts when
+# what the current stream holds *at that moment* has ended. `work.wait()` makes what you
+# launch *afterwards* wait for it. The CPU goes on.
 #
 # **Predict.** How long does the step take then, in us?
 

@@ -48,8 +48,9 @@ serial = ol.run(serial_step, *lab.ten_layers(), hardware=lab.GPU).timeline
 view.draw(serial, ranks=[0], title="first compute, then send")
 
 # %% [markdown]
-# `default` is the GPU's stream, `comm` the wire. Look at the light grey: the wire has
-# nothing to do for 90 ms, then the GPU for 50. (Both ranks do the same; one is drawn.)
+# `default` is the GPU's **stream**: a queue, in which computing and messages stand one
+# after the other. The wire has nothing to do for 90 ms; then nothing is computed for 50.
+# (Both ranks do the same; one is drawn.)
 # The black line under the bars is the **critical path**: the longest chain of things that
 # had to follow one another. It is as long as the step.
 #
@@ -67,8 +68,8 @@ best_ms = 100
 
 # %% [markdown]
 # The backward pass makes the gradient of the *last* layer first. A **hook** sends each
-# one when it is there: `async_op=True` launches the message and goes on, and what follows
-# `work.wait()` comes after it.
+# one when it is there: `async_op=True` puts the message on a stream of its own, `comm`, and
+# goes on. What follows `work.wait()` comes after it.
 
 
 # %% name="hooks-step"

@@ -61,10 +61,10 @@ run = lab.play(layer, inputs)
 view.draw(run.timeline.of_rank(0), title="layer")
 
 # %% [markdown]
-# `cpu` launches and runs ahead. `default` is the stream that computes, `comm` the wire.
-# Look at the gap in `default`: the GPU stands still while the message travels, though
-# the side branch was free to run. (Saved is compute + communication - step. Nothing
-# is saved: -5 us is the first launch, for which all wait.)
+# `cpu` launches and runs ahead. `default` is the stream: the message stands in it, in line
+# with the matmuls. Nothing computes while it travels, though the side branch was free to
+# run. (Saved is compute + communication - step. Nothing is saved: -5 us is the first
+# launch, for which all wait.)
 
 # %% name="waste-numbers"
 print(view.text(run.timeline.of_rank(0)))
@@ -102,9 +102,9 @@ view.draw_many(
 )
 
 # %% [markdown]
-# Unfold the cell above. Three things changed: `async_op=True`, which returns a **work**;
-# the side branch is launched next; and only then stands `work.wait()`. This lab is about
-# that line.
+# Unfold the cell above. Three things changed: `async_op=True`, which puts the message on
+# a stream of its own (`comm`, the wire) and returns a **work**; the side branch is launched
+# next; and only then stands `work.wait()`. This lab is about that line.
 
 # %% [markdown]
 # ## 2. What does each collective do? (5 minutes)
@@ -226,7 +226,7 @@ for name, timeline in halves.items():
 #
 # | | the CPU | the current stream |
 # |---|---|---|
-# | `all_reduce(part)`, not async | goes on | waits, from this line on |
+# | `all_reduce(part)`, not async | goes on | runs the message itself |
 # | `work.wait()` | goes on | waits, from this line on |
 # | `work.wait()` under `streams.stream(other)` | goes on | goes on; `other` waits |
 # | `while not work.is_completed()`, `streams.synchronize()` | waits | runs dry |
@@ -288,10 +288,11 @@ for way, timeline in ways.items():
 view.draw_many(ways)
 
 # %% [markdown]
-# The first two are one and the same: `async_op=True` with `wait()` on the next line hides
-# nothing. Waiting *on another stream* may come at once: only what is launched there
-# waits. Where the two matmuls run side by side each is slower, so nothing is won over
-# "wait late" here.
+# The first two hide nothing, each in its own way. With `async_op=False` the message is in
+# `default`, in line with the matmuls. With `async_op=True` it is on `comm`, and `wait()` on
+# the next line lets `default` stand still all the same. Waiting *on another stream* may
+# come at once: only what is launched there waits. Where the two matmuls run side by side
+# each is slower, so nothing is won over "wait late" here.
 #
 # Look at the `cpu` lane of the last one. The CPU waits, and loses its head start: when
 # the message is there, the next matmul has yet to be launched.

@@ -115,7 +115,7 @@ def collectives_of(
             together = peers.get(index, (index,))
             last, ready_ns, known = _arrival(lookup, index, together, skew)
             reason, what = _waited_for(lookup, step, index, previous.get(span.lane))
-            size = _group_size(lookup, span, together)
+            size = _group_size(span, together)
             found.append(
                 Collective(
                     index=index,
@@ -279,13 +279,10 @@ def _exposed(steps: Sequence[Step]) -> dict[int, dict[Entry, int]]:
     return found
 
 
-def _group_size(lookup: Lookup, span: Span, together: Sequence[int]) -> int | None:
+def _group_size(span: Span, together: Sequence[int]) -> int | None:
     stated = span.attributes.get("group_size")
     if isinstance(stated, int) and stated > 0:
         return stated
-    timeline = lookup.timeline
-    if timeline.represents > 1 and span.lane == "comm":
-        return timeline.num_ranks * timeline.represents
     return len(together) if len(together) > 1 else None
 
 

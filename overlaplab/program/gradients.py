@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from overlaplab.errors import ProgramError
+from overlaplab.program.graph import describe
 from overlaplab.program.record import Access, Op, PayloadTensor, Program
 
 Buckets = Sequence[Sequence[int]]
@@ -159,7 +160,7 @@ def gradient_steps(
     no names, after all earlier ones have been waited for.
 
     Raises:
-        ProgramError: there are none.
+        ProgramError: there are none, or one is blocking.
     """
     waited = {w.op: w.before for w in program.waits if w.rank == rank}
     steps: list[Step] = []
@@ -173,6 +174,7 @@ def gradient_steps(
             )
             continue
         gradients.add(op.index)
+        _check_is_asynchronous(op)
         members = _members(op)
         own = {m.part.name for m in members if m.part.name}
         if not steps or _begins(steps[-1], op, own, names, waited, seen_waiting):
@@ -190,6 +192,15 @@ def gradient_steps(
             "BucketedReducer, or pass is_gradient="
         )
     return steps
+
+
+def _check_is_asynchronous(op: Op) -> None:
+    if op.collective is not None and not op.collective.async_op:
+        raise ProgramError(
+            f"{describe(op)} of rank {op.rank} has async_op=False: all that its stream "
+            f"{op.stream!r} gets later comes after it, so it cannot move to another "
+            "bucket. Record a step that launches its all-reduces with async_op=True"
+        )
 
 
 def _begins(

@@ -86,8 +86,9 @@ def rebucket(
         TypeError: `buckets` is neither a cap nor lists of positions, `program` is no
             program, or `is_gradient` cannot be called.
         ProgramError: the program reduces no gradients asynchronously; ranks differ in
-            them; a bucket would mix communicators or reduce operations; or something
-            waits for a gradient before its new bucket can leave.
+            them; one is blocking; a bucket would mix communicators or reduce
+            operations; or something waits for a gradient before its new bucket can
+            leave.
     """
     check_program(program)
     check_kind(buckets)
@@ -251,9 +252,7 @@ class _Edit:
                     )
         payload = tuple(member.part for member in new.members)
         num_bytes = sum(part.bytes for part in payload)
-        collective = replace(
-            like, bytes=num_bytes, payload=self._payload(payload), async_op=True
-        )
+        collective = replace(like, bytes=num_bytes, payload=self._payload(payload))
         return replace(
             model,
             index=new.index,

@@ -376,6 +376,8 @@ class _Resolution:
             kind, moved = "communication", op.collective.bytes
             m = self.graph.meeting[g]
             attributes["ready_ns"] = self.ready[m]
+            if self.graph.program.represents > 1:  # its peers have no spans
+                attributes["group_size"] = len(op.collective.ranks)
             attributes["latency_ns"] = self.on_wire[m] - self.ready[m]
             attributes["wire_ns"] = end - self.on_wire[m]
             attributes["alone_ns"] = sum(self.costs.meetings[m])

@@ -1,5 +1,7 @@
 """An operator of the backward pass runs on the stream of its forward."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -359,10 +361,8 @@ def test_a_backward_that_raises_leaves_the_streams_as_they_were():
                 raise ZeroDivisionError
 
         hidden.register_hook(fail)
-        try:
+        with contextlib.suppress(ZeroDivisionError):
             hidden.sum().backward()
-        except ZeroDivisionError:
-            pass
         return streams.current_stream().name, torch.ones(1).exp()
 
     values, program = run_virtual(step, world_size=1)

@@ -331,6 +331,14 @@ def test_a_rule_of_ones_own_says_what_reduces_gradients():
     assert [op.label for op in program.ranks[0]] == ["loss", "bucket 0"]
 
 
+def test_a_blocking_all_reduce_has_its_place_in_its_stream_and_stays_there():
+    b = ProgramBuilder(1)
+    payload = [PayloadTensor(8, "float32", None)]
+    b.collective(0, "all_reduce", payload=payload, async_op=False, stream="side")
+    with pytest.raises(ProgramError, match=r"all_reduce #0 of rank 0 .* stream 'side'"):
+        rebucket(b.build(), [[0]], is_gradient=lambda op: True)
+
+
 def test_buckets_leave_in_one_order_on_all_ranks_though_readiness_differs():
     b = ProgramBuilder(2)
     for rank in (0, 1):

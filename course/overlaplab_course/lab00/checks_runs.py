@@ -200,8 +200,9 @@ def _order_hint(seen: Run) -> str:
     product = next((op.index for op in ops if "mm" in op.name), None)
     hint = ""
     if first is not None and product is not None:
-        if product < first and product in ops[first].after:
-            hint = "product_first"
-        elif first in ops[product].after:
-            hint = "product_waits"
+        early, late = sorted((first, product))
+        # A blocking message stands in the product's stream.
+        same_stream = ops[early].stream == ops[late].stream
+        if same_stream or early in ops[late].after:
+            hint = "product_first" if early == product else "product_waits"
     return _TEXTS.get(hint, "")

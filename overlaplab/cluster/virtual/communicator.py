@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -207,7 +208,7 @@ class Communicator:
         the copy is made in time.
         """
         rank, views = self.recorder.rank, [t.detach() for t in sources]
-        earlier = [
+        earlier: list[Any] = [
             unseen.meeting
             for unseen in self.recorder.unseen
             if unseen.stream == self._lane
