@@ -56,10 +56,9 @@ view.draw_many(so_far)
 
 # %% [markdown]
 # `default` is the stream. While it computes, the wire is idle; while a message is in it
-# (the darker bars), nothing computes. The bars without a name
-# take 1 ms each: first `input`, which the caller fills, then each `opt`, last `collect`,
-# which reads the results. So the step is the table's 27 ms and 2 more. Communication with
-# no computation beside it is **exposed**.
+# (hatched), nothing computes. The bars without a name take 1 ms each: first `input`, which
+# the caller fills, then each `opt`, last `collect`, which reads the results. So the step is
+# the table's 27 ms and 2 more. Communication with no computation beside it is **exposed**.
 
 # %% name="one-stream-numbers"
 view.table(so_far)
