@@ -119,7 +119,7 @@ def _travel_themselves(
         and set(map(_look, grads)) == {(dtype, torch.strided, False)}
         and list(map(Tensor.stride, grads)) == list(map(_stride, parameters))
         and all(map(_in_rows, parameters))
-        and not any(map(Tensor.is_conj, grads))
+        and not (dtype.is_complex and any(map(Tensor.is_conj, grads)))
     )
 
 

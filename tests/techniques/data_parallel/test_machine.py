@@ -288,7 +288,7 @@ def large_model(**settings: float) -> tuple[int, int]:
 
 def test_by_default_a_large_model_makes_four_buckets() -> None:
     found = ol.run(large_model, world_size=1, fake=True).values
-    assert found == ((4, 128 * 2**20),)
+    assert found == ((4, 512 * 2**20 // 3),)
     asked = ol.run(large_model, world_size=1, fake=True, bucket_mib=25).values
     assert asked == ((32, 25 * 2**20),)
 
