@@ -27,7 +27,7 @@ from overlaplab.bench.workload import build, plans, release_memory, say
 from overlaplab.errors import CaptureError
 from overlaplab.profiling.profile import profile
 
-CASES = {"gpt-738m": (1, 2, 8), "gpt-162m": (2, 8), "gpt-1.4b": (1, 2)}
+CASES = dict.fromkeys(("gpt-738m", "gpt-162m", "gpt-1.4b"), (1, 2, 8))
 PROFILED = ("compute", "ddp best", "ours best", "ddp captured", "ours captured")
 NORM_RTOL = 2e-3  # bfloat16 averages differ in their last bit by the order of sums
 
@@ -37,15 +37,18 @@ class Plan:
     """How much to measure."""
 
     # bucket sizes that the sweeps try for DDP
-    caps_mib: tuple[float, ...] = (25, 50, 100, 200)
-    our_caps_mib: tuple[float, ...] = (25, 50, 100, 200, 400)  # and for ours
-    captured_caps_mib: tuple[float, ...] = (50, 100, 400)  # and for our captured step
-    warmup: int = 6  # steps before a variant is timed
-    # sweep_rounds, final_rounds: blocks a variant
-    sweep_rounds: int = 2
-    final_rounds: int = 8
-    steps_a_round: int = 5  # steps a block
+    caps_mib: tuple[float, ...] = (25, 100, 200)
+    our_caps_mib: tuple[float, ...] = (25, 100, 400)  # and for ours
+    captured_caps_mib: tuple[float, ...] = (100, 400)  # and for our captured step
+    warmup: int = 5  # steps before a variant is timed
+    # sweep_rounds, final_rounds: blocks per variant
+    sweep_rounds: int = 1
+    final_rounds: int = 7
+    steps_a_round: int = 5  # steps per block
     tokens: int = 1024  # sequence length
+    # whether serial, one message per parameter and captured computation are measured
+    baselines: bool = True
+    micro_batches: int = 4  # of the steps that accumulate
 
 
 BRIEF, QUICK = plans("data_parallel", Plan).values()
@@ -113,6 +116,7 @@ class _Case:
                 f"  {kind:<18}{samples.median_ns / 1e6:9.3f} ms  "
                 f"{ratios[kind]:.3f}  {name}"
             )
+        accumulated = self._accumulate()
         kernels = {k: self._profile(k, v) for k, v in finals.items()}
         for variant in finals.values():
             variant.close()
@@ -128,6 +132,7 @@ class _Case:
             },
             "ratio_to_ddp_best": ratios,
             "bound_ms": round(bound / 1e6, 4),
+            "accumulated": accumulated,
             "sweeps_median_ms": {
                 kind: {name: round(t.median_ns / 1e6, 4) for _, name, t in found}
                 for kind, found in swept.items()
@@ -146,7 +151,6 @@ class _Case:
 
     def _ddp(self) -> Iterator[Maker]:
         modes: tuple[dict[str, Any], ...] = (
-            {},
             {"views": True},
             {"views": True, "zero": True},
         )
@@ -180,11 +184,14 @@ class _Case:
 
     def _build_finals(self, swept: Mapping[str, Swept]) -> dict[str, Variant]:
         compute = self._maker(variants.compute)
-        makers: dict[str, Maker] = {
-            "compute": compute,
-            "compute captured": self._captured(compute),
-            "serial": self._maker(variants.serial),
-            "per parameter": self._maker(variants.hooks),
+        makers: dict[str, Maker] = {"compute": compute}
+        if self.plan.baselines:
+            makers |= {
+                "compute captured": self._captured(compute),
+                "serial": self._maker(variants.serial),
+                "per parameter": self._maker(variants.hooks),
+            }
+        makers |= {
             "ddp default": self._maker(variants.ddp),
             "ours default": self._maker(variants.bucketed),
         }
@@ -203,11 +210,37 @@ class _Case:
             self.not_measured[f"captured #{len(self.not_measured)}"] = str(error)
             say(f"    refused: {str(error)[:100]}")
             return None
-        for _ in range(self.plan.warmup):
+        for _ in range(self.plan.warmup if variant.micro_batches == 1 else 2):
             variant.step()
         if variant.averages:
             self._check_gradients(variant)
         return variant
+
+    def _accumulate(self) -> dict[str, Any]:
+        """Steps of several micro-batches, ours by default beside DDP's `no_sync`."""
+        ddp = functools.partial(
+            self._maker, variants.ddp, micro_batches=self.plan.micro_batches
+        )
+        makers = [ddp(), *(ddp(bucket_cap_mb=c, views=True) for c in (100, 200))]
+        makers.append(
+            self._maker(variants.bucketed, micro_batches=self.plan.micro_batches)
+        )
+        built = [variant for make in makers if (variant := self._build(make))]
+        times = time_in_turn(
+            {variant.name: variant.step for variant in built},
+            num_rounds=2,
+            steps_a_round=3,
+        )
+        for variant in built:
+            variant.close()
+        best = min(t.median_ns for name, t in times.items() if "ddp" in name)
+        ratio = round(times["ours default"].median_ns / best, 4)
+        say(f"  {self.plan.micro_batches} micro-batches: ours default {ratio} of DDP")
+        return {
+            "micro_batches": self.plan.micro_batches,
+            "ours_to_best_ddp": ratio,
+            "variants": {name: samples.to_json() for name, samples in times.items()},
+        }
 
     # Right first.
 
@@ -230,10 +263,11 @@ class _Case:
                 f"{variant.name}: ranks have different gradients (norms from "
                 f"{-both[1].item()!r} to {both[0].item()!r})"
             )
-        if not math.isclose(norm, self.norm, rel_tol=NORM_RTOL):
+        expected = self.norm * variant.micro_batches
+        if not math.isclose(norm, expected, rel_tol=NORM_RTOL * variant.micro_batches):
             raise AssertionError(
                 f"{variant.name}: gradient norm {norm!r}, a plain all-reduce gives "
-                f"{self.norm!r}"
+                f"{expected!r}"
             )
 
     def _profile(self, kind: str, variant: Variant) -> dict[str, Any]:

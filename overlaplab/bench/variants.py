@@ -40,6 +40,7 @@ class Variant:
     step: Callable[[], object]  # runs one step
     model: nn.Module  # whose `.grad` the step fills
     averages: bool = True  # whether gradients are the mean over ranks afterwards
+    micro_batches: int = 1  # backwards per step, all over the same batch
     # gives its memory and hooks back
     close: Callable[[], None] = field(default=lambda: None)
 
@@ -67,16 +68,31 @@ def compute(model: nn.Module, batch: Batch) -> Variant:
 
 
 def _reducer(
-    name: str, ours: Reducer, twin: nn.Module, batch: Batch, **settings: Any
+    name: str,
+    ours: Reducer,
+    twin: nn.Module,
+    batch: Batch,
+    micro_batches: int = 1,
+    **settings: Any,
 ) -> Variant:
     """A step with one of our reducers, which is on `twin`."""
 
     def step() -> None:
         twin.zero_grad()
+        with ours.no_sync():
+            for _ in range(micro_batches - 1):
+                twin(*batch).backward()
         twin(*batch).backward()
         ours.wait()
 
-    return Variant(name, settings, step, twin, close=ours.remove)
+    return Variant(
+        name,
+        settings,
+        step,
+        twin,
+        micro_batches=micro_batches,
+        close=ours.remove,
+    )
 
 
 def bucketed(
@@ -84,12 +100,13 @@ def bucketed(
     batch: Batch,
     mib: float | None = None,
     group: dist.ProcessGroup | None = None,
+    micro_batches: int = 1,
 ) -> Variant:
     """Our reducer; `group` is for captured steps, which keep a communicator."""
     twin = share_parameters(model)
     ours = BucketedReducer(twin, bucket_mib=mib, process_group=group)
     name = f"ours {mib:g}" if mib else "ours default"
-    return _reducer(name, ours, twin, batch, bucket_mib=mib)
+    return _reducer(name, ours, twin, batch, micro_batches, bucket_mib=mib)
 
 
 def hooks(model: nn.Module, batch: Batch) -> Variant:
@@ -111,6 +128,7 @@ def ddp(
     static_graph: bool = False,
     zero: bool = False,
     group: dist.ProcessGroup | None = None,
+    micro_batches: int = 1,
 ) -> Variant:
     """PyTorch's DistributedDataParallel.
 
@@ -130,6 +148,9 @@ def ddp(
 
     def step() -> None:
         twin.zero_grad(set_to_none=not zero)
+        with wrapped.no_sync():
+            for _ in range(micro_batches - 1):
+                wrapped(*batch).backward()
         wrapped(*batch).backward()
 
     settings = {
@@ -140,7 +161,7 @@ def ddp(
     }
     name = f"ddp {bucket_cap_mb:g}" if bucket_cap_mb else "ddp default"
     name += " views" * views + " static" * static_graph + " zero" * zero
-    return Variant(name, settings, step, twin)
+    return Variant(name, settings, step, twin, micro_batches=micro_batches)
 
 
 def captured(make: Callable[[], Variant], *, num_warmup: int = 3) -> Variant:
