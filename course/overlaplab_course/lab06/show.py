@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,40 +95,6 @@ def draw_valleys(
 # -- stored measurements, with card and versions
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A stored table; prints with the machine that it was measured on."""
-
-    source: str  # what was measured, and how
-    machine: str  # card, torch, NCCL, date
-    columns: Sequence[str]  # their titles, with the unit in `source`
-    # a name, and a number or None for each column
-    rows: Sequence[tuple[str, Sequence[float | None]]]
-
-    def lines(self, first: str = "", form: str = "") -> list[str]:
-        """Head and rows."""
-        cells = [
-            (name, *("-" if n is None else format(n, form) for n in numbers))
-            for name, numbers in self.rows
-        ]
-        return stored.columns([(first, *self.columns), *cells])
-
-    def __str__(self) -> str:
-        measured = f"Measured: {self.source}."
-        return "\n".join([*self.lines(), measured, self.machine])
-
-    __repr__ = __str__
-
-    def number(self, row: str, column: str) -> float:
-        """The number of the first row whose name begins with `row`."""
-        place = self.columns.index(column)
-        for name, numbers in self.rows:
-            number = numbers[place]
-            if name.startswith(row) and number is not None:
-                return number
-        raise KeyError(f"no number for {row!r}, {column!r}")
-
-
 def _read(table: str) -> dict[str, Any]:
     found = stored.read("06")
     assert found is not None
@@ -147,11 +112,39 @@ def machine(table: str) -> str:
     return stored.machine(_read(table))
 
 
-def measured(table: str) -> Measured:
-    """A stored table: "data_parallel", "ends", "hidden" or "benchmark"."""
-    entry = _read(table)
-    rows = [(name, numbers) for name, *numbers in entry["rows"]]
-    return Measured(entry["source"], machine(table), entry["columns"], rows)
+class Measured:
+    """A stored table: "data_parallel", "ends", "hidden" or "benchmark".
+
+    It prints with what was measured, how, and on which machine.
+    """
+
+    def __init__(self, table: str) -> None:
+        self._entry = _read(table)
+
+    def lines(self, first: str = "", form: str = "", but: str = "") -> list[str]:
+        """Head and rows; without the row `but`."""
+        cells = (
+            (name, *("-" if n is None else format(n, form) for n in numbers))
+            for name, *numbers in self._entry["rows"]
+            if name != but
+        )
+        return stored.columns([(first, *self._entry["columns"]), *cells])
+
+    def __repr__(self) -> str:
+        measured = f"Measured: {self._entry['source']}."
+        return "\n".join([*self.lines(), measured, stored.machine(self._entry)])
+
+    def number(self, row: str, column: str) -> float:
+        """The number of the first row whose name begins with `row`."""
+        place = self._entry["columns"].index(column)
+        for name, *numbers in self._entry["rows"]:
+            number: float | None = numbers[place]
+            if name.startswith(row) and number is not None:
+                return number
+        raise KeyError(f"no number for {row!r}, {column!r}")
+
+
+measured = Measured
 
 
 def stored_benchmarks() -> list[str]:
@@ -159,10 +152,9 @@ def stored_benchmarks() -> list[str]:
 
     Median ms of a step by variant and batch size; all numbers are of one run.
     """
-    table = measured("benchmark")
-    shown = [row for row in table.rows if row[0] != "compute captured"]
-    table = replace(table, rows=shown)
-    return [table.machine, *table.lines(table.source, ".1f")]
+    head = _read("benchmark")["source"]
+    lines = Measured("benchmark").lines(head, ".1f", but="compute captured")
+    return [machine("benchmark"), *lines]
 
 
 def stored_ms(variant: str, batch: int) -> float:
