@@ -14,12 +14,18 @@ import torch
 import torch.distributed as dist
 import overlaplab as ol
 
+from torch.distributed import destroy_process_group, init_process_group
+
 def step(scale):
-    total = torch.tensor([float(dist.get_rank() + 1)])
-    dist.all_reduce(total)
+    for _ in range(2):
+        init_process_group("gloo", rank=int(os.environ["RANK"]))
+        total = torch.tensor([float(dist.get_rank() + 1)])
+        dist.all_reduce(total)
+        destroy_process_group()
     return os.getpid(), total.item() * scale
 
-run = ol.run(step, 10, cluster="gloo", world_size=2, timeout_s=900)
+for _ in range(2):
+    run = ol.run(step, 10, cluster="gloo", world_size=2, timeout_s=900)
 kinds = sorted({(span.rank, span.kind) for span in run.timeline.spans})
 with open(f"{sys.argv[1]}/{os.environ['RANK']}.json", "w") as file:
     json.dump([os.getpid(), run.values, kinds], file)
