@@ -120,7 +120,8 @@ class Op:
         source: "file:line in function" of the user's code, "" if not recorded.
         attributes: anything else, JSON values. Of a "memcpy": "direction" ("h2d",
             "d2h") and "pinned" (whether the host's side is). Of the backward pass:
-            "forward", the source of the operator whose gradient it computes.
+            "forward", the source of the operator whose gradient it computes, and
+            "entered", true for what a hook launches on a stream that it entered.
     """
 
     index: int
@@ -142,6 +143,13 @@ class Op:
     phase: str = ""
     source: str = ""
     attributes: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRIBUTES)
+
+
+def by_autograd(op: Op) -> bool:
+    """Is it a kernel of the backward pass, on its node's stream? With these autograd
+    orders the streams of gradients, and notes them for the allocator."""
+    is_kernel = op.phase == "backward" and op.kind == "compute"
+    return is_kernel and not op.attributes.get("entered")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from overlaplab.program.graph import Clocks, Graph, StreamOrder
 from overlaplab.program.hazards import Hazard, Key, Touch, Use
-from overlaplab.program.record import StorageLife
+from overlaplab.program.record import StorageLife, by_autograd
 from overlaplab.timeline.span import CPU_LANE
 
 _ROUND_BYTES = 512
@@ -243,8 +243,8 @@ class _Allocator:
     def _is_kept_back(self, g: int, life: StorageLife) -> bool:
         """Does the allocator itself wait for this use?"""
         op, ops = self._graph.ops[g], self._graph.program.ranks[self._rank]
-        in_backward = op.phase == "backward" and op.stream != life.stream
-        if in_backward and ops[min(life.born, op.index)].phase == "backward":
+        crosses = by_autograd(op) and op.stream != life.stream
+        if crosses and ops[min(life.born, op.index)].phase == "backward":
             return True
         return any(self._has_seen(s, life.freed or 0, g) for s, _ in life.recorded)
 

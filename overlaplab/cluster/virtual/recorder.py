@@ -27,7 +27,14 @@ from overlaplab.cluster.virtual.lanes import (
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.source import ForwardLines, user_line
 from overlaplab.cluster.virtual.storage import StorageTable
-from overlaplab.program.record import Access, Collective, Op, OpKind, WorkWait
+from overlaplab.program.record import (
+    Access,
+    Collective,
+    Op,
+    OpKind,
+    WorkWait,
+    by_autograd,
+)
 from overlaplab.timeline.span import CPU_LANE, NO_ATTRIBUTES, step_number
 
 
@@ -194,6 +201,8 @@ class Recorder:
             attributes = {**self._of_step, **attributes, "forward": line}
         elif self._of_step:
             attributes = {**self._of_step, **attributes}
+        if self._hook_lane is not None:
+            attributes = {**attributes, "entered": True}
         self.ops.append(
             Op(
                 index,
@@ -370,10 +379,8 @@ class Recorder:
         """The engine adds the gradients of one tensor, from nodes of any stream."""
         for access in reads:
             writer = self.storages.last_writer(access)
-            if writer is not None:
-                op = self.ops[writer]
-                if op.kind == "compute" and op.phase == "backward":
-                    lane.pending.add(writer)
+            if writer is not None and by_autograd(self.ops[writer]):
+                lane.pending.add(writer)
 
     def _end_backward(self, task: GraphTask[Frontier]) -> None:
         """Once: the caller's stream waits for those of the nodes."""
