@@ -19,13 +19,12 @@ from overlaplab.bench.predict.compare import (
     summary,
 )
 from overlaplab.bench.predict.measure import GPU, Grid, describe, measure_on_link
-from overlaplab.bench.predict.predict import middle_step, repeat, step_ends
+from overlaplab.bench.predict.predict import from_first_step, step_ends
 from overlaplab.calibrate.operators import record_steps, step_starts
 from overlaplab.calibrate.plan import GPU as CALIBRATION
-from overlaplab.hardware import find_hardware
 from overlaplab.models import TransformerConfig
 from overlaplab.processes import run_ranks
-from overlaplab.program import Program, resolve
+from overlaplab.program import resolve
 from overlaplab.techniques.data_parallel import BucketedReducer
 from prediction import fill
 from tests.calibrate.small_plan import SMALL as SMALL_PLAN
@@ -78,50 +77,31 @@ def test_a_quantile_is_the_least_value_that_so_many_do_not_exceed(
     assert len(below) < share * len(values) + 1e-6
 
 
-# The repeated step.
+# The recorded steps.
 
 
-def recorded(num_steps: int) -> Program:
-    return record_steps(
+@pytest.mark.parametrize("hardware", ["chalk", "h100-nvlink", "ethernet-100g"])
+def test_steps_take_as_long_without_the_construction_of_the_model(
+    hardware: str,
+) -> None:
+    whole = record_steps(
         SMALL,
         2,
         4,
         "float32",
-        num_steps=num_steps,
+        num_steps=4,
         make_reducer=lambda model: BucketedReducer(model, bucket_mib=0.0005),
     )
-
-
-@pytest.mark.parametrize("hardware", ["chalk", "h100-nvlink", "ethernet-100g"])
-def test_a_repeated_step_takes_as_long_as_recorded_ones(hardware: str) -> None:
-    hw = find_hardware(hardware)
-    (ops,) = (whole := recorded(4)).ranks
-    starts = [*step_starts(ops), len(ops)]
-    ends = {span.attributes["op"]: span.end_ns for span in resolve(whole, hw).spans}
-    marks = [max(ends[i] for i in range(a, b)) for a, b in itertools.pairwise(starts)]
-    step = middle_step(recorded(2))
-    again = step_ends(resolve(repeat(step, 4, 2), hw), len(step))
+    steps = from_first_step(whole)
+    assert [op.index for op in steps.ranks[0]] == list(range(len(steps.ranks[0])))
+    first, *others = (
+        step_ends(resolve(each, hardware), step_starts(each.ranks[0]))
+        for each in (whole, steps)
+    )
     # The recorded ones begin behind a broadcast, which the first step waits for.
-    assert [b - a for a, b in itertools.pairwise(again)] == [
-        b - a for a, b in itertools.pairwise(marks)
+    assert [[b - a for a, b in itertools.pairwise(ends)] for ends in others] == [
+        [b - a for a, b in itertools.pairwise(first)]
     ]
-
-
-def test_a_repeated_step_keeps_what_it_waits_for_in_the_step_before() -> None:
-    step = middle_step(recorded(2))
-    program = repeat(step, 3, 2)
-    (ops,) = program.ranks
-    assert [op.index for op in ops] == list(range(3 * len(step)))
-    across = [(op.index, a) for op in ops for a in op.after if op.index - a > 0]
-    last = [i for i, op in enumerate(step) if op.collective is not None][-1]
-    assert (len(step), last) in across and (2 * len(step), len(step) + last) in across
-    sequences = [op.collective.sequence for op in ops if op.collective is not None]
-    assert sequences == list(range(len(sequences)))
-
-
-def test_steps_that_differ_are_refused() -> None:
-    with pytest.raises(ValueError, match="two equal steps"):
-        middle_step(recorded(1))
 
 
 # The calibration sees nothing of the grid.

@@ -12,7 +12,7 @@ from overlaplab.bench.predict.measure import PROFILED_STEPS
 from overlaplab.bench.predict.predict import predict, record_variant
 from overlaplab.calibrate.profile import build_profile
 from overlaplab.hardware import Hardware
-from overlaplab.program import Op
+from overlaplab.program import Program
 from overlaplab.view import Table
 
 DIFFER = 0.03  # pairs of variants that are closer have no order to get right
@@ -28,7 +28,7 @@ _MAIN = (
     "wire_rate_permille",
 )
 Say = Callable[[str], None]
-Steps = dict[tuple[str, int, str], tuple[Op, ...]]
+Steps = dict[tuple[str, int, str], Program]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +197,18 @@ def _rows(
         key = (case["model"], case["batch"], variant)
         if key not in steps:
             steps[key] = record_variant(
-                *key[:2], case["tokens"], case["dtype"], caps.get(variant), variant
+                *key[:2],
+                case["tokens"],
+                case["dtype"],
+                caps.get(variant),
+                variant,
+                1 + grid["steps_a_round"] + PROFILED_STEPS,
             )
         guess = predict(
             steps[key],
             hardware,
             steps_a_round=grid["steps_a_round"],
             profiled_steps=PROFILED_STEPS,
-            num_ranks=measured["world_size"],
         )
         rows.append(
             Row(
