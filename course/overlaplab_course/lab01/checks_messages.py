@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from overlaplab.diagnosis.wording import plural
 from overlaplab.grading import forms
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import as_number, find_slip, is_close
@@ -97,7 +98,7 @@ def _fault(case: Case, said: Pairs, truth: Pairs) -> tuple[str, str, Mapping[str
     if len(said) != len(truth):
         rest = num_layers % per_bucket
         last = f", the last one with {rest} of the {num_layers} layers" if rest else ""
-        sent = given.count_of(len(said), "message")
+        sent = plural(len(said), "message")
         return COUNT, "", {"said": sent, "number": len(truth), "last": last}
     before = 0.0
     for place, ((start, end), right) in enumerate(zip(said, truth, strict=True)):
@@ -108,7 +109,7 @@ def _fault(case: Case, said: Pairs, truth: Pairs) -> tuple[str, str, Mapping[str
             "place": place,
             "length": length,
             "right_length": layers * message_ms,
-            "layers": given.count_of(layers, "layer"),
+            "layers": plural(layers, "layer"),
             "message_ms": message_ms,
             "each": " each" if layers > 1 else "",
             "number": layers,
@@ -152,8 +153,8 @@ class Message(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.num_bytes:,} bytes, {self.gbit_per_s:g} Gbit/s, "
-            f"{self.latency_us:g} us, {given.count_of(self.num_messages, 'message')}, "
-            f"{given.count_of(self.num_ranks, 'rank')}"
+            f"{self.latency_us:g} us, {plural(self.num_messages, 'message')}, "
+            f"{plural(self.num_ranks, 'rank')}"
         )
 
 

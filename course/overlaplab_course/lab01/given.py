@@ -26,11 +26,6 @@ from overlaplab.timeline import Timeline
 NS_PER_MS = 1_000_000
 
 
-def count_of(number: int, what: str) -> str:
-    """ "1 layer", "2 layers"."""
-    return f"{number} {what}" + ("" if number == 1 else "s")
-
-
 # Ten linear layers: the opening step, recorded
 
 NUM_LAYERS = 10

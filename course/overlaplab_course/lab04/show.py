@@ -17,6 +17,7 @@ from overlaplab.cluster.run import run
 from overlaplab.program import resolve
 from overlaplab.timeline import Timeline
 from overlaplab.torch_versions import all_gather_single, reduce_scatter_single
+from overlaplab.view import format_bytes
 from overlaplab_course import stored
 from overlaplab_course.lab04 import reference
 from overlaplab_course.lab04.extras import ChunkToSend, no_chunk, simulate
@@ -246,7 +247,7 @@ def by_size_table(found: stored.Stored, table: str = "by_size") -> list[str]:
         return [f"Not measured{why}"]
     rows = [["", *(_TITLES.get(name, name) for name in names)]]
     for size in measured[names[0]]:
-        rows.append([f"{_size(int(size)):>10}"])
+        rows.append([f"{format_bytes(int(size)):>10}"])
         for name in names:
             # Two halves together carry what an all-reduce does.
             operation, ms = "all_reduce" if "," in name else name, measured[name][size]
@@ -254,12 +255,6 @@ def by_size_table(found: stored.Stored, table: str = "by_size") -> list[str]:
             bus = bus_of_ours(operation, num_ranks, int(size), us)
             rows[-1].append(f"{1e3 * ms:.0f} us, {bus:.0f} GB/s")
     return stored.columns(rows)
-
-
-def _size(num_bytes: int) -> str:
-    if num_bytes >= MIB:
-        return f"{num_bytes // MIB} MiB"
-    return f"{num_bytes // 1024} KiB"
 
 
 @_shown
@@ -278,4 +273,4 @@ def small_table(found: stored.Stored) -> list[str]:
     """Many small all-reduces, in three ways."""
     count, size = found["small_tensors"]
     rows = [(name, f"{1e3 * ms:.0f}") for name, ms in found["small"].items()]
-    return [f"{count} tensors of {_size(int(size))}, us", *stored.columns(rows)]
+    return [f"{count} tensors of {format_bytes(int(size))}, us", *stored.columns(rows)]
