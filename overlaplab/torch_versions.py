@@ -39,6 +39,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.distributed.c10d_logger": "_exception_logger",
     "torch.distributed.distributed_c10d": "_new_process_group_helper "
     "_resolve_process_group _world batch_isend_irecv",
+    "torch.jit._builtins": "_get_builtin_table",
     "torch.utils._device": "_device_constructors",
     "torch.utils._python_dispatch": "TorchDispatchMode _disable_current_modes",
     "torch.utils._pytree": "tree_flatten tree_leaves tree_unflatten",

@@ -201,8 +201,9 @@ def capture_step(step: Callable[P, R], *, num_warmup: int = 3) -> CapturedStep[P
 
     Args:
         step: forward, backward, `reducer.wait()` and, if you like, the optimizer
-            (`capturable=True` for Adam). Tensor arguments must keep shape and dtype,
-            others their value.
+            (`capturable=True` for Adam). Of several micro-batches, all backwards but
+            the last inside `reducer.no_sync()`. Tensor arguments must keep shape and
+            dtype, others their value.
         num_warmup: eager calls, at least 1.
 
     Returns:

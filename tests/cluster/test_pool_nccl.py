@@ -1,5 +1,7 @@
 """A process a GPU: values come back, timelines hold kernels, hangs are named."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -47,6 +49,27 @@ def test_gpu_tensors_of_the_caller_arrive_on_each_rank_s_gpu_and_share_memory():
         ("cuda:1", [0, 0, 1, 1]),
     )
     assert flat.tolist() == [0, 0, 0, 0]
+
+
+def script(number):
+    place = [int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
+    seen = []
+    for _ in range(number):
+        dist.init_process_group("nccl", rank=place[0], world_size=place[2])
+        device = torch.device("cuda", place[1])
+        torch.cuda.set_device(device)
+        total = torch.full((1,), 1.0 + place[0], device=device)
+        dist.all_reduce(total)
+        seen.append(total.item())
+        dist.destroy_process_group()
+    return [*place, *seen]
+
+
+def test_a_script_for_torchrun_initialises_and_destroys_as_it_likes():
+    assert run(script, 2).values == ([0, 0, 2, 3, 3], [1, 1, 2, 3, 3])
+    with pytest.raises(ol.RankError, match=r"backend='gloo'\).* the cluster is 'nccl'"):
+        run(lambda: dist.init_process_group("gloo"))
+    assert run(script, 1).values == ([0, 0, 2, 3], [1, 1, 2, 3])
 
 
 def overlapping_step():

@@ -94,3 +94,17 @@ def test_ddp_without_sync_adds_up_and_averages_in_the_last_pass():
     for ours, p in zip(values[1], reference.parameters(), strict=True):
         torch.testing.assert_close(ours, p.grad, rtol=1e-5, atol=1e-7)
     assert find_findings(program) == ()
+
+
+def noise_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(3) + torch.full_like(x, 2.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_torchscript_compiles_in_a_rank_and_after_the_run():
+    # torch scripts when ZeroRedundancyOptimizer is imported, be it in a rank.
+    def step():
+        return torch.jit.script(noise_like)(torch.ones(3)).tolist()
+
+    assert run_virtual(step, world_size=2)[0] == ([2.0] * 3,) * 2
+    assert step() == [2.0] * 3

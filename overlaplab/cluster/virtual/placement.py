@@ -66,8 +66,26 @@ def placing_calls(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
     ]
     for owner, names in ((torch, _FACTORIES), (tensor, _METHODS)):
         patches += [(owner, n, _factory(recorder, getattr(owner, n))) for n in names]
-    with patched(patches), _forgotten_by_the_compiler():
+    with _known_to_torchscript(patches), patched(patches), _forgotten_by_the_compiler():
         yield
+
+
+@contextlib.contextmanager
+def _known_to_torchscript(patches: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Its compiler knows torch's functions by their ids; some imports script (ZeRO)."""
+    builtins: Any = torch.jit._builtins
+    table = builtins._get_builtin_table()  # made now: of torch's own
+    stand_ins = {
+        id(new): table[id(getattr(torch, name))]
+        for owner, name, new in patches
+        if owner is torch and id(getattr(torch, name)) in table
+    }
+    table.update(stand_ins)
+    try:
+        yield
+    finally:
+        for key in stand_ins:
+            del table[key]
 
 
 @contextlib.contextmanager

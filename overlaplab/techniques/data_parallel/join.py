@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from overlaplab.techniques.arrivals import Arrivals
-from overlaplab.techniques.data_parallel.wire import own_group
+from overlaplab.techniques.data_parallel.wire import asked_group
 from overlaplab.techniques.in_flight import Wire
 from overlaplab.techniques.model_facts import ModelFacts
 
@@ -63,6 +63,7 @@ class JoinableReducer(Joinable):
         `no_sync()`, end a window that is cut short, too. Collective: every rank enters
         the block. `broadcast_buffers()` and `abandon()` are refused in it, and a model
         whose forward has collectives of its own needs `throw_on_early_termination`.
+        Not for captured steps: a replay says to nobody that its rank goes on.
 
         As DDP's `join`. torch's `Join([reducer, optimizer])` does the same for several,
         e.g. with a `ZeroRedundancyOptimizer`: on ended ranks, too, `.grad` has the
@@ -125,8 +126,7 @@ class JoinableReducer(Joinable):
     @property
     def join_process_group(self) -> Any:
         """Of `Join`'s collectives, which other members of the join must share."""
-        # On NCCL buckets travel in a group of their own, of the same ranks.
-        return dist.group.WORLD if self._group is own_group() else self._group
+        return asked_group(self._group)
 
     def _wire_of_step(self) -> Wire:
         """For a step that opens: the reducer's own, or one that knows who goes on."""

@@ -191,7 +191,8 @@ class BucketedReducer(JoinableReducer):
         """Backwards in this block only accumulate; the next one after it sends.
 
         What counts is where the backward runs; the forward may be on either side. If no
-        backward follows, `wait()` sends. Blocks nest; an exception leaves them.
+        backward follows, `wait()` sends. Gradients add up in `.grad` itself, and each
+        bucket is sent once. Blocks nest; an exception leaves them.
         """
         before, self._arrivals.paused = self._arrivals.paused, True
         self._windows += 1

@@ -139,3 +139,9 @@ def own_group() -> dist.ProcessGroup:
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         _own_groups[world] = dist.new_group(pg_options=options)
     return _own_groups[world]
+
+
+def asked_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The world if `group` is `own_group()`, which has the same ranks; else `group`."""
+    worlds = [world for world, own in _own_groups.items() if own is group]
+    return worlds[0] if worlds else group

@@ -105,6 +105,13 @@ def test_torchs_join_of_a_reducer_and_a_sharded_optimizer(
 
 
 @on_both
+def test_a_group_joins_by_itself(cluster: str) -> None:
+    # (1 + 2) / 2, then twice 2 / 2; rank 0 stays where it is.
+    found = run(uneven.in_a_subgroup, cluster=cluster, ranks=3)
+    assert found == [[0.0], [3.5], [3.5]]
+
+
+@on_both
 def test_an_ended_rank_keeps_its_own_gradients_out_of_the_others_steps(
     cluster: str,
 ) -> None:

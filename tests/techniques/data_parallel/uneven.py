@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from overlaplab import streams
 from overlaplab.models.toy_nets import WIDTH, random_batch
 from overlaplab.techniques.data_parallel import (
     BFloat16Wire,
@@ -39,14 +38,25 @@ REDUCERS: dict[str, Callable[[nn.Module], Reducer]] = {
 
 def make_model(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(WIDTH, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)
-    )
+    layers = [
+        nn.Linear(WIDTH, 6, bias=False),  # its gradient would be rounding alone
+        nn.BatchNorm1d(6),
+        nn.Tanh(),
+        nn.Linear(6, 2),
+    ]
+    model = nn.Sequential(*layers)
+    return model.to(streams.device()) if dist.is_initialized() else model
 
 
-def windows(rank: int, number: int, size: int) -> Iterator[list[Tensor]]:
+def state_of(model: nn.Module) -> State:
+    return {name: value.cpu().clone() for name, value in model.state_dict().items()}
+
+
+def windows(rank: int, number: int, size: int = 1) -> Iterator[list[Tensor]]:
     """A rank's batches, `size` a step; the last step may have fewer."""
     batches = [random_batch(rank, step, WIDTH) for step in range(number)]
+    if dist.is_initialized():  # the oracle stays on the CPU
+        batches = [batch.to(streams.device()) for batch in batches]
     for first in range(0, number, size):
         yield batches[first : first + size]
 
@@ -76,7 +86,7 @@ def train(
             optimizer.zero_grad()
             accumulate(model, reducer, window)
             optimizer.step()
-    return copy.deepcopy(model.state_dict()), reducer.num_steps
+    return state_of(model), reducer.num_steps
 
 
 def train_all(cases: Sequence[Any]) -> list[tuple[State, int]]:
@@ -113,7 +123,7 @@ def expected(
                 optimizer.step()
         for model in models:
             model.load_state_dict(models[last].state_dict())
-    return models[last].state_dict(), num_epochs * num_steps
+    return state_of(models[last]), num_epochs * num_steps
 
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
@@ -128,14 +138,16 @@ def epochs_with_adamw(numbers: Sequence[int], updates: bool) -> State:
     optimizer = adamw(model.parameters())
     for _ in range(2):
         with reducer.join(update=optimizer.step if updates else None):
-            for window in windows(rank, numbers[rank], 1):
+            for window in windows(rank, numbers[rank]):
                 optimizer.zero_grad()
                 accumulate(model, reducer, window)
                 optimizer.step()
-    return model.state_dict()
+    return state_of(model)
 
 
 def with_a_sharded_optimizer(numbers: Sequence[int]) -> State:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # seconds, for one test
+
     rank = dist.get_rank()
     model = make_model(seed=rank)
     reducer = BucketedReducer(model, bucket_mib=SMALL_MIB)
@@ -143,11 +155,28 @@ def with_a_sharded_optimizer(numbers: Sequence[int]) -> State:
         model.parameters(), optimizer_class=torch.optim.AdamW, lr=0.05
     )
     with Join([reducer, optimizer]):
-        for window in windows(rank, numbers[rank], 1):
+        for window in windows(rank, numbers[rank]):
             optimizer.zero_grad()
             accumulate(model, reducer, window)
             optimizer.step()
-    return model.state_dict()
+    return state_of(model)
+
+
+def in_a_subgroup() -> list[float]:
+    """Ranks 1 and 2 train with one batch and three, rank 0 alone with two."""
+    rank = dist.get_rank()
+    groups = [dist.new_group([0]), dist.new_group([1, 2])]
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    reducer = BucketedReducer(model, process_group=groups[rank > 0])
+    with reducer.join():
+        for _ in range((2, 1, 3)[rank]):
+            model.zero_grad()
+            model(torch.full((1, 1), float(rank))).sum().backward()
+            reducer.wait()
+            with torch.no_grad():
+                model.weight += model.weight.grad
+    return [model.weight.item()]
 
 
 def own_gradients(zeroes_before: bool) -> tuple[float | None, float]:
