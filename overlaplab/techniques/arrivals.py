@@ -86,6 +86,7 @@ class Arrivals:
         self._missing = list(map(set, self._expected))  # not counted yet
         # Dicts and not sets: a run must not depend on hashes.
         self._writers: list[dict[Hashable, None]] = [{} for _ in self._buckets]
+        self._writers_so_far: dict[Hashable, None] = {}  # of any bucket, while paused
         self.is_open = False
         self.next = 0
         self._ended = True
@@ -120,7 +121,7 @@ class Arrivals:
 
     def writers(self, bucket: int) -> dict[Hashable, None]:
         """Keys of the streams that wrote its gradients, in order of arrival."""
-        return self._writers[bucket]
+        return self._writers_so_far | self._writers[bucket]
 
     def announce_next(self) -> None:
         """Announce one more bucket, full or not."""
@@ -142,7 +143,14 @@ class Arrivals:
 
         def on_gradient(_: Tensor) -> None:
             arrivals = me()
-            if arrivals is not None:
+            if arrivals is None:
+                return
+            if _current_backward() != arrivals._backward:
+                arrivals._begin_backward()
+            arrivals._here[index] = True
+            if arrivals.paused:
+                arrivals._writers_so_far[arrivals._stream_key()] = None
+            else:
                 arrivals._arrived(index)
 
         on_gradient.arrivals = me  # type: ignore[attr-defined]
@@ -157,16 +165,10 @@ class Arrivals:
         return handle
 
     def _arrived(self, index: int) -> None:
-        if _current_backward() != self._backward:
-            self._begin_backward()
-        self.is_open = True
-        self._here[index] = True
         bucket = self._bucket_of[index]
         if bucket < 0:
             return
         self._writers[bucket][self._stream_key()] = None
-        if self.paused:
-            return
         missing = self._missing[bucket]
         if index in missing:
             missing.remove(index)
@@ -180,6 +182,7 @@ class Arrivals:
         if not self._ended and outer is not None:
             return
         _alive(self._on_backward)()
+        self.is_open = True
         self._ended, self._inner_ended = False, False
         self._call_at_the_end(inner=outer is not None)
         if outer is None:
