@@ -59,7 +59,10 @@ def _same_stream(
     held.sort(key=lambda c: -c.exposed["sending_awaited"])
     shared = sorted({str(c.span.lane) for c in held if _shares_stream(case, c)})
     if shared:
-        how = f"It runs on a stream that computes ({', '.join(shared)}), in its order."
+        how = (
+            f"It runs on a stream that computes ({', '.join(shared)}), in its order, "
+            "as with async_op=False."
+        )
     else:
         how = (
             "It is waited for at once: async_op=False, or work.wait() right behind "

@@ -277,35 +277,49 @@ def test_callbacks_come_after_the_nodes_of_all_streams():
 
 
 class Inner(torch.autograd.Function):
-    """A layer whose backward pass runs another one, on the stream `where` if given."""
+    """A layer whose backward pass runs another one.
+
+    Args:
+        forward, backward: the streams of the inner passes; the current one if None.
+    """
 
     @staticmethod
-    def forward(ctx, x, where):
-        ctx.where, ctx.x = where, x.detach().requires_grad_()
+    def forward(ctx, x, forward, backward):
+        ctx.streams, ctx.x = (forward, backward), x.detach().requires_grad_()
         return x * 2
 
     @staticmethod
     def backward(ctx, grad):
-        if ctx.where is None:
-            with torch.enable_grad():
-                (found,) = torch.autograd.grad(ctx.x.exp().sum(), ctx.x)
-            return grad * found, None
-        ctx.where.wait_stream(streams.current_stream())
-        with torch.enable_grad(), streams.stream(ctx.where):
-            (found,) = torch.autograd.grad(ctx.x.exp().sum(), ctx.x)
-        streams.current_stream().wait_stream(ctx.where)
-        return grad * found, None
+        own = streams.current_stream()
+        forward, backward = (own if s is None else s for s in ctx.streams)
+        forward.wait_stream(own)
+        with torch.enable_grad(), streams.stream(forward):
+            loss = ctx.x.exp().sum()
+        backward.wait_stream(forward)
+        with streams.stream(backward):
+            (found,) = torch.autograd.grad(loss, ctx.x)
+            found = found.neg()
+        own.wait_stream(backward)
+        return grad * found, None, None
 
 
-@pytest.mark.parametrize("enters", [False, True])
-def test_the_caller_of_an_inner_backward_is_the_stream_of_its_node(enters):
+OWN, ELSEWHERE = "stream 1", "stream 2"
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward"),
+    [(OWN, OWN), (ELSEWHERE, ELSEWHERE), (OWN, ELSEWHERE), (ELSEWHERE, OWN)],
+)
+def test_an_inner_backward_has_the_stream_that_calls_it_and_those_of_its_forward(
+    forward, backward
+):
     def step():
-        side = streams.Stream()
-        where = streams.Stream() if enters else None
+        side, other = streams.Stream(), streams.Stream()
+        inner = [None if s == OWN else other for s in (forward, backward)]
         leaf = torch.ones(4, requires_grad=True)
         side.wait_stream(streams.current_stream())
         with streams.stream(side):
-            loss = Inner.apply(leaf, where).sum()
+            loss = Inner.apply(leaf, *inner).sum()
         late = torch.ones(4).cos()  # on the caller's stream, after the forward
         streams.current_stream().wait_stream(side)
         loss.backward()
@@ -313,17 +327,25 @@ def test_the_caller_of_an_inner_backward_is_the_stream_of_its_node(enters):
 
     _, program = run_virtual(step, world_size=1)
     assert find_findings(program) == ()
-    ops = program.ranks[0]
-    inner = "stream 2" if enters else "stream 1"
-    assert [(o.index, o.name, o.stream, o.after) for o in ops][5:] == [
-        (5, "ones_like", "default", (2,)),
-        (6, "exp", inner, (2, 5) if enters else (5,)),
-        (7, "sum", inner, ()),
-        (8, "ones_like", inner, ()),
-        (9, "mul", inner, ()),
-        (10, "mul", "stream 1", (5, 9) if enters else ()),
-        (11, "add", "default", (10,)),
+    ops = program.ranks[0][5:]
+    assert [(op.name, op.stream) for op in ops] == [
+        ("ones_like", "default"),
+        ("exp", forward),
+        ("sum", forward),
+        ("ones_like", backward),
+        ("mul", forward),
+        ("neg", backward),
+        ("mul", OWN),
+        ("add", "default"),
     ]
+    # Of the caller's stream only the outer pass's begin is waited for, once a stream.
+    default = {op.index for op in program.ranks[0] if op.stream == "default"}
+    behind = [
+        (op.stream, set(op.after) & default) for op in ops if op.stream != "default"
+    ]
+    waits = [(stream, after) for stream, after in behind if after]
+    assert all(after == {5} for _, after in waits)
+    assert len({stream for stream, _ in waits}) == len(waits)
 
 
 def test_an_inner_backward_that_a_checkpoint_runs_stays_on_the_stream_of_its_forward():

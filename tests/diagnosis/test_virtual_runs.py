@@ -106,6 +106,7 @@ def test_a_collective_that_is_waited_for_at_once_holds_the_computation_up(is_asy
     found = diagnosis(step)
     (one,) = found.findings
     assert one.kind == "same-stream"
+    assert one.evidence["shared_lanes"] == ([] if is_async else ["default"])
     # Five of six are followed by computation.
     assert one.evidence["num_collectives"] == 5
     assert one.cost_ns * 6 == found.case.steps[0].communication_ns * 5

@@ -71,6 +71,19 @@ def test_a_hazard_names_both_accesses_the_missing_edge_and_the_repair():
     ]
 
 
+def test_a_blocking_collective_has_no_work_so_the_repair_is_a_wait_for_its_stream():
+    b = ProgramBuilder(1)
+    b.collective(
+        0, "all_reduce", bytes=64, writes=(GRAD,), async_op=False, stream="side"
+    )
+    b.compute(0, "step", ns=5, reads=(GRAD,))
+    (finding,) = find_findings(b.build())
+    assert str(finding).splitlines()[-1] == (
+        "  Repair: let stream 'default' wait (wait_stream, or wait_event with an event "
+        "recorded on 'side' after all_reduce #0) before step (op 1) is launched."
+    )
+
+
 def test_a_wait_on_another_stream_does_not_help():
     b = ProgramBuilder(2)
     for rank in (0, 1):
