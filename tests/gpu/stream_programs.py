@@ -247,6 +247,27 @@ def dropped_under_a_side_stream(keep: str) -> tuple[float, bool]:
     return float(seen.mean().item()), same
 
 
+def streams_of_messages() -> dict[str, bool]:
+    """Of a blocking and of an asynchronous all-reduce: is it on a stream that computes?"""
+    import overlaplab as ol
+
+    x = torch.ones(1024, 1024, device=streams.device())
+    dist.all_reduce(x)  # sets the communicator up
+    streams.synchronize()
+    with ol.profile() as profile:
+        y = x @ x
+        dist.all_reduce(x)
+        dist.all_reduce(y, async_op=True).wait()
+        streams.synchronize()
+    own = [s for s in profile.timeline.spans if s.rank == dist.get_rank()]
+    computing = {s.attributes["stream"] for s in own if s.kind == "compute"}
+    blocking, asynchronous = (s for s in own if s.kind == "communication")
+    return {
+        "blocking": blocking.attributes["stream"] in computing,
+        "async_op": asynchronous.attributes["stream"] in computing,
+    }
+
+
 # Right value, and the argument with which the program is right.
 PAIRS = {
     "read_after_launch": (read_after_launch, 6.0),

@@ -37,6 +37,12 @@ def test_a_missing_wait_gives_wrong_values_and_a_hazard(name: str, values: Any) 
     assert hazards(program, True) == []
 
 
+def test_a_blocking_all_reduce_runs_on_the_stream_that_computes() -> None:
+    """As virtual draws it: tests/cluster/test_virtual_blocking.py."""
+    for found in run_on_gpus(stream_programs.streams_of_messages):
+        assert found == {"blocking": True, "async_op": False}
+
+
 def test_a_block_dropped_on_a_side_stream_is_overwritten_by_its_owner() -> None:
     found = run_on_gpus(stream_programs.run_keeps)
     assert found[0][""][1], "the block was not handed out again: nothing is shown"
