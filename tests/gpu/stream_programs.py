@@ -248,7 +248,7 @@ def dropped_under_a_side_stream(keep: str) -> tuple[float, bool]:
 
 
 def streams_of_messages() -> dict[str, bool]:
-    """Of a blocking and of an asynchronous all-reduce: is it on a stream that computes?"""
+    """Whether a blocking and an asynchronous message are on a stream that computes."""
     import overlaplab as ol
 
     x = torch.ones(1024, 1024, device=streams.device())
