@@ -134,12 +134,14 @@ class KnobTasks:
         usable, *tasks = self.tables
         entries = [task["entry"] for task in tasks]
         problems = {e: p for e in entries if (p := self._problem(e, found))}
-        nothing = "" if found else usable.get("nothing", "")
+        nothing = usable.get("nothing", "")
         listed = f"some of {list(self.listed or self.turn.knobs)}; {STARTS}"
         sheet.expect(
             usable["says"],
             not problems and not more,
-            seen=nothing or "\n".join([*problems.values(), *more]),
+            seen=nothing
+            if nothing and not found
+            else "\n".join([*problems.values(), *more]),
             expected=usable.get("expected", listed),
         )
         return problems
