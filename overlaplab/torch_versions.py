@@ -30,10 +30,13 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._subclasses.fake_tensor": "DataDependentOutputException "
     "DynamicOutputShapeException FakeTensor FakeTensorMode is_fake",
     "torch._tensor": "",
-    "torch": "_foreach_copy_ _foreach_div_ _is_functional_tensor",
+    "torch": "_foreach_copy_ _foreach_div_ _foreach_mul_ _is_functional_tensor",
+    "torch.Tensor": "_post_accumulate_grad_hooks _version",
     "torch.autograd": "_engine_run_backward _get_sequence_nr",
     "torch.autograd.Variable": "_execution_engine",
+    "torch.autograd.function": "BackwardCFunction",
     "torch.autograd.grad_mode": "_unsafe_preserve_version_counter",
+    "torch.cuda": "_lazy_call _sleep",
     "torch.distributed": "_Work",
     "torch.distributed._mesh_layout": "",
     "torch.distributed.c10d_logger": "_exception_logger",
@@ -45,6 +48,8 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.utils._pytree": "tree_flatten tree_leaves tree_unflatten",
     "torch.utils.flop_counter": "flop_registry",
 }
+# Names that torch has only where it was built for CUDA.
+PRIVATE_CUDA_NAMES = {"torch._C": "_cuda_getCurrentStream"}
 
 
 def check_private_names(names: Mapping[str, str] = PRIVATE_NAMES) -> None:
@@ -80,6 +85,8 @@ def _find(place: str) -> Any:
 
 
 check_private_names()
+if torch.version.cuda:
+    check_private_names(PRIVATE_CUDA_NAMES)
 
 # torch's stubs do not know how its C++ classes are subclassed.
 BaseGroup: Any = dist.ProcessGroup
