@@ -8,6 +8,10 @@ of them come after what the caller's stream had at the start of the backward pas
 its end, before the callbacks of `queue_callback`, the caller's stream waits for the
 streams on which nodes ran, and for no other that a hook entered. (CUDA waits for those
 with accumulations and captured gradients; the others' nodes come before these.)
+
+Not known: an accumulation that an older graph or DDP keeps alive has on CUDA the stream
+of that time; a node that launches nothing does not make its stream one that is waited
+for.
 """
 
 from __future__ import annotations
