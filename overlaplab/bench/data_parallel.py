@@ -228,8 +228,8 @@ class _Case:
         built = [variant for make in makers if (variant := self._build(make))]
         times = time_in_turn(
             {variant.name: variant.step for variant in built},
-            num_rounds=2,
-            steps_a_round=3,
+            num_rounds=self.plan.final_rounds,
+            steps_a_round=2,
         )
         for variant in built:
             variant.close()
