@@ -6,6 +6,8 @@ The way of a gradient: autograd accumulates it into `.grad` and calls the hook o
 it (itself, or a copy where it cannot travel) and gives it to the `Wire`. The user's
 `wait()` sends what is left, lets the current stream wait (`Wire.finish`), and writes
 copies back (`unload`): `.grad` is the average.
+
+Besides that way: `agreement` (parameters without a gradient), `join` (uneven data).
 """
 
 from overlaplab.techniques.buckets import Bucket, BucketPlan, plan_buckets

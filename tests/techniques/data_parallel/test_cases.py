@@ -12,6 +12,7 @@ from torch import nn
 
 import overlaplab as ol
 from overlaplab.errors import MismatchError, RankError
+from overlaplab.models.toy_nets import random_batch
 from overlaplab.techniques.data_parallel import BucketedReducer
 from tests.guards import GUARD_S
 from tests.techniques.data_parallel import programs, training
@@ -130,9 +131,22 @@ def test_gradients_of_any_stride_are_averaged_in_place(cluster: str) -> None:
 @on_both
 def test_halves_accumulate_and_travel_in_another_dtype(cluster: str) -> None:
     first, second = run(programs.accumulated_in_other_dtype, cluster=cluster)
-    for name, grad in first.items():
-        assert grad.dtype is torch.bfloat16
-        assert torch.equal(grad, second[name])
+    torch.manual_seed(0)  # as rank 0
+    model = programs.Two().bfloat16()
+    for rank in range(
+        2
+    ):  # all four micro-batches in one process, without b in the first
+        for step in range(2):
+            model.use_b = step == 1
+            model(random_batch(rank, step, programs.WIDTH).bfloat16()).backward()
+    for name, parameter in model.named_parameters():
+        assert first[name].dtype is torch.bfloat16
+        assert torch.equal(first[name], second[name])
+        assert parameter.grad is not None
+        # 8 bits, and this one rounds after each addition.
+        torch.testing.assert_close(
+            first[name], parameter.grad / 2, rtol=0.02, atol=1e-3
+        )
 
 
 @on_both
