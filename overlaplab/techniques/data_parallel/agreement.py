@@ -13,11 +13,7 @@ step after. Only such ranks read, so the usual step has no host sync.
 
 from __future__ import annotations
 
-from typing import Any
-from weakref import WeakKeyDictionary
-
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
@@ -111,23 +107,3 @@ def take_present(payload: Payload) -> None:
     for info, average in payload.absent:
         if payload.tensors[-1].real.item() > 0:
             info.parameter.grad = average.to(info.parameter.dtype)
-
-
-# How many reducers each group has seen: equal on all ranks.
-_numbers: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
-
-
-def number_in(group: dist.ProcessGroup) -> int:
-    """A number for one more reducer; ranks build theirs in one order."""
-    _numbers[group] = _numbers.get(group, 0) + 1
-    return _numbers[group]
-
-
-def exchange(group: dist.ProcessGroup, key: str, number: int) -> list[int]:
-    """Every rank's number, through the store: collectives may be out of step."""
-    store: Any = dist.distributed_c10d._get_default_store()
-    ranks = dist.get_process_group_ranks(group)
-    keys = [f"overlaplab {group.group_name} {key} {rank}" for rank in ranks]
-    store.set(keys[dist.get_rank(group)], str(number))
-    store.wait(keys)
-    return [int(store.get(key)) for key in keys]

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from overlaplab.techniques.arrivals import Arrivals
-from overlaplab.techniques.data_parallel.wire import asked_group
+from overlaplab.techniques.groups import asked_group
 from overlaplab.techniques.in_flight import Wire
 from overlaplab.techniques.model_facts import ModelFacts
 

@@ -29,13 +29,12 @@ from overlaplab.techniques.buckets import (
 )
 from overlaplab.techniques.data_parallel.agreement import (
     Flags,
-    exchange,
-    number_in,
     presence,
     take_present,
 )
 from overlaplab.techniques.data_parallel.join import JoinableReducer
-from overlaplab.techniques.data_parallel.wire import AllReduce, own_group
+from overlaplab.techniques.data_parallel.wire import AllReduce
+from overlaplab.techniques.groups import exchange, number_in, own_group
 from overlaplab.techniques.in_flight import InFlight, Payload, Wire
 from overlaplab.techniques.model_facts import ModelFacts, ParameterInfo, marks_of
 

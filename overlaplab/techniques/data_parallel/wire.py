@@ -7,7 +7,6 @@ communication hooks are: half of the bytes on the link, and no sum in bfloat16.
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -110,38 +109,3 @@ class BFloat16Wire:
         )
         for number, chunk in zip(numbers, chunks, strict=True):
             number.copy_(chunk.view(number.shape))
-
-
-_own_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (
-    WeakKeyDictionary()
-)
-
-
-def own_group() -> dist.ProcessGroup:
-    """The world; on NCCL a communicator of the reducers' own, at high priority.
-
-    Without the priority the all-reduce's blocks wait behind those of large matmuls.
-    One is shared by all reducers of a process: each would cost GPU memory.
-
-    Raises:
-        ValueError: there is no process group.
-    """
-    if not dist.is_initialized():
-        raise ValueError(
-            "torch.distributed has no process group. Run the function with "
-            "ol.run(...) or under torchrun, or call init_process_group first."
-        )
-    world = dist.group.WORLD
-    assert world is not None
-    if dist.get_backend(world) != "nccl":
-        return world
-    if world not in _own_groups:
-        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        _own_groups[world] = dist.new_group(pg_options=options)
-    return _own_groups[world]
-
-
-def asked_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """The world if `group` is `own_group()`, which has the same ranks; else `group`."""
-    worlds = [world for world, own in _own_groups.items() if own is group]
-    return worlds[0] if worlds else group

@@ -1,0 +1,90 @@
+"""The process groups of techniques, and what their ranks say through the store.
+
+A job has a communicator of its own, so that its collectives wait for nobody else's.
+Knows no tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+Group = dist.ProcessGroup
+
+_own_groups: WeakKeyDictionary[Group, dict[str, Group]] = WeakKeyDictionary()
+
+
+def own_group() -> Group:
+    """The world; on NCCL a communicator of the reducers' own, at high priority.
+
+    Raises:
+        ValueError: there is no process group.
+    """
+    world = _world()
+    return job_group("reduce") if dist.get_backend(world) == "nccl" else world
+
+
+def job_group(job: str) -> Group:
+    """All ranks, on a communicator for `job` alone; on NCCL at high priority.
+
+    Without the priority a collective's blocks wait behind those of large matmuls. One
+    a job is shared by all who do it in a process: each would cost GPU memory.
+    Collective: every rank asks.
+
+    Raises:
+        ValueError: there is no process group.
+    """
+    world = _world()
+    groups = _own_groups.setdefault(world, {})
+    if job not in groups:
+        options = None
+        if dist.get_backend(world) == "nccl":
+            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        groups[job] = dist.new_group(pg_options=options)
+    return groups[job]
+
+
+def asked_group(group: Group) -> Group:
+    """The world if `group` is one of these, which have the same ranks; else `group`."""
+    for world, groups in _own_groups.items():
+        if any(own is group for own in groups.values()):
+            return world
+    return group
+
+
+def _world() -> Group:
+    if not dist.is_initialized():
+        raise ValueError(
+            "torch.distributed has no process group. Run the function with "
+            "ol.run(...) or under torchrun, or call init_process_group first."
+        )
+    world = dist.group.WORLD
+    assert world is not None
+    return world
+
+
+# How many reducers each group has seen: equal on all ranks.
+_numbers: WeakKeyDictionary[Group, int] = WeakKeyDictionary()
+
+
+def number_in(group: Group) -> int:
+    """A number for one more reducer; ranks build theirs in one order."""
+    _numbers[group] = _numbers.get(group, 0) + 1
+    return _numbers[group]
+
+
+def exchange(group: Group, key: str, number: int) -> list[int]:
+    """Every rank's number, through the store: collectives may be out of step."""
+    return list(map(int, exchange_texts(group, key, str(number))))
+
+
+def exchange_texts(group: Group, key: str, text: str) -> list[str]:
+    """Every rank's text, as `exchange`."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    ranks = dist.get_process_group_ranks(group)
+    keys = [f"overlaplab {group.group_name} {key} {rank}" for rank in ranks]
+    store.set(keys[dist.get_rank(group)], text)
+    store.wait(keys)
+    return [store.get(key).decode() for key in keys]

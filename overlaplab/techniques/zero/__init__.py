@@ -1,0 +1,24 @@
+"""ZeRO: parameters, gradients and optimizer states are spread over ranks.
+
+The way of a weight: `partition` says which part of it is whose, `Ring.launch` gathers
+its unit into a slot, `Gathering`'s hooks say when, by the `plan` of a step. The way of
+its gradient: autograd accumulates it into `.grad`, `Arrivals` counts, `Scatters` copies
+it into one of two buffers and reduce-scatters it; after `wait()` this rank's part is in
+`.grad` of a piece that the optimizer updates.
+"""
+
+from overlaplab.techniques.zero.memory import Memory
+from overlaplab.techniques.zero.partition import Partition, plan_partition
+from overlaplab.techniques.zero.plan import PlanError, StepPlan, Use, plan_step
+from overlaplab.techniques.zero.stage3 import Zero3
+
+__all__ = [
+    "Memory",
+    "Partition",
+    "PlanError",
+    "StepPlan",
+    "Use",
+    "Zero3",
+    "plan_partition",
+    "plan_step",
+]

@@ -1,0 +1,229 @@
+"""When units are gathered: hooks that follow the plan of a step, or note the order.
+
+[Note: who may be overwritten]
+A unit computes between the two hooks of its forward. In the backward pass autograd runs
+the nodes of a graph in the reverse order of their making, so when the gradient of a
+unit's output arrives, all that was made behind that output has run: whatever computed
+after the unit is done with its weights. At these moments, and at no others, gathers are
+launched. No parameter is counted, so frozen and unused ones need nothing of their own.
+
+[Note: the order of a step]
+The first step gathers on demand and notes which unit was used when. `plan_step` makes a
+plan of it, which is followed as long as each use is the plan's next. A step that runs
+otherwise goes on without: what is in its slot is used, the rest is gathered on demand,
+and a new plan is made at its end. On demand, ranks first say through the store what
+they want, so that they never meet in different gathers. Forwards without gradients,
+outside a step, have a plan of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from overlaplab.errors import MismatchError
+from overlaplab.techniques.zero.guards import (
+    in_backward,
+    refuse_old_graph,
+    refuse_second_derivatives,
+)
+from overlaplab.techniques.zero.plan import StepPlan, Use, plan_slots, plan_step
+from overlaplab.techniques.zero.ring import Ring, ShardedUnit
+
+_STEP, _EVALUATION = "step", "evaluation"
+
+
+class Gathering:
+    """Hooks on a model and its units that gather, in time, what computes.
+
+    Args:
+        model: the whole.
+        units: those that share the ring.
+        rest: what is gathered for the whole step; None: there is none.
+        ring: their memory.
+        prefetch: uses ahead.
+        exchange: (key, text) to every rank's text; ranks call it alike.
+        before: called when a forward of the model begins.
+
+    Attributes:
+        uses: of the open step (or evaluation), equal neighbours once.
+        is_open: a step is open: since its first forward with gradients.
+        went_backward: units whose backward found its weights in this step.
+        num_steps: steps that have ended.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[ShardedUnit],
+        rest: ShardedUnit | None,
+        ring: Ring,
+        prefetch: int,
+        exchange: Callable[[str, str], list[str]],
+        before: Callable[[], None],
+    ) -> None:
+        self._units, self._rest, self._ring = units, rest, ring
+        self._prefetch, self._exchange, self._before = prefetch, exchange, before
+        self._names = [unit.name for unit in units]
+        self._slots = plan_slots((), len(units), max(1, ring.num_slots))
+        ring.place(self._slots)
+        self._plans: dict[str, StepPlan] = {}
+        self._followed: StepPlan | None = None
+        self._computing: ShardedUnit | None = None
+        self._in_forward = self.is_open = False
+        self.num_steps = self._num_exchanges = 0
+        self.uses: list[Use] = []
+        self.went_backward: set[ShardedUnit] = set()
+        self.handles: list[Any] = [
+            model.register_forward_pre_hook(self._enter),
+            model.register_forward_hook(self._leave),
+            model.register_forward_hook(self._interrupted, always_call=True),
+        ]
+        for unit in units:
+            pre, post = self._hooks(unit)
+            self.handles.append(unit.module.register_forward_pre_hook(pre))
+            self.handles.append(unit.module.register_forward_hook(post))
+
+    @property
+    def plan(self) -> StepPlan | None:
+        """Of the next step, None before one has ended."""
+        return self._plans.get(_STEP)
+
+    def is_there(self, unit: ShardedUnit) -> bool:
+        """Whether a module of `unit` may compute now."""
+        if in_backward():
+            return self._ring.has(unit)
+        return self._in_forward and unit in (self._computing, self._rest)
+
+    def end_step(self) -> StepPlan | None:
+        """Agree on the next step's plan; a new one, or None if the old one held."""
+        if not self.is_open:
+            return None
+        return self._renew(_STEP)
+
+    def close(self) -> None:
+        """The step has ended, or was given up."""
+        self.num_steps += 1
+        self.is_open = False
+        self.uses = []
+        self.went_backward = set()
+        self._ring.forget()
+
+    # A use: a unit computes.
+
+    def _use(self, unit: ShardedUnit, backward: bool) -> None:
+        use = Use(unit.index, backward)
+        if not self.uses or self.uses[-1] != use or not self._ring.has(unit):
+            self.uses.append(use)
+            number, plan = len(self.uses) - 1, self._followed
+            if plan and number < len(plan.rows) and plan.rows[number].use == use:
+                self._launch(plan, number)
+            else:
+                self._followed = None
+            if not self._ring.has(unit):
+                self._agree(unit, use)
+                self._ring.launch(unit)
+        self._ring.wait(unit)
+
+    def _launch(self, plan: StepPlan, number: int) -> None:
+        for index in plan.rows[number].gathers:
+            if not self._ring.has(self._units[index]):
+                self._ring.launch(self._units[index])
+
+    def _agree(self, unit: ShardedUnit, use: Use) -> None:
+        """See [Note: the order of a step]."""
+        self._num_exchanges += 1
+        where = f"use {len(self.uses) - 1} of step {self.num_steps}"
+        wanted = f"{'backward' if use.backward else 'forward'} of {unit.name}, {where}"
+        everyone = self._exchange(f"gather {self._num_exchanges}", wanted)
+        if len(set(everyone)) > 1:
+            _refuse("ranks compute with different units", everyone)
+
+    def _renew(self, episode: str) -> StepPlan | None:
+        """The plan for what was just run, if the one that was followed is not."""
+        plan = self._followed
+        if not self.uses or (plan and len(self.uses) == len(plan.rows)):
+            return None
+        text = " ".join(f"{'b' if u.backward else 'f'}{u.unit}" for u in self.uses)
+        self._num_exchanges += 1
+        everyone = self._exchange(f"plan {self._num_exchanges}", text)
+        if len(set(everyone)) > 1:
+            _refuse(
+                f"ranks ran {episode} {self.num_steps} in different orders", everyone
+            )
+        if episode == _STEP:
+            slots = plan_slots(self.uses, len(self._units), self._ring.num_slots)
+            if slots != self._slots:
+                self._slots, self._plans = slots, {}
+                self._ring.place(slots)
+        plan = plan_step(self.uses, self._names, self._prefetch, self._slots)
+        self._plans[episode] = plan
+        return plan
+
+    # Hooks.
+
+    def _enter(self, *_: object) -> None:
+        """The model's forward begins, and a step or an evaluation if none is open."""
+        self._before()
+        begins = not self.is_open
+        if begins:
+            self.is_open = torch.is_grad_enabled()
+            self._followed = self._plans.get(_STEP if self.is_open else _EVALUATION)
+            self.uses = []
+            self._ring.forget()
+        self._in_forward, self._computing = True, None
+        if self._rest and not self._ring.has(self._rest):
+            self._ring.launch(self._rest)
+        if begins and self._followed:  # beside what computes before the first unit
+            self._launch(self._followed, 0)
+        if self._rest:
+            self._ring.wait(self._rest)
+
+    def _leave(self, *_: object) -> None:
+        if not self.is_open:
+            self._ring.drain()
+            self._renew(_EVALUATION)
+
+    def _interrupted(self, *_: object) -> None:
+        """The model's forward ended, maybe by an error."""
+        self._in_forward, self._computing = False, None
+
+    def _hooks(self, unit: ShardedUnit) -> tuple[Any, Any]:
+        def before_forward(*_: object) -> None:
+            again = in_backward()  # checkpointing computes it once more
+            if again or self._in_forward:
+                self._computing = unit
+                self._use(unit, again)
+
+        def after_forward(module: nn.Module, args: Any, out: object) -> None:
+            self._computing = None
+            if torch.is_grad_enabled():
+                self._watch(unit, out)
+
+        return before_forward, after_forward
+
+    def _watch(self, unit: ShardedUnit, out: object) -> None:
+        """Gather `unit` again when the gradient of something in `out` arrives."""
+        made_in = self.num_steps
+
+        def before_backward(_: Tensor) -> None:
+            refuse_second_derivatives(unit)
+            refuse_old_graph(unit, made_in, self.num_steps)
+            self.went_backward.add(unit)
+            self._use(unit, backward=True)
+
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+
+
+def _refuse(what: str, everyone: list[str]) -> None:
+    rows = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(everyone))
+    raise MismatchError(
+        f"{what}:\n{rows}\nWhat is gathered must not depend on a rank's own data: put "
+        "the units between which ranks choose into one unit, or into none (units=[])."
+    )

@@ -1,0 +1,136 @@
+"""What must not be done with a sharded model, refused where it is tried.
+
+Outside its unit's forward and backward a parameter's memory has another unit's values:
+a module that computed with it, or a state dict of it, would be wrong without a sign.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from overlaplab.techniques.model_facts import marks_of
+from overlaplab.techniques.zero.ring import ShardedUnit
+
+
+class Guards:
+    """Hooks on the modules that own parameters, and on their state dicts.
+
+    Args:
+        model: sharded.
+        units: all of it.
+        is_there: whether a unit's weights are there for a module that computes now.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[ShardedUnit],
+        is_there: Callable[[ShardedUnit], bool],
+    ) -> None:
+        self._parameters = [info for unit in units for info in unit.parameters]
+        self._tensors = [info.parameter for info in self._parameters]
+        self._is_there = is_there
+        self._lifted = False
+        unit_of = {id(i.parameter): unit for unit in units for i in unit.parameters}
+        self._handles: list[Any] = []
+        for name, module in model.named_modules():
+            for saving in (
+                module.register_state_dict_pre_hook,
+                module.register_load_state_dict_pre_hook,
+            ):
+                self._handles.append(saving(self._refuse_state))
+            owned = {unit_of.get(id(p)) for p in module._parameters.values()}
+            for unit in owned - {None}:
+                assert unit is not None
+                hook = self._check(unit, name or type(module).__name__)
+                self._handles.append(module.register_forward_pre_hook(hook))
+
+    def note_places(self) -> None:
+        """Parameters are where they should be."""
+        self._places = [place for _, place in marks_of(self._tensors)]
+
+    def check_places(self) -> None:
+        """Raise RuntimeError if somebody gave a parameter other memory."""
+        places = [place for _, place in marks_of(self._tensors)]
+        if places != self._places:
+            same = [a == b for a, b in zip(places, self._places, strict=True)]
+            name = self._parameters[same.index(False)].name
+            raise RuntimeError(
+                f"parameter {name} is no longer a view of gathered memory: .data was "
+                "set, or the model was moved or cast, after it was sharded. Change the "
+                "model first, then build Zero3 and the optimizer."
+            )
+
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        """State dicts are allowed in this block."""
+        self._lifted = True
+        try:
+            yield
+        finally:
+            self._lifted = False
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _check(self, unit: ShardedUnit, name: str) -> Callable[..., None]:
+        def check(*_: object) -> None:
+            if not self._is_there(unit):
+                raise RuntimeError(
+                    f"module {name} computes while the weights of its unit "
+                    f"{unit.name} are not gathered. Call the model itself, whose "
+                    "forward gathers them; a module that is used by itself needs to "
+                    "be a unit: Zero3(model, units=[...])."
+                )
+
+        return check
+
+    def _refuse_state(self, module: nn.Module, *_: object) -> None:
+        if not self._lifted:
+            raise RuntimeError(
+                f"the state dict of a sharded {type(module).__name__} has no values "
+                "on any rank. To save, call zero.full_state_dict() on every rank; to "
+                "load, load before the model is sharded, or after zero.remove()."
+            )
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is running on this thread."""
+    return torch._C._current_graph_task_id() >= 0
+
+
+def refuse_second_derivatives(unit: ShardedUnit) -> None:
+    """A graph of the backward would save weights that are gone when it is used."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"the backward of unit {unit.name} is to be differentiated "
+            "(create_graph=True), but its weights are not kept. Use a model that is "
+            "not sharded for second derivatives."
+        )
+
+
+def refuse_old_graph(unit: ShardedUnit, made_in: int, now: int) -> None:
+    """Weights may have changed since the forward."""
+    if made_in != now:
+        raise RuntimeError(
+            f"a backward in step {now} reached unit {unit.name} in a graph of step "
+            f"{made_in}, whose weights are gone. Run every backward of a step before "
+            "its zero.wait()."
+        )
+
+
+def refuse_no_weights(unit: ShardedUnit, gradient: Tensor | None) -> None:
+    """The unit went backward and no hook on its outputs was called."""
+    if gradient is not None:
+        raise RuntimeError(
+            f"unit {unit.name} got gradients without its weights: none of the tensors "
+            "that its forward returned was on the way of the backward pass. Return "
+            "every tensor that reaches the loss, in lists, tuples or dicts."
+        )

@@ -1,0 +1,165 @@
+"""The plan of a step: what is gathered when, into which slot, what is scattered when.
+
+Pure data, made from the order in which a step used its units: it prints, compares, and
+is checked. Knows no tensor, no module and no rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from overlaplab.errors import OverlaplabError
+
+
+class PlanError(OverlaplabError):
+    """A plan would compute with weights that are not there."""
+
+
+class Use(NamedTuple):
+    """One unit computes: forward, or backward (with what is computed again there)."""
+
+    unit: int
+    backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is launched for one use.
+
+    Args:
+        use: which unit computes.
+        slot: of the ring, where its weights are.
+        gathers: units whose all-gathers are launched just before it computes.
+        scatters: whether its gradients are complete behind it, and leave.
+    """
+
+    use: Use
+    slot: int
+    gathers: tuple[int, ...] = ()
+    scatters: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Rows in the order of a step, the same on every rank.
+
+    Args:
+        rows: one for every use.
+        slots: of each unit, its place in the ring.
+        names: of the units.
+    """
+
+    rows: tuple[Row, ...]
+    slots: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @property
+    def uses(self) -> list[Use]:
+        """The order that it is for."""
+        return [row.use for row in self.rows]
+
+    @property
+    def scatter_order(self) -> list[int]:
+        """All units, in the order in which their gradients leave."""
+        first = [row.use.unit for row in self.rows if row.scatters]
+        return [
+            *first,
+            *(u for u in reversed(range(len(self.names))) if u not in first),
+        ]
+
+    def __str__(self) -> str:
+        return self._grid()
+
+    def _grid(self, bad: int = -1) -> str:
+        width = max(map(len, self.names), default=0)
+        lines = []
+        for number, row in enumerate(self.rows):
+            line = (
+                f"{number:>3} {'backward' if row.use.backward else 'forward':<8} "
+                f"{self.names[row.use.unit]:<{width}} slot {row.slot}"
+            )
+            if row.gathers:
+                line += f"  gather {' '.join(self.names[u] for u in row.gathers)}"
+            if row.scatters:
+                line += "  then scatter"
+            lines.append(line + ("   <-- here" if number == bad else ""))
+        return "\n".join(lines)
+
+    def check(self) -> None:
+        """Follow the plan without running it.
+
+        Raises:
+            PlanError: a unit computes and its weights are not in its slot, or a gather
+                would overwrite what computes in that row; the row is marked.
+        """
+        inside: dict[int, int] = {}  # slot -> unit
+        for number, row in enumerate(self.rows):
+            for unit in row.gathers:
+                inside[self.slots[unit]] = unit
+            unit = row.use.unit
+            if inside.get(row.slot) != unit or row.slot != self.slots[unit]:
+                found = inside.get(row.slot)
+                raise PlanError(
+                    f"row {number}: {self.names[unit]} computes with slot {row.slot}, "
+                    f"which has {'nothing' if found is None else self.names[found]}; "
+                    f"its own slot is {self.slots[unit]}.\n{self._grid(number)}\n"
+                    "Gather a unit before it computes, into a slot that is not in use."
+                )
+
+
+def plan_slots(uses: Sequence[Use], num_units: int, num_slots: int) -> tuple[int, ...]:
+    """A slot for each unit, in turn by first use: neighbours never share one."""
+    order = list(dict.fromkeys([use.unit for use in uses] + [*range(num_units)]))
+    slots = [0] * num_units
+    for position, unit in enumerate(order):
+        slots[unit] = position % num_slots
+    return tuple(slots)
+
+
+def plan_step(
+    uses: Sequence[Use], names: Sequence[str], prefetch: int, slots: Sequence[int]
+) -> StepPlan:
+    """Gather each unit before it is used, `prefetch` uses ahead where its slot is free.
+
+    A slot is free when what is in it is not used before the unit that wants it. A unit
+    that is still in its slot is not gathered again: so the last units of a forward
+    serve the first of the backward.
+
+    Args:
+        uses: the order of the step, from an empty ring.
+        names: of all units.
+        prefetch: how many uses ahead a gather is launched; 0: on demand.
+        slots: of each unit, see `plan_slots`.
+
+    >>> uses = [Use(0, False), Use(1, False), Use(2, False)]
+    >>> uses += [Use(2, True), Use(1, True), Use(0, True)]
+    >>> print(plan_step(uses, "abc", prefetch=1, slots=plan_slots(uses, 3, 2)))
+      0 forward  a slot 0  gather a b
+      1 forward  b slot 1  gather c
+      2 forward  c slot 0
+      3 backward c slot 0  then scatter
+      4 backward b slot 1  gather a  then scatter
+      5 backward a slot 0  then scatter
+    """
+    inside: dict[int, int] = {}
+    last = {use.unit: number for number, use in enumerate(uses) if use.backward}
+    rows = []
+    for number, use in enumerate(uses):
+        gathers: list[int] = []
+        needed: set[int] = set()
+        for ahead in uses[number : number + prefetch + 1]:
+            slot = slots[ahead.unit]
+            if inside.get(slot) != ahead.unit:
+                if inside.get(slot) in needed:
+                    break  # in order: nothing behind it goes first
+                inside[slot] = ahead.unit
+                gathers.append(ahead.unit)
+            needed.add(ahead.unit)
+        rows.append(
+            Row(use, slots[use.unit], tuple(gathers), last.get(use.unit) == number)
+        )
+    plan = StepPlan(tuple(rows), tuple(slots), tuple(names))
+    plan.check()
+    return plan

@@ -1,0 +1,367 @@
+"""ZeRO stage 3: a rank keeps a part of everything and gathers what it computes with.
+
+A unit's weights are gathered into a slot of a ring just before its forward and again
+before its backward; meanwhile the unit before computes. Its gradients leave by
+reduce-scatter while the units before it go backward. After Rajbhandari et al., ZeRO
+(SC 2020); the ring is what makes it lean, see `ring`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
+
+from overlaplab import step_members
+from overlaplab.errors import MismatchError
+from overlaplab.techniques.arrivals import Arrivals, watcher_of
+from overlaplab.techniques.groups import exchange_texts, job_group, number_in
+from overlaplab.techniques.model_facts import ModelFacts
+from overlaplab.techniques.zero.gathering import Gathering
+from overlaplab.techniques.zero.guards import Guards, refuse_no_weights
+from overlaplab.techniques.zero.memory import Memory, count_memory
+from overlaplab.techniques.zero.norms import clip_by_norm
+from overlaplab.techniques.zero.plan import StepPlan
+from overlaplab.techniques.zero.ring import Ring, ShardedUnit, gather_whole
+from overlaplab.techniques.zero.scatters import Scatters
+from overlaplab.techniques.zero.units import REST, make_units
+
+
+class Zero3:
+    """Shards a model's parameters, gradients and optimizer states over ranks.
+
+    At construction rank 0's values are sharded, and the model's parameters become views
+    of memory that has their values only while they are needed. One step is: forwards
+    and backwards, `wait()`, the optimizer over `shards()`. With several backwards each
+    adds its average; those inside `no_sync()` keep full gradients and send nothing.
+
+    The model runs as a whole: its units compute inside its forward, or in a backward
+    pass. Parameters must not be read at other times (`full_state_dict()` has them), and
+    second derivatives are refused.
+
+    Args:
+        model: on the rank's device.
+        units: modules whose parameters are gathered together; None: the members that
+            repeat in a ModuleList or Sequential. What no unit has to itself is
+            gathered for the whole step.
+        prefetch: uses ahead that are gathered; the ring has `prefetch` + 1 slots.
+        process_group: the ranks, for gathers and scatters both; None: the world, with
+            a communicator for each.
+        reshard_after_forward: False: a slot for every unit, gathered once a step.
+
+    Attributes:
+        plan: of a step, None before the first one has ended.
+
+    Raises:
+        ValueError: units that are not the model's; a negative `prefetch`; what
+            `ModelFacts` refuses; a model that has a reducer; no process group.
+        MismatchError: the ranks' models differ.
+
+    Example:
+        zero = Zero3(model)
+        optimizer = torch.optim.AdamW(zero.shards(), fused=True)
+        loss = model(tokens, targets)
+        loss.backward()       # gradients leave during this call
+        zero.wait()           # this rank's part of the averages is in .grad
+        zero.clip_grad_norm_(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        units: Sequence[nn.Module] | None = None,
+        prefetch: int = 1,
+        process_group: dist.ProcessGroup | None = None,
+        reshard_after_forward: bool = True,
+    ) -> None:
+        _check_prefetch(prefetch)
+        self._model = model
+        self._group = process_group or job_group("gather")
+        self._facts = facts = ModelFacts(model, self._group)
+        for info in facts.parameters:
+            if watcher_of(info) is not None:
+                raise ValueError(
+                    f"parameter {info.name} has a reducer already. Call its remove() "
+                    "first."
+                )
+        made = make_units(model, facts.parameters, units)
+        facts.broadcast()
+        size, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
+        num_ringed = sum(unit.name != REST for unit in made)
+        num_slots = min(
+            prefetch + 1 if reshard_after_forward else num_ringed, num_ringed
+        )
+        self._memory = count_memory(made, size, num_slots)
+        with torch.no_grad():
+            self._all = [ShardedUnit(i, u, size, rank) for i, u in enumerate(made)]
+            ringed, rest = self._all[:num_ringed], self._all[num_ringed:]
+            self._ring = Ring(ringed, rest[0] if rest else None, num_slots, self._group)
+            self._scatters = Scatters(self._all, process_group or job_group("scatter"))
+        self._number = number_in(self._group)
+        self._windows = 0  # of no_sync that are open
+        self._syncs = False  # the last backward sends
+        self._removed = False
+        self._gathering = Gathering(
+            model,
+            ringed,
+            rest[0] if rest else None,
+            self._ring,
+            prefetch,
+            self._exchange,
+            self._before_forward,
+        )
+        self._guards = Guards(model, self._all, self._gathering.is_there)
+        self._arrivals = Arrivals(facts.parameters, self._backward_begins, self._full)
+        self._follow(None)
+        step_members.join(self)
+        _alive.add(self)
+
+    # What people ask.
+
+    @property
+    def plan(self) -> StepPlan | None:
+        """Of the next step."""
+        return self._gathering.plan
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have ended."""
+        return self._gathering.num_steps
+
+    def shards(self) -> list[nn.Parameter]:
+        """What optimizers update: this rank's piece of each parameter that trains."""
+        return [piece for _, piece in self.named_shards()]
+
+    def named_shards(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, piece), in the model's order on every rank; flat, maybe empty."""
+        found = {
+            info.index: (info.name, piece)
+            for unit in self._all
+            for row in unit.rows
+            for info, piece in zip(row.row.parameters, row.pieces, strict=True)
+            if info.parameter.requires_grad
+        }
+        return [found[index] for index in sorted(found)]
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """As `named_shards`: whose `.grad` a step writes."""
+        return self.named_shards()
+
+    def summary(self) -> Memory:
+        """Bytes of this rank by kind, counted from shapes before anything was made."""
+        return self._memory
+
+    # A step.
+
+    def wait(self) -> None:
+        """End the step: this rank's averages are in `.grad` of `shards()`.
+
+        Sends what has not been and makes the current stream wait for all of it; a piece
+        keeps `.grad` None where no rank had a gradient. Collective: every rank calls it
+        once a step.
+
+        Raises:
+            RuntimeError: a backward of the step raised (`abandon()` gives it up);
+                inside `no_sync()`; after `remove()`.
+            MismatchError: ranks used their units in different orders.
+        """
+        if self._windows:
+            raise RuntimeError("zero.wait() inside no_sync(); leave the block first")
+        self._refuse_removed("zero.wait()")
+        self._refuse_broken("zero.wait()")
+        with torch.no_grad():
+            self._arrivals.announce_rest()
+            self._scatters.finish()
+            self._scatters.hand_over(self._facts.parameters)
+            self._ring.drain()
+            plan = self._gathering.end_step()
+        self._end_step()
+        if plan is not None:
+            self._follow(plan)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards in this block add up full gradients; the next one after it sends.
+
+        Costs memory for full gradients and saves their reduce-scatters. Blocks nest.
+        """
+        before, self._arrivals.paused = self._arrivals.paused, True
+        self._windows += 1
+        try:
+            yield
+        finally:
+            self._windows -= 1
+            self._arrivals.paused = before
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale gradients so that the norm of all of them is `max_norm` at most.
+
+        Call it between `wait()` and the optimizer, on every rank. Padding counts
+        nothing, and each element once.
+
+        Returns:
+            The norm before, of the whole model, the same on all ranks.
+        """
+        return clip_by_norm(self.shards(), max_norm, norm_type, self._group)
+
+    def abandon(self) -> None:
+        """Give up the open step after an error in it. Collective, instead of `wait()`.
+
+        Raises:
+            MismatchError: ranks have launched different collectives, and cannot meet
+                again; end the run.
+        """
+        mine = (
+            f"{self._scatters.num_launched} scatters, {len(self._gathering.uses)} uses"
+        )
+        everyone = self._exchange(f"abandon {self.num_steps}", mine)
+        if len(set(everyone)) > 1:
+            rows = "\n".join(f"  rank {r}: {text}" for r, text in enumerate(everyone))
+            raise MismatchError(
+                f"step {self.num_steps} ended at different places:\n{rows}\nThe "
+                "collectives between are lost; end the run on all ranks."
+            )
+        with torch.no_grad():
+            self._scatters.finish()
+            self._ring.drain()
+        self.abandon_step()
+
+    def abandon_step(self) -> None:
+        """Forget an open step on this rank alone; waits for nothing."""
+        for parameter in self._facts.tensors:
+            parameter.grad = None
+        self._end_step()
+
+    def full_state_dict(
+        self, device: torch.device | str | None = None
+    ) -> dict[str, Any]:
+        """The model's state dict with full values. Collective; every rank gets it.
+
+        Args:
+            device: where its tensors go, one unit after another; None: where they are.
+        """
+        self._refuse_removed("zero.full_state_dict()")
+        with torch.no_grad():
+            whole = {
+                id(info.parameter): tensor if device is None else tensor.to(device)
+                for row in (row for unit in self._all for row in unit.rows)
+                for info, tensor in zip(
+                    row.row.parameters, gather_whole(row, self._group), strict=True
+                )
+            }
+        with self._guards.lifted():
+            state = self._model.state_dict(keep_vars=True)
+        return {
+            name: whole[id(value)]
+            if id(value) in whole
+            else value.detach().clone()
+            if isinstance(value, Tensor)
+            else value
+            for name, value in state.items()
+        }
+
+    def remove(self) -> None:
+        """Give the model its full parameters back; drops gradients. Collective."""
+        self._refuse_removed("zero.remove()")
+        with torch.no_grad():
+            self._scatters.finish()
+            self._ring.drain()
+            for unit in self._all:
+                for row in unit.rows:
+                    tensors = gather_whole(row, self._group)
+                    for info, full in zip(row.row.parameters, tensors, strict=True):
+                        info.parameter.data = full
+        self.abandon_step()
+        self._arrivals.remove()
+        self._guards.remove()
+        for handle in self._gathering.handles:
+            handle.remove()
+        step_members.leave(self)
+        self._removed = True
+
+    # How it goes on.
+
+    def _follow(self, plan: StepPlan | None) -> None:
+        """Scatter in the plan's order, and what is not in it behind."""
+        order = (
+            list(range(len(self._all)))[::-1] if plan is None else plan.scatter_order
+        )
+        rest = [unit for unit in self._all if unit.name == REST]
+        units = [self._all[index] for index in order]
+        self._order = [unit for unit in units if unit not in rest] + rest
+        self._arrivals.plan(
+            [[i.index for i in unit.parameters] for unit in self._order]
+        )
+        self._guards.note_places()
+
+    def _end_step(self) -> None:
+        self._gathering.close()
+        self._scatters.clear()
+        self._arrivals.reset()
+        self._syncs = False
+
+    def _before_forward(self) -> None:
+        self._refuse_broken("this forward")
+        self._facts.check_identity()
+        self._guards.check_places()
+
+    def _backward_begins(self) -> None:
+        """The first gradient of a backward is here."""
+        if self._arrivals.is_open:
+            self._refuse_broken("this backward")
+            if self._syncs:  # one more of this step: the one before sends what is left
+                self._arrivals.announce_rest()
+                self._arrivals.reset()
+        self._syncs = not self._arrivals.paused
+
+    def _full(self, position: int) -> None:
+        """Unit `position` of the order, and all before it, have their gradients."""
+        unit = self._order[position]
+        if unit.name != REST and unit not in self._gathering.went_backward:
+            for info in unit.parameters:
+                refuse_no_weights(unit, info.parameter.grad)
+        self._scatters.launch(unit, self._arrivals.writers(position))
+
+    def _exchange(self, key: str, text: str) -> list[str]:
+        if is_fake(self._facts.tensors[0]):
+            return [text]  # one rank stands for all
+        return exchange_texts(self._group, f"zero {self._number} {key}", text)
+
+    def _refuse_broken(self, what: str) -> None:
+        if self._arrivals.is_open and self._arrivals.backward_failed:
+            raise RuntimeError(
+                f"a backward of step {self.num_steps} raised before it ended: "
+                f"{self._scatters.num_launched} reduce-scatters were sent, so {what} "
+                "cannot go on. Call zero.abandon() on every rank."
+            )
+
+    def _refuse_removed(self, what: str) -> None:
+        if self._removed:
+            raise RuntimeError(f"{what} after remove(); build a new Zero3")
+
+
+def _check_prefetch(prefetch: object) -> None:
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int):
+        raise TypeError(f"prefetch is {prefetch!r}; expected a number of uses")
+    if prefetch < 0:
+        raise ValueError(f"prefetch is {prefetch}; expected 0 or more")
+
+
+_alive: WeakSet[Zero3] = WeakSet()
+
+
+@atexit.register
+def _let_go_of_groups() -> None:
+    """A group of gloo's (torch 2.13) that outlives the interpreter aborts it."""
+    for zero in tuple(_alive):
+        vars(zero).clear()
