@@ -23,6 +23,10 @@ class EventError(OverlaplabError):
     """Somebody waits for an event before it was recorded."""
 
 
+class ReleasedMemoryError(OverlaplabError):
+    """A tensor is used whose storage gave its memory back."""
+
+
 class RankError(OverlaplabError):
     """A rank's function raised; the original exception is `__cause__`.
 

@@ -234,6 +234,21 @@ class ProgramBuilder:
         self._own(rank).dropped.add(access.storage)
         self._release(rank)
 
+    def resize(
+        self, rank: int, access: Access, *, bytes: int, stream: str = "default"
+    ) -> Access:
+        """The storage of `access` gives its memory back, whoever refers to it, and
+        takes `bytes` of `stream`'s instead; returns an access of these."""
+        old = self._storages[access.storage]
+        new = self.storage(rank, bytes=bytes, name=old.name, stream=stream)
+        self._storages[access.storage] = replace(
+            old,
+            freed=len(self._own(rank).ops),
+            freed_before=len(self._storages),
+            given_back=True,
+        )
+        return new
+
     def record_stream(self, rank: int, access: Access, stream: str) -> None:
         """`tensor.record_stream(stream)`: its memory is kept back until what `stream`
         has at the time of the release is done."""

@@ -188,6 +188,9 @@ class StorageLife:
         freed_before: number of the first storage that was allocated after the release.
             Where both stand before the same operator it says which came first; None:
             the release.
+        given_back: it was not its last reference that went: its storage gave its memory
+            back by `resize_`, whoever still refers to it, and has other or none since.
+        kind: one of `MEMORY_KINDS` where the recorder knows it, see kinds.py; or "".
     """
 
     rank: int
@@ -201,6 +204,8 @@ class StorageLife:
     host: bool = False
     pinned: bool = False
     freed_before: int | None = None
+    given_back: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

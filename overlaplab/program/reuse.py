@@ -12,7 +12,8 @@ rest of it stays. A free block that fits may be the one that is taken: all are j
 Memory of the host has no streams and is not looked at.
 
 A process group holds the tensors of a collective until its work is waited for; of one
-that nobody waits for, until it is done. autograd records the streams of the gradients
+that nobody waits for, until it is done. It does not hold the memory of a storage that
+gives it back by `resize_`. autograd records the streams of the gradients
 that cross from one to another.
 """
 
@@ -234,7 +235,7 @@ class _Allocator:
     def _is_held(self, g: int, life: StorageLife) -> bool:
         """By a process group: until nobody can be seen to wait for its work."""
         collective = self._graph.ops[g].collective
-        if collective is None or not collective.async_op:
+        if collective is None or not collective.async_op or life.given_back:
             return False
         assert life.freed is not None
         freed = life.freed

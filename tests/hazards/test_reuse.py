@@ -267,3 +267,28 @@ def test_a_loop_that_makes_the_same_mistake_is_told_once():
         b.free(0, batch_read_on_the_side(b))
     (finding,) = find_findings(b.build())
     assert "(and 2 more tensors)" in str(finding)
+
+
+def test_a_work_that_nobody_waited_for_does_not_hold_memory_that_is_given_back():
+    def hazards_of(drop):
+        b = ProgramBuilder()
+        grad = b.storage(0, bytes=4096, name="grad")
+        b.compute(0, "mm", writes=(grad,))
+        b.collective(0, "all_reduce", bytes=4096, reads=(grad,), writes=(grad,))
+        drop(b, grad)
+        write_new(b)
+        return hazards(b)
+
+    assert hazards_of(lambda b, grad: b.free(0, grad)) == []
+    given_back = hazards_of(lambda b, grad: b.resize(0, grad, bytes=0))
+    assert given_back == [("grad", (1, 2))]
+
+
+def test_memory_that_is_taken_anew_is_a_new_owners():
+    """The same tensor may get the block that it had, and its stream may differ."""
+    b = ProgramBuilder()
+    batch = batch_read_on_the_side(b)
+    b.resize(0, batch, bytes=0)
+    again = b.resize(0, batch, bytes=4096)
+    b.compute(0, "fill", writes=(again,))
+    assert hazards(b) == [("batch", (1, 2))]

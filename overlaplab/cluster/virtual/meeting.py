@@ -33,7 +33,9 @@ class WeakTensor:
         self.shape, self.dtype = tensor.shape, tensor.dtype
         self._stride = tensor.stride()
         self._offset = tensor.storage_offset()
-        self._storage = weakref.ref(tensor.untyped_storage())
+        storage = tensor.untyped_storage()
+        self._storage = weakref.ref(storage)
+        self._end_bytes = storage.nbytes()
 
     def stride(self) -> tuple[int, ...]:
         return self._stride
@@ -41,7 +43,8 @@ class WeakTensor:
     def tensor(self) -> torch.Tensor:
         """The tensor, without its autograd history; another one where it is gone."""
         storage = self._storage()
-        if storage is None:  # nobody can see what is written there
+        # Nobody can see what is written where it is gone or gave its memory back.
+        if storage is None or storage.nbytes() < self._end_bytes:
             return torch.empty_strided(self.shape, self._stride, dtype=self.dtype)
         new = torch.empty(0, dtype=self.dtype)
         return new.set_(storage, self._offset, self.shape, self._stride)

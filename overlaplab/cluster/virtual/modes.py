@@ -124,6 +124,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             and (not reads or table.all_numbers(reads))
             and table.all_numbers((*reads, *table.accesses(written, lane.name)[0]))
         )
+        if table.has_resized:  # else torch (2.13) reads and writes at a null pointer
+            table.accesses(written, lane.name)
         out = func(*args, **kwargs)
         if written and facts.name.startswith("_foreach"):
             # Under any dispatch mode torch (2.13) forgets the versions of lists.

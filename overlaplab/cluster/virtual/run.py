@@ -26,6 +26,7 @@ from overlaplab.cluster.virtual.naming import naming_parameters
 from overlaplab.cluster.virtual.placement import host_syncs, placing_calls
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.resizing import resizing_storages
 from overlaplab.cluster.virtual.streams import VirtualProvider, backward_streams
 from overlaplab.cluster.virtual.work import serving_cpp
 from overlaplab.errors import DeadlockError, MismatchError
@@ -124,6 +125,7 @@ class _Run:
         calls = (
             placing_calls(world.current_recorder),
             host_syncs(world.current_recorder),
+            resizing_storages(world.current_recorder),
             naming_parameters(world.current_recorder),
             serving_cpp(world.current_recorder),
             backward_streams(world.current_recorder),

@@ -2,19 +2,21 @@
 
 One `StorageTable` a rank. A storage is known by the address of its C++ object while it
 is alive and gets a new number when it is allocated anew (a fake tensor has no data
-pointer, and addresses are used again).
+pointer, and addresses are used again), or takes other memory by `resize_`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from overlaplab.cluster.virtual.source import user_line
+from overlaplab.errors import ReleasedMemoryError
 from overlaplab.program.access import num_bytes as access_bytes
 from overlaplab.program.access import overlap
 from overlaplab.program.record import Access, StorageLife, TensorName
@@ -36,7 +38,11 @@ class _Storage:
     freed: int | None = None
     freed_before: int | None = None
     name: str = ""
+    kind: str = ""
     place: str = ""
+    given_back: bool = False  # by `resize_`: its tensors live on
+    has_none: bool = False  # ... and this is what they have since: no memory
+    names: dict[Access, str] = field(default_factory=dict)
     recorded: list[tuple[str, int]] = field(default_factory=list)
     writes: list[tuple[Access, int]] = field(default_factory=list)
     # Ranges by what a tensor says of itself, with the bytes that they cover.
@@ -73,12 +79,12 @@ class StorageTable:
         self._alive: dict[int, _Storage] = {}
         self._all: list[_Storage] = []
         self._names: list[TensorName] = []
-        self._name_of: dict[Access, str] = {}
         self._placing = ""
         self.placing_on_host = False  # new storages are the host's
         self.placing_on_device = False  # ... the GPU's, and somebody said so
         self.has_numbers = False
         self.has_host = False
+        self.has_resized = False  # a storage gave its memory back, and lives
 
     def accesses(
         self, tensors: Iterable[torch.Tensor], stream: str
@@ -89,6 +95,9 @@ class StorageTable:
 
         Returns:
             The ranges, and how many bytes they cover; what has none is left out.
+
+        Raises:
+            ReleasedMemoryError: one of them has given its memory back.
         """
         found: dict[int, Access] = {}
         total = 0
@@ -111,6 +120,10 @@ class StorageTable:
                 key = (offset, tensor.size(), tensor.stride(), tensor.itemsize)
             known = storage.known.get(key)
             if known is None:
+                if storage.has_none:
+                    raise self._released(storage, num_bytes)
+                if storage.bytes != untyped.nbytes():  # grown by `out=` or `resize_`
+                    storage = self.renew(untyped, stream)
                 known = storage.learn(key)
             access, num_bytes = known
             if id(access) not in found:
@@ -190,15 +203,24 @@ class StorageTable:
         storage = self._all[access.storage]
         if not access.dims and access.run_bytes == storage.bytes:
             storage.name = name
-        self._names.append(TensorName(self._rank, access, name, len(self._ops)))
-        self._name_of[access] = name
+        self._call(storage, access, name)
 
-    def suggest(self, tensor: torch.Tensor, name: str, stream: str) -> None:
-        """Call the storage of `tensor` so, if it is whole and has no name yet."""
-        self.access(tensor, stream)
+    def suggest(
+        self, tensor: torch.Tensor, name: str, stream: str, kind: str = ""
+    ) -> None:
+        """Call the storage of `tensor` so, if it is whole and has no name yet.
+
+        Args:
+            kind: what it is, if nobody said so yet; see `StorageLife`.
+        """
         storage = self._find(tensor)
-        whole = tensor.numel() * tensor.itemsize
-        if storage is not None and not storage.name and storage.bytes == whole:
+        if storage is None:
+            self.access(tensor, stream)
+            storage = self._find(tensor)
+        if storage is None:
+            return
+        storage.kind = storage.kind or kind
+        if not storage.name and storage.bytes == tensor.numel() * tensor.itemsize:
             storage.name = name
 
     def suggested(self, tensor: torch.Tensor) -> str:
@@ -208,7 +230,7 @@ class StorageTable:
 
     def name_of(self, access: Access) -> str:
         """The name of exactly these bytes, or ""."""
-        return self._name_of.get(access, "")
+        return self._all[access.storage].names.get(access, "")
 
     def lives(self) -> tuple[StorageLife, ...]:
         """Every allocation, in order of birth."""
@@ -225,12 +247,48 @@ class StorageTable:
                 s.place in HOST,
                 s.place == PINNED,
                 s.freed_before,
+                s.given_back,
+                s.kind,
             )
             for s in self._all
         )
 
     def names(self) -> tuple[TensorName, ...]:
         return tuple(self._names)
+
+    def note(self, untyped: torch.UntypedStorage, stream: str) -> None:
+        """A storage that may be new."""
+        if untyped._cdata not in self._alive:
+            self._adopt(untyped, stream)
+
+    def renew(
+        self,
+        untyped: torch.UntypedStorage,
+        stream: str,
+        copy: Callable[[Access, Access], None] | None = None,
+    ) -> _Storage:
+        """A storage that is known has other memory now, or none: what it had goes back
+        to its stream, whoever refers to it, and what it has is `stream`'s.
+
+        Its name and kind stay.
+
+        Args:
+            copy: called with old and new bytes while both are there.
+        """
+        old = self._alive[untyped._cdata]
+        new = self._adopt(untyped, stream)
+        new.name, new.kind, new.place = old.name, old.kind, old.place
+        new.has_none = not new.bytes
+        for access, name in old.names.items():
+            self._call(new, replace(access, storage=new.number), name)
+        common = min(old.bytes, new.bytes)
+        if copy and common and new.place not in HOST:
+            copy(*(each.learn((0, common, ()))[0] for each in (old, new)))
+        old.freed, old.freed_before = len(self._ops), len(self._all)
+        old.given_back = self.has_resized = True
+        old.watch = None
+        old.known.clear()
+        return new
 
     def close(self) -> None:
         """Stop watching; later frees are not of this run."""
@@ -255,6 +313,21 @@ class StorageTable:
         if self._placing:
             self._place(storage, self._placing)
         return storage
+
+    def _call(self, storage: _Storage, access: Access, name: str) -> None:
+        self._names.append(TensorName(self._rank, access, name, len(self._ops)))
+        storage.names[access] = name
+
+    def _released(self, storage: _Storage, num_bytes: int) -> ReleasedMemoryError:
+        name, line = f" ({storage.name!r})" if storage.name else "", user_line()
+        return ReleasedMemoryError(
+            f"on rank {self._rank}, a tensor of {num_bytes} bytes{name} is used "
+            f"after its storage gave its memory back by resize_(0)"
+            f"{f', at {line}' if line else ''}.\n"
+            "  On a GPU the kernel gets a null pointer: an illegal memory access.\n"
+            "  Repair: call untyped_storage().resize_(bytes) and fill it before this "
+            "use, or give the memory back after it."
+        )
 
     def _find(self, tensor: torch.Tensor) -> _Storage | None:
         try:
