@@ -288,7 +288,6 @@ def test_memory_that_is_taken_anew_is_a_new_owners():
     """The same tensor may get the block that it had, and its stream may differ."""
     b = ProgramBuilder()
     batch = batch_read_on_the_side(b)
-    b.resize(0, batch, bytes=0)
-    again = b.resize(0, batch, bytes=4096)
+    again = b.resize(0, b.resize(0, batch, bytes=0), bytes=4096)
     b.compute(0, "fill", writes=(again,))
     assert hazards(b) == [("batch", (1, 2))]
