@@ -1,16 +1,16 @@
 """Which gradients have arrived: hooks that count, and say when a bucket is full.
 
-Knows no collective. Its hooks run once for every parameter while the CPU races ahead
-of the GPU: they count, note the stream, and do nothing else.
+Knows no collective. Its hooks run on autograd's thread, once for every parameter, while
+the CPU runs ahead of the GPU: they note the stream and count, nothing else.
 
 [Note: a backward that did not end]
 A backward that raises has called some hooks and not others, and the reducer does not
 hear of it. So the first hook of each backward asks autograd for a callback at its end.
-If another backward begins and the one before has not ended, that one failed, and what
-ranks have sent may differ. A backward inside a backward (reentrant checkpointing)
-counts as part of it: where the inner one brings the first gradient, the callback is
-that of the outer one, asked for when the Python function that started the inner one
-has ended.
+If another backward begins and the one before has not ended, that one failed, and ranks
+may have sent different buckets. A backward inside a backward (reentrant checkpointing)
+is part of the outer one. If the inner one brings the first gradient, its own end is not
+the one that counts: the outer one's callback is asked for as soon as the outer one goes
+on, after the Python function that started the inner one.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ class Arrivals:
 
     Args:
         parameters: of the model; hooks sit on those that train. A dropped `Arrivals`
-            takes its hooks along; they keep no parameter alive.
-        on_backward: called at the first gradient of each backward.
-        on_full: called with a bucket's index when it and all before it are full, or
-            when `announce_next` or `announce_rest` ask for it.
+            takes its hooks off; they keep neither it nor a parameter alive.
+        on_backward: called at the first gradient of each backward. Held weakly.
+        on_turn: called with the index of each bucket, in order: when it and all before
+            it are full, or when `announce_next` or `announce_rest` ask for it. Held
+            weakly. What it raises, the backward raises.
 
     Attributes:
         paused: gradients accumulate and are not counted (`no_sync`).
         is_open: a gradient has arrived since `reset`.
-        next: the first bucket that has not been announced.
+        next: the first bucket that has not been announced; how many have been.
     """
 
     def __init__(
         self,
         parameters: Sequence[ParameterInfo],
         on_backward: Callable[[], None],
-        on_full: Callable[[int], None],
+        on_turn: Callable[[int], None],
     ) -> None:
         self._parameters = parameters
-        # Weakly: a reducer that is dropped goes at once, and its group with it.
+        # No circle: a reducer that is dropped is freed at once, and its group with it.
         self._on_backward = weakref.WeakMethod(on_backward)
-        self._on_full = weakref.WeakMethod(on_full)
+        self._on_turn = weakref.WeakMethod(on_turn)
         self._stream_key = streams.key_reader(streams.provider())
         self._handles: list[Any] = [None] * len(parameters)
         self._buckets: Sequence[Sequence[int]] = ()
@@ -67,7 +68,7 @@ class Arrivals:
         self.plan(())
 
     def plan(self, buckets: Sequence[Sequence[int]]) -> None:
-        """Count by these buckets of parameter indices from now on; a new step."""
+        """Count by these buckets of parameter indices, and begin a new step."""
         self._buckets = buckets
         self._bucket_of = [-1] * len(self._parameters)
         for number, bucket in enumerate(buckets):
@@ -77,14 +78,14 @@ class Arrivals:
         self.reset()
 
     def reset(self) -> None:
-        """A new step: nothing has arrived. Parameters that train are watched."""
+        """Begin a new step: nothing has arrived. What trains now gets a hook."""
         trains = list(map(_requires_grad, map(_parameter, self._parameters)))
         if trains != self._trains:
             self._trains = trains
             self._watch_what_trains()
         self._here = self._nothing.copy()  # also while paused
         self._missing = list(map(set, self._expected))  # not counted yet
-        # Dicts and not sets: a run must not depend on hashes.
+        # Dicts, not sets: their order, and so the run, does not depend on hashes.
         self._writers: list[dict[Hashable, None]] = [{} for _ in self._buckets]
         self._writers_so_far: dict[Hashable, None] = {}  # of any bucket, while paused
         self.is_open = False
@@ -109,7 +110,7 @@ class Arrivals:
         return not (self._inner_ended and _outermost_function() is not None)
 
     def stale(self, bucket: int) -> list[int]:
-        """Its frozen parameters: a gradient that they have is of an earlier step."""
+        """Indices of its parameters that froze: a `.grad` left there is an old one."""
         if all(map(self._here.__getitem__, self._buckets[bucket])):
             return []
         return [
@@ -124,10 +125,9 @@ class Arrivals:
         return self._writers_so_far | self._writers[bucket]
 
     def announce_next(self) -> None:
-        """Announce one more bucket, full or not."""
-        bucket = self.next
+        """Announce one more bucket, full or not; it stays `next` if that raises."""
+        _alive(self._on_turn)(self.next)
         self.next += 1
-        _alive(self._on_full)(bucket)
 
     def announce_rest(self) -> None:
         """Announce all buckets that have not been, full or not."""
@@ -156,7 +156,7 @@ class Arrivals:
         on_gradient.arrivals = me  # type: ignore[attr-defined]
         parameter: Any = info.parameter
         handle = parameter.register_post_accumulate_grad_hook(on_gradient)
-        # Before those that are there: the user's own may step and free.
+        # Ours goes first: a hook of the user's may step and free the gradient.
         hooks: dict[int, Any] = parameter._post_accumulate_grad_hooks
         later = {key: hook for key, hook in hooks.items() if hook is not on_gradient}
         for key in later:
@@ -197,7 +197,7 @@ class Arrivals:
         handle = outer.register_hook(left)
 
     def _call_at_the_end(self, inner: bool = False) -> None:
-        """Let the running backward say when it ends; an inner one is only a part."""
+        """Note when the running backward ends; `inner` if it is part of another."""
         number = self._backward = _current_backward()
         me = weakref.ref(self)
 
@@ -225,7 +225,7 @@ _requires_grad = operator.attrgetter("requires_grad")
 
 
 def _alive(method: weakref.WeakMethod[Any]) -> Any:
-    """The method; a hook that fires has a reducer."""
+    """The method: while an `Arrivals` lives, so does the reducer that owns it."""
     found = method()
     assert found is not None
     return found

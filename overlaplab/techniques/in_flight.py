@@ -1,9 +1,13 @@
 """What has been launched and not finished: who waits for it, and whose memory it is.
 
-A collective runs behind the stream of its launch, so that stream first waits for those
-that wrote the gradients. Until a stream has waited for the collective, the allocator
-may hand out memory that the stream owns: everything that travels stays referenced here
-until all of them have. Knows neither hooks nor what a bucket is.
+A collective starts behind the stream that launches it, so that stream first waits for
+the streams that wrote the gradients. The allocator hands freed memory out again on the
+stream that allocated it, its owner, without waiting for the collective: gradients stay
+referenced here until every owner waits for it. A copy is owned by the stream of its
+launch, and is dropped as soon as that stream waits.
+
+Streams are named by keys, see `streams.key_reader`. Knows neither hooks nor what a
+bucket is.
 """
 
 from __future__ import annotations
@@ -29,21 +33,29 @@ from overlaplab.techniques.model_facts import (
 class Wire(Protocol):
     """How tensors become their averages over the ranks; the counterpart of a comm hook.
 
-    Tensors of one launch have one dtype and memory orders that are equal on all ranks;
-    ranks launch and finish in one order.
+    Ranks launch and finish in the same order. Tensors of one launch have one dtype, and
+    on all ranks the same shapes and strides. The last of them may be a row of flags,
+    see [Note: parameters without a gradient]: where every rank has 0 the average must
+    be 0, and above 0 elsewhere.
     """
 
     def dtype_of(self, gradient: torch.dtype) -> torch.dtype:
         """What a gradient of this dtype travels as."""
 
     def launch(self, tensors: list[Tensor]) -> Any:
-        """Start to average `tensors` in place, behind what this stream was given.
+        """Start to average `tensors` in place, behind the work of the current stream.
 
-        They belong to the wire until `finish`, which is given what this returns.
+        Most calls come from inside a backward, on autograd's thread: what blocks here
+        holds up the backward. The tensors belong to the wire until `finish`, which is
+        given what this returns. It may raise as long as nothing has been sent.
         """
 
     def finish(self, launched: Any) -> None:
-        """Make the current stream, that of the launch, wait for the averages."""
+        """Make the current stream, that of the launch, wait for the averages.
+
+        Called once for each launch, again only if it raised. What `launch` returned is
+        dropped after it.
+        """
 
 
 @dataclass(slots=True)
@@ -51,10 +63,11 @@ class Payload:
     """Gradients on the wire: themselves where they can be, copies where they must.
 
     Args:
-        tensors: what travels.
+        tensors: what travels, the flags last; empty once it is finished.
         holders, grads: the parameters that had a gradient, and those gradients.
-        staged: (parameter, gradient, its copy on the wire).
+        staged: (parameter, gradient, its copy on the wire), until written back.
         absent: (parameter, zeros on the wire) where there is no gradient here.
+        flags: what travels besides gradients, if anything does.
     """
 
     tensors: list[Tensor] = field(default_factory=list)
@@ -62,6 +75,7 @@ class Payload:
     grads: list[Tensor] = field(default_factory=list)
     staged: list[tuple[ParameterInfo, Tensor, Tensor]] = field(default_factory=list)
     absent: list[tuple[ParameterInfo, Tensor]] = field(default_factory=list)
+    flags: Tensor | None = None
 
 
 def load(
@@ -72,7 +86,9 @@ def load(
     """The gradients of `parameters` as they travel: in `dtype`, zeros for missing ones.
 
     Those with an index in `stale` are of an earlier step and count as missing. A
-    gradient travels itself unless its dtype or memory order is another one.
+    gradient is copied only if its dtype or strides differ from those on the wire, if it
+    has a graph (create_graph), or if its memory does not hold its values (a lazy
+    conjugate or negative).
 
     Raises:
         TypeError: a sparse gradient.
@@ -96,7 +112,7 @@ def load(
         if (
             (grad.dtype, grad.stride()) != (dtype, info.stride)
             or grad.requires_grad
-            or grad.is_conj()
+            or _is_lazy(grad)
         ):
             sent = _empty(info, dtype)
             payload.staged.append((info, grad, sent))
@@ -105,7 +121,9 @@ def load(
         payload.tensors.append(_as_sent(info, sent))
     payload.holders = holders
     if payload.staged:
-        plain = [grad.detach().resolve_conj() for _, grad, _ in payload.staged]
+        plain = [
+            grad.detach().resolve_conj().resolve_neg() for _, grad, _ in payload.staged
+        ]
         torch._foreach_copy_([copy for _, _, copy in payload.staged], plain)
     return payload
 
@@ -113,14 +131,20 @@ def load(
 def _travel_themselves(
     parameters: Sequence[ParameterInfo], grads: list[Tensor], dtype: torch.dtype
 ) -> bool:
-    """Whether all are there as they travel, as usual; in C, since a hook asks."""
+    """Whether all are there, as they travel: the usual case. In C: hooks run it."""
     return (
         set(map(type, grads)) == {Tensor}
         and set(map(_look, grads)) == {(dtype, torch.strided, False)}
         and list(map(Tensor.stride, grads)) == list(map(_stride, parameters))
         and all(map(_in_rows, parameters))
         and not (dtype.is_complex and any(map(Tensor.is_conj, grads)))
+        and not any(map(Tensor.is_neg, grads))
     )
+
+
+def _is_lazy(tensor: Tensor) -> bool:
+    """Whether its memory holds the conjugate or the negative of its values."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 _parameter = operator.attrgetter("parameter")
@@ -131,16 +155,24 @@ _in_rows = operator.attrgetter("in_rows")
 
 
 def unload(payload: Payload) -> None:
-    """Write averages that travelled as copies back into `.grad`."""
-    into, averages = [], []
+    """Write averages that travelled as copies back into `.grad`; drop the copies.
+
+    On the stream that owns them, and after it waits for the wire. A gradient that
+    cannot be written into is replaced, and kept: its owner does not wait yet.
+    """
+    into, averages, kept, new = [], [], [], {}
     for info, grad, copy in payload.staged:
-        if overlaps_itself(grad) or grad.is_conj():  # it cannot hold the average
-            info.parameter.grad = copy.to(grad.dtype)
+        if overlaps_itself(grad) or _is_lazy(grad):
+            info.parameter.grad = new[id(grad)] = copy.to(grad.dtype)
+            kept.append((info, grad, copy))
         else:
             into.append(grad.detach())
             averages.append(copy)
     if into:
         torch._foreach_copy_(into, averages)
+    if new:
+        payload.grads = [new.get(id(grad), grad) for grad in payload.grads]
+    payload.tensors, payload.staged = [], kept
 
 
 @dataclass(slots=True)
@@ -149,10 +181,10 @@ class _Flight:
 
     Args:
         payload: kept alive.
-        launched: what the wire needs to finish it.
+        launched: what the wire needs to finish it; None once it has.
         key: of the stream of the launch, which owns the copies.
         owners: keys of the streams that own gradients.
-        marks: of the held gradients, as the launch (or the finish) left them.
+        marks: of the gradients, as the launch (or the finish) left them.
     """
 
     payload: Payload
@@ -164,12 +196,12 @@ class _Flight:
 
 
 class InFlight:
-    """Launches behind the writers, finishes for all who own or use the memory.
+    """Launches behind the streams that wrote; makes owners and readers wait.
 
     Args:
-        wire: how averages are made.
+        wire: how averages are made; the attribute may be set between steps.
         max_in_flight: at most this many launched and not finished; None: no bound. A
-            side stream waits for the oldest and carries the launches, so that the
+            side stream waits for the oldest and launches the next, so that the
             compute stream goes on; with gloo the CPU waits.
     """
 
@@ -208,16 +240,21 @@ class InFlight:
             writers: keys of the streams that wrote their gradients.
             flags: makes one more tensor of what was loaded, to travel with it.
             stale: indices of parameters whose gradient is not of this step.
+
+        Raises:
+            TypeError: a sparse gradient.
+            Exception: what the wire raises. Nothing was sent.
         """
         here = self._stream_key()
         owners = dict.fromkeys((here, *writers))
-        if self._side is None:
+        if self._most is None:
             self._flights.append(self._send(parameters, owners, flags, stale))
             return
         with self._provider.stream(self._side):
-            for flight in self._flights[: max(0, len(self) - (self._most or 0) + 1)]:
-                self._finish(flight)
-                flight.marks = marks_of(flight.payload.grads)
+            for flight in self._flights[: max(0, len(self) - self._most + 1)]:
+                if not flight.finished:
+                    self._finish(flight)
+                    flight.marks = marks_of(flight.payload.grads)
             self._flights.append(self._send(parameters, owners, flags, stale))
 
     def _send(
@@ -237,15 +274,13 @@ class InFlight:
             for info, tensor in zip(parameters, payload.tensors, strict=True):
                 streams.name_tensor(tensor, streams.GRADIENT + info.name)
         if flags is not None:
-            payload.tensors.append(flags(payload))
+            payload.flags = flags(payload)
+            payload.tensors.append(payload.flags)
         launched = self.wire.launch(payload.tensors)
         return _Flight(payload, launched, key, owners, marks_of(payload.grads))
 
     def touched(self) -> ParameterInfo | None:
-        """A parameter whose `.grad` is no longer what was sent, None if there is none.
-
-        Replaced, freed, or written by somebody else since its launch.
-        """
+        """A parameter whose `.grad` was replaced, freed or written since its launch."""
         for flight in self._flights:
             holders, grads = flight.payload.holders, flight.payload.grads
             same = list(map(operator.is_, map(_grad, map(_parameter, holders)), grads))
@@ -255,7 +290,10 @@ class InFlight:
         return None
 
     def finish(self) -> None:
-        """Let the current stream, and all that own what travelled, wait for it."""
+        """Make the current stream, and those that own what travels, wait for it.
+
+        The CPU goes on, except with gloo.
+        """
         here = self._stream_key()
         waits: dict[tuple[Hashable, Hashable], None] = {}
         for flight in self._flights:
@@ -272,14 +310,14 @@ class InFlight:
             stream_of(waiting).wait_stream(stream_of(ending))
 
     def clear(self) -> None:
-        """Forget what is finished, or given up."""
+        """Let go of all launches, finished or given up."""
         self._flights.clear()
 
     def _finish(self, flight: _Flight) -> None:
         if not flight.finished:
-            flight.finished = True
             self.wire.finish(flight.launched)
             unload(flight.payload)
+            flight.launched, flight.finished = None, True
 
 
 def _check_most(max_in_flight: object) -> None:
@@ -293,7 +331,7 @@ _kept: list[_Flight] = []
 
 
 def _keep_unfinished(flights: list[_Flight]) -> None:
-    """What nobody waited for, after an error: a thread of gloo's may still write it."""
+    """Nobody waited for these, after an error; gloo's threads may still write them."""
     _kept.extend(flight for flight in flights if not flight.finished)
 
 
@@ -305,5 +343,5 @@ def _empty(info: ParameterInfo, dtype: torch.dtype) -> Tensor:
 
 
 def _as_sent(info: ParameterInfo, tensor: Tensor) -> Tensor:
-    """The same bytes, as one row where it must: gloo (2.13) spoils channels_last."""
+    """The same memory, flat if not row-major: gloo (2.13) spoils channels_last."""
     return tensor if info.in_rows else tensor.as_strided((tensor.numel(),), (1,))

@@ -2,12 +2,14 @@
 
 The way of a gradient: autograd accumulates it into `.grad` and calls the hook of
 `Arrivals`, which counts. When its bucket and all before it are full, `Arrivals` calls
-`BucketedReducer._full`. `InFlight.launch` waits for the streams that wrote it, `load`s
-it (itself, or a copy where it cannot travel) and gives it to the `Wire`. The user's
-`wait()` sends what is left, lets the current stream wait (`Wire.finish`), and writes
-copies back (`unload`): `.grad` is the average.
+`BucketedReducer._launch`. `InFlight.launch` makes its stream wait for those that wrote
+the gradient, `load`s it (itself, or a copy where it cannot travel) and gives it to the
+`Wire`. The user's `wait()` launches the buckets that are not full, makes the current
+stream wait (`Wire.finish`) and writes copies back (`unload`): `.grad` is the average.
 
-Besides that way: `agreement` (parameters without a gradient), `join` (uneven data).
+What is not special to data parallelism stands in `techniques/`: `buckets`, `arrivals`,
+`in_flight`, `model_facts`. Off the main way: `agreement` (a parameter without a
+gradient, a frozen layer) and `join` (ranks with different numbers of batches).
 """
 
 from overlaplab.techniques.buckets import Bucket, BucketPlan, plan_buckets
@@ -15,7 +17,7 @@ from overlaplab.techniques.data_parallel.baselines import HookReducer, SerialRed
 from overlaplab.techniques.data_parallel.reducer import BucketedReducer
 from overlaplab.techniques.data_parallel.wire import AllReduce, BFloat16Wire
 
-Reducer = BucketedReducer  # the three are one machine with other plans
+Reducer = BucketedReducer  # for annotations: the other two are subclasses of it
 
 __all__ = [
     "AllReduce",

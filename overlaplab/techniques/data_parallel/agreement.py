@@ -2,13 +2,14 @@
 
 [Note: parameters without a gradient]
 A rank whose hook never fires for some parameter cannot know whether another rank
-used it. So `wait` sends what is left, with zeros for what is missing, and the last
-bucket of each step carries two flags per parameter: "has a gradient here" and "trains
-(or is frozen) as planned here". A rank that contributed zeros reads them: where some
-rank used the parameter, the average becomes its `.grad`; where none did, `.grad` stays
-as it is everywhere, so that momentum and decay leave it alone. A rank that froze or
-unfroze something reads them too: the plan changes when all ranks have changed, for the
-step after. Only such ranks read, so the usual step has no host sync.
+used it. So `wait` sends the buckets that are left, with zeros for missing gradients,
+and the last bucket of each step carries two flags per parameter: "has a gradient here"
+and "trains (or is frozen) as planned here". A rank that sent zeros reads the averages
+of the flags: where some rank used the parameter, the average becomes its `.grad`; where
+none did, `.grad` stays as it is on every rank, so that momentum and decay leave the
+parameter alone. A rank that froze or unfroze something reads them too: once all ranks
+have done so, the plan changes, from the next step on. Only such ranks read, and reading
+makes the CPU wait; in the usual step nobody does.
 """
 
 from __future__ import annotations
@@ -41,7 +42,15 @@ class Flags:
         return [info for info, planned in pairs if planned]
 
     def write(self, absent: list[ParameterInfo], like: Tensor) -> Tensor:
-        """1 for each gradient here, and 1 for each parameter that trains as planned."""
+        """1 for each gradient here, then 1 for each parameter that trains as planned.
+
+        Args:
+            absent: the planned parameters without a gradient.
+            like: its dtype and device are taken, so that both travel together.
+
+        Returns:
+            Shape (2 n,) for n parameters, on the current stream.
+        """
         number = len(self.planned)
         flags = torch.ones(2 * number, dtype=like.dtype, device=like.device)
         for info in absent:
@@ -51,7 +60,12 @@ class Flags:
         return flags
 
     def read(self, payloads: list[Payload]) -> list[ParameterInfo]:
-        """Take the averages of what other ranks used; adopt what all have changed.
+        """Take the averages of what other ranks used, after the wire has finished.
+
+        Waits for the GPU where something is missing or has changed.
+
+        Args:
+            payloads: of the step, in order; the last one has the flags' averages.
 
         Returns:
             What every rank has frozen or unfrozen since the plan was made.
@@ -63,7 +77,8 @@ class Flags:
         changed = self._changed()
         if not absent and not changed:
             return []
-        flags = payloads[-1].tensors[-1]
+        flags = payloads[-1].flags
+        assert flags is not None
         if is_fake(flags):
             return []  # one rank stands for all: nobody else has what it misses
         values = flags.real.tolist()
@@ -80,7 +95,11 @@ class Flags:
         return everywhere
 
     def adopt(self, changed: list[ParameterInfo]) -> bool:
-        """Plan without what froze, with what trains again; False: nothing would."""
+        """Plan without what froze and with what trains again.
+
+        Returns:
+            False, and nothing changes, where no parameter would be left.
+        """
         planned = list(self.planned)
         for info in changed:
             planned[info.index] = info.parameter.requires_grad
@@ -97,13 +116,14 @@ class Flags:
 
 
 def presence(payload: Payload) -> Tensor:
-    """One flag, for a payload that travels by itself: 1 if a gradient is here."""
+    """The flag of a payload of one parameter, shape (1,): 1 if a gradient is here."""
     like = payload.tensors[0]
     return torch.full((1,), float(not payload.absent)).to(like)
 
 
 def take_present(payload: Payload) -> None:
-    """Take the average of `payload` if some rank had a gradient."""
+    """Take the average of `payload` if another rank had the gradient."""
+    assert payload.flags is not None
     for info, average in payload.absent:
-        if payload.tensors[-1].real.item() > 0:
+        if payload.flags.real.item() > 0:
             info.parameter.grad = average.to(info.parameter.dtype)

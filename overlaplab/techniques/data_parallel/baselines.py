@@ -12,8 +12,8 @@ from overlaplab.techniques.data_parallel.reducer import BucketedReducer
 class HookReducer(BucketedReducer):
     """One all-reduce per parameter, launched as its gradient arrives.
 
-    The simplest overlap: it hides as early as can be, and pays the latency and the
-    launch of one collective for every parameter. Everything else is as in
+    The simplest overlap: each gradient leaves as early as it can, at the price of one
+    launch and one latency for every parameter. Everything else is as in
     `BucketedReducer`.
 
     Args:

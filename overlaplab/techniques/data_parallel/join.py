@@ -1,13 +1,13 @@
 """Uneven data: a rank without more batches takes part in the others' steps with zeros.
 
-torch's `Join` asks before each step how many ranks go on; here stands what a reducer
-adds to the question and what an ended rank does meanwhile. Knows no data loader.
+torch's `Join` asks before each step how many ranks go on; here is what a reducer adds
+to the question and what an ended rank does meanwhile. Knows no data loader.
 
 [Note: a step inside join]
-A rank that goes on says so when its step opens, before its first bucket: `Join` sums a
-one. An ended rank brings a zero, and if the sum is not zero, it runs the step as a rank
-that had no backward: `wait` sends zeros and receives the averages. So both launch the
-same collectives in the same order, and a step is a whole window of `no_sync`.
+A rank that goes on says so when its step opens, before its first bucket: it adds 1 to a
+sum over all ranks. An ended rank adds 0, and if the sum is not 0, it runs the step as a
+rank that had no backward: `wait` sends zeros and receives the averages. So both launch
+the same collectives in the same order. A window of `no_sync` is one step, asked once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ Update = Callable[[], object]
 
 
 class JoinableReducer(Joinable):
-    """What a reducer needs for `join`, and for torch's `Join([reducer, ...])`."""
+    """The part of `BucketedReducer` that is `join`; a member of torch's `Join` as well.
+
+    The attributes below are set there; it asks `_wire_of_step` as each step opens.
+    """
 
     _arrivals: Arrivals
     _facts: ModelFacts
@@ -41,7 +44,7 @@ class JoinableReducer(Joinable):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ending: _Ending | None = None  # inside a join
+        self._ending: _Ending | None = None  # set inside a join
 
     def wait(self) -> None:
         raise NotImplementedError
@@ -55,30 +58,32 @@ class JoinableReducer(Joinable):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> Iterator[None]:
-        """In this block ranks may have different numbers of batches, also none.
+        """In this block ranks may have different numbers of batches, even none.
 
-        A rank that leaves it goes on to take part in the others' steps, with zero
-        gradients, until all have left. Then every rank gets parameters and buffers of
-        the last one. Put the whole loop inside, and end each step by `wait()`; with
-        `no_sync()`, end a window that is cut short, too. Collective: every rank enters
-        the block. `broadcast_buffers()` and `abandon()` are refused in it, and a model
-        whose forward has collectives of its own needs `throw_on_early_termination`.
-        Not for captured steps: a replay says to nobody that its rank goes on.
+        A rank that comes to its end takes part in the others' steps, with zero
+        gradients, until all have come there. Then every rank gets the parameters and
+        buffers of one that ended last. Put the whole loop inside and end each step with
+        `wait()`, also a window of `no_sync()` that is cut short. Collective: every rank
+        enters the block. `broadcast_buffers()` and `abandon()` are refused in it: after
+        an error in a step the other ranks wait for this one until they time out. A
+        model whose forward has collectives of its own needs
+        `throw_on_early_termination`. Not for captured steps: a replay does not tell the
+        others that its rank goes on.
 
-        As DDP's `join`. torch's `Join([reducer, optimizer])` does the same for several,
-        e.g. with a `ZeroRedundancyOptimizer`: on ended ranks, too, `.grad` has the
-        averages when it steps.
+        As DDP's `join`. torch's `Join([reducer, optimizer])` does the same for several
+        members, e.g. with a `ZeroRedundancyOptimizer`, which finds the averages in
+        `.grad` on ended ranks, too.
 
         Args:
-            divide_by_initial_world_size: True: averages are over all ranks, so a batch
-                of a step that few ranks take part in counts as much as any other.
-                False: over the ranks that go on; costs one more small all-reduce.
+            divide_by_initial_world_size: True: averages are over all ranks, so that
+                each batch counts the same, however few ranks still have one. False:
+                over the ranks that go on; costs one more small all-reduce a step.
             update: what a rank does after `wait()` in each step: clip, step the
                 optimizer and the scheduler. Ended ranks do it as well, so that the
-                optimizer's state stays equal on all. None: they do not, as in DDP; an
-                optimizer with a state (momentum, Adam) then differs between ranks,
-                and so will the next epoch's updates.
-            enable: False: nothing is done, where all ranks have equally many.
+                optimizer's state stays equal on all. None: they do not, as in DDP; the
+                state of an optimizer that has one (momentum, Adam) then differs between
+                ranks, and so do the updates of the next epoch.
+            enable: False: the block does nothing; for ranks with equally many batches.
             throw_on_early_termination: RuntimeError on every rank as soon as one has
                 ended.
 
@@ -125,7 +130,7 @@ class JoinableReducer(Joinable):
 
     @property
     def join_process_group(self) -> Any:
-        """Of `Join`'s collectives, which other members of the join must share."""
+        """The group of `Join`'s collectives; all members of the join must have it."""
         return asked_group(self._group)
 
     def _wire_of_step(self) -> Wire:
@@ -152,12 +157,12 @@ class _WireOfStep:
 
     Args:
         wire: the reducer's.
-        notice: the work of `Join`'s question; None on an ended rank, or if another
-            member of the join asked.
-        num_active: the ranks that go on, shape (), once `count` has been waited for;
-            None if averages are over all ranks.
-        count: its work.
-        world_size: of all ranks.
+        notice: the work that tells ended ranks of the step; None on an ended rank, or
+            if another member of the join has told them.
+        num_active: how many ranks go on, float64 of shape (), valid after
+            `count.wait()`; None if averages are over all ranks.
+        count: the work that sums `num_active`.
+        world_size: the number of all ranks.
     """
 
     wire: Wire
@@ -199,7 +204,7 @@ class _Ending(JoinHook):
         self._own_gradients: list[Tensor | None] | None = None  # of an ended rank
 
     def wire_of_step(self) -> Wire:
-        """A step opens on this rank; the first collectives of it are launched."""
+        """The wire of a step that opens here; launches the step's first collectives."""
         reducer, ended = self._reducer, self._own_gradients is not None
         notice = None if ended else Join.notify_join_context(reducer)
         num_active = count = None
@@ -225,7 +230,7 @@ class _Ending(JoinHook):
             self._update()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """All have ended: every rank becomes as the last, and its `.grad` its own."""
+        """All have ended: take the last one's values, and one's own `.grad` again."""
         reducer = self._reducer
         if self._own_gradients is not None:
             pairs = zip(self._parameters, self._own_gradients, strict=True)

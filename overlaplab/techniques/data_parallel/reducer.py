@@ -1,11 +1,11 @@
 """Bucketed gradient reduction: send a bucket as soon as its last gradient is there.
 
 The backward pass makes the last layer's gradients first. They travel while the
-layers before are still computing. Small messages pay latency each, one large message
-finds nothing left to hide behind; buckets lie between.
+layers before it still compute. Many small messages each pay the latency; one large
+message has no computation left to hide behind. Buckets lie between.
 
-A step is *open* from its first gradient, its buckets are *sent* one by one, and
-`wait` ends it. Nothing happens in a forward.
+A step *opens* with its first gradient, its buckets are *sent* one by one, and `wait`
+ends it. Nothing happens in a forward.
 """
 
 from __future__ import annotations
@@ -44,32 +44,33 @@ class BucketedReducer(JoinableReducer):
 
     Each bucket is one asynchronous, coalesced all-reduce on the gradients themselves:
     nothing is copied into a buffer. Buckets are launched in the plan's order, whatever
-    order gradients arrive in, so ranks always meet in the same bucket. On NCCL the
-    collectives run on a communicator of their own at high priority.
+    order gradients arrive in, so ranks always meet in the same bucket. On NCCL, unless
+    `process_group` is given, they use a communicator of their own at high priority.
 
-    At construction rank 0's parameters and buffers go to all ranks. One step is: any
-    number of forwards, one backward, `wait()`, the optimizer; with more backwards, all
-    but the last inside `no_sync()`; where ranks have different numbers of batches, the
-    loop inside `join()`. Until `wait()` the gradients belong to the reducer:
-    no optimizer, clipping or zeroing before it. Gradients of `torch.autograd.grad`
-    never reach a hook and are not averaged.
+    At construction the group's first rank gives its parameters and buffers to all. One
+    step is: any number of forwards, one backward, `wait()`, the optimizer; with more
+    backwards, all but the last inside `no_sync()`; where ranks have different numbers
+    of batches, the loop inside `join()`. From the backward until `wait()` the gradients
+    belong to the reducer: no optimizer, clipping or zeroing in between. Gradients of
+    `torch.autograd.grad` never reach a hook and are not averaged.
 
     After Li et al., PyTorch Distributed (VLDB 2020); without its flat buffers.
 
     Args:
-        model: on the rank's device; rank 0's values are broadcast.
+        model: on the rank's device; the first rank's values are broadcast.
         bucket_mib: cap of a bucket, in MiB of gradients. None: 25, and more for large
             models, see `default_cap_bytes`. A slow link wants smaller ones.
         first_bucket_mib: cap of each dtype's first bucket, `bucket_mib` if None.
         process_group: the ranks; the world if None.
-        max_in_flight: at most this many buckets launched and not finished. A side
-            stream waits for the oldest, not the compute stream; with gloo the CPU
-            does. It bounds the copies that `reduce_dtype` makes; without copies it
-            bounds nothing that costs memory.
+        max_in_flight: at most this many buckets launched and not finished; None: no
+            bound. A side stream, and not the compute stream, waits for the oldest; with
+            gloo the CPU waits. It bounds the memory of the copies that `reduce_dtype`
+            makes; without copies it saves no memory.
         reduce_dtype: dtype on the wire, e.g. torch.float32 for bfloat16 gradients;
             the average is cast back. None keeps the gradients' own; complex gradients
             always keep theirs.
-        wire: how averages are made, instead of an all-reduce; see `Wire`.
+        wire: what makes the averages instead of an all-reduce, see `Wire`; then
+            `reduce_dtype` is not used.
 
     Attributes:
         plan: what travels together, of the parameters that train.
@@ -122,12 +123,12 @@ class BucketedReducer(JoinableReducer):
         self._caps = cap, cap if first_bucket_mib is None else first
         self._flags = Flags(self._facts)
         self._arrivals = Arrivals(
-            self._facts.parameters, self._backward_begins, self._full
+            self._facts.parameters, self._backward_begins, self._launch
         )
         self._provider = streams.provider()
         self._on_cuda = self._facts.tensors[0].is_cuda
         self._num_steps = 0
-        self._windows = 0  # of no_sync that are open
+        self._windows = 0  # open blocks of no_sync
         self._removed = False
         self._number = number_in(group)
         self._make_plan()
@@ -136,7 +137,7 @@ class BucketedReducer(JoinableReducer):
 
     @property
     def num_steps(self) -> int:
-        """Steps that have ended."""
+        """Steps that have ended, those that were given up included."""
         return self._num_steps
 
     @property
@@ -148,22 +149,23 @@ class BucketedReducer(JoinableReducer):
         """(name, parameter) of each of `parameters`."""
         return [(info.name, info.parameter) for info in self.parameters]
 
-    # What people call.
+    # What a training loop calls.
 
     def wait(self) -> None:
         """End the step: the averaged gradients are in `.grad`, safe on this stream.
 
-        Sends what has not been (parameters without a gradient hold up their bucket
-        until here) and makes the current stream wait for all of it. The CPU goes on,
-        except with gloo, and where a rank reads flags, see [Note: parameters without a
-        gradient]. Collective: every rank calls it once per step, also a rank that had
-        no backward.
+        Sends the buckets that are left (a parameter without a gradient holds up its
+        bucket, and those after it, until here) and makes the current stream wait for
+        all. The CPU goes on, except with gloo, and where a rank reads flags, see [Note:
+        parameters without a gradient]. Collective: every rank calls it once per step,
+        even one that had no backward.
 
         Raises:
             RuntimeError: a backward of the step raised; a parameter or a gradient was
-                written, replaced or freed while the step was open; called inside
-                `no_sync()` or after `remove()`. A step stays open: `abandon()` gives
-                it up.
+                written, replaced or freed while the step was open; a parameter trains
+                here and is frozen elsewhere; called inside `no_sync()` or after
+                `remove()`. The step stays open until every rank calls `abandon()`; a
+                rank whose `wait()` returned has ended it and cannot.
         """
         if self._windows:
             raise RuntimeError("reducer.wait() inside no_sync(); leave the block first")
@@ -189,9 +191,9 @@ class BucketedReducer(JoinableReducer):
     def no_sync(self) -> Iterator[None]:
         """Backwards in this block only accumulate; the next one after it sends.
 
-        What counts is where the backward runs; the forward may be on either side. If no
-        backward follows, `wait()` sends. Gradients add up in `.grad` itself, and each
-        bucket is sent once. Blocks nest; an exception leaves them.
+        What counts is where the backward runs; the forward may be inside or outside. If
+        no backward follows, `wait()` sends. Gradients add up in `.grad` itself, and
+        each bucket is sent once. Blocks may be nested; an exception ends them, too.
         """
         before, self._arrivals.paused = self._arrivals.paused, True
         self._windows += 1
@@ -202,18 +204,22 @@ class BucketedReducer(JoinableReducer):
             self._arrivals.paused = before
 
     def broadcast_buffers(self) -> None:
-        """Give every rank the group's first rank's buffers (running means). Blocks."""
+        """Give the first rank's buffers (running means) to all. Collective; blocks."""
         self._refuse_in_join("reducer.broadcast_buffers()")
         self._facts.broadcast(parameters=False)
 
     def abandon(self) -> None:
-        """Give up the open step, after an error in it; zero the gradients then.
+        """Give up the step after an error in it; zero the gradients afterwards.
 
-        Collective: every rank calls it, instead of `wait()`. Ranks that have sent
-        fewer buckets than others send more, so that they meet again in the next step.
+        Collective: every rank calls it instead of `wait()`, also those without an
+        error. Ranks that have sent fewer buckets than others send more, so that all
+        meet again in the next step. The CPU waits until every rank has called it.
+
+        Raises:
+            RuntimeError: inside `join()`.
         """
         self._refuse_in_join("reducer.abandon()")
-        mine = len(self._in_flight)
+        mine = self._arrivals.next  # buckets that have been sent
         sent = exchange(self._group, f"abandon {self._number}.{self._num_steps}", mine)
         with torch.no_grad():
             while self._arrivals.next < max(sent):
@@ -222,7 +228,11 @@ class BucketedReducer(JoinableReducer):
         self._end_step()
 
     def remove(self) -> None:
-        """Take the reducer off the model. What was sent is waited for."""
+        """Take the hooks off the model; gradients stay local from now on.
+
+        Call it between steps, or on all ranks after the same bucket: it waits for those
+        that were sent.
+        """
         with torch.no_grad():
             self._in_flight.finish()
         self._end_step()
@@ -231,10 +241,14 @@ class BucketedReducer(JoinableReducer):
         self._removed = True
 
     def abandon_step(self) -> None:
-        """Forget an open step on this rank alone; waits for nothing."""
+        """Forget the open step on this rank alone; waits for nothing.
+
+        For `ol.capture_step`, see `StepMember`; after an error in a usual step call
+        `abandon`.
+        """
         self._end_step()
 
-    # A step.
+    # The course of a step.
 
     def _end_step(self) -> None:
         self._num_steps += 1
@@ -242,7 +256,7 @@ class BucketedReducer(JoinableReducer):
         self._arrivals.reset()
 
     def _backward_begins(self) -> None:
-        """The first gradient of a backward is here."""
+        """`Arrivals` has the first gradient of a backward, maybe not of the step."""
         if self._arrivals.is_open:
             self._refuse_broken_step("this backward")
         else:
@@ -250,12 +264,13 @@ class BucketedReducer(JoinableReducer):
 
     def _open(self) -> None:
         """A step begins, at its first gradient or in a `wait` without one."""
-        if self._facts.dtypes() != self._flags.dtypes:  # `model.to`; freezing: `_adopt`
+        if self._facts.dtypes() != self._flags.dtypes:  # after `model.to(dtype)`
             self._make_plan()
         self._marks = marks_of(self._facts.tensors)
         self._in_flight.wire = self._wire_of_step()
 
     def _refuse_broken_step(self, what: str) -> None:
+        """Raise if a backward of the open step failed or a parameter was written."""
         if not self._arrivals.is_open:
             return
         if self._arrivals.backward_failed:
@@ -277,8 +292,8 @@ class BucketedReducer(JoinableReducer):
             "and optimizer.step()."
         )
 
-    def _full(self, bucket: int) -> None:
-        """Bucket `bucket`, and all before it, can go."""
+    def _launch(self, bucket: int) -> None:
+        """Send a bucket: it and all before it are full, or the step is ending."""
         flags = self._write_flags if bucket == len(self.plan) - 1 else None
         members = self._members[bucket]
         writers = self._arrivals.writers(bucket)
@@ -298,20 +313,22 @@ class BucketedReducer(JoinableReducer):
         return self._flags.write(absent, last.tensors[0])
 
     def _adopt(self) -> None:
-        """What the flags change here; see [Note: parameters without a gradient]."""
+        """Do what the flags say; see [Note: parameters without a gradient]."""
         changed = self._flags.read(self._in_flight.payloads)
         if not changed or not self._flags.adopt(changed):
             return
-        for info in changed:  # trains again on all ranks, and is not in this plan yet
-            if info.parameter.requires_grad:
+        # Those that train again are in no bucket of this step.
+        if unfrozen := [info for info in changed if info.parameter.requires_grad]:
+            self._provider.synchronize()  # no hook has noted which stream wrote them
+            for info in unfrozen:
                 self._in_flight.launch([info], (), presence)
-        self._in_flight.finish()
+            self._in_flight.finish()
         for payload in self._in_flight.payloads[len(self.plan) :]:
             take_present(payload)
         self._make_plan()
 
     def _make_plan(self) -> None:
-        """Cut what trains on all ranks into buckets."""
+        """Cut what trains on all ranks into buckets; between steps, on all ranks."""
         self._flags.dtypes = self._facts.dtypes()
         members = self._flags.members
         named = [(info.name, info.parameter) for info in members]
@@ -328,6 +345,6 @@ _alive: WeakSet[BucketedReducer] = WeakSet()
 
 @atexit.register
 def _let_go_of_groups() -> None:
-    """A group of gloo's (torch 2.13) that outlives the interpreter aborts it."""
+    """A gloo group that is freed after the interpreter's end aborts (torch 2.13)."""
     for reducer in tuple(_alive):
         vars(reducer).clear()

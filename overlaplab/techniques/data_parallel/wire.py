@@ -1,7 +1,7 @@
 """How the average is made: what happens to a bucket between launch and finish.
 
 `AllReduce` is the usual wire. `BFloat16Wire` is an example of another one, as DDP's
-communication hooks are: half of the bytes on the link, and no sum in bfloat16.
+communication hooks are: half the bytes on the link, and yet no sum in bfloat16.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ class AllReduce:
 
     Args:
         group: the ranks.
-        reduce_dtype: dtype on the wire; None keeps the gradients', and so do complex
-            ones.
+        reduce_dtype: dtype on the wire; None keeps the gradients' own. Complex
+            gradients always keep theirs.
+
+    Raises:
+        TypeError, ValueError: `reduce_dtype` is no dtype, or not of floats.
     """
 
     def __init__(
@@ -49,10 +52,10 @@ class AllReduce:
         if tensors[0].is_complex():
             numbers = [torch.view_as_real(t) for t in tensors]
         if self._divides:
-            if tensors[0].dtype is torch.float16:  # its sum may be inf
+            if tensors[0].dtype is torch.float16:  # the sum could overflow
                 torch._foreach_div_(tensors, self._size)
-            # gloo writes results as an operator does: into aliases, so that the
-            # version of a gradient still shows whether somebody else wrote it.
+            # gloo counts up the version of what it writes. Into aliases with versions
+            # of their own, so that a gradient's tells whether somebody else wrote it.
             numbers = [t.data for t in numbers]
         return self._group.allreduce_coalesced(numbers, self._options), tensors
 
@@ -75,12 +78,13 @@ def _check_dtype(reduce_dtype: object) -> None:
 class BFloat16Wire:
     """Gradients travel in bfloat16 and are summed in float32.
 
-    Each rank receives one slice of everybody's bucket (all-to-all), averages it in
-    float32, and hands it round (all-gather): the bytes of a ring all-reduce, halved.
-    The sum is rounded once, not once per rank. The second half runs in `finish`.
+    Each rank receives its slice of everybody's bucket (all-to-all), averages it in
+    float32, and sends the average to all (all-gather): half the bytes of a ring
+    all-reduce in float32. The average is rounded once, not once per rank. The
+    all-gather starts in `finish`, so nothing hides it.
 
     Args:
-        group: the ranks.
+        group: the ranks, those of the reducer.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

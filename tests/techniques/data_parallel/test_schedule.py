@@ -165,6 +165,27 @@ def test_a_wait_on_another_stream_than_the_backwards_has_no_hazard() -> None:
     assert torch.equal(*run.values)
 
 
+def unfrozen_elsewhere(max_in_flight: int | None) -> Tensor:
+    """What trains again has no hook yet that knows the stream of its gradient."""
+    model = layers()
+    model[0].requires_grad_(False)
+    reducer = ol.BucketedReducer(model, bucket_mib=1.0, max_in_flight=max_in_flight)
+    model[0].requires_grad_(True)
+    side = streams.Stream()
+    side.wait_stream(streams.current_stream())
+    with streams.stream(side):
+        model(torch.randn(8, 512)).square().mean().backward()
+    reducer.wait()
+    return model[0].weight.grad.clone()
+
+
+def test_a_parameter_that_trains_again_is_sent_behind_its_gradient() -> None:
+    for cap in (None, 1):
+        run = ol.run(unfrozen_elsewhere, cap)
+        assert run.warnings == ()
+        assert torch.equal(*run.values)
+
+
 def test_runs_of_one_reducer_are_equal_to_the_last_digit() -> None:
     first, second = (
         ol.run(step, "bucketed", world_size=3, bucket_mib=1.0).timeline
