@@ -7,7 +7,7 @@ it into one of two buffers and reduce-scatters it; after `wait()` this rank's pa
 `.grad` of a piece that the optimizer updates.
 """
 
-from overlaplab.techniques.zero.memory import Memory
+from overlaplab.techniques.zero.memory import Memory, plan_memory
 from overlaplab.techniques.zero.partition import Partition, plan_partition
 from overlaplab.techniques.zero.plan import PlanError, StepPlan, Use, plan_step
 from overlaplab.techniques.zero.stage3 import Zero3
@@ -19,6 +19,7 @@ __all__ = [
     "StepPlan",
     "Use",
     "Zero3",
+    "plan_memory",
     "plan_partition",
     "plan_step",
 ]

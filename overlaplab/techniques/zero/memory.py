@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
+from torch import nn
 
 from overlaplab.techniques.model_facts import ParameterInfo
 from overlaplab.techniques.zero.partition import Partition, plan_partition
-from overlaplab.techniques.zero.units import REST, Unit
+from overlaplab.techniques.zero.units import REST, Unit, make_units
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Memory:
         rest_bytes: the rest, gathered for the whole step.
         gradient_shards_bytes: its part of the gradients.
         gradient_buffers_bytes: two rows from which gradients leave.
-        states_bytes: of an optimizer with two numbers per parameter, such as AdamW.
+        states_bytes: of an optimizer with two numbers per parameter, such as AdamW;
+            rank 0's, which has no less than others.
         padding_bytes: of `shards_bytes`, what belongs to no parameter.
     """
 
@@ -97,6 +99,39 @@ def slot_bytes(rows: Sequence[Row], trains_only: bool = False) -> int:
     return sum(
         row.partition.full_bytes for row in rows if row.trains or not trains_only
     )
+
+
+def plan_memory(
+    model: nn.Module,
+    world_size: int,
+    *,
+    units: Sequence[nn.Module] | None = None,
+    prefetch: int = 1,
+    reshard_after_forward: bool = True,
+) -> Memory:
+    """What `Zero3` with these arguments will take, from shapes: nothing is allocated.
+
+    Args:
+        model: on any device, meta included.
+        world_size: number of ranks.
+        units, prefetch, reshard_after_forward: as in `Zero3`.
+    """
+    named = [(n, p) for n, p in model.named_parameters() if p.numel()]
+    infos = [
+        ParameterInfo(i, name, parameter, parameter.stride(), True)
+        for i, (name, parameter) in enumerate(named)
+    ]
+    made = make_units(model, infos, units)
+    slots = count_slots(made, prefetch, reshard_after_forward)
+    return count_memory(made, world_size, slots)
+
+
+def count_slots(
+    units: Sequence[Unit], prefetch: int, reshard_after_forward: bool
+) -> int:
+    """Slots of the ring: one more than the units ahead, and never more than units."""
+    num_ringed = sum(unit.name != REST for unit in units)
+    return min(prefetch + 1 if reshard_after_forward else num_ringed, num_ringed)
 
 
 def count_memory(units: Sequence[Unit], world_size: int, num_slots: int) -> Memory:

@@ -32,6 +32,7 @@ class ShardedRow:
     Args:
         row: the plan of it; its parameters still have their full values.
         rank: of the group that shares it.
+        name: of the unit.
 
     Attributes:
         shard: this rank's part; the gather's input as it is.
@@ -43,8 +44,9 @@ class ShardedRow:
 
     full: Tensor
 
-    def __init__(self, row: Row, rank: int) -> None:
+    def __init__(self, row: Row, rank: int, name: str) -> None:
         self.row = row
+        self._name = name
         like = row.parameters[0].parameter
         partition = row.partition
         full = torch.zeros(partition.numel, dtype=row.dtype, device=like.device)
@@ -52,6 +54,7 @@ class ShardedRow:
             view.copy_(info.parameter.detach())
         size = partition.shard_numel
         self.shard = full[rank * size : (rank + 1) * size].clone()
+        streams.name_tensor(self.shard, f"shard of {name}")
         self.ranges = [piece.in_shard for piece in partition.pieces(rank)]
         self.pieces = [
             nn.Parameter(self.shard[a:b], requires_grad=info.parameter.requires_grad)
@@ -65,6 +68,7 @@ class ShardedRow:
     def make_gradient(self) -> None:
         """Allocate `gradient`, and a view of it for each piece."""
         self.gradient = torch.zeros_like(self.shard)
+        streams.name_tensor(self.gradient, f"gradient shard of {self._name}")
         self.gradient_views = [self.gradient[a:b] for a, b in self.ranges]
 
     def views(self, full: Tensor) -> list[Tensor]:
@@ -98,7 +102,9 @@ class ShardedUnit:
         self.name = unit.name
         self.module = unit.module
         self.parameters: tuple[ParameterInfo, ...] = unit.parameters
-        self.rows = [ShardedRow(row, rank) for row in plan_rows(unit, world_size)]
+        self.rows = [
+            ShardedRow(row, rank, unit.name) for row in plan_rows(unit, world_size)
+        ]
         self.full_bytes = slot_bytes([row.row for row in self.rows])
 
     def place(self, slot: int, buffer: Tensor) -> None:

@@ -26,7 +26,7 @@ from overlaplab.techniques.groups import exchange_texts, job_group, number_in
 from overlaplab.techniques.model_facts import ModelFacts
 from overlaplab.techniques.zero.gathering import Gathering
 from overlaplab.techniques.zero.guards import Guards, refuse_no_weights
-from overlaplab.techniques.zero.memory import Memory, count_memory
+from overlaplab.techniques.zero.memory import Memory, count_memory, count_slots
 from overlaplab.techniques.zero.norms import clip_by_norm
 from overlaplab.techniques.zero.plan import StepPlan
 from overlaplab.techniques.zero.ring import Ring, ShardedUnit, gather_whole
@@ -97,14 +97,12 @@ class Zero3:
         made = make_units(model, facts.parameters, units)
         facts.broadcast()
         size, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
-        num_ringed = sum(unit.name != REST for unit in made)
-        num_slots = min(
-            prefetch + 1 if reshard_after_forward else num_ringed, num_ringed
-        )
+        num_slots = count_slots(made, prefetch, reshard_after_forward)
         self._memory = count_memory(made, size, num_slots)
         with torch.no_grad():
             self._all = [ShardedUnit(i, u, size, rank) for i, u in enumerate(made)]
-            ringed, rest = self._all[:num_ringed], self._all[num_ringed:]
+            ringed = [unit for unit in self._all if unit.name != REST]
+            rest = self._all[len(ringed) :]
             self._ring = Ring(ringed, rest[0] if rest else None, num_slots, self._group)
             self._scatters = Scatters(self._all, process_group or job_group("scatter"))
         self._number = number_in(self._group)
@@ -312,6 +310,8 @@ class Zero3:
 
     def _before_forward(self) -> None:
         self._refuse_broken("this forward")
+        if not self._gathering.is_open:
+            self._arrivals.reset()  # what trains may have changed
         self._facts.check_identity()
         self._guards.check_places()
 

@@ -1,0 +1,60 @@
+"""The field cases (D02 to D10) train as one process does, whatever a step runs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+import overlaplab as ol
+from tests.guards import GUARD_S
+from tests.techniques.zero import programs
+from tests.techniques.zero.programs import CASES
+
+RUNS = [
+    ("virtual", 2, 0),
+    ("virtual", 2, 1),
+    ("virtual", 3, 2),
+    ("virtual", 8, 1),
+    ("gloo", 2, 1),
+    ("gloo", 3, 0),
+]
+
+
+def cases_of(world_size: int) -> tuple[str, ...]:
+    return tuple(CASES) if world_size < 8 else ("empty shards", "tied in two units")
+
+
+@cache
+def run_of(cluster: str, world_size: int, prefetch: int) -> ol.Run:
+    return ol.run(
+        programs.train_cases,
+        cases_of(world_size),
+        prefetch,
+        world_size=world_size,
+        cluster=cluster,
+        timeout_s=GUARD_S,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "world_size", "prefetch", "case"),
+    [(*run, case) for run in RUNS for case in cases_of(run[1])],
+)
+def test_a_case_trains_as_one_process_on_the_concatenated_batch(
+    cluster: str, world_size: int, prefetch: int, case: str
+) -> None:
+    run = run_of(cluster, world_size, prefetch)
+    expected = programs.train_case_alone(case, world_size, prefetch != 0)
+    for values in run.values:
+        assert list(values[case]) == list(expected)
+        for name, want in expected.items():
+            # Means of means and one mean differ in the last bits; AdamW's first steps
+            # make small gradients large.
+            torch.testing.assert_close(values[case][name], want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if run[0] == "virtual"])
+def test_no_case_leaves_a_hazard_or_a_work_behind(run: tuple[str, int, int]) -> None:
+    assert run_of(*run).warnings == ()
