@@ -8,6 +8,8 @@ from torch import nn
 from overlaplab.techniques.buckets import MIB
 from overlaplab.techniques.data_parallel.reducer import BucketedReducer
 
+EVERYTHING_MIB = 2.0**20  # more than the gradients of any model on one device
+
 
 class HookReducer(BucketedReducer):
     """One all-reduce per parameter, launched as its gradient arrives.
@@ -41,10 +43,7 @@ class SerialReducer(BucketedReducer):
     def __init__(
         self, model: nn.Module, *, process_group: dist.ProcessGroup | None = None
     ) -> None:
-        everything = sum(p.numel() * p.element_size() for p in model.parameters())
-        super().__init__(
-            model, bucket_mib=max(1, everything) / MIB, process_group=process_group
-        )
+        super().__init__(model, bucket_mib=EVERYTHING_MIB, process_group=process_group)
         self._arrivals.paused = True
 
     def wait(self) -> None:

@@ -169,8 +169,7 @@ class BucketedReducer(JoinableReducer):
         """
         if self._windows:
             raise RuntimeError("reducer.wait() inside no_sync(); leave the block first")
-        if self._removed:
-            raise RuntimeError("reducer.wait() after remove(); build a new reducer")
+        self._refuse_removed("reducer.wait()")
         self._facts.check_identity()
         self._refuse_broken_step("reducer.wait()")
         with torch.no_grad():
@@ -216,9 +215,10 @@ class BucketedReducer(JoinableReducer):
         meet again in the next step. The CPU waits until every rank has called it.
 
         Raises:
-            RuntimeError: inside `join()`.
+            RuntimeError: inside `join()`, or after `remove()`.
         """
         self._refuse_in_join("reducer.abandon()")
+        self._refuse_removed("reducer.abandon()")
         mine = self._arrivals.next  # buckets that have been sent
         sent = exchange(self._group, f"abandon {self._number}.{self._num_steps}", mine)
         with torch.no_grad():
@@ -233,12 +233,14 @@ class BucketedReducer(JoinableReducer):
         Call it between steps, or on all ranks after the same bucket: it waits for those
         that were sent.
         """
-        with torch.no_grad():
-            self._in_flight.finish()
-        self._end_step()
-        self._arrivals.remove()
-        step_members.leave(self)
-        self._removed = True
+        try:
+            with torch.no_grad():
+                self._in_flight.finish()
+        finally:
+            self._end_step()
+            self._arrivals.remove()
+            step_members.leave(self)
+            self._removed = True
 
     def abandon_step(self) -> None:
         """Forget the open step on this rank alone; waits for nothing.
@@ -268,6 +270,10 @@ class BucketedReducer(JoinableReducer):
             self._make_plan()
         self._marks = marks_of(self._facts.tensors)
         self._in_flight.wire = self._wire_of_step()
+
+    def _refuse_removed(self, what: str) -> None:
+        if self._removed:
+            raise RuntimeError(f"{what} after remove(); build a new reducer")
 
     def _refuse_broken_step(self, what: str) -> None:
         """Raise if a backward of the open step failed or a parameter was written."""

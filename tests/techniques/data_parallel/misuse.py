@@ -269,6 +269,12 @@ def waits_after_remove(reducer: str) -> None:
     reduces.wait()
 
 
+def abandons_after_remove(reducer: str) -> None:
+    reduces = REDUCERS[reducer](weight())
+    reduces.remove()
+    reduces.abandon()
+
+
 def accumulates_in_place() -> bool:
     """The tensor of the first micro-batch is the one that holds the average."""
     model = weight()

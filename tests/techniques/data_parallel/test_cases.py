@@ -304,6 +304,28 @@ def test_bad_input_is_refused_at_construction(
         run(lambda: build(make_model, **settings), cluster=cluster, world_size=1)
 
 
+@on_both
+def test_what_is_no_model_is_refused_by_the_serial_reducer_too(cluster: str) -> None:
+    with pytest.raises(
+        RankError, match=r"model is a list; expected a torch\.nn\.Module"
+    ):
+        run(lambda: ol.SerialReducer([1]), cluster=cluster, world_size=1)
+
+
+def converted_to_double() -> int:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    reducer = ol.SerialReducer(model)
+    model.double()
+    model(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+    reducer.wait()
+    return len(reducer.plan)
+
+
+@on_both
+def test_the_serial_reducer_sends_everything_at_once_in_any_dtype(cluster: str) -> None:
+    assert run(converted_to_double, cluster=cluster) == [1, 1]
+
+
 def test_a_reducer_without_a_process_group_says_how_to_get_one() -> None:
     with pytest.raises(ValueError, match=r"ol\.run\(\.\.\.\) or under torchrun"):
         BucketedReducer(nn.Linear(2, 2))

@@ -185,9 +185,12 @@ def test_waiting_inside_no_sync_is_refused(cluster: str, reducer: str) -> None:
 
 @on_both
 @with_each
-def test_waiting_after_remove_is_refused(cluster: str, reducer: str) -> None:
+def test_waiting_or_abandoning_after_remove_is_refused(
+    cluster: str, reducer: str
+) -> None:
     says = r"after remove\(\); build a new reducer"
     refuses(says, misuse.waits_after_remove, reducer, cluster=cluster)
+    refuses(says, misuse.abandons_after_remove, reducer, cluster=cluster)
 
 
 @on_both

@@ -70,6 +70,21 @@ def test_a_bucket_whose_launch_failed_is_sent_when_ranks_abandon(
     assert run.values == ([11.5] * 3,) * 2
 
 
+def remove_fails() -> bool:
+    net = weight()
+    reducer = BucketedReducer(net, wire=FailsOnce("finish", 0))
+    net(batch(0)).sum().backward()
+    with contextlib.suppress(MemoryError):
+        reducer.remove()
+    return not net.weight._post_accumulate_grad_hooks
+
+
+@on_both
+def test_a_reducer_whose_wire_fails_is_removed_all_the_same(cluster: str) -> None:
+    run = ol.run(remove_fails, world_size=2, cluster=cluster, timeout_s=GUARD_S)
+    assert run.values == (True, True)
+
+
 def finish_fails() -> list[float]:
     net = weight()
     reducer = BucketedReducer(net, wire=FailsOnce("finish", 0))
