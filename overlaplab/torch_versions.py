@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import CellType
 from typing import Any, TypeVar
+from weakref import KeyedRef, getweakrefs
 
 import torch
 import torch.distributed as dist
@@ -190,6 +191,26 @@ def fake_mode() -> FakeTensorMode:
     """
     with FakeTensorMode():
         return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def swap_of_fakes(mode: FakeTensorMode) -> Callable[[Any, Any], None]:
+    """`torch.utils.swap_tensors`, for tensors of `mode` too.
+
+    A fake mode keeps weak references to some of its tensors, and torch swaps no tensor
+    that has one: `model.bfloat16()` failed (2.11, 2.13).
+    """
+    swap: Any = torch.utils.swap_tensors
+    memo = mode.fake_tensor_converter.tensor_memo
+
+    def swap_tensors(one: Any, other: Any) -> None:
+        kept = (*getweakrefs(one), *getweakrefs(other))
+        keys = [reference.key for reference in kept if isinstance(reference, KeyedRef)]
+        del kept
+        for key in keys:
+            memo.pop(key, None)
+        swap(one, other)
+
+    return swap_tensors
 
 
 def mode_flags() -> dict[str, Any]:

@@ -98,9 +98,15 @@ def _unwaited(graph: Graph, clocks: Clocks) -> Iterator[Finding]:
             "  Its result may be read before it is there, and nothing says when its "
             "memory is free.\n"
             "  Repair: keep the work that the call with async_op=True returns, and "
-            "call its wait() on the stream that uses the result.",
+            "call its wait() on the stream that uses the result"
+            f"{of_reducers(left[0].label)}.",
             tuple(op.index for op in left),
         )
+
+
+def of_reducers(label: str) -> str:
+    """What else repairs a work that nobody waited for, launched under `label`."""
+    return "; if a reducer launched it, reducer.wait()" if "bucket" in label else ""
 
 
 def _cpu_knows(clocks: Clocks, host: int, g: int) -> bool:

@@ -79,9 +79,7 @@ class Arrivals:
 
     def reset(self) -> None:
         """Begin a new step: nothing has arrived. What trains now gets a hook."""
-        trains = list(map(_requires_grad, map(_parameter, self._parameters)))
-        if trains != self._trains:
-            self._trains = trains
+        if self._what_trains() != self._trains:
             self._watch_what_trains()
         self._here = self._nothing.copy()  # also while paused
         self._missing = list(map(set, self._expected))  # not counted yet
@@ -92,7 +90,11 @@ class Arrivals:
         self.next = 0
         self._ended = True
 
+    def _what_trains(self) -> list[bool]:
+        return list(map(_requires_grad, map(_parameter, self._parameters)))
+
     def _watch_what_trains(self) -> None:
+        self._trains = self._what_trains()
         self._nothing = [False] * len(self._parameters)
         self._expected: list[list[int]] = [[] for _ in self._buckets]
         for info in self._parameters:
@@ -181,6 +183,8 @@ class Arrivals:
         outer = _outermost_function()
         if not self._ended and outer is not None:
             return
+        if not self.is_open and self._what_trains() != self._trains:
+            self.reset()  # frozen or unfrozen since the last step
         _alive(self._on_backward)()
         self.is_open = True
         self._ended, self._inner_ended = False, False

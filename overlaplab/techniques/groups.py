@@ -54,6 +54,28 @@ def asked_group(group: Group) -> Group:
     return group
 
 
+def checked_group(group: object) -> Group:
+    """`group`, if it is a process group that this rank is in.
+
+    Raises:
+        TypeError: it is no process group.
+        ValueError: this rank is not in it.
+    """
+    if isinstance(group, Group):
+        return group
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            "process_group does not contain this rank. Build the reducer on the "
+            "group's ranks only."
+        )
+    raise TypeError(f"process_group is {group!r}; expected a ProcessGroup or None")
+
+
+def is_registered(group: Group) -> bool:
+    """Whether `group` has not been destroyed."""
+    return group in dist.distributed_c10d._world.pg_map
+
+
 def _world() -> Group:
     if not dist.is_initialized():
         raise ValueError(
@@ -76,7 +98,14 @@ def number_in(group: Group) -> int:
 
 
 def exchange(group: Group, key: str, number: int) -> list[int]:
-    """Every rank's number, through the store: collectives may be out of step."""
+    """Every rank's number, through the store: collectives may be out of step.
+
+    Args:
+        key: the call and its number, as people know them: it is in reports.
+
+    Raises:
+        RuntimeError: a rank does not come.
+    """
     return list(map(int, exchange_texts(group, key, str(number))))
 
 
@@ -84,7 +113,13 @@ def exchange_texts(group: Group, key: str, text: str) -> list[str]:
     """Every rank's text, as `exchange`."""
     store: Any = dist.distributed_c10d._get_default_store()
     ranks = dist.get_process_group_ranks(group)
-    keys = [f"overlaplab {group.group_name} {key} {rank}" for rank in ranks]
-    store.set(keys[dist.get_rank(group)], text)
-    store.wait(keys)
-    return [store.get(key).decode() for key in keys]
+    keys = {rank: f"{key} on rank {rank} of {group.group_name!r}" for rank in ranks}
+    store.set(keys[dist.get_rank()], text)
+    for rank, its in keys.items():
+        try:
+            store.wait([its])
+        except dist.DistStoreError as error:
+            raise RuntimeError(
+                f"rank {rank} did not come to {key} in time. Call it on every rank."
+            ) from error
+    return [store.get(its).decode() for its in keys.values()]

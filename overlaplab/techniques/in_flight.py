@@ -327,12 +327,13 @@ def _check_most(max_in_flight: object) -> None:
         raise ValueError(f"max_in_flight is {max_in_flight}; expected 1 or more")
 
 
-_kept: list[_Flight] = []
+_kept: list[tuple[list[Tensor], Any]] = []
 
 
 def _keep_unfinished(flights: list[_Flight]) -> None:
     """Nobody waited for these, after an error; gloo's threads may still write them."""
-    _kept.extend(flight for flight in flights if not flight.finished)
+    # Not the flights: they hold the parameters, and with them the model.
+    _kept.extend((f.payload.tensors, f.launched) for f in flights if not f.finished)
 
 
 def _empty(info: ParameterInfo, dtype: torch.dtype) -> Tensor:

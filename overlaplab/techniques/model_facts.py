@@ -133,7 +133,9 @@ class ModelFacts:
             # A copy, because ranks may hold one tensor in different memory orders.
             pairs = [(t, t.contiguous()) for t in tensors if t.numel()]
             works = [
-                dist.broadcast(as_real(sent), source, group=self._group, async_op=True)
+                dist.broadcast(
+                    _as_moved(sent), source, group=self._group, async_op=True
+                )
                 for _, sent in pairs
             ]
             for (tensor, sent), work in zip(pairs, works, strict=True):
@@ -208,6 +210,15 @@ def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
+def _as_moved(tensor: Tensor) -> Tensor:
+    """For collectives that only move: float8, which gloo does not know, as bytes."""
+    return tensor.view(torch.uint8) if _is_float8(tensor) else as_real(tensor)
+
+
+def _is_float8(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dtype.itemsize == 1
+
+
 def overlaps_itself(tensor: Tensor) -> bool:
     """Whether two elements share memory: some dimension is walked without moving."""
     return any(
@@ -254,6 +265,11 @@ def _refuse_tensor(name: str, tensor: Tensor, backend: str) -> None:
             f"{what} is on the meta device: it has no values to agree on. Materialise "
             "the model first (model.to_empty(device=...), then initialise it)."
         )
+    if tensor.is_inference():
+        raise ValueError(
+            f"{what} was made in torch.inference_mode() and cannot be trained. Build "
+            "the model outside of it."
+        )
     if tensor.layout is not torch.strided:
         raise ValueError(f"{what} has layout {tensor.layout}; make it dense first.")
     if overlaps_itself(tensor):
@@ -264,6 +280,11 @@ def _refuse_tensor(name: str, tensor: Tensor, backend: str) -> None:
     if tensor.dtype in _NOT_SENT:
         raise ValueError(
             f"{what} is {tensor.dtype}, which no process group sends. Use int32."
+        )
+    if tensor.requires_grad and _is_float8(tensor):
+        raise ValueError(
+            f"{what} is {tensor.dtype}, which process groups do not sum. Freeze it, or "
+            "train it in bfloat16."
         )
     if backend == "nccl" and not tensor.is_cuda:
         raise ValueError(

@@ -60,6 +60,22 @@ def test_tensors_of_the_closure_become_fake_with_their_ties_and_flags():
     assert [o.name for o in program.ranks[0]] == ["addmm", "addmm", "add"]
 
 
+def test_a_model_of_fake_tensors_changes_its_dtype():
+    shared = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    shared[1].weight = shared[0].weight
+
+    def convert():
+        made = nn.Linear(8, 8).bfloat16()
+        shared.half()
+        assert shared[0].weight is shared[1].weight
+        shared(torch.ones(1, 4, dtype=torch.half)).sum().backward()
+        shared.double()
+        return [p.dtype for model in (made, shared) for p in model.parameters()]
+
+    (found,), _ = run_virtual(convert, world_size=8, fake=True)
+    assert found == [torch.bfloat16] * 2 + [torch.float64] * 3
+
+
 @pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "all_to_all"])
 def test_collectives_complete_with_themselves(operation):
     def launch():

@@ -1,5 +1,6 @@
 """What collectives refuse, and how they say what differs."""
 
+import contextlib
 import re
 
 import pytest
@@ -59,6 +60,37 @@ def test_ranks_that_do_not_fit_together_are_told_what_differs(what):
     message = " ".join(str(refused.value).split())
     assert f"{what}: rank 0 has" in message and "collective #1" in message
     assert re.search(facts, message), message
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_collective_that_fails_fails_on_every_rank(num_ranks):
+    # The last rank caught its error, and the others had nobody to wait for.
+    def step():
+        seen = []
+        small = torch.ones(2).to(torch.float8_e4m3fn)  # not to be added
+        for async_op in (False, True):
+            try:
+                work = dist.all_reduce(small, async_op=async_op)
+                if async_op:
+                    work.wait()
+                small.float()
+            except NotImplementedError as error:
+                seen.append("add" in str(error))
+        right = torch.ones(1)
+        dist.all_reduce(right)
+        return seen, right.item()
+
+    assert run(step, num_ranks) == (([True, True], num_ranks),) * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_mismatch_that_one_rank_catches_is_reported(num_ranks):
+    def step():
+        with contextlib.suppress(MismatchError):
+            dist.all_reduce(torch.ones(1 + dist.get_rank()))
+
+    with pytest.raises(MismatchError, match="shapes: rank 0 has"):
+        run(step, num_ranks)
 
 
 def test_a_tensor_that_does_not_divide_by_the_ranks_is_refused():

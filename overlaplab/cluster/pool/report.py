@@ -19,6 +19,7 @@ from overlaplab.errors import (
     TimedOutDeadlockError,
 )
 from overlaplab.program import Finding
+from overlaplab.program.findings import of_reducers
 
 _DIFFERS = "   <-- differs"
 
@@ -152,7 +153,8 @@ def unwaited_findings(unwaited: Mapping[int, Sequence[Launch]]) -> tuple[Finding
             "unwaited",
             rank,
             f"rank {rank} never waited for {_in_full(launch)}: its result may be read "
-            "too early. Keep the work that the launch returns and call its wait().",
+            "too early. Keep the work that the launch returns and call its wait()"
+            f"{of_reducers(launch.label)}.",
         )
         for rank, launches in sorted(unwaited.items())
         for launch in launches

@@ -178,7 +178,6 @@ class Communicator:
                 _check_counts(operation, inputs, outputs, self.size)
                 if pair is None:
                     self._read_after_earlier(sources, copies, read)
-                recorder.unseen.append(Unseen(meeting, own.name, write))
                 meeting.arrive(
                     Arrival(
                         rank=recorder.rank,
@@ -192,6 +191,7 @@ class Communicator:
                         tag=tag,
                     )
                 )
+                recorder.unseen.append(Unseen(meeting, own.name, write))
         kind = VirtualBarrier if operation == "barrier" else VirtualWork
         if not async_op:  # the lane itself is behind it
             lane.wait(Frontier(unmet=(meeting,)))

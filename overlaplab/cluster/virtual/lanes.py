@@ -28,6 +28,7 @@ class Meets(Protocol):
     """What an operator may have to wait for: a collective whose ranks meet."""
 
     complete: bool
+    error: Exception | None
 
     def give(self, rank: int) -> None: ...
 

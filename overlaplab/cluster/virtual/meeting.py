@@ -9,6 +9,7 @@ streams or modes.
 from __future__ import annotations
 
 import contextlib
+import copy
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +64,8 @@ class Meeting:
         sequence: zero-based index in the communicator.
         point_to_point: a message; `ranks` are who sends and who receives.
         results: by rank, what it has not been given yet.
+        error: why there are no results; every rank gets it, as on gloo, also where
+            the rank that came last has caught it.
     """
 
     group: str
@@ -75,6 +78,7 @@ class Meeting:
     results: defaultdict[int, list[tuple[WeakTensor, torch.Tensor]]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    error: Exception | None = None
 
     def title(self) -> str:
         """ "collective #3 of group 'pipe'", "message #0 from rank 0 to rank 1"."""
@@ -90,13 +94,19 @@ class Meeting:
         Raises:
             MismatchError: it does not fit those that arrived before.
         """
-        for other in self.arrivals.values():
-            compare(self, other, arrival)
-            break
-        weak: Any = tuple(WeakTensor(t) for t in arrival.outputs)
-        self.arrivals[arrival.rank] = replace(arrival, outputs=weak)
-        if len(self.arrivals) == len(self.ranks):
-            self._finish([self.arrivals[rank] for rank in self.ranks])
+        self._refuse_failed()
+        try:
+            for other in self.arrivals.values():
+                compare(self, other, arrival)
+                break
+            weak: Any = tuple(WeakTensor(t) for t in arrival.outputs)
+            self.arrivals[arrival.rank] = replace(arrival, outputs=weak)
+            if len(self.arrivals) == len(self.ranks):
+                self._finish([self.arrivals[rank] for rank in self.ranks])
+        except Exception as error:
+            self.error = error
+            self.complete = True
+            raise
 
     def _finish(self, arrivals: Sequence[Arrival]) -> None:
         """Compute what everybody gets, and drop the copies."""
@@ -110,9 +120,14 @@ class Meeting:
         self.on_complete.clear()
 
     def give(self, rank: int) -> None:
-        """Fill the outputs of `rank`."""
+        """Fill the outputs of `rank`; raise what kept the ranks from meeting."""
+        self._refuse_failed()
         for output, value in self.results.pop(rank, ()):
             fill(output.tensor(), value)
+
+    def _refuse_failed(self) -> None:
+        if self.error is not None:
+            raise copy.copy(self.error)  # each rank's has a traceback of its own
 
     @contextlib.contextmanager
     def lend(self, rank: int) -> Iterator[None]:

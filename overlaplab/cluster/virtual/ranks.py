@@ -132,8 +132,14 @@ class Turns:
                 following.lock.release()
                 return
             if not all(rank.finished for rank in self.ranks):
-                self.first_error = (me.rank, self._explain())
+                self.first_error = (me.rank, self._why_nobody_moves())
         self._caller.release()
+
+    def _why_nobody_moves(self) -> BaseException:
+        try:
+            return self._explain()
+        except Exception as error:  # raised in this thread, it would let the run hang
+            return error
 
     def block(self, me: RankThread, can_move: Callable[[], bool], what: Any) -> None:
         """Hand on the turn until `can_move()`; returns at once if it is true.

@@ -305,8 +305,10 @@ class Recorder:
         """Block until the collectives that `lane` waits for have met."""
         self.turns.check()
         while lane.unmet:
-            self.meet(lane.unmet[0])
-            lane.unmet.pop(0)
+            try:
+                self.meet(lane.unmet[0])
+            finally:  # an error of the collective is raised once
+                lane.unmet.pop(0)
 
     def meet(self, meeting: Meets) -> None:
         """Block until all ranks of `meeting` have arrived: this rank sees its results
@@ -324,8 +326,8 @@ class Recorder:
             self.turns.block(self.thread, partial(getattr, one, "complete"), one)
         with _disable_current_modes(), torch.no_grad():
             for unseen in due:
-                unseen.meeting.give(self.rank)
                 self.unseen.remove(unseen)
+                unseen.meeting.give(self.rank)
 
     def phase(self, differentiable: bool) -> str:
         """Of the operator that is being launched.

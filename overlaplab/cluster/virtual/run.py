@@ -23,7 +23,7 @@ from overlaplab.cluster.virtual import report, world
 from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.modes import RecordMode
 from overlaplab.cluster.virtual.naming import naming_parameters
-from overlaplab.cluster.virtual.placement import host_syncs, placing_calls
+from overlaplab.cluster.virtual.placement import host_syncs, patched, placing_calls
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.resizing import resizing_storages
@@ -33,7 +33,12 @@ from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.program.garbage import no_collections
 from overlaplab.program.record import Program
 from overlaplab.streams import install_thread_provider
-from overlaplab.torch_versions import fake_mode, mode_flags, set_mode_flags
+from overlaplab.torch_versions import (
+    fake_mode,
+    mode_flags,
+    set_mode_flags,
+    swap_of_fakes,
+)
 
 _running = threading.Lock()
 
@@ -133,6 +138,9 @@ class _Run:
         with world.worlds_of_threads(), contextlib.ExitStack() as stack:
             for patching in calls:
                 stack.enter_context(patching)
+            if self.fake_mode is not None:
+                swap = swap_of_fakes(self.fake_mode)
+                stack.enter_context(patched([(torch.utils, "swap_tensors", swap)]))
             try:
                 in_time = self.turns.run(timeout_s)
                 if not in_time:
@@ -149,7 +157,8 @@ class _Run:
             raise report.failure(number, error) from error
         for recorder in self.recorders:
             for unseen in recorder.unseen:  # nobody waited, and they ended
-                unseen.meeting.give(recorder.rank)
+                if unseen.meeting.error is None:
+                    unseen.meeting.give(recorder.rank)
             recorder.storages.close()
         report.refuse_other_roles(self.meetings)
         return tuple(rank.result for rank in self.ranks), self._program()

@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from overlaplab.techniques.in_flight import Wire
 from overlaplab.techniques.model_facts import ModelFacts
 
 Update = Callable[[], object]
+_joining: WeakSet[dist.ProcessGroup] = WeakSet()  # groups inside a `join`
 
 
 class JoinableReducer(Joinable):
@@ -88,7 +90,8 @@ class JoinableReducer(Joinable):
                 ended.
 
         Raises:
-            RuntimeError: opened inside `no_sync()`; left while a step is open.
+            RuntimeError: opened inside `no_sync()` or another join of the group; left
+                while a step is open.
 
         Example:
             with reducer.join():
@@ -98,6 +101,14 @@ class JoinableReducer(Joinable):
                     reducer.wait()
                     optimizer.step()
         """
+        if enable and self.join_process_group in _joining:
+            raise RuntimeError(
+                "join() inside another reducer.join() of the group: an ended rank "
+                "would not know whose step comes next. Join once, with one reducer on "
+                "a module that has all the parameters."
+            )
+        if enable:
+            _joining.add(self.join_process_group)
         try:
             with Join(
                 [self],
@@ -115,6 +126,8 @@ class JoinableReducer(Joinable):
                     )
         finally:
             self._leave_join()
+            if enable:
+                _joining.discard(self.join_process_group)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What `Join` calls on an ended rank; arguments as those of `join`."""
@@ -157,8 +170,7 @@ class _WireOfStep:
 
     Args:
         wire: the reducer's.
-        notice: the work that tells ended ranks of the step; None on an ended rank, or
-            if another member of the join has told them.
+        notice: the work that tells ended ranks of the step; None on an ended rank.
         num_active: how many ranks go on, float64 of shape (), valid after
             `count.wait()`; None if averages are over all ranks.
         count: the work that sums `num_active`.
@@ -206,6 +218,12 @@ class _Ending(JoinHook):
     def wire_of_step(self) -> Wire:
         """The wire of a step that opens here; launches the step's first collectives."""
         reducer, ended = self._reducer, self._own_gradients is not None
+        if not reducer._join_config.is_first_joinable:
+            raise RuntimeError(
+                "the reducer is not the first in Join([...]): an ended rank would not "
+                "know whose step comes next. Put it first, and only one: a reducer on "
+                "a module that has all the parameters."
+            )
         notice = None if ended else Join.notify_join_context(reducer)
         num_active = count = None
         if not self._by_initial:

@@ -33,8 +33,14 @@ from overlaplab.techniques.data_parallel.agreement import (
     take_present,
 )
 from overlaplab.techniques.data_parallel.join import JoinableReducer
-from overlaplab.techniques.data_parallel.wire import AllReduce
-from overlaplab.techniques.groups import exchange, number_in, own_group
+from overlaplab.techniques.data_parallel.wire import wire_of
+from overlaplab.techniques.groups import (
+    checked_group,
+    exchange,
+    is_registered,
+    number_in,
+    own_group,
+)
 from overlaplab.techniques.in_flight import InFlight, Payload, Wire
 from overlaplab.techniques.model_facts import ModelFacts, ParameterInfo, marks_of
 
@@ -68,16 +74,16 @@ class BucketedReducer(JoinableReducer):
             makes; without copies it saves no memory.
         reduce_dtype: dtype on the wire, e.g. torch.float32 for bfloat16 gradients;
             the average is cast back. None keeps the gradients' own; complex gradients
-            always keep theirs.
-        wire: what makes the averages instead of an all-reduce, see `Wire`; then
-            `reduce_dtype` is not used.
+            always keep theirs. Not with a `wire`, which has its own.
+        wire: what makes the averages instead of an all-reduce, see `Wire`.
 
     Attributes:
         plan: what travels together, of the parameters that train.
 
     Raises:
         ValueError: a cap is not positive; what `ModelFacts` refuses; a parameter that
-            has a reducer already; no process group.
+            has a reducer already; no process group, or one without this rank.
+        TypeError: a setting of the wrong type; a `wire` that is none.
         MismatchError: the ranks' models differ.
 
     Example:
@@ -106,9 +112,9 @@ class BucketedReducer(JoinableReducer):
         first = cap_bytes(
             "first_bucket_mib", 25 if first_bucket_mib is None else first_bucket_mib
         )
-        group = process_group or own_group()
+        group = own_group() if process_group is None else checked_group(process_group)
         self._group = group
-        self._wire: Wire = wire or AllReduce(group, reduce_dtype)
+        self._wire = wire_of(group, wire, reduce_dtype)
         self._in_flight = InFlight(self._wire, max_in_flight)
         self._facts = ModelFacts(model, group)
         for info in self._facts.parameters:
@@ -220,7 +226,10 @@ class BucketedReducer(JoinableReducer):
         self._refuse_in_join("reducer.abandon()")
         self._refuse_removed("reducer.abandon()")
         mine = self._arrivals.next  # buckets that have been sent
-        sent = exchange(self._group, f"abandon {self._number}.{self._num_steps}", mine)
+        call = f"reducer.abandon() of step {self._num_steps}"
+        if self._number > 1:
+            call += f" of reducer {self._number}"
+        sent = exchange(self._group, call, mine)
         with torch.no_grad():
             while self._arrivals.next < max(sent):
                 self._arrivals.announce_next()
@@ -266,6 +275,11 @@ class BucketedReducer(JoinableReducer):
 
     def _open(self) -> None:
         """A step begins, at its first gradient or in a `wait` without one."""
+        if not is_registered(self._group):
+            raise RuntimeError(
+                "the reducer's process group has been destroyed since it was built "
+                "(destroy_process_group). Call reducer.remove() and build a new one."
+            )
         if self._facts.dtypes() != self._flags.dtypes:  # after `model.to(dtype)`
             self._make_plan()
         self._marks = marks_of(self._facts.tensors)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from overlaplab.techniques.in_flight import Wire
 from overlaplab.techniques.model_facts import as_real
 from overlaplab.torch_versions import all_gather_single, averages
 
@@ -73,6 +74,37 @@ def _check_dtype(reduce_dtype: object) -> None:
         )
     if not reduce_dtype.is_floating_point:
         raise ValueError(f"reduce_dtype is {reduce_dtype}; expected a float dtype")
+    if reduce_dtype.itemsize == 1:
+        raise ValueError(
+            f"reduce_dtype is {reduce_dtype}, which process groups do not sum; "
+            "expected a float dtype of 16 bits or more"
+        )
+
+
+def wire_of(
+    group: dist.ProcessGroup, wire: Wire | None, reduce_dtype: torch.dtype | None
+) -> Wire:
+    """The caller's wire, or an all-reduce in `reduce_dtype`.
+
+    Raises:
+        TypeError: `wire` is no wire.
+        ValueError: both are given.
+    """
+    if wire is None:
+        return AllReduce(group, reduce_dtype)
+    methods = ("dtype_of", "launch", "finish")
+    if isinstance(wire, type) or not all(
+        callable(getattr(wire, m, 0)) for m in methods
+    ):
+        raise TypeError(
+            f"wire is {wire!r}; expected an object with dtype_of, launch and finish"
+        )
+    if reduce_dtype is not None:
+        raise ValueError(
+            f"reduce_dtype={reduce_dtype} beside a wire, whose dtype_of says what "
+            "travels. Leave one of them out."
+        )
+    return wire
 
 
 class BFloat16Wire:

@@ -148,6 +148,19 @@ def unfreeze_on_rank_0() -> None:
     reducer.wait()
 
 
+def freeze_and_unfreeze_on_rank_0() -> list[list[float]]:
+    """Frozen there in steps 1 and 2, between the steps; then it trains again."""
+    model = nn.Sequential(weight(), weight())
+    reducer, seen = BucketedReducer(model), []
+    for step in range(4):
+        model.zero_grad()
+        model[0].requires_grad_(dist.get_rank() > 0 or step not in (1, 2))
+        model(batch(step)).sum().backward()
+        reducer.wait()
+        seen.append(average(model))
+    return seen
+
+
 def freeze_everywhere() -> list[int]:
     """How many parameters travel: in the plan after each step."""
     model = nn.ModuleList(weight() for _ in range(3))
@@ -173,6 +186,13 @@ def never_waits(reducer: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
     reduces.wait()
+
+
+def ends_without_a_wait() -> None:
+    model = weight()
+    reducer = BucketedReducer(model)
+    model(batch(0)).sum().backward()
+    del reducer
 
 
 def steps_before_it_waits(reducer: str) -> None:
@@ -365,6 +385,54 @@ def how_many_live(reducer: str, number: int = 10) -> tuple[int, int]:
         del model, reduces
     gc.collect()
     return tuple(sum(ref() is not None for ref in refs) for refs in (models, reducers))
+
+
+def steps_on_a_destroyed_group() -> None:
+    model = weight()
+    reducer = BucketedReducer(model)
+    dist.destroy_process_group()
+    dist.init_process_group()
+    model(batch(0)).sum().backward()
+    reducer.wait()
+
+
+def not_in_the_group() -> None:
+    BucketedReducer(weight(), process_group=dist.new_group([0]))
+
+
+def two_ways_of_a_wire() -> None:
+    wire = BFloat16Wire(dist.group.WORLD)
+    BucketedReducer(weight(), wire=wire, reduce_dtype=torch.float32)
+
+
+def abandons_on_rank_0() -> None:
+    model = weight()
+    reducer = BucketedReducer(model)
+    model(batch(0)).sum().backward()
+    if dist.get_rank() == 0:
+        reducer.abandon()
+
+
+def frozen_float8() -> list[float]:
+    """A weight and a buffer of rank 0's; another weight trains."""
+    model = Buffers(torch.full((2,), float(dist.get_rank())).to(torch.float8_e4m3fn))
+    small = torch.full((2,), 1.0 + dist.get_rank()).to(torch.float8_e4m3fn)
+    model.small = nn.Parameter(small, requires_grad=False)
+    BucketedReducer(model)
+    return [*model.table.float().tolist(), *model.small.float().tolist()]
+
+
+def dropped_while_open() -> int:
+    """Weights that are alive after their models and reducers have been dropped."""
+    weights = []
+    for step in range(5):
+        model = weight()
+        reducer = BucketedReducer(model)
+        model(batch(step)).sum().backward()
+        weights.append(weakref.ref(model.weight))
+        del model, reducer
+    gc.collect()
+    return sum(ref() is not None for ref in weights)
 
 
 def removed_leaves_nothing() -> tuple[int, list[float]]:

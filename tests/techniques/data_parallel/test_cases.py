@@ -13,7 +13,7 @@ from torch import nn
 import overlaplab as ol
 from overlaplab.errors import MismatchError, RankError
 from overlaplab.models.toy_nets import random_batch
-from overlaplab.techniques.data_parallel import BucketedReducer
+from overlaplab.techniques.data_parallel import AllReduce, BucketedReducer
 from tests.guards import GUARD_S
 from tests.techniques.data_parallel import programs, training
 
@@ -270,6 +270,17 @@ def build(make_model: Callable[[], nn.Module], **settings: Any) -> None:
     BucketedReducer(make_model(), **settings)
 
 
+def float8() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].weight = nn.Parameter(model[0].weight.to(torch.float8_e4m3fn))
+    return model
+
+
+def in_inference_mode() -> nn.Module:
+    with torch.inference_mode():
+        return nn.Linear(2, 2)
+
+
 def sparse() -> nn.Module:
     return nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 4))
 
@@ -291,6 +302,12 @@ def sparse() -> nn.Module:
         (lambda: nn.Linear(2, 2), {"reduce_dtype": "bf16"}, "'bf16'; expected a dtype"),
         (lambda: [nn.Linear(2, 2)], {}, "model is a list; expected a torch.nn.Module"),
         (lambda: nn.Linear(2, 2), {"reduce_dtype": torch.int64}, "a float dtype"),
+        (lambda: nn.Linear(2, 2), {"reduce_dtype": torch.float8_e4m3fn}, "not sum"),
+        (lambda: nn.Linear(2, 2), {"wire": 5}, "wire is 5; expected an object with"),
+        (lambda: nn.Linear(2, 2), {"wire": AllReduce}, "wire is <class .*expected an"),
+        (lambda: nn.Linear(2, 2), {"process_group": "world"}, "a ProcessGroup or None"),
+        (in_inference_mode, {}, r"parameter weight was made in torch.inference_mode"),
+        (float8, {}, "0.weight is torch.float8_e4m3fn.* Freeze it"),
     ],
 )
 @on_both

@@ -141,6 +141,19 @@ def test_what_would_leave_ranks_apart_is_refused(
 
 
 @on_both
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("nested", r"join\(\) inside another"), ("Join", "not the first in Join")],
+)
+def test_two_reducers_in_one_join_are_refused(
+    cluster: str, how: str, says: str
+) -> None:
+    # The wrong order of messages went unseen where shapes were equal.
+    with pytest.raises(RankError, match=says):
+        run(uneven.joins_two, how, cluster=cluster)
+
+
+@on_both
 def test_a_block_that_an_error_left_leaves_the_reducer_as_it_was(cluster: str) -> None:
     assert run(uneven.goes_on_after_an_error, cluster=cluster) == [[1.5]] * 2
 

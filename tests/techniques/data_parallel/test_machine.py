@@ -149,6 +149,13 @@ def test_what_all_ranks_freeze_leaves_the_plan_and_comes_back(
 
 
 @on_both
+def test_one_rank_may_freeze_and_unfreeze_between_steps(cluster: str) -> None:
+    # Rank 0 brings 0 for its frozen weight: (0 + 12) / 2, (0 + 22) / 2.
+    found = run(misuse.freeze_and_unfreeze_on_rank_0, cluster=cluster)
+    assert found == [[[1.5, 1.5], [6.0, 11.5], [11.0, 21.5], [31.5, 31.5]]] * 2
+
+
+@on_both
 def test_a_parameter_that_one_rank_alone_unfreezes_is_named(cluster: str) -> None:
     says = "parameter 0.weight trains on this rank and is frozen on another"
     refuses(says, misuse.unfreeze_on_rank_0, cluster=cluster)
@@ -249,6 +256,41 @@ def test_a_buffer_that_cannot_be_sent_is_refused(
 
 
 @on_both
+def test_frozen_float8_is_broadcast(cluster: str) -> None:
+    found = run(misuse.frozen_float8, cluster=cluster)
+    assert found == [[0.0, 0.0, 1.0, 1.0]] * 2
+
+
+@on_both
+@pytest.mark.parametrize(
+    ("fn", "says"),
+    [
+        (misuse.steps_on_a_destroyed_group, r"group has been destroyed.*build a new"),
+        (misuse.not_in_the_group, "process_group does not contain this rank"),
+        (misuse.two_ways_of_a_wire, "reduce_dtype=torch.float32 beside a wire"),
+    ],
+)
+def test_a_group_or_wire_that_cannot_be_is_refused(
+    cluster: str, fn: Callable[[], None], says: str
+) -> None:
+    refuses(says, fn, cluster=cluster)
+
+
+def test_a_rank_that_abandons_alone_is_named_with_the_call() -> None:
+    says = r"rank 0 waits for .reducer\.abandon\(\) of step 0 on rank 1"
+    with pytest.raises(ol.DeadlockError, match=says):
+        ol.run(misuse.abandons_on_rank_0)
+
+
+@on_both
+def test_a_bucket_that_nobody_waits_for_names_the_reducer(cluster: str) -> None:
+    found = ol.run(misuse.ends_without_a_wait, cluster=cluster)
+    assert len(found.warnings) == 2
+    for warning in found.warnings:
+        assert "if a reducer launched it, reducer.wait()" in warning.message
+
+
+@on_both
 def test_a_meta_model_is_refused(cluster: str) -> None:
     refuses("weight is on the meta device", misuse.meta_model, cluster=cluster)
 
@@ -257,6 +299,11 @@ def test_a_meta_model_is_refused(cluster: str) -> None:
 @with_each
 def test_a_dropped_model_takes_its_reducer_along(cluster: str, reducer: str) -> None:
     assert run(misuse.how_many_live, reducer, cluster=cluster) == [(0, 0)] * 2
+
+
+@on_both
+def test_a_model_that_is_dropped_in_an_open_step_goes_too(cluster: str) -> None:
+    assert ol.run(misuse.dropped_while_open, cluster=cluster).values == (0, 0)
 
 
 @on_both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -221,6 +222,22 @@ def breaks(how: str) -> None:
                 reducer.abandon()
             if how != "open step" or left:
                 reducer.wait()
+
+
+def joins_two(how: str) -> None:
+    """Two reducers, whose buckets a backward interleaves."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 2))
+    one, other = BucketedReducer(model[0]), BucketedReducer(model[1])
+    both = Join([one, other])
+    if how == "nested":
+        both = contextlib.ExitStack()
+        both.enter_context(one.join())
+        both.enter_context(other.join())
+    with both:
+        for _ in range(1 + dist.get_rank()):
+            model(torch.ones(1, 1)).sum().backward()
+            one.wait()
+            other.wait()
 
 
 def goes_on_after_an_error() -> list[float]:
