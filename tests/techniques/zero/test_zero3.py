@@ -54,7 +54,7 @@ def test_processes_refuse_it_in_the_same_words(wrong: Callable[[], None]) -> Non
 def test_a_rank_that_alone_leaves_the_plan_is_named_with_what_it_waits_for() -> None:
     with pytest.raises(ol.DeadlockError) as caught:
         ol.run(misuse.one_rank_leaves_the_plan, 2)
-    assert "rank 1 waits for 'overlaplab 1 zero 1 gather" in str(caught.value)
+    assert 'rank 1 waits for "zero 1 gather 8 on rank 0' in str(caught.value)
     assert "rank 0 waits in all_gather" in str(caught.value)
     assert "(gather layers.2) for rank 1" in str(caught.value)
 
