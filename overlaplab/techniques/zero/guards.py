@@ -49,6 +49,7 @@ class Guards:
                 assert unit is not None
                 hook = self._check(unit, name or type(module).__name__)
                 self._handles.append(module.register_forward_pre_hook(hook))
+        self.note_places()
 
     def note_places(self) -> None:
         """Parameters are where they should be."""

@@ -207,15 +207,3 @@ class Ring:
         for work in self._works[slot]:
             work.wait()
         self._readers[slot][self._stream_key()] = None
-
-
-def gather_whole(row: ShardedRow, group: dist.ProcessGroup) -> list[Tensor]:
-    """Every parameter of a row, full, in memory of its own. Collective; blocks."""
-    full = torch.empty(
-        row.row.partition.numel, dtype=row.row.dtype, device=row.shard.device
-    )
-    work = all_gather_single(
-        as_real(full), as_real(row.shard), group=group, async_op=True
-    )
-    work.wait()
-    return [view.clone() for view in row.views(full)]

@@ -9,8 +9,8 @@ reduce-scatter while the units before it go backward. After Rajbhandari et al., 
 from __future__ import annotations
 
 import atexit
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakSet
 
@@ -21,16 +21,18 @@ from torch._subclasses.fake_tensor import is_fake
 
 from overlaplab import step_members
 from overlaplab.errors import MismatchError
-from overlaplab.techniques.arrivals import Arrivals, watcher_of
+from overlaplab.techniques.arrivals import watcher_of
 from overlaplab.techniques.groups import exchange_texts, job_group, number_in
 from overlaplab.techniques.model_facts import ModelFacts
 from overlaplab.techniques.zero.gathering import Gathering
-from overlaplab.techniques.zero.guards import Guards, refuse_no_weights
+from overlaplab.techniques.zero.guards import Guards
 from overlaplab.techniques.zero.memory import Memory, count_memory, count_slots
 from overlaplab.techniques.zero.norms import clip_by_norm
 from overlaplab.techniques.zero.plan import StepPlan
-from overlaplab.techniques.zero.ring import Ring, ShardedUnit, gather_whole
+from overlaplab.techniques.zero.ring import Ring, ShardedUnit
+from overlaplab.techniques.zero.saving import full_state, give_back
 from overlaplab.techniques.zero.scatters import Scatters
+from overlaplab.techniques.zero.sending import Sending
 from overlaplab.techniques.zero.units import REST, make_units
 
 
@@ -106,8 +108,6 @@ class Zero3:
             self._ring = Ring(ringed, rest[0] if rest else None, num_slots, self._group)
             self._scatters = Scatters(self._all, process_group or job_group("scatter"))
         self._number = number_in(self._group)
-        self._windows = 0  # of no_sync that are open
-        self._syncs = False  # the last backward sends
         self._removed = False
         self._gathering = Gathering(
             model,
@@ -116,11 +116,10 @@ class Zero3:
             self._ring,
             prefetch,
             self._exchange,
-            self._before_forward,
+            self._forward_begins,
         )
+        self._sending = Sending(facts, self._all, self._scatters, self._gathering)
         self._guards = Guards(model, self._all, self._gathering.is_there)
-        self._arrivals = Arrivals(facts.parameters, self._backward_begins, self._full)
-        self._follow(None)
         step_members.join(self)
         _alive.add(self)
 
@@ -173,33 +172,23 @@ class Zero3:
                 inside `no_sync()`; after `remove()`.
             MismatchError: ranks used their units in different orders.
         """
-        if self._windows:
-            raise RuntimeError("zero.wait() inside no_sync(); leave the block first")
         self._refuse_removed("zero.wait()")
-        self._refuse_broken("zero.wait()")
         with torch.no_grad():
-            self._arrivals.announce_rest()
-            self._scatters.finish()
-            self._scatters.hand_over(self._facts.parameters)
+            self._sending.finish()
             self._ring.drain()
             plan = self._gathering.end_step()
         self._end_step()
         if plan is not None:
-            self._follow(plan)
+            self._sending.follow(plan)
+            self._guards.note_places()  # slots may be others
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Backwards in this block add up full gradients; the next one after it sends.
 
-        Costs memory for full gradients and saves their reduce-scatters. Blocks nest.
+        If no backward follows, `wait` sends. Costs memory for full gradients and saves
+        their reduce-scatters. Blocks nest.
         """
-        before, self._arrivals.paused = self._arrivals.paused, True
-        self._windows += 1
-        try:
-            yield
-        finally:
-            self._windows -= 1
-            self._arrivals.paused = before
+        return self._sending.no_sync()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale gradients so that the norm of all of them is `max_norm` at most.
@@ -249,24 +238,8 @@ class Zero3:
             device: where its tensors go, one unit after another; None: where they are.
         """
         self._refuse_removed("zero.full_state_dict()")
-        with torch.no_grad():
-            whole = {
-                id(info.parameter): tensor if device is None else tensor.to(device)
-                for row in (row for unit in self._all for row in unit.rows)
-                for info, tensor in zip(
-                    row.row.parameters, gather_whole(row, self._group), strict=True
-                )
-            }
         with self._guards.lifted():
-            state = self._model.state_dict(keep_vars=True)
-        return {
-            name: whole[id(value)]
-            if id(value) in whole
-            else value.detach().clone()
-            if isinstance(value, Tensor)
-            else value
-            for name, value in state.items()
-        }
+            return full_state(self._model, self._all, self._group, device)
 
     def remove(self) -> None:
         """Give the model its full parameters back; drops gradients. Collective."""
@@ -274,13 +247,9 @@ class Zero3:
         with torch.no_grad():
             self._scatters.finish()
             self._ring.drain()
-            for unit in self._all:
-                for row in unit.rows:
-                    tensors = gather_whole(row, self._group)
-                    for info, full in zip(row.row.parameters, tensors, strict=True):
-                        info.parameter.data = full
+            give_back(self._all, self._group)
         self.abandon_step()
-        self._arrivals.remove()
+        self._sending.remove()
         self._guards.remove()
         for handle in self._gathering.handles:
             handle.remove()
@@ -289,61 +258,19 @@ class Zero3:
 
     # How it goes on.
 
-    def _follow(self, plan: StepPlan | None) -> None:
-        """Scatter in the plan's order, and what is not in it behind."""
-        order = (
-            list(range(len(self._all)))[::-1] if plan is None else plan.scatter_order
-        )
-        rest = [unit for unit in self._all if unit.name == REST]
-        units = [self._all[index] for index in order]
-        self._order = [unit for unit in units if unit not in rest] + rest
-        self._arrivals.plan(
-            [[i.index for i in unit.parameters] for unit in self._order]
-        )
-        self._guards.note_places()
-
     def _end_step(self) -> None:
         self._gathering.close()
-        self._scatters.clear()
-        self._arrivals.reset()
-        self._syncs = False
+        self._sending.close()
 
-    def _before_forward(self) -> None:
-        self._refuse_broken("this forward")
-        if not self._gathering.is_open:
-            self._arrivals.reset()  # what trains may have changed
+    def _forward_begins(self) -> None:
+        self._sending.forward_begins()
         self._facts.check_identity()
         self._guards.check_places()
-
-    def _backward_begins(self) -> None:
-        """The first gradient of a backward is here."""
-        if self._arrivals.is_open:
-            self._refuse_broken("this backward")
-            if self._syncs:  # one more of this step: the one before sends what is left
-                self._arrivals.announce_rest()
-                self._arrivals.reset()
-        self._syncs = not self._arrivals.paused
-
-    def _full(self, position: int) -> None:
-        """Unit `position` of the order, and all before it, have their gradients."""
-        unit = self._order[position]
-        if unit.name != REST and unit not in self._gathering.went_backward:
-            for info in unit.parameters:
-                refuse_no_weights(unit, info.parameter.grad)
-        self._scatters.launch(unit, self._arrivals.writers(position))
 
     def _exchange(self, key: str, text: str) -> list[str]:
         if is_fake(self._facts.tensors[0]):
             return [text]  # one rank stands for all
         return exchange_texts(self._group, f"zero {self._number} {key}", text)
-
-    def _refuse_broken(self, what: str) -> None:
-        if self._arrivals.is_open and self._arrivals.backward_failed:
-            raise RuntimeError(
-                f"a backward of step {self.num_steps} raised before it ended: "
-                f"{self._scatters.num_launched} reduce-scatters were sent, so {what} "
-                "cannot go on. Call zero.abandon() on every rank."
-            )
 
     def _refuse_removed(self, what: str) -> None:
         if self._removed:
