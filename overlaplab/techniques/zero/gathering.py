@@ -175,6 +175,7 @@ class Gathering:
             self._followed = self._plans.get(_STEP if self.is_open else _EVALUATION)
             self.uses = []
             self._ring.forget()
+            self._ring.refresh()
         self._in_forward, self._computing = True, None
         if self._rest and not self._ring.has(self._rest):
             self._ring.launch(self._rest)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from overlaplab.techniques.model_facts import marks_of
+from overlaplab.techniques.arrivals import watcher_of
+from overlaplab.techniques.model_facts import ModelFacts, marks_of
 from overlaplab.techniques.zero.ring import ShardedUnit
 
 
@@ -105,6 +106,16 @@ class Guards:
 def in_backward() -> bool:
     """Whether a backward pass is running on this thread."""
     return torch._C._current_graph_task_id() >= 0
+
+
+def refuse_second(facts: ModelFacts) -> None:
+    """A model that somebody else reduces or shards."""
+    for info in facts.parameters:
+        if watcher_of(info) is not None:
+            raise ValueError(
+                f"parameter {info.name} has a reducer already, or is sharded. Call its "
+                "remove() first."
+            )
 
 
 def refuse_second_derivatives(unit: ShardedUnit) -> None:

@@ -23,18 +23,33 @@ class Row:
     Args:
         parameters: in order, one for each entry of the partition.
         partition: how they are cut.
-        dtype: theirs.
+        dtype: theirs, of the shard and of what is reduced.
+        travels_as: the dtype that is gathered and computes.
         trains: whether they required a gradient when it was planned.
     """
 
     parameters: tuple[ParameterInfo, ...]
     partition: Partition
     dtype: torch.dtype
+    travels_as: torch.dtype
     trains: bool
 
+    @property
+    def gathered_bytes(self) -> int:
+        """Of the whole row as it computes."""
+        return self.partition.numel * self.travels_as.itemsize
 
-def plan_rows(unit: Unit, world_size: int) -> list[Row]:
-    """One flat row a dtype, and what is frozen in a row without gradients."""
+
+def plan_rows(
+    unit: Unit, world_size: int, mixed: torch.dtype | None = None
+) -> list[Row]:
+    """One flat row a dtype, and what is frozen in a row without gradients.
+
+    Args:
+        unit: whose parameters.
+        world_size: number of ranks.
+        mixed: what floating point numbers travel as; None: as they are.
+    """
     kinds: dict[tuple[torch.dtype, bool], list[ParameterInfo]] = {}
     for info in unit.parameters:
         kind = info.parameter.dtype, info.parameter.requires_grad
@@ -48,6 +63,7 @@ def plan_rows(unit: Unit, world_size: int) -> list[Row]:
                 dtype.itemsize,
             ),
             dtype,
+            mixed if mixed is not None and dtype.is_floating_point else dtype,
             trains,
         )
         for (dtype, trains), infos in kinds.items()
@@ -60,6 +76,7 @@ class Memory:
 
     Args:
         shards_bytes: its part of all parameters, padding included.
+        copies_bytes: of the shards in the dtype that travels, where it is another.
         ring_bytes: slots into which units are gathered.
         rest_bytes: the rest, gathered for the whole step.
         gradient_shards_bytes: its part of the gradients.
@@ -70,6 +87,7 @@ class Memory:
     """
 
     shards_bytes: int
+    copies_bytes: int
     ring_bytes: int
     rest_bytes: int
     gradient_shards_bytes: int
@@ -94,11 +112,9 @@ class Memory:
         return "\n".join(lines)
 
 
-def slot_bytes(rows: Sequence[Row], trains_only: bool = False) -> int:
-    """Of the full rows of a unit, one behind the other."""
-    return sum(
-        row.partition.full_bytes for row in rows if row.trains or not trains_only
-    )
+def slot_bytes(rows: Sequence[Row]) -> int:
+    """Of the full rows of a unit as they compute, one behind the other."""
+    return sum(row.gathered_bytes for row in rows)
 
 
 def plan_memory(
@@ -107,6 +123,7 @@ def plan_memory(
     *,
     units: Sequence[nn.Module] | None = None,
     prefetch: int = 1,
+    mixed_precision: torch.dtype | None = None,
     reshard_after_forward: bool = True,
 ) -> Memory:
     """What `Zero3` with these arguments will take, from shapes: nothing is allocated.
@@ -114,7 +131,7 @@ def plan_memory(
     Args:
         model: on any device, meta included.
         world_size: number of ranks.
-        units, prefetch, reshard_after_forward: as in `Zero3`.
+        units, prefetch, mixed_precision, reshard_after_forward: as in `Zero3`.
     """
     named = [(n, p) for n, p in model.named_parameters() if p.numel()]
     infos = [
@@ -123,7 +140,7 @@ def plan_memory(
     ]
     made = make_units(model, infos, units)
     slots = count_slots(made, prefetch, reshard_after_forward)
-    return count_memory(made, world_size, slots)
+    return count_memory(made, world_size, slots, mixed_precision)
 
 
 def count_slots(
@@ -134,15 +151,21 @@ def count_slots(
     return min(prefetch + 1 if reshard_after_forward else num_ringed, num_ringed)
 
 
-def count_memory(units: Sequence[Unit], world_size: int, num_slots: int) -> Memory:
+def count_memory(
+    units: Sequence[Unit],
+    world_size: int,
+    num_slots: int,
+    mixed: torch.dtype | None = None,
+) -> Memory:
     """Bytes of one of `world_size` ranks.
 
     Args:
         units: as `make_units` gives them.
         world_size: number of ranks.
         num_slots: of the ring.
+        mixed: what floating point numbers travel as.
     """
-    rows = [plan_rows(unit, world_size) for unit in units]
+    rows = [plan_rows(unit, world_size, mixed) for unit in units]
     flat = [row for of_unit in rows for row in of_unit]
     pairs = list(zip(units, rows, strict=True))
     ring = [slot_bytes(of_unit) for unit, of_unit in pairs if unit.name != REST]
@@ -156,10 +179,15 @@ def count_memory(units: Sequence[Unit], world_size: int, num_slots: int) -> Memo
     )
     return Memory(
         sum(row.partition.shard_bytes for row in flat),
+        sum(
+            row.partition.shard_numel * row.travels_as.itemsize
+            for row in flat
+            if row.travels_as != row.dtype
+        ),
         num_slots * max(ring, default=0),
         sum(rest),
         gradients,
-        2 * max((slot_bytes(of_unit, True) for of_unit in rows), default=0),
+        2 * max((row.partition.full_bytes for row in flat if row.trains), default=0),
         states,
         sum(
             row.partition.shard_bytes - sum(map(len, row.partition.pieces(0))) * size

@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-# Kernels read 16 bytes at once where a tensor begins at a multiple of it.
-ALIGNMENT_BYTES = 16
+# Elements: kernels read 16 bytes at once where a tensor begins at a multiple of it,
+# also where two bytes of each element travel.
+ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,8 @@ def plan_partition(
 ) -> Partition:
     """Lay tensors of one dtype in a row and cut it into equal shards.
 
-    Each tensor, and each shard, begins at a multiple of 16 bytes; what that and the
-    last shard leave over is padding, less than 16 bytes a tensor and a shard.
+    Each tensor, and each shard, begins at a multiple of 8 elements; what that and the
+    last shard leave over is padding, less than 8 elements a tensor and a shard.
 
     Args:
         tensors: (name, shape) in the order of the row; any shape, also of no element.
@@ -136,14 +137,13 @@ def plan_partition(
         ValueError: a world or an item without size, a negative shape, a name twice.
 
     >>> print(plan_partition([("weight", (5, 3)), ("bias", (5,))], world_size=2))
-    2 tensors over 2 ranks: shards of 12 elements, 4 of 24 padding
-    rank 0   weight[0:12]
-    rank 1   weight[12:15] bias[0:5]
+    2 tensors over 2 ranks: shards of 16 elements, 12 of 32 padding
+    rank 0   weight[0:15]
+    rank 1   bias[0:5]
     """
     for what, value in (("world_size", world_size), ("itemsize", itemsize)):
         if value < 1:
             raise ValueError(f"{what} is {value}; expected 1 or more")
-    step = max(1, ALIGNMENT_BYTES // itemsize)
     entries: list[Entry] = []
     names: set[str] = set()
     end = 0
@@ -153,10 +153,10 @@ def plan_partition(
         if any(size < 0 for size in shape):
             raise ValueError(f"{name} has shape {tuple(shape)}; expected sizes >= 0")
         names.add(name)
-        entry = Entry(name, tuple(shape), _round_up(end, step))
+        entry = Entry(name, tuple(shape), _round_up(end, ALIGNMENT))
         entries.append(entry)
         end = entry.offset + entry.numel
-    shard_numel = _round_up(-(-end // world_size), step)
+    shard_numel = _round_up(-(-end // world_size), ALIGNMENT)
     return Partition(tuple(entries), world_size, shard_numel, itemsize)
 
 

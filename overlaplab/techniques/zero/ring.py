@@ -35,7 +35,8 @@ class ShardedRow:
         name: of the unit.
 
     Attributes:
-        shard: this rank's part; the gather's input as it is.
+        shard: this rank's part, in the parameters' own dtype.
+        sent: what is gathered: `shard` itself, or a copy in the dtype that travels.
         pieces: of each parameter, a Parameter that is a view of `shard`, flat, maybe
             empty: what optimizers update.
         gradient: as `shard`, None for a row that never trained.
@@ -55,6 +56,7 @@ class ShardedRow:
         size = partition.shard_numel
         self.shard = full[rank * size : (rank + 1) * size].clone()
         streams.name_tensor(self.shard, f"shard of {name}")
+        self.sent = self.shard.to(row.travels_as)
         self.ranges = [piece.in_shard for piece in partition.pieces(rank)]
         self.pieces = [
             nn.Parameter(self.shard[a:b], requires_grad=info.parameter.requires_grad)
@@ -93,17 +95,26 @@ class ShardedUnit:
         index: among all units.
         unit: what it is.
         world_size, rank: of the group.
+        mixed: what floating point numbers travel as; None: as they are.
     """
 
     slot: int
 
-    def __init__(self, index: int, unit: Unit, world_size: int, rank: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        unit: Unit,
+        world_size: int,
+        rank: int,
+        mixed: torch.dtype | None = None,
+    ) -> None:
         self.index = index
         self.name = unit.name
         self.module = unit.module
         self.parameters: tuple[ParameterInfo, ...] = unit.parameters
         self.rows = [
-            ShardedRow(row, rank, unit.name) for row in plan_rows(unit, world_size)
+            ShardedRow(row, rank, unit.name)
+            for row in plan_rows(unit, world_size, mixed)
         ]
         self.full_bytes = slot_bytes([row.row for row in self.rows])
 
@@ -111,8 +122,8 @@ class ShardedUnit:
         """Make its parameters views of `buffer`, bytes of `slot`."""
         self.slot, at = slot, 0
         for row in self.rows:
-            end = at + row.row.partition.full_bytes
-            row.full = buffer[at:end].view(row.row.dtype)
+            end = at + row.row.gathered_bytes
+            row.full = buffer[at:end].view(row.row.travels_as)
             at = end
             for info, view in zip(row.row.parameters, row.views(row.full), strict=True):
                 info.parameter.data = view
@@ -139,9 +150,11 @@ class Ring:
         self._stream_key = streams.key_reader(streams.provider())
         self.num_slots = num_slots
         self._units = list(units)
+        everything = [*units, *([rest] if rest else [])]
+        self._rows = [row for unit in everything for row in unit.rows]
         largest = max((unit.full_bytes for unit in units), default=0)
         sizes = [largest] * num_slots + ([rest.full_bytes] if rest else [])
-        device = (units[0] if units else rest).parameters[0].parameter.device  # type: ignore[union-attr]
+        device = self._rows[0].shard.device
         self._buffers = [
             torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes
         ]
@@ -159,6 +172,13 @@ class Ring:
         for unit, slot in zip(self._units, slots, strict=True):
             unit.place(slot, self._buffers[slot])
         self.forget()
+
+    def refresh(self) -> None:
+        """Shards have changed: copy them into what travels, where that is another."""
+        rows = [row for row in self._rows if row.sent is not row.shard]
+        if rows:
+            sent, shards = [row.sent for row in rows], [row.shard for row in rows]
+            torch._foreach_copy_(sent, shards)
 
     def forget(self) -> None:
         """Shards have changed, or will: whatever is gathered is old."""
@@ -185,7 +205,7 @@ class Ring:
             self._works[slot] = [
                 all_gather_single(
                     as_real(row.full),
-                    as_real(row.shard),
+                    as_real(row.sent),
                     group=self._group,
                     async_op=True,
                 )

@@ -21,11 +21,10 @@ from torch._subclasses.fake_tensor import is_fake
 
 from overlaplab import step_members
 from overlaplab.errors import MismatchError
-from overlaplab.techniques.arrivals import watcher_of
 from overlaplab.techniques.groups import exchange_texts, job_group, number_in
 from overlaplab.techniques.model_facts import ModelFacts
 from overlaplab.techniques.zero.gathering import Gathering
-from overlaplab.techniques.zero.guards import Guards
+from overlaplab.techniques.zero.guards import Guards, refuse_second
 from overlaplab.techniques.zero.memory import Memory, count_memory, count_slots
 from overlaplab.techniques.zero.norms import clip_by_norm
 from overlaplab.techniques.zero.plan import StepPlan
@@ -56,6 +55,9 @@ class Zero3:
         prefetch: uses ahead that are gathered; the ring has `prefetch` + 1 slots.
         process_group: the ranks, for gathers and scatters both; None: the world, with
             a communicator for each.
+        mixed_precision: such as torch.bfloat16: what is gathered and computes; inputs
+            are the caller's to cast. Shards, averages and states stay in the
+            parameters' own dtype. None: one dtype for all.
         reshard_after_forward: False: a slot for every unit, gathered once a step.
 
     Attributes:
@@ -84,25 +86,24 @@ class Zero3:
         units: Sequence[nn.Module] | None = None,
         prefetch: int = 1,
         process_group: dist.ProcessGroup | None = None,
+        mixed_precision: torch.dtype | None = None,
         reshard_after_forward: bool = True,
     ) -> None:
-        _check_prefetch(prefetch)
+        _check(prefetch, mixed_precision)
         self._model = model
         self._group = process_group or job_group("gather")
         self._facts = facts = ModelFacts(model, self._group)
-        for info in facts.parameters:
-            if watcher_of(info) is not None:
-                raise ValueError(
-                    f"parameter {info.name} has a reducer already. Call its remove() "
-                    "first."
-                )
+        refuse_second(facts)
         made = make_units(model, facts.parameters, units)
         facts.broadcast()
         size, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         num_slots = count_slots(made, prefetch, reshard_after_forward)
-        self._memory = count_memory(made, size, num_slots)
+        self._memory = count_memory(made, size, num_slots, mixed_precision)
         with torch.no_grad():
-            self._all = [ShardedUnit(i, u, size, rank) for i, u in enumerate(made)]
+            self._all = [
+                ShardedUnit(i, u, size, rank, mixed_precision)
+                for i, u in enumerate(made)
+            ]
             ringed = [unit for unit in self._all if unit.name != REST]
             rest = self._all[len(ringed) :]
             self._ring = Ring(ringed, rest[0] if rest else None, num_slots, self._group)
@@ -150,9 +151,7 @@ class Zero3:
         }
         return [found[index] for index in sorted(found)]
 
-    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """As `named_shards`: whose `.grad` a step writes."""
-        return self.named_shards()
+    named_parameters = named_shards  # whose `.grad` a step writes: a step member's
 
     def summary(self) -> Memory:
         """Bytes of this rank by kind, counted from shapes before anything was made."""
@@ -277,7 +276,14 @@ class Zero3:
             raise RuntimeError(f"{what} after remove(); build a new Zero3")
 
 
-def _check_prefetch(prefetch: object) -> None:
+def _check(prefetch: object, mixed: object) -> None:
+    if mixed is not None and not (
+        isinstance(mixed, torch.dtype) and mixed.is_floating_point
+    ):
+        raise TypeError(
+            f"mixed_precision is {mixed!r}; expected a floating point dtype, such as "
+            "torch.bfloat16"
+        )
     if isinstance(prefetch, bool) or not isinstance(prefetch, int):
         raise TypeError(f"prefetch is {prefetch!r}; expected a number of uses")
     if prefetch < 0:

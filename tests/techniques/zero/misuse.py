@@ -159,6 +159,10 @@ def prefetch_of_no_number() -> None:
     Zero3(Blocks(), prefetch=1.5)  # type: ignore[arg-type]
 
 
+def mixed_precision_of_integers() -> None:
+    Zero3(Blocks(), mixed_precision=torch.int32)
+
+
 def bad_norm() -> None:
     _, zero = sharded()
     zero.clip_grad_norm_(1.0, 0.0)
@@ -189,6 +193,7 @@ WRONG: dict[Callable[[], None], tuple[str, ...]] = {
     units_that_are_none: ("units[0], a Tanh, is not a module inside the model",),
     negative_prefetch: ("prefetch is -1; expected 0 or more",),
     prefetch_of_no_number: ("prefetch is 1.5; expected a number of uses",),
+    mixed_precision_of_integers: ("mixed_precision is torch.int32; expected",),
     bad_norm: ("norm_type is 0.0; expected a positive number or inf",),
 }
 
@@ -337,3 +342,36 @@ def gradients_that_nobody_has() -> dict[str, bool]:
     model(net.make_batch(dist.get_rank(), 0)).backward()
     zero.wait()
     return {name: piece.grad is not None for name, piece in zero.named_shards()}
+
+
+def small_steps(number: int) -> tuple[list[str], float, float, float]:
+    """SGD with steps that bfloat16 cannot see, on one weight of 1 with the input 1.
+
+    Returns:
+        Dtypes while it trains, and the weight: gathered, in full, after remove().
+    """
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    zero = Zero3(model, mixed_precision=torch.bfloat16)
+    optimizer = torch.optim.SGD(zero.shards(), lr=2.0**-10)
+    for _ in range(number):
+        loss = model(torch.ones(1, 1, dtype=torch.bfloat16)).sum()
+        loss.backward()
+        zero.wait()
+        optimizer.step()
+        optimizer.zero_grad()
+    dtypes = [str(t.dtype) for t in (model.weight, *zero.shards(), loss)]
+    full = zero.full_state_dict()["weight"].item()
+    zero.remove()
+    return dtypes, loss.item(), full, model.weight.item()
+
+
+def averages_in_full() -> float:
+    """Gradients 256 and 1 of two ranks: their bfloat16 sum is 256."""
+    model = nn.Linear(1, 1, bias=False)
+    zero = Zero3(model, mixed_precision=torch.bfloat16)
+    x = torch.full((1, 1), (256.0, 1.0)[dist.get_rank()], dtype=torch.bfloat16)
+    model(x).sum().backward()
+    zero.wait()
+    (piece,) = zero.shards()
+    return float(piece.grad) if len(piece) and piece.grad is not None else 128.5

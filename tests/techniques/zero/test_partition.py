@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.techniques.zero.partition import ALIGNMENT_BYTES, plan_partition
+from overlaplab.techniques.zero.partition import ALIGNMENT, plan_partition
 
 shapes = st.lists(
     st.lists(st.integers(0, 7), max_size=3).map(tuple), min_size=0, max_size=6
@@ -54,16 +54,15 @@ def test_padding_is_what_no_tensor_has_and_stays_small(sizes, world_size, itemsi
     on_ranks = sum(len(p) for r in range(world_size) for p in partition.pieces(r))
     assert on_ranks + partition.num_padding == partition.numel
     assert partition.full_bytes == world_size * partition.shard_bytes
-    step = max(1, ALIGNMENT_BYTES // itemsize)
-    assert partition.num_padding < step * (len(sizes) + world_size) + world_size
+    assert partition.num_padding < ALIGNMENT * (len(sizes) + world_size) + world_size
 
 
 @given(shapes, worlds, itemsizes)
-def test_tensors_and_shards_begin_at_multiples_of_16_bytes(sizes, world, itemsize):
+def test_tensors_and_shards_begin_at_multiples_of_8_elements(sizes, world, itemsize):
     partition = planned(sizes, world, itemsize)
     offsets = [entry.offset for entry in partition.entries]
     for place in (*offsets, partition.shard_numel):
-        assert place * itemsize % ALIGNMENT_BYTES == 0
+        assert place % ALIGNMENT == 0
 
 
 def test_twenty_rows_over_eight_ranks_leave_one_rank_with_padding_alone():

@@ -169,10 +169,14 @@ def small() -> Transformer:
     )
 
 
-@pytest.mark.parametrize("settings", [{}, {"prefetch": 2}, {"prefetch": 0}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"prefetch": 2}, {"mixed_precision": torch.bfloat16}]
+)
 def test_the_summary_is_what_a_run_holds(settings: dict[str, Any]) -> None:
     def hold() -> None:
         model = small()
+        mixed = settings.get("mixed_precision", torch.float32)
+        model.positions = model.positions.to(mixed)
         zero = ol.Zero3(model, **settings)
         optimizer = torch.optim.AdamW(zero.shards(), fused=True)
         tokens = torch.randint(101, (2, 8))

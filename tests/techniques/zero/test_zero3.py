@@ -165,3 +165,16 @@ def test_fake_tensors_train_on_one_rank_for_all() -> None:
     run = ol.run(train, world_size=64, fake=True)
     assert run.warnings == ()
     assert run.timeline.represents == 64
+
+
+@CLUSTERS
+def test_steps_too_small_for_bfloat16_add_up_in_the_shards(cluster: str) -> None:
+    for dtypes, gathered, full, after in values(misuse.small_steps, 3, cluster=cluster):
+        assert dtypes == ["torch.bfloat16", "torch.float32", "torch.bfloat16"]
+        assert gathered == 1.0  # 1 - 2 / 1024, rounded
+        assert full == after == 1 - 3 / 1024
+
+
+@CLUSTERS
+def test_mixed_precision_averages_in_the_dtype_of_the_shards(cluster: str) -> None:
+    assert values(misuse.averages_in_full, cluster=cluster) == (128.5, 128.5)
