@@ -7,11 +7,13 @@ a module that computed with it, or a state dict of it, would be wrong without a 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from overlaplab.techniques.arrivals import watcher_of
 from overlaplab.techniques.model_facts import ModelFacts, marks_of
@@ -25,6 +27,7 @@ class Guards:
         model: sharded.
         units: all of it.
         is_there: whether a unit's weights are there for a module that computes now.
+        is_sending: whether gradients of the open step are on their way.
     """
 
     def __init__(
@@ -32,10 +35,12 @@ class Guards:
         model: nn.Module,
         units: Sequence[ShardedUnit],
         is_there: Callable[[ShardedUnit], bool],
+        is_sending: Callable[[], bool],
     ) -> None:
         self._parameters = [info for unit in units for info in unit.parameters]
         self._tensors = [info.parameter for info in self._parameters]
-        self._is_there = is_there
+        self._pieces = {id(p) for u in units for row in u.rows for p in row.pieces}
+        self._is_there, self._is_sending = is_there, is_sending
         self._lifted = False
         unit_of = {id(i.parameter): unit for unit in units for i in unit.parameters}
         self._handles: list[Any] = []
@@ -50,6 +55,7 @@ class Guards:
                 assert unit is not None
                 hook = self._check(unit, name or type(module).__name__)
                 self._handles.append(module.register_forward_pre_hook(hook))
+        self._handles.append(_before_every_optimizer(self._refuse_optimizer))
         self.note_places()
 
     def note_places(self) -> None:
@@ -94,6 +100,17 @@ class Guards:
 
         return check
 
+    def _refuse_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._is_sending():
+            return
+        for group in optimizer.param_groups:
+            if not self._pieces.isdisjoint(map(id, group["params"])):
+                raise RuntimeError(
+                    f"{type(optimizer).__name__}.step() before zero.wait(): gradients "
+                    "are on their way, and the shards have none yet. Call zero.wait() "
+                    "between loss.backward() and optimizer.step()."
+                )
+
     def _refuse_state(self, module: nn.Module, *_: object) -> None:
         if not self._lifted:
             raise RuntimeError(
@@ -101,6 +118,19 @@ class Guards:
                 "on any rank. To save, call zero.full_state_dict() on every rank; to "
                 "load, load before the model is sharded, or after zero.remove()."
             )
+
+
+def _before_every_optimizer(refuse: Callable[[torch.optim.Optimizer], None]) -> Any:
+    """Call `refuse` before each step of any optimizer, as long as its owner lives."""
+    method = weakref.WeakMethod(refuse)
+
+    def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if (alive := method()) is not None:
+            alive(optimizer)
+
+    handle = register_optimizer_step_pre_hook(hook)
+    weakref.finalize(refuse.__self__, handle.remove)  # type: ignore[attr-defined]
+    return handle
 
 
 def in_backward() -> bool:

@@ -73,6 +73,11 @@ class Sending:
         if not self._gathering.is_open:
             self._arrivals.reset()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether gradients have arrived that were not handed over."""
+        return self._arrivals.is_open
+
     def finish(self) -> None:
         """Send what has not been, and hand over this rank's part of the averages."""
         if self._windows:

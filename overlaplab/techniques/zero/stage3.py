@@ -8,11 +8,9 @@ reduce-scatter while the units before it go backward. After Rajbhandari et al., 
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -120,9 +118,10 @@ class Zero3:
             self._forward_begins,
         )
         self._sending = Sending(facts, self._all, self._scatters, self._gathering)
-        self._guards = Guards(model, self._all, self._gathering.is_there)
+        self._guards = Guards(
+            model, self._all, self._gathering.is_there, lambda: self._sending.is_open
+        )
         step_members.join(self)
-        _alive.add(self)
 
     # What people ask.
 
@@ -288,13 +287,3 @@ def _check(prefetch: object, mixed: object) -> None:
         raise TypeError(f"prefetch is {prefetch!r}; expected a number of uses")
     if prefetch < 0:
         raise ValueError(f"prefetch is {prefetch}; expected 0 or more")
-
-
-_alive: WeakSet[Zero3] = WeakSet()
-
-
-@atexit.register
-def _let_go_of_groups() -> None:
-    """A group of gloo's (torch 2.13) that outlives the interpreter aborts it."""
-    for zero in tuple(_alive):
-        vars(zero).clear()

@@ -84,6 +84,13 @@ def backward_of_an_old_graph() -> None:
     loss.backward()
 
 
+def forget_to_wait() -> None:
+    model, zero = sharded()
+    optimizer = torch.optim.AdamW(zero.shards())
+    model(batch()).backward()
+    optimizer.step()
+
+
 def wait_inside_no_sync() -> None:
     _, zero = sharded()
     with zero.no_sync():
@@ -177,6 +184,7 @@ WRONG: dict[Callable[[], None], tuple[str, ...]] = {
     compute_after_reshard: ("module layers.0.0 computes", "unit layers.0"),
     second_derivatives: ("create_graph=True", "unit layers.3"),
     backward_of_an_old_graph: ("backward in step 1", "graph of step 0"),
+    forget_to_wait: ("AdamW.step() before zero.wait()", "shards have none yet"),
     wait_inside_no_sync: ("inside no_sync()",),
     wait_after_remove: ("zero.wait() after remove()",),
     cast_the_model: ("parameter layers.0.weight is no longer a view",),

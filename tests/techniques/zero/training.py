@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,13 +33,16 @@ def make_model(name: str, seed: int = 7) -> nn.Module:
 
 
 def loss_of(model: nn.Module, name: str, step: int, ranks: list[int]) -> Tensor:
+    loss: Tensor = model(*tokens_or_batch(name, step, ranks))
+    return loss
+
+
+def tokens_or_batch(name: str, step: int, ranks: list[int]) -> list[Tensor]:
+    """What the model takes: the batches of `ranks`, concatenated."""
     if name in TRANSFORMERS:
         tokens = torch.cat([_tokens(step, rank) for rank in ranks])
-        loss: Tensor = model(tokens[:, :-1], tokens[:, 1:])
-    else:
-        batches = [TOY_NETS[name].make_batch(rank, step) for rank in ranks]
-        loss = model(torch.cat(batches))
-    return loss
+        return [tokens[:, :-1], tokens[:, 1:]]
+    return [torch.cat([TOY_NETS[name].make_batch(rank, step) for rank in ranks])]
 
 
 def _tokens(step: int, rank: int) -> Tensor:
@@ -88,6 +90,3 @@ def train_alone(name: str, world_size: int) -> list[dict[str, Any]]:
         if step + 1 in STEPS:
             states.append({n: t.clone() for n, t in model.state_dict().items()})
     return [*states, states[-1]]
-
-
-Program = Callable[..., Any]

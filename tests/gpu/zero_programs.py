@@ -1,0 +1,69 @@
+"""What the GPU tests of ZeRO-3 run on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from overlaplab.techniques.zero import Zero3
+from tests.techniques.zero.training import make_model, make_optimizer, tokens_or_batch
+
+NETS = ("mlp", "tied", "frozen", "unused", "over_size", "transformer", "tied head")
+NUM_STEPS = 20
+
+
+def as_alone(name: str, prefetch: int) -> float:
+    """The largest difference of a parameter to one process on all the data."""
+    model, whole = make_model(name).cuda(), make_model(name).cuda()
+    zero = Zero3(model, prefetch=prefetch)
+    optimizers = make_optimizer(zero.shards()), make_optimizer(whole.parameters())
+    ranks = list(range(dist.get_world_size()))
+    for step in range(NUM_STEPS):
+        model(*cuda(name, step, [dist.get_rank()])).backward()
+        whole(*cuda(name, step, ranks)).backward()
+        zero.wait()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    found, expected = zero.full_state_dict(), whole.state_dict()
+    return max(
+        float((found[key] - value).abs().max())
+        for key, value in expected.items()
+        if value.numel()
+    )
+
+
+def cuda(name: str, step: int, ranks: list[int]) -> list[Any]:
+    return [tensor.cuda() for tensor in tokens_or_batch(name, step, ranks)]
+
+
+def all_nets_as_alone(prefetch: int) -> dict[str, float]:
+    return {name: as_alone(name, prefetch) for name in NETS}
+
+
+def steps_without_sync() -> str:
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))).cuda()
+    zero = Zero3(model)
+    optimizer = torch.optim.AdamW(zero.shards(), fused=True)
+    batch = torch.randn(64, 512, device="cuda")
+
+    def step() -> None:
+        model(batch).square().mean().backward()
+        zero.wait()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return "no sync"
