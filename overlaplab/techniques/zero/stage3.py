@@ -19,7 +19,12 @@ from torch._subclasses.fake_tensor import is_fake
 
 from overlaplab import step_members
 from overlaplab.errors import MismatchError
-from overlaplab.techniques.groups import exchange_texts, job_group, number_in
+from overlaplab.techniques.groups import (
+    checked_group,
+    exchange_texts,
+    job_group,
+    number_in,
+)
 from overlaplab.techniques.model_facts import ModelFacts
 from overlaplab.techniques.zero.gathering import Gathering
 from overlaplab.techniques.zero.guards import Guards, refuse_second
@@ -89,7 +94,8 @@ class Zero3:
     ) -> None:
         _check(prefetch, mixed_precision)
         self._model = model
-        self._group = process_group or job_group("gather")
+        given = None if process_group is None else checked_group(process_group)
+        self._group = given or job_group("gather")
         self._facts = facts = ModelFacts(model, self._group)
         refuse_second(facts)
         made = make_units(model, facts.parameters, units)
@@ -105,7 +111,7 @@ class Zero3:
             ringed = [unit for unit in self._all if unit.name != REST]
             rest = self._all[len(ringed) :]
             self._ring = Ring(ringed, rest[0] if rest else None, num_slots, self._group)
-            self._scatters = Scatters(self._all, process_group or job_group("scatter"))
+            self._scatters = Scatters(self._all, given or job_group("scatter"))
         self._number = number_in(self._group)
         self._removed = False
         self._gathering = Gathering(

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from overlaplab import streams
 from overlaplab.models.toy_nets import TOY_NETS, WIDTH, random_batch
 from overlaplab.techniques.data_parallel import BucketedReducer
 from overlaplab.techniques.zero import Zero3
@@ -170,6 +171,10 @@ def mixed_precision_of_integers() -> None:
     Zero3(Blocks(), mixed_precision=torch.int32)
 
 
+def group_of_no_kind() -> None:
+    Zero3(Blocks(), process_group="world")  # type: ignore[arg-type]
+
+
 def bad_norm() -> None:
     _, zero = sharded()
     zero.clip_grad_norm_(1.0, 0.0)
@@ -202,6 +207,7 @@ WRONG: dict[Callable[[], None], tuple[str, ...]] = {
     negative_prefetch: ("prefetch is -1; expected 0 or more",),
     prefetch_of_no_number: ("prefetch is 1.5; expected a number of uses",),
     mixed_precision_of_integers: ("mixed_precision is torch.int32; expected",),
+    group_of_no_kind: ("process_group is 'world'; expected a ProcessGroup",),
     bad_norm: ("norm_type is 0.0; expected a positive number or inf",),
 }
 
@@ -383,3 +389,46 @@ def averages_in_full() -> float:
     zero.wait()
     (piece,) = zero.shards()
     return float(piece.grad) if len(piece) and piece.grad is not None else 128.5
+
+
+def in_a_subgroup() -> int:
+    """Ranks 0 and 2 share a model; rank 1 has one by itself. A rank's elements."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1])]
+    model = Blocks()
+    zero = Zero3(model, process_group=groups[dist.get_rank() % 2])
+    optimizer = torch.optim.AdamW(zero.shards())
+    for step in range(2):
+        model(batch(step)).backward()
+        zero.wait()
+        optimizer.step()
+        optimizer.zero_grad()
+    return sum(len(piece) for piece in zero.shards())
+
+
+class OnAStream(nn.Module):
+    """A block that computes on a stream of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        here, side = streams.current_stream(), streams.Stream()
+        side.wait_stream(here)
+        with streams.stream(side):
+            x = torch.tanh(self.linear(x))
+        here.wait_stream(side)
+        return x
+
+
+def on_streams() -> dict[str, Any]:
+    torch.manual_seed(1)
+    model = nn.Sequential(*(OnAStream() for _ in range(4)))
+    zero = Zero3(model)
+    optimizer = torch.optim.SGD(zero.shards(), lr=0.5)
+    for step in range(3):
+        model(batch(step)).square().mean().backward()
+        zero.wait()
+        optimizer.step()
+        optimizer.zero_grad()
+    return zero.full_state_dict()

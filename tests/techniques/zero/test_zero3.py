@@ -178,3 +178,16 @@ def test_steps_too_small_for_bfloat16_add_up_in_the_shards(cluster: str) -> None
 @CLUSTERS
 def test_mixed_precision_averages_in_the_dtype_of_the_shards(cluster: str) -> None:
     assert values(misuse.averages_in_full, cluster=cluster) == (128.5, 128.5)
+
+
+@CLUSTERS
+def test_a_group_of_some_ranks_shards_over_them_alone(cluster: str) -> None:
+    total = sum(p.numel() for p in Blocks().parameters())
+    first, alone, last = values(misuse.in_a_subgroup, world_size=3, cluster=cluster)
+    assert (alone, first + last) == (total, total)
+    assert 0 < last < first
+
+
+def test_units_on_streams_of_their_own_leave_no_hazard() -> None:
+    first, second = values(misuse.on_streams)
+    assert all(map(torch.equal, first.values(), second.values()))
