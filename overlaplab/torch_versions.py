@@ -52,6 +52,11 @@ PRIVATE_NAMES: Mapping[str, str] = {
 }
 # Names that torch has only where it was built for CUDA.
 PRIVATE_CUDA_NAMES = {"torch._C": "_cuda_getCurrentStream"}
+# Names that take two seconds to import: the virtual cluster's first run looks them up.
+PRIVATE_DTENSOR_NAMES = {
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator": ""
+    "_propagate_tensor_meta_non_cached"
+}
 
 
 def check_private_names(names: Mapping[str, str] = PRIVATE_NAMES) -> None:
@@ -89,6 +94,13 @@ def _find(place: str) -> Any:
 check_private_names()
 if torch.version.cuda:
     check_private_names(PRIVATE_CUDA_NAMES)
+
+
+def sharding_propagator() -> Any:
+    """The class with which DTensor finds shapes; see `PRIVATE_DTENSOR_NAMES`."""
+    check_private_names(PRIVATE_DTENSOR_NAMES)
+    return _find(next(iter(PRIVATE_DTENSOR_NAMES)))
+
 
 # torch's stubs do not know how its C++ classes are subclassed.
 BaseGroup: Any = dist.ProcessGroup

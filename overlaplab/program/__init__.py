@@ -4,10 +4,12 @@ from overlaplab.program.build import ProgramBuilder
 from overlaplab.program.deadlock import find_deadlock
 from overlaplab.program.findings import find_findings
 from overlaplab.program.gradients import buckets_of_cap, gradient_payload
+from overlaplab.program.kinds import memory_kinds
 from overlaplab.program.memory import (
     Holder,
     end_bytes,
     held_at_peak,
+    live_by_kind,
     live_bytes,
     peak_bytes,
     top_holders,
@@ -46,8 +48,10 @@ __all__ = [
     "find_deadlock",
     "find_findings",
     "gradient_payload",
+    "live_by_kind",
     "held_at_peak",
     "live_bytes",
+    "memory_kinds",
     "only_step",
     "peak_bytes",
     "rebucket",

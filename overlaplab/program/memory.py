@@ -7,11 +7,12 @@ release, are not in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from overlaplab.program.kinds import memory_kinds
 from overlaplab.program.record import Op, Program, StorageLife
-from overlaplab.timeline.span import Memory
+from overlaplab.timeline.span import MEMORY_KINDS, Memory
 
 _NUM_HOLDERS = 5
 
@@ -56,11 +57,31 @@ def live_bytes(program: Program, rank: int = 0) -> list[tuple[int, int]]:
     Raises:
         ValueError: the rank was not recorded.
     """
+    return _steps((life, life.bytes) for life in _lives(program, rank))
+
+
+def live_by_kind(program: Program, rank: int = 0) -> dict[str, list[tuple[int, int]]]:
+    """The steps of `live_bytes`, those of each kind that occurs; see `MEMORY_KINDS`.
+
+    Every list has an entry wherever an allocation of any kind begins or ends, and the
+    same ones as the others.
+    """
+    kinds, lives = memory_kinds(program, rank), _lives(program, rank)
+    return {
+        kind: _steps(
+            (life, life.bytes * (kinds[life.storage] == kind)) for life in lives
+        )
+        for kind in MEMORY_KINDS
+        if any(kinds[life.storage] == kind for life in lives)
+    }
+
+
+def _steps(sizes: Iterable[tuple[StorageLife, int]]) -> list[tuple[int, int]]:
     change: dict[int, int] = {0: 0}
-    for life in _lives(program, rank):
-        change[life.born] = change.get(life.born, 0) + life.bytes
+    for life, size in sizes:
+        change[life.born] = change.get(life.born, 0) + size
         if life.freed is not None:
-            change[life.freed] = change.get(life.freed, 0) - life.bytes
+            change[life.freed] = change.get(life.freed, 0) - size
     live = 0
     steps = []
     for index in sorted(change):
@@ -146,19 +167,29 @@ def memory_over_time(
     found = []
     for rank in sorted({life.rank for life in program.storages if not life.host}):
         came_ns = _came(program, rank, starts_ns[rank])
+        by_kind = live_by_kind(program, rank)
         steps: list[tuple[int, int]] = []
-        for index, size in live_bytes(program, rank):
+        parts: list[tuple[int, ...]] = []
+        each_kind = zip(*by_kind.values(), strict=True)
+        for (index, size), each in zip(
+            live_bytes(program, rank), each_kind, strict=True
+        ):
+            part = tuple(bytes for _, bytes in each)
             time_ns = came_ns[index] if index < len(came_ns) else end_ns
             if steps and steps[-1][0] == time_ns:
                 # Operators that take no time: the most that was held then.
-                size = max(size, steps.pop()[1])
-            if not steps or steps[-1][1] != size:
+                before, its_part = steps.pop(), parts.pop()
+                if before[1] > size:
+                    size, part = before[1], its_part
+            if not parts or parts[-1] != part:
                 steps.append((time_ns, size))
+                parts.append(part)
         holders = tuple(
             (str(holder), holder.bytes)
             for holder in top_holders(program, rank, _NUM_HOLDERS)
         )
-        found.append(Memory(rank, tuple(steps), holders))
+        kinds = tuple(zip(by_kind, zip(*parts, strict=True), strict=True))
+        found.append(Memory(rank, tuple(steps), holders, kinds))
     return tuple(found)
 
 

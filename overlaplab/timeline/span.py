@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copyreg
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -27,6 +28,18 @@ KINDS: tuple[Kind, ...] = (
     "memset",
     "launch",
     "host",
+)
+# What memory is for, in the order in which a lane of memory stacks it.
+MEMORY_KINDS = (
+    "parameters",  # of modules, with their buffers
+    "shards",  # a rank's part of parameters
+    "states",  # the optimizer's
+    "gradients",  # of parameters and of shards
+    "gathered",  # parameters that an all-gather brought, for the time of their use
+    "communication",  # what collectives send from and receive into, else
+    "inputs",  # made outside the passes and read in a forward pass: batches, masks
+    "activations",  # made in the passes, gradients of activations too
+    "other",
 )
 CPU_LANE = "cpu"
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
@@ -129,11 +142,21 @@ class Memory:
             so many bytes are allocated.
         holders: ((name, bytes), ...): the largest allocations at the peak, largest
             first; by the name that the user gave, else by the operator that filled it.
+        kinds: ((kind, (bytes, ...)), ...): of `MEMORY_KINDS` those that occur, in that
+            order; of each the bytes at every step. They add up to the step's bytes.
     """
 
     rank: int
     steps: tuple[tuple[int, int], ...]
     holders: tuple[tuple[str, int], ...] = ()
+    kinds: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def kinds_at(self, time_ns: int) -> tuple[tuple[str, int], ...]:
+        """What lives at a time: ((kind, bytes), ...), those with any."""
+        place = bisect_right([time for time, _ in self.steps], time_ns) - 1
+        if place < 0:
+            return ()
+        return tuple((kind, sizes[place]) for kind, sizes in self.kinds if sizes[place])
 
     @property
     def peak_bytes(self) -> int:

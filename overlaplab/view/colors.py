@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from matplotlib.patches import Patch
 
-from overlaplab.timeline import Share, Span
+from overlaplab.timeline import MEMORY_KINDS, Share, Span
 from overlaplab.timeline.critical_path import is_wait
 
 PATH = "#000000"
@@ -66,6 +66,22 @@ SHARE_COLORS: Mapping[Share, Color] = {
     "latency": replace(COLORS["latency"], label="latency"),
     "launch": replace(COLORS["launch"], label="launch"),
     "idle": Color("#FFFFFF", "#7F7F7F", "idle"),
+}
+
+# Paul Tol's nine light colours, which people with any kind of colour blindness tell
+# from each other and from the bars.
+_LIGHT = (
+    *("#77AADD", "#99DDFF", "#44BB99", "#BBCC33", "#EE8866"),
+    *("#EEDD88", "#FFAABB", "#AAAA00", "#DDDDDD"),
+)
+_IN_WORDS = {
+    "states": "optimizer states",
+    "gathered": "gathered parameters",
+    "communication": "buffers of collectives",
+}
+MEMORY_COLORS: Mapping[str, Color] = {
+    kind: Color(face, "none", _IN_WORDS.get(kind, kind))
+    for kind, face in zip(MEMORY_KINDS, _LIGHT, strict=True)
 }
 
 

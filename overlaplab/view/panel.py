@@ -133,7 +133,7 @@ class Panel:
             used += self._path(ax)
         self._names(ax)
         for rank, y in self.memory_rows.items():
-            draw_memory(
+            used += draw_memory(
                 ax,
                 self.memories[rank],
                 y=y,

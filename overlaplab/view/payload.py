@@ -259,6 +259,7 @@ def _memory(memory: Memory, start_ns: int) -> dict[str, Any]:
         "count": len(memory.steps),
         "time": column(times_ns),
         "size": column(size for _, size in memory.steps),
+        "kinds": [[kind, column(sizes)] for kind, sizes in memory.kinds],
         "peak_bytes": memory.peak_bytes,
         "peak_ns": max(memory.peak_ns - start_ns, 0),
         "summary": summary(memory),

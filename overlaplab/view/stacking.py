@@ -18,7 +18,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from PIL import Image
 
-from overlaplab.view.colors import COLORS, EXPOSED, PATH, SHARE_COLORS, TEXT
+from overlaplab.view.colors import (
+    COLORS,
+    EXPOSED,
+    MEMORY_COLORS,
+    PATH,
+    SHARE_COLORS,
+    TEXT,
+)
 
 Entry = Patch | Line2D  # of a legend
 
@@ -149,6 +156,11 @@ def legend_entries(used: Iterable[str]) -> list[Entry]:
     shares = {"idle": SHARE_COLORS["idle"]} if entries else SHARE_COLORS
     entries += [
         color.patch() for name, color in shares.items() if f"share {name}" in used
+    ]
+    entries += [
+        color.patch()
+        for kind, color in MEMORY_COLORS.items()
+        if f"memory {kind}" in used
     ]
     if "exposed" in used:
         entries.append(

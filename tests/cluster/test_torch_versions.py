@@ -9,6 +9,7 @@ from overlaplab import torch_versions
 
 def test_every_private_name_is_there():
     torch_versions.check_private_names()
+    assert torch_versions.sharding_propagator().__name__ == "ShardingPropagator"
 
 
 def test_a_torch_that_lacks_names_is_refused_with_version_names_and_repair(monkeypatch):

@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
+
 from overlaplab.timeline import Memory, Span, Timeline
 from overlaplab.view import draw, draw_many, text
+from overlaplab.view.colors import MEMORY_COLORS
 
 MIB = 2**20
 
@@ -52,3 +56,31 @@ def test_a_timeline_that_knows_no_memory_has_no_lane():
     plain = replace(timeline(), memory=())
     assert labels(draw(plain, memory=True)) == ["default"]
     assert "memory" not in text(plain, memory=True)
+
+
+def by_kind():
+    (memory,) = timeline().memory
+    parts = (MIB, 3 * MIB, 0), (0, MIB, 0)
+    kinds = tuple(zip(("parameters", "activations"), parts, strict=True))
+    return replace(timeline(), memory=(replace(memory, kinds=kinds),))
+
+
+def test_kinds_are_stacked_each_in_the_color_that_the_legend_explains():
+    figure = draw(by_kind(), memory=True)
+    (ax,) = figure.axes
+    fills = [c for c in ax.collections if isinstance(c, PolyCollection)]
+    lower, upper, outline = fills
+    tops = [c.get_paths()[0].vertices[:, 1].min() for c in (lower, upper, outline)]
+    bottoms = [c.get_paths()[0].vertices[:, 1].max() for c in (lower, upper, outline)]
+    assert tops[1] == tops[2] < tops[0]
+    assert bottoms[0] == bottoms[2]
+    colors = [to_hex(c.get_facecolor()[0]).upper() for c in (lower, upper)]
+    assert colors == [MEMORY_COLORS[k].face for k in ("parameters", "activations")]
+    explained = {text.get_text() for text in figure.texts}
+    assert {"parameters", "activations"} <= explained and "shards" not in explained
+
+
+def test_the_summary_says_what_the_peak_is_for():
+    assert "peak 4 MiB: parameters 3 MiB, activations 1 MiB; largest: x" in text(
+        by_kind(), memory=True
+    )

@@ -174,12 +174,21 @@ def test_of_too_many_spans_the_longest_are_sent_and_a_remark_says_so():
 def test_memory_is_sent_from_the_timelines_start_on():
     timeline = Timeline(
         (Span(0, "default", "compute", "mm", 100, 200),),
-        memory=(Memory(0, ((100, 2**21), (150, 2**20)), (("w", 2**20),)),),
+        memory=(
+            Memory(
+                0,
+                ((100, 2**21), (150, 2**20)),
+                (("w", 2**20),),
+                (("inputs", (2**21, 2**20)),),
+            ),
+        ),
     )
     (memory,) = payload(timeline)["memory"]
     assert values(memory["time"], 2) == [0, 50]
     assert values(memory["size"], 2) == [2**21, 2**20]
-    assert memory["summary"] == "peak 2 MiB; largest: w 1 MiB"
+    ((kind, sizes),) = memory["kinds"]
+    assert (kind, values(sizes, 2)) == ("inputs", [2**21, 2**20])
+    assert memory["summary"] == "peak 2 MiB: inputs 2 MiB; largest: w 1 MiB"
 
 
 def test_nothing_happened_is_a_payload_too():

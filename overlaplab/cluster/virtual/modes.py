@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -27,11 +29,33 @@ from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.storage import NUMBER
 from overlaplab.cluster.virtual.work import VirtualWork
 from overlaplab.program.record import Access
+from overlaplab.torch_versions import sharding_propagator
 
 # Computes with the numbers of ranks, on the CPU: nothing of it is the program's.
 _MESHES = frozenset({device_mesh.__file__, _mesh_layout.__file__})
 _ENGINE = torch.autograd.graph.__file__  # who adds gradients, where no hook does
 _BETWEEN = frozenset(m.__file__ for m in (placement, _device, torch._tensor))
+
+
+@contextlib.contextmanager
+def unseen_shapes(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
+    """While open, DTensor finds global shapes beside the modes of ranks. It runs the
+    whole operator on fake tensors, the first time in a process, and means no kernel.
+
+    Args:
+        recorder: the calling thread's, None where it is no rank.
+    """
+    owner, name = sharding_propagator(), "_propagate_tensor_meta_non_cached"
+    original = getattr(owner, name)
+
+    def propagate(*args: Any) -> Any:
+        if recorder() is None:
+            return original(*args)
+        with _disable_current_modes():
+            return original(*args)
+
+    with placement.patched([(owner, name, propagate)]):
+        yield
 
 
 class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

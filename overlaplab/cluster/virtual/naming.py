@@ -1,19 +1,25 @@
-"""Names of parameters and their gradients, for reports: nobody has to give them.
+"""Names and kinds of parameters, gradients and optimizer states, given by nobody.
 
-A module's parameters are known from its first call on, by the names that the outermost
-module called gives them; a gradient from when autograd puts it into `.grad`. Whole
-storages only: what shares one buffer needs `name_tensor`, which also goes before these.
+A module's parameters and buffers are known from its first call on, by the names that
+the outermost module called gives them; a gradient from when autograd puts it into
+`.grad`, or an optimizer steps with it; an optimizer's states from its step on, by its
+names for them ("exp_avg fc.weight"). Names are of whole storages only: what shares one
+buffer needs `name_tensor`, which also goes before these.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.streams import GRADIENT
@@ -41,14 +47,64 @@ def naming_parameters(recorder: Callable[[], Recorder | None]) -> Iterator[None]
             seen.add(inner)
         lane = rank.current().name
         for name, parameter in module.named_parameters():
-            local = getattr(parameter, "_local_tensor", parameter)  # of a DTensor
-            rank.storages.suggest(local, name, lane)
+            _note_parameter(rank, parameter, name)
+        for name, buffer in module.named_buffers():
+            rank.storages.suggest(_local(buffer), name, lane, "parameters")
 
-    hook = register_module_forward_pre_hook(note)
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        rank = recorder()
+        if rank is not None:
+            _note_gradients(rank, optimizer)
+
+    def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        rank = recorder()
+        if rank is not None:
+            _note_states(rank, optimizer)
+
+    hooks = (
+        register_module_forward_pre_hook(note),
+        register_optimizer_step_pre_hook(before_step),
+        register_optimizer_step_post_hook(after_step),
+    )
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
+
+
+def _note_parameter(rank: Recorder, parameter: torch.Tensor, name: str = "") -> None:
+    local = _local(parameter)
+    kind = "parameters" if local is parameter else "shards"
+    rank.storages.suggest(local, name, rank.current().name, kind)
+
+
+def _note_gradients(rank: Recorder, optimizer: torch.optim.Optimizer) -> None:
+    storages, lane = rank.storages, rank.current().name
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            _note_parameter(rank, parameter)
+            if parameter.grad is not None:
+                name = storages.suggested(_local(parameter))
+                name = GRADIENT + name if name else ""
+                storages.suggest(_local(parameter.grad), name, lane, "gradients")
+
+
+def _note_states(rank: Recorder, optimizer: torch.optim.Optimizer) -> None:
+    storages, lane = rank.storages, rank.current().name
+    for parameter, states in optimizer.state.items():
+        if isinstance(parameter, torch.Tensor) and isinstance(states, Mapping):
+            name = storages.suggested(_local(parameter))
+            for key, value in states.items():
+                if isinstance(value, torch.Tensor):
+                    called = f"{key} {name}".strip()
+                    storages.suggest(_local(value), called, lane, "states")
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
 
 
 def name_gradient(recorder: Recorder, value: torch.Tensor) -> None:
@@ -59,7 +115,8 @@ def name_gradient(recorder: Recorder, value: torch.Tensor) -> None:
     variable = getattr(node, "variable", None)  # AccumulateGrad has one
     if variable is None:
         return
-    variable = getattr(variable, "_local_tensor", variable)
-    name = recorder.storages.suggested(variable)
-    if name:
-        recorder.storages.suggest(value, GRADIENT + name, recorder.current().name)
+    if isinstance(variable, torch.nn.Parameter):
+        _note_parameter(recorder, variable)
+    name = recorder.storages.suggested(_local(variable))
+    name = GRADIENT + name if name else ""
+    recorder.storages.suggest(value, name, recorder.current().name, "gradients")

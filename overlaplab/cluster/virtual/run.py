@@ -21,7 +21,7 @@ from overlaplab.cluster.settings import (
 )
 from overlaplab.cluster.virtual import report, world
 from overlaplab.cluster.virtual.meeting import Meetings
-from overlaplab.cluster.virtual.modes import RecordMode
+from overlaplab.cluster.virtual.modes import RecordMode, unseen_shapes
 from overlaplab.cluster.virtual.naming import naming_parameters
 from overlaplab.cluster.virtual.placement import host_syncs, patched, placing_calls
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
@@ -131,6 +131,7 @@ class _Run:
             placing_calls(world.current_recorder),
             host_syncs(world.current_recorder),
             resizing_storages(world.current_recorder),
+            unseen_shapes(world.current_recorder),
             naming_parameters(world.current_recorder),
             serving_cpp(world.current_recorder),
             backward_streams(world.current_recorder),

@@ -130,6 +130,7 @@ class Panel {
     this.path = readColumns(raw.path);
     this.memory = new Map(raw.memory.map((one) => [one.rank, {
       ...one, time: readColumn(one.time, one.count), size: readColumn(one.size, one.count),
+      kinds: one.kinds.map(([kind, sizes]) => [kind, readColumn(sizes, one.count)]),
     }]));
     const { lane, kind, count } = this.spans;
     const sends = this.kinds.indexOf("communication");

@@ -103,7 +103,9 @@ const Hands = {
     const memory = this.panels[under.row.panel].memory.get(under.row.rank);
     const k = lowest(memory.count, (i) => memory.time[i] > under.time) - 1;
     const held = k >= 0 ? memory.size[k] : 0;
+    const kinds = k < 0 ? [] : memory.kinds.filter(([, sizes]) => sizes[k] > 0);
     return [formatBytes(held), [`rank ${under.row.rank}, at ${formatNs(under.time)}`,
+      ...kinds.map(([kind, sizes]) => `${kind} ${formatBytes(sizes[k])}`),
       memory.summary]];
   },
 
