@@ -71,8 +71,8 @@ def memory_kinds(program: Program, rank: int) -> Mapping[int, str]:
 
 
 def _note(op: Op, uses: Mapping[int, _Uses]) -> None:
-    read = [uses[s] for s in {access.storage for access in op.reads}]
-    written = [uses[s] for s in {access.storage for access in op.writes}]
+    read = [uses[s] for s in {access.storage for access in op.reads} if s in uses]
+    written = [uses[s] for s in {access.storage for access in op.writes} if s in uses]
     if op.collective is not None:
         for use in (*read, *written):
             use.sends = True

@@ -57,7 +57,7 @@ def live_bytes(program: Program, rank: int = 0) -> list[tuple[int, int]]:
     Raises:
         ValueError: the rank was not recorded.
     """
-    return _steps((life, life.bytes) for life in _lives(program, rank))
+    return _steps(_lives(program, rank))
 
 
 def live_by_kind(program: Program, rank: int = 0) -> dict[str, list[tuple[int, int]]]:
@@ -66,22 +66,24 @@ def live_by_kind(program: Program, rank: int = 0) -> dict[str, list[tuple[int, i
     Every list has an entry wherever an allocation of any kind begins or ends, and the
     same ones as the others.
     """
-    kinds, lives = memory_kinds(program, rank), _lives(program, rank)
-    return {
-        kind: _steps(
-            (life, life.bytes * (kinds[life.storage] == kind)) for life in lives
-        )
-        for kind in MEMORY_KINDS
-        if any(kinds[life.storage] == kind for life in lives)
-    }
+    kinds = memory_kinds(program, rank)
+    by_kind: dict[str, list[StorageLife]] = {kind: [] for kind in MEMORY_KINDS}
+    places = {0}
+    for life in _lives(program, rank):
+        by_kind[kinds[life.storage]].append(life)
+        places |= {life.born} if life.freed is None else {life.born, life.freed}
+    return {kind: _steps(lives, places) for kind, lives in by_kind.items() if lives}
 
 
-def _steps(sizes: Iterable[tuple[StorageLife, int]]) -> list[tuple[int, int]]:
-    change: dict[int, int] = {0: 0}
-    for life, size in sizes:
-        change[life.born] = change.get(life.born, 0) + size
+def _steps(
+    lives: Iterable[StorageLife], places: Iterable[int] = (0,)
+) -> list[tuple[int, int]]:
+    """The bytes of `lives`, with an entry at each of `places` at least."""
+    change = dict.fromkeys(places, 0)
+    for life in lives:
+        change[life.born] = change.get(life.born, 0) + life.bytes
         if life.freed is not None:
-            change[life.freed] = change.get(life.freed, 0) - size
+            change[life.freed] = change.get(life.freed, 0) - life.bytes
     live = 0
     steps = []
     for index in sorted(change):
