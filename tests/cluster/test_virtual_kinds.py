@@ -81,6 +81,22 @@ def test_names_that_the_user_gave_go_first():
     assert names_of(run, "states") == ["momentum_buffer"]
 
 
+def test_what_a_hook_handles_is_not_the_gradient():
+    def step():
+        model, buffer = net(), torch.empty(64)
+
+        def send(parameter):
+            part = buffer.detach()
+            part.copy_(parameter.grad.flatten())
+            dist.all_reduce(part)
+
+        model[0].weight.register_post_accumulate_grad_hook(send)
+        model(torch.randn(4, 8)).sum().backward()
+
+    sizes = most(ol.run(step))
+    assert sizes["gradients"] == sizes["communication"] == 64 * F32
+
+
 def test_ddp_has_replicas_and_buckets():
     def step():
         model = nn.parallel.DistributedDataParallel(net())

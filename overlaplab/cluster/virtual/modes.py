@@ -33,7 +33,7 @@ from overlaplab.torch_versions import sharding_propagator
 
 # Computes with the numbers of ranks, on the CPU: nothing of it is the program's.
 _MESHES = frozenset({device_mesh.__file__, _mesh_layout.__file__})
-_ENGINE = torch.autograd.graph.__file__  # who adds gradients, where no hook does
+_ENGINE = torch.autograd.graph.__file__  # who adds and keeps gradients; no hook
 _BETWEEN = frozenset(m.__file__ for m in (placement, _device, torch._tensor))
 
 
@@ -116,7 +116,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = func(*args, **kwargs)
             if facts.allocates:
                 self._adopt(facts.name, out)
-        if facts.name in GRADIENT_OPERATORS:
+        if facts.name in GRADIENT_OPERATORS and caller == _ENGINE:
             name_gradient(recorder, out)
         return out
 
