@@ -432,3 +432,18 @@ def on_streams() -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
     return zero.full_state_dict()
+
+
+def averages_of(dtype: torch.dtype) -> list[Any]:
+    """Of two ranks whose inputs are 40000 and 20000 (and i times that)."""
+    factor = 1j if dtype.is_complex else 1
+    model = nn.Sequential(*(nn.Linear(1, 1, dtype=dtype) for _ in range(2)))
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+    zero = Zero3(model)
+    x = torch.full((1, 1), factor * (40000.0, 20000.0)[dist.get_rank()], dtype=dtype)
+    out = model(x)
+    out.backward(torch.ones_like(out))
+    zero.wait()
+    zero.clip_grad_norm_(float("inf"))
+    return [p.grad.item() for p in zero.shards() if len(p) and p.grad is not None]

@@ -191,3 +191,15 @@ def test_a_group_of_some_ranks_shards_over_them_alone(cluster: str) -> None:
 def test_units_on_streams_of_their_own_leave_no_hazard() -> None:
     first, second = values(misuse.on_streams)
     assert all(map(torch.equal, first.values(), second.values()))
+
+
+@CLUSTERS
+def test_averages_of_halves_do_not_overflow_and_complex_ones_are_complex(
+    cluster: str,
+) -> None:
+    # Rank 0 has both weights, rank 1 both biases.
+    halves = values(misuse.averages_of, torch.float16, cluster=cluster)
+    assert halves == ([30000.0, 30000.0], [1.0, 1.0])
+    numbers = values(misuse.averages_of, torch.complex64, cluster=cluster)
+    # The gradient of a complex linear layer has the conjugate of its input.
+    assert numbers == ([-30000j, 1 - 30000j], [1, 1])
