@@ -341,37 +341,6 @@ def lazily_conjugated() -> list[complex]:
     return average(model)
 
 
-def two_reducers(first: str, second: str) -> None:
-    model = weight()
-    kept = REDUCERS[first](model)
-    REDUCERS[second](model)
-    del kept
-
-
-def wrapped_in_ddp() -> None:
-    BucketedReducer(nn.parallel.DistributedDataParallel(weight()))
-
-
-class Buffers(nn.Module):
-    def __init__(self, buffer: Tensor) -> None:
-        super().__init__()
-        self.layer = weight()
-        self.register_buffer("table", buffer)
-
-
-def strange_buffer(kind: str) -> None:
-    buffers = {
-        "expanded": torch.ones(1).expand(4),
-        "int16": torch.ones(2, dtype=torch.int16),
-        "sparse": torch.eye(2).to_sparse(),
-    }
-    BucketedReducer(Buffers(buffers[kind]))
-
-
-def meta_model() -> None:
-    BucketedReducer(nn.Linear(2, 2, device="meta"))
-
-
 def how_many_live(reducer: str, number: int = 10) -> tuple[int, int]:
     """Models and reducers that are alive after a collection, made, used, dropped."""
     models, reducers = [], []
@@ -396,21 +365,19 @@ def steps_on_a_destroyed_group() -> None:
     reducer.wait()
 
 
-def not_in_the_group() -> None:
-    BucketedReducer(weight(), process_group=dist.new_group([0]))
-
-
-def two_ways_of_a_wire() -> None:
-    wire = BFloat16Wire(dist.group.WORLD)
-    BucketedReducer(weight(), wire=wire, reduce_dtype=torch.float32)
-
-
 def abandons_on_rank_0() -> None:
     model = weight()
     reducer = BucketedReducer(model)
     model(batch(0)).sum().backward()
     if dist.get_rank() == 0:
         reducer.abandon()
+
+
+class Buffers(nn.Module):
+    def __init__(self, buffer: Tensor) -> None:
+        super().__init__()
+        self.layer = weight()
+        self.register_buffer("table", buffer)
 
 
 def frozen_float8() -> list[float]:

@@ -14,7 +14,7 @@ import torch
 
 import overlaplab as ol
 from overlaplab.errors import RankError
-from tests.techniques.data_parallel import misuse
+from tests.techniques.data_parallel import misuse, refused
 
 on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
 with_each = pytest.mark.parametrize("reducer", ["serial", "hooks", "bucketed"])
@@ -230,13 +230,13 @@ def test_a_second_reducer_of_any_class_is_refused(
     cluster: str, first: str, second: str
 ) -> None:
     says = r"parameter weight has a reducer already.*remove\(\)"
-    refuses(says, misuse.two_reducers, first, second, cluster=cluster)
+    refuses(says, refused.two_reducers, first, second, cluster=cluster)
 
 
 @on_both
 def test_a_model_wrapped_in_ddp_is_refused(cluster: str) -> None:
     refuses(
-        r"wrapped in DistributedDataParallel", misuse.wrapped_in_ddp, cluster=cluster
+        r"wrapped in DistributedDataParallel", refused.wrapped_in_ddp, cluster=cluster
     )
 
 
@@ -252,7 +252,7 @@ def test_a_model_wrapped_in_ddp_is_refused(cluster: str) -> None:
 def test_a_buffer_that_cannot_be_sent_is_refused(
     cluster: str, kind: str, says: str
 ) -> None:
-    refuses(says, misuse.strange_buffer, kind, cluster=cluster)
+    refuses(says, refused.strange_buffer, kind, cluster=cluster)
 
 
 @on_both
@@ -266,8 +266,8 @@ def test_frozen_float8_is_broadcast(cluster: str) -> None:
     ("fn", "says"),
     [
         (misuse.steps_on_a_destroyed_group, r"group has been destroyed.*build a new"),
-        (misuse.not_in_the_group, "process_group does not contain this rank"),
-        (misuse.two_ways_of_a_wire, "reduce_dtype=torch.float32 beside a wire"),
+        (refused.not_in_the_group, "process_group does not contain this rank"),
+        (refused.two_ways_of_a_wire, "reduce_dtype=torch.float32 beside a wire"),
     ],
 )
 def test_a_group_or_wire_that_cannot_be_is_refused(
@@ -292,7 +292,7 @@ def test_a_bucket_that_nobody_waits_for_names_the_reducer(cluster: str) -> None:
 
 @on_both
 def test_a_meta_model_is_refused(cluster: str) -> None:
-    refuses("weight is on the meta device", misuse.meta_model, cluster=cluster)
+    refuses("weight is on the meta device", refused.meta_model, cluster=cluster)
 
 
 @on_both
