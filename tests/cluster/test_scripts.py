@@ -68,6 +68,24 @@ def test_the_environment_of_the_caller_comes_back_after_an_error(monkeypatch):
     assert dict(os.environ) == before
 
 
+def ends_the_group_before_its_model():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    model(torch.ones(1, 64)).sum().backward()
+    total = torch.zeros(())
+    dist.all_reduce(total)
+    dist.barrier()
+    dist.destroy_process_group()
+    return dist.is_initialized()
+
+
+@on_both
+def test_a_script_may_end_the_group_before_its_model(cluster):
+    """On gloo one such run stood for ever: DDP's reducer freed the group."""
+    for _ in range(3):
+        found = run(ends_the_group_before_its_model, cluster=cluster)
+        assert found == (False, False)
+
+
 def test_a_training_script_runs_unchanged_and_gives_the_same_everywhere(tmp_path):
     virtual = run(training_script.main, cluster="virtual")
     gloo = run(training_script.main, cluster="gloo")

@@ -23,6 +23,15 @@ def main():
         rank=rank,
         world_size=int(os.environ["WORLD_SIZE"]),
     )
+    total = train()
+    dist.all_reduce(total)
+    dist.barrier()
+    destroy_process_group()
+    return rank, total.item()
+
+
+def train():
+    """Its DDP goes before the group: with torch alone, gloo may stand otherwise."""
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(24, 4), torch.randn(24, 1))
     sampler = DistributedSampler(data)
@@ -38,10 +47,7 @@ def main():
             loss.backward()
             optimizer.step()
             total += loss.detach()
-    dist.all_reduce(total)
-    dist.barrier()
-    destroy_process_group()
-    return rank, total.item()
+    return total
 
 
 if __name__ == "__main__":

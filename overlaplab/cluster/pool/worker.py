@@ -79,6 +79,9 @@ class _Worker:
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._world: World | None = None
         self._num_connected = 0  # to this world: once, and after each destruction
+        # Of the call. Were DDP's reducer in C++ the last to hold one, gloo's group would
+        # end with the GIL held and join a thread that waits for it (torch 2.13).
+        self._groups: list[Any] = []
         self.member: Member | None = None  # while a function runs
 
     def serve(self) -> None:
@@ -115,6 +118,7 @@ class _Worker:
         except BaseException as error:  # also the user's SystemExit
             failure = _failure(error, self._stage)
         finally:
+            self._groups.clear()
             self._collective_log.measuring = False
             sys.stdout.flush()
             sys.stderr.flush()
@@ -130,6 +134,7 @@ class _Worker:
         os.chdir(call.working_directory)
         sys.path[:] = call.search_path
         self._enter(call.world, call.rank)
+        self._groups.append(dist.group.WORLD)
         device = streams.device()
         cuda = device.type == "cuda"
         with ExitStack() as stack:
@@ -198,6 +203,7 @@ class _Worker:
 
         def connect(init: Init) -> None:
             self._connect(world, rank, init)
+            self._groups.append(dist.group.WORLD)
 
         os.environ |= environment_of(rank, world.size, port=world.port)
         self.member = Member(rank, world.size, (world.backend,), connect)
