@@ -79,7 +79,7 @@ class _Worker:
         self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._world: World | None = None
         self._num_connected = 0  # to this world: once, and after each destruction
-        # Of the call. Were DDP's reducer in C++ the last to hold one, gloo's group would
+        # Of the call. Were DDP's C++ reducer the last to hold one, gloo's group would
         # end with the GIL held and join a thread that waits for it (torch 2.13).
         self._groups: list[Any] = []
         self.member: Member | None = None  # while a function runs
