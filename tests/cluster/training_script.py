@@ -51,4 +51,5 @@ def train():
 
 
 if __name__ == "__main__":
-    print(main())
+    print(main(), flush=True)
+    os._exit(0)  # torch 2.13 is sometimes aborted in the exit of a process with gloo
