@@ -14,6 +14,7 @@ from overlaplab import streams
 from overlaplab.models.toy_nets import TOY_NETS, WIDTH, random_batch
 from overlaplab.techniques.data_parallel import BucketedReducer
 from overlaplab.techniques.zero import Zero3
+from tests.techniques.data_parallel.misuse import Fails
 from tests.techniques.zero.programs import Blocks
 
 
@@ -219,17 +220,6 @@ def one_rank_leaves_the_plan(in_step: int) -> None:
             model.order = [0, 2, 3]
         model(batch(step)).backward()
         zero.wait()
-
-
-class Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, now: bool) -> Tensor:
-        ctx.now = now
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return (1 / 0 if ctx.now else grad), None
 
 
 class Stops(nn.Module):
