@@ -15,10 +15,11 @@ on, after the Python function that started the inner one.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -43,6 +44,7 @@ class Arrivals:
 
     Attributes:
         paused: gradients accumulate and are not counted (`no_sync`).
+        windows: blocks of `pausing` that are open.
         is_open: a gradient has arrived since `reset`.
         next: the first bucket that has not been announced; how many have been.
     """
@@ -62,6 +64,7 @@ class Arrivals:
         self._buckets: Sequence[Sequence[int]] = ()
         self._bucket_of: list[int] = []
         self.paused = False
+        self.windows = 0
         self._backward = -1  # autograd's number of the one that is running
         self._ended = self._inner_ended = True
         weakref.finalize(self, _remove, self._handles)
@@ -103,6 +106,17 @@ class Arrivals:
                     self._handles[info.index] = self._watch(info)
                 if (bucket := self._bucket_of[info.index]) >= 0:
                     self._expected[bucket].append(info.index)
+
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Pause in this block. Blocks may be nested; an exception ends them, too."""
+        before, self.paused = self.paused, True
+        self.windows += 1
+        try:
+            yield
+        finally:
+            self.windows -= 1
+            self.paused = before
 
     @property
     def backward_failed(self) -> bool:

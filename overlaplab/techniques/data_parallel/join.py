@@ -41,7 +41,6 @@ class JoinableReducer(Joinable):
     _arrivals: Arrivals
     _facts: ModelFacts
     _group: dist.ProcessGroup
-    _windows: int
     _wire: Wire
 
     def __init__(self) -> None:
@@ -131,7 +130,7 @@ class JoinableReducer(Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What `Join` calls on an ended rank; arguments as those of `join`."""
-        if self._windows:
+        if self._arrivals.windows:
             raise RuntimeError("join() inside no_sync(); open the join first")
         self._ending = _Ending(self, **kwargs)
         return self._ending

@@ -134,7 +134,6 @@ class BucketedReducer(JoinableReducer):
         self._provider = streams.provider()
         self._on_cuda = self._facts.tensors[0].is_cuda
         self._num_steps = 0
-        self._windows = 0  # open blocks of no_sync
         self._removed = False
         self._number = number_in(group)
         self._make_plan()
@@ -173,7 +172,7 @@ class BucketedReducer(JoinableReducer):
                 `remove()`. The step stays open until every rank calls `abandon()`; a
                 rank whose `wait()` returned has ended it and cannot.
         """
-        if self._windows:
+        if self._arrivals.windows:
             raise RuntimeError("reducer.wait() inside no_sync(); leave the block first")
         self._refuse_removed("reducer.wait()")
         self._facts.check_identity()
@@ -200,13 +199,8 @@ class BucketedReducer(JoinableReducer):
         no backward follows, `wait()` sends. Gradients add up in `.grad` itself, and
         each bucket is sent once. Blocks may be nested; an exception ends them, too.
         """
-        before, self._arrivals.paused = self._arrivals.paused, True
-        self._windows += 1
-        try:
+        with self._arrivals.pausing():
             yield
-        finally:
-            self._windows -= 1
-            self._arrivals.paused = before
 
     def broadcast_buffers(self) -> None:
         """Give the first rank's buffers (running means) to all. Collective; blocks."""

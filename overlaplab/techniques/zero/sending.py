@@ -40,20 +40,14 @@ class Sending:
         self._facts, self._units = facts, units
         self._scatters, self._gathering = scatters, gathering
         self._arrivals = Arrivals(facts.parameters, self._backward_begins, self._full)
-        self._windows = 0  # of no_sync that are open
         self._sends = False  # the last backward does
         self.follow(None)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards in this block only add up."""
-        before, self._arrivals.paused = self._arrivals.paused, True
-        self._windows += 1
-        try:
+        with self._arrivals.pausing():
             yield
-        finally:
-            self._windows -= 1
-            self._arrivals.paused = before
 
     def follow(self, plan: StepPlan | None) -> None:
         """Send in the plan's order; without one, the last unit first. The rest last."""
@@ -80,7 +74,7 @@ class Sending:
 
     def finish(self) -> None:
         """Send what has not been, and hand over this rank's part of the averages."""
-        if self._windows:
+        if self._arrivals.windows:
             raise RuntimeError("zero.wait() inside no_sync(); leave the block first")
         self.refuse_broken("zero.wait()")
         self._arrivals.announce_rest()
