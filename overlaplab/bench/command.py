@@ -73,6 +73,7 @@ def benchmarks() -> None:
 @click.option("--batches", multiple=True, type=int, help="Again for more.")
 @click.option("--tokens", type=int, help="Sequence length.")
 @click.option("--quick", is_flag=True, help="Fewer sweeps and rounds.")
+@click.option("--accumulate", is_flag=True, help="Steps of four micro-batches alone.")
 @backend_option
 @world_size_option
 @out_option
@@ -81,6 +82,7 @@ def data_parallel_command(
     batches: Sequence[int],
     tokens: int | None,
     quick: bool,
+    accumulate: bool,
     backend: str,
     world_size: int | None,
     out: Path | None,
@@ -95,9 +97,10 @@ def data_parallel_command(
         for name in models or data_parallel.CASES
         for batch in batches or data_parallel.CASES.get(name, (2,))
     ]
-    measure_cases(
-        "data-parallel", data_parallel.measure_case, cases, out, backend, world_size
-    )
+    measure = data_parallel.measure_case
+    if accumulate:
+        measure = data_parallel.measure_accumulation
+    measure_cases("data-parallel", measure, cases, out, backend, world_size)
 
 
 @benchmarks.command("traces")

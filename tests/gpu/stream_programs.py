@@ -47,11 +47,17 @@ def read_after_launch(wait: bool) -> float:
 
 
 def divide_after_launch(wait: bool) -> float:
-    """B04: divides the sum in place, with or without waiting for it. Right: 1.5."""
+    """B04: divides the sum in place, with or without waiting for it. Right: 1.5.
+
+    Without the wait rank 0 divides before the sum, rank 1 after it: where both did
+    the same, the result would be right by luck.
+    """
     x = late_sender()
     work = dist.all_reduce(x, async_op=True)
     if wait:
         work.wait()
+    if dist.get_rank() == 1:
+        delay()
     x /= 2
     if not wait:
         work.wait()
