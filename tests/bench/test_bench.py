@@ -83,6 +83,9 @@ def rehearse() -> dict[str, Any]:
         steps_a_round=1,
         tokens=8,
     )
+    alone = data_parallel.measure_accumulation("tiny", 1, plan)
+    assert {len(v["samples_ms"]) for v in alone["variants"].values()} == {1}
+    assert min(v for k, v in alone["ratio_to_ddp_best"].items() if "ddp" in k) == 1
     return data_parallel.measure_case("tiny", 1, plan)
 
 
