@@ -16,7 +16,7 @@ import click
 import torch.distributed as dist
 
 import overlaplab_course
-from overlaplab.bench.command import (
+from overlaplab.bench.options import (
     SETTINGS,
     backend_option,
     heading,

@@ -2,60 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 import torch.distributed as dist
 
-from overlaplab.bench import data_parallel, traces
-from overlaplab.bench.predict.compare import claim, compare, errors_table
-from overlaplab.bench.predict.measure import (
-    GPU,
-    LINKS,
-    REHEARSAL,
-    describe,
-    measure_on_link,
+from overlaplab.bench import data_parallel, traces, zero3
+from overlaplab.bench.options import (
+    SETTINGS,
+    backend_option,
+    heading,
+    out_option,
+    run_command,
+    world_size_option,
 )
+from overlaplab.bench.predict.command import predict
+from overlaplab.bench.sharded import WAYS
 from overlaplab.bench.workload import (
     MAIN,
     MODELS,
     device_description,
     write_from_rank_0,
-    write_json,
 )
-from overlaplab.calibrate.plan import CPU as CPU_PLAN
-from overlaplab.calibrate.plan import GPU as GPU_PLAN
 from overlaplab.processes import find_world_size, run_ranks
-from overlaplab.version import find_version
-
-# Of the minutes of `predict measure`, for the first of two links: it measures the
-# device as well.
-_FIRST_SHARE = 0.53
-
-backend_option = click.option(
-    "--backend",
-    type=click.Choice(["nccl", "gloo"]),
-    default="nccl",
-    help="gloo rehearses on the CPU.",
-)
-world_size_option = click.option(
-    "--world-size", type=int, help="Processes.  [default: all GPUs]"
-)
-out_option = click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the results as JSON.",
-)
-
-
-SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
 @click.group(context_settings=SETTINGS)
@@ -133,58 +106,50 @@ def traces_command(
     measure_cases("traces", traces.measure_case, cases, out, backend, world_size)
 
 
-@benchmarks.group("predict")
-def predict() -> None:
-    """The virtual cluster's steps against measured ones."""
-
-
-@predict.command("measure")
-@click.option("--minutes", default=8.0, help="No case begins later.")
+@benchmarks.command("zero3")
+@click.option(
+    "--models",
+    multiple=True,
+    type=click.Choice(list(MODELS)),
+    help="Again for more.  [default: three]",
+)
+@click.option("--batches", multiple=True, type=int, help="Again for more.")
+@click.option("--ways", multiple=True, type=click.Choice(list(WAYS)), help="[all]")
+@click.option("--tokens", type=int, help="Sequence length.")
+@click.option("--quick", is_flag=True, help="Fewer batch sizes and rounds.")
+@click.option("--minutes", default=8.0, help="Nothing begins later.")
 @backend_option
 @world_size_option
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    help="The file of measurements, for `predict compare`.",
-)
-def measure_command(
-    minutes: float, backend: str, world_size: int | None, out: Path
-) -> None:
-    """Calibrate this machine and time the grid, on two GPUs."""
-    grid, plan = (GPU, GPU_PLAN) if backend == "nccl" else (REHEARSAL, CPU_PLAN)
-    if out.exists():
-        raise ValueError(f"{out} is there already; name another file or remove it")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    size = find_world_size(backend, world_size or 2)
-    head = heading("predict", backend) | {"world_size": size, **device_description()}
-    head |= {"settings": describe(grid, plan)}
-    begin = time.time()
-    for number, link in enumerate(grid.links, 1):
-        run_ranks(
-            measure_on_link,
-            head,
-            link,
-            grid,
-            plan,
-            out,
-            begin + minutes * 60 * (_FIRST_SHARE if number == 1 else 1),
-            backend=backend,
-            world_size=size,
-            environment=LINKS[link],
-        )
-
-
-@predict.command("compare")
-@click.argument("measured", type=click.Path(path_type=Path, exists=True))
 @out_option
-def compare_command(measured: Path, out: Path | None) -> None:
-    """Predict what MEASURED holds, from its calibration; no GPU is needed."""
-    stored = json.loads(measured.read_text())
-    answer = compare(stored, lambda what: click.echo(what, err=True))
-    write_json(answer, out)
-    click.echo(errors_table(answer).markdown())
-    click.echo(claim(answer))
+def zero3_command(
+    models: Sequence[str],
+    batches: tuple[int, ...],
+    ways: tuple[str, ...],
+    tokens: int | None,
+    quick: bool,
+    minutes: float,
+    backend: str,
+    world_size: int | None,
+    out: Path | None,
+) -> None:
+    """Whole steps of `ol.Zero3` beside FSDP2 and DistributedDataParallel.
+
+    Set NCCL_P2P_DISABLE=1 for a slow link: the results say so.
+    """
+    plan = zero3.QUICK if quick else zero3.Plan()
+    plan = replace(
+        plan,
+        batches=batches or plan.batches,
+        ways=ways or plan.ways,
+        tokens=tokens or plan.tokens,
+    )
+    head, end = heading("zero3", backend), time.time() + 60 * minutes
+    run_ranks(
+        zero3.measure,
+        *(head, models or zero3.MODEL_NAMES, plan, out, end),
+        backend=backend,
+        world_size=find_world_size(backend, world_size),
+    )
 
 
 def measure_cases(
@@ -219,32 +184,7 @@ def _measure_cases(
         write_from_rank_0({**results, "cases": found}, out)
 
 
-def heading(
-    benchmark: str, backend: str, program: str = "overlaplab.bench"
-) -> dict[str, Any]:
-    """What every file of results begins with, as far as the parent knows it."""
-    return {
-        "benchmark": benchmark,
-        "command": " ".join(["python -m", program, *sys.argv[1:]]),
-        "overlaplab": find_version(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "backend": backend,
-    }
-
-
-def run_command(command: click.Command, program: str) -> int:
-    """Run a command line; the exit code. Errors are one line."""
-    try:
-        command.main(prog_name=f"python -m {program}", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except click.Abort:
-        return 130
-    return 0
+benchmarks.add_command(predict)
 
 
 def main() -> int:

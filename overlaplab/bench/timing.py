@@ -96,3 +96,10 @@ def slowest(times_ns: list[int]) -> Samples:
     tensor = torch.tensor(times_ns, dtype=torch.int64, device=streams.device())
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return Samples(tuple(tensor.tolist()))
+
+
+def agree(mine: bool) -> bool:
+    """Whether any rank says so."""
+    flag = torch.tensor([int(mine)], device=streams.device())
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag.item())

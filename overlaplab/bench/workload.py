@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import tomllib
 from collections.abc import Mapping
@@ -43,19 +44,23 @@ def build(
         name: of `MODELS`.
         batch: sequences, each of so many `tokens`.
     """
+    model, head = build_model(name)
+    inputs = random_batch(MODELS[name], batch, tokens, streams.device())
+    return model, inputs, head | {"batch": batch, "tokens": tokens}
+
+
+def build_model(name: str) -> tuple[Transformer, dict[str, Any]]:
+    """A model of `MODELS`, the same at every call, and what the results say of it."""
     device = streams.device()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with torch.device(device):  # on one CPU thread this would take many seconds
         torch.manual_seed(0)
         model = Transformer(MODELS[name]).to(dtype)
-    head = {
+    return model, {
         "model": name,
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "dtype": str(dtype).removeprefix("torch."),
-        "batch": batch,
-        "tokens": tokens,
     }
-    return model, random_batch(MODELS[name], batch, tokens, device), head
 
 
 def say(text: str) -> None:
@@ -93,8 +98,11 @@ def random_batch(
 
 
 def device_description() -> dict[str, Any]:
-    """Card, driver and library versions, for the results."""
+    """Card, driver and library versions, and NCCL's settings, for the results."""
     found: dict[str, Any] = {"torch": torch.__version__}
+    settings = {k: v for k, v in os.environ.items() if k.startswith("NCCL_")}
+    if settings:
+        found["environment"] = settings
     if torch.cuda.is_available():
         found["card"] = torch.cuda.get_device_name()
         found["num_cards"] = torch.cuda.device_count()

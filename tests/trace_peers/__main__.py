@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from overlaplab.bench.command import SETTINGS, heading, out_option, run_command
+from overlaplab.bench.options import SETTINGS, heading, out_option, run_command
 from overlaplab.bench.workload import write_json
 from tests.trace_peers.measure import Plan, known_files, measure
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from torch import nn
 
 from overlaplab import streams
 from overlaplab.bench import variants
-from overlaplab.bench.kernels import kernel_sums
-from overlaplab.bench.timing import time_in_turn
+from overlaplab.bench.profiled import of_last_to_come, profile_in_turn
+from overlaplab.bench.timing import agree, time_in_turn
 from overlaplab.bench.variants import Variant
 from overlaplab.bench.workload import (
     MODELS,
@@ -31,12 +31,10 @@ from overlaplab.bench.workload import (
     say,
     write_from_rank_0,
 )
-from overlaplab.calibrate.clock import sleep
 from overlaplab.calibrate.device import measure_device
 from overlaplab.calibrate.launch import measure_launches
 from overlaplab.calibrate.link import measure_link
 from overlaplab.calibrate.plan import CalibrationPlan
-from overlaplab.profiling.profile import profile
 
 PROFILED_STEPS = 2
 LEAST_ROUNDS = 2
@@ -112,7 +110,7 @@ def measure_on_link(
     for number, (name, batch, apart) in enumerate(cases):
         begin = time.time()
         share = (until - begin) * weights[number] / sum(weights[number:])
-        if _agree(until - begin < slowness * weights[number]):
+        if agree(until - begin < slowness * weights[number]):
             found["skipped"].append([name, batch])
             continue
         progress(f"{name}, batch {batch}")
@@ -121,7 +119,7 @@ def measure_on_link(
         slowness = max(slowness, (time.time() - begin - spare_s) / weights[number])
         found["cases"].append({"launch_bound": apart, **case})
         write_from_rank_0(results, out)
-    if not _agree(until - time.time() < 12):
+    if not agree(until - time.time() < 12):
         found["calibration"]["launches_after"] = measure_launches(plan, progress)
     write_from_rank_0(results, out)
 
@@ -131,13 +129,6 @@ def _weight(name: str, batch: int) -> float:
     config = MODELS[name]
     matrices = 12 * config.num_layers * config.d_model + 2 * config.vocab_size
     return 3.5 + batch * config.d_model * matrices / 1e9
-
-
-def _agree(mine: bool) -> bool:
-    """Whether any rank says so."""
-    flag = torch.tensor([int(mine)], device=streams.device())
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
-    return bool(flag.item())
 
 
 def _measure_case(
@@ -165,8 +156,8 @@ def _measure_case(
         steps, num_rounds=int(both.item()), steps_a_round=grid.steps_a_round
     )
     state = _device_state(steps["serial"])
-    kernels = _of_last_to_come(
-        _profile_in_turn(steps, num_steps=PROFILED_STEPS, ahead_ns=ahead_ns)
+    kernels = of_last_to_come(
+        profile_in_turn(steps, num_steps=PROFILED_STEPS, ahead_ns=ahead_ns)
     )
     result = {
         **head,
@@ -186,57 +177,6 @@ def _measure_case(
         result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         torch.cuda.reset_peak_memory_stats()
     return result
-
-
-def _profile_in_turn(
-    steps: Mapping[str, Callable[[], object]], *, num_steps: int, ahead_ns: int
-) -> dict[str, dict[str, Any]]:
-    """Several variants in one profile: to start one takes a second.
-
-    Args:
-        steps: warmed up; the same names in the same order on all ranks.
-        num_steps: of each, in a row.
-        ahead_ns: the device sleeps first, so that the CPU, which the profiler slows,
-            launches ahead as it does in training.
-
-    Returns:
-        For each name the sums of its kernels, without "communication_ms"; {} on a
-        CPU process.
-    """
-    if streams.device().type != "cuda":
-        return {}
-    with profile() as profiled:
-        for step in steps.values():
-            step()
-            streams.synchronize()
-            dist.barrier()
-            streams.synchronize()
-            profiled.step()  # what counts is the second of two steps
-            if ahead_ns:
-                sleep(ahead_ns)
-            for _ in range(num_steps):
-                step()
-            streams.synchronize()
-            profiled.step()
-    found = {}
-    for number, name in enumerate(steps):
-        found[name] = kernel_sums(profiled.timeline.of_step(2 * number + 1))
-        found[name].pop("communication_ms", None)
-    return found
-
-
-def _of_last_to_come(mine: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each variant the sums of the rank that waits least for others.
-
-    A collective's kernel runs from when its rank is there. Where another rank computes
-    more slowly it waits, and what it waits is no communication.
-    """
-    answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, mine)
-    return {
-        name: min((answer[name] for answer in answers), key=lambda k: k["nccl_ms"])
-        for name in mine
-    }
 
 
 def _build(

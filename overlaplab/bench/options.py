@@ -1,0 +1,58 @@
+"""What the benchmarks' commands share: options, and what their results begin with."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from overlaplab.version import find_version
+
+backend_option = click.option(
+    "--backend",
+    type=click.Choice(["nccl", "gloo"]),
+    default="nccl",
+    help="gloo rehearses on the CPU.",
+)
+world_size_option = click.option(
+    "--world-size", type=int, help="Processes.  [default: all GPUs]"
+)
+out_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the results as JSON.",
+)
+
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+def heading(
+    benchmark: str, backend: str, program: str = "overlaplab.bench"
+) -> dict[str, Any]:
+    """What every file of results begins with, as far as the parent knows it."""
+    return {
+        "benchmark": benchmark,
+        "command": " ".join(["python -m", program, *sys.argv[1:]]),
+        "overlaplab": find_version(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "backend": backend,
+    }
+
+
+def run_command(command: click.Command, program: str) -> int:
+    """Run a command line; the exit code. Errors are one line."""
+    try:
+        command.main(prog_name=f"python -m {program}", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except click.Abort:
+        return 130
+    return 0

@@ -1,0 +1,187 @@
+"""The ways to train a whole step that the benchmark of `ol.Zero3` compares.
+
+A step is forward, backward, averages, fused AdamW, and gradients set to None. Each way
+takes a model of its own and changes it for good; it is alone on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from overlaplab import streams
+from overlaplab.models import Transformer
+from overlaplab.techniques.groups import job_group
+from overlaplab.techniques.zero import Memory, Zero3
+from overlaplab.torch_versions import reduce_scatter_single
+
+LEARNING_RATE = 1e-4
+DDP_CAP_MIB = 100
+
+
+@dataclass
+class Training:
+    """One way to train a model.
+
+    Args:
+        forward: of (tokens, targets); returns the loss.
+        parameters: what the optimizer updates.
+        wait: behind the backward, for the averages.
+        sharded: whether each rank has a part of the gradients.
+        summary: of memory, where the technique says it.
+    """
+
+    forward: Callable[..., Tensor]
+    parameters: list[nn.Parameter]
+    wait: Callable[[], object] = lambda: None
+    sharded: bool = True
+    summary: Memory | None = None
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=LEARNING_RATE, fused=True
+        )
+
+    def backward(self, batch: tuple[Tensor, ...]) -> None:
+        """Forward and backward; the averages are in `.grad`."""
+        loss: Any = self.forward(*batch)
+        loss.backward()
+        self.wait()
+
+    def update(self) -> None:
+        """The optimizer's step; drops the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self, batch: tuple[Tensor, ...]) -> None:
+        self.backward(batch)
+        self.update()
+
+    def gradient_norm(self) -> float:
+        """Of the whole averaged gradient, between `backward` and `update`. Collective.
+
+        Each element counts once, in float64; the same on all ranks.
+        """
+        total = torch.zeros((), dtype=torch.float64, device=streams.device())
+        for parameter in self.parameters:
+            grad = parameter.grad
+            if isinstance(grad, DTensor):
+                grad = grad.to_local()
+            if grad is not None:
+                total += grad.float().square().sum(dtype=torch.float64)
+        if self.sharded:
+            dist.all_reduce(total)
+        return float(total.sqrt())
+
+
+def ddp(model: Transformer) -> Training:
+    """Everything on every rank: DistributedDataParallel, tuned."""
+    on_cuda = next(model.parameters()).is_cuda
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[streams.device().index] if on_cuda else None,
+        bucket_cap_mb=DDP_CAP_MIB,
+        gradient_as_bucket_view=True,
+        static_graph=True,
+    )
+    return Training(wrapped, list(model.parameters()), sharded=False)
+
+
+def fsdp2(
+    model: Transformer,
+    *,
+    prefetch: int = 0,
+    two_groups: bool = False,
+    reshard_after_forward: bool = True,
+) -> Training:
+    """PyTorch's `fully_shard` of each block and of the rest.
+
+    Args:
+        model: the whole.
+        prefetch: blocks ahead that are gathered explicitly; 0: as FSDP2 does itself.
+        two_groups: reduce-scatters have a communicator of their own.
+        reshard_after_forward: False: weights stay until their backward.
+    """
+    mesh = init_device_mesh(streams.device().type, (dist.get_world_size(),))
+    blocks: list[Any] = list(model.blocks)
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward)
+    # By default the root keeps its weights after the forward: its backward is next.
+    root: Any = fully_shard(model, mesh=mesh)
+    if prefetch:
+        for number, module in enumerate([root, *blocks]):
+            module.set_modules_to_forward_prefetch(blocks[number : number + prefetch])
+        back = blocks[::-1]
+        for number, module in enumerate([root, *back]):
+            module.set_modules_to_backward_prefetch(back[number : number + prefetch])
+    if two_groups:
+        # 2.13 has `set_separate_reduce_scatter_group`; 2.11 has this.
+        comm = ScatterOn(job_group("fsdp2 reduce-scatter"))
+        for module in [root, *blocks]:
+            module.set_custom_reduce_scatter(comm)
+    return Training(root, list(model.parameters()))
+
+
+class ScatterOn:
+    """FSDP2's reduce-scatter on another group of the same ranks."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def allocate(
+        self, size: Any, *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=streams.device())
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        return reduce_scatter_single(
+            output_tensor, input_tensor, op=op, group=self._group, async_op=async_op
+        )
+
+
+def ours(model: Transformer, **settings: Any) -> Training:
+    """`ol.Zero3`."""
+    zero = Zero3(model, **settings)
+    return Training(model, list(zero.shards()), wait=zero.wait, summary=zero.summary())
+
+
+WAYS: Mapping[str, Callable[[Transformer], Training]] = {
+    "ddp": ddp,
+    "fsdp2": fsdp2,
+    "ours": ours,
+    "fsdp2 prefetch 1": partial(fsdp2, prefetch=1),
+    "fsdp2 prefetch 2": partial(fsdp2, prefetch=2),
+    "ours prefetch 2": partial(ours, prefetch=2),
+    "fsdp2 prefetch 2, two groups": partial(fsdp2, prefetch=2, two_groups=True),
+    "fsdp2 kept": partial(fsdp2, reshard_after_forward=False),
+    "ours kept": partial(ours, reshard_after_forward=False),
+}
+
+
+def settings_of(way: str) -> dict[str, Any]:
+    """What a way was built with, for the results."""
+    make = WAYS[way]
+    if make is ddp:
+        return {
+            "bucket_cap_mb": DDP_CAP_MIB,
+            "gradient_as_bucket_view": True,
+            "static_graph": True,
+        }
+    return dict(make.keywords) if isinstance(make, partial) else {}
