@@ -115,8 +115,9 @@ class Guards:
         if not self._lifted:
             raise RuntimeError(
                 f"the state dict of a sharded {type(module).__name__} has no values "
-                "on any rank. To save, call zero.full_state_dict() on every rank; to "
-                "load, load before the model is sharded, or after zero.remove()."
+                "on any rank. On every rank, call zero.full_state_dict() or "
+                "zero.checkpoint() to save, and zero.load_full_state_dict() or "
+                "zero.load_checkpoint() to load."
             )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,19 +25,20 @@ from overlaplab.techniques.groups import (
     number_in,
 )
 from overlaplab.techniques.model_facts import ModelFacts
+from overlaplab.techniques.zero.full import give_back
 from overlaplab.techniques.zero.gathering import Gathering
 from overlaplab.techniques.zero.guards import Guards, refuse_second
 from overlaplab.techniques.zero.memory import Memory, count_memory, count_slots
 from overlaplab.techniques.zero.norms import clip_by_norm
 from overlaplab.techniques.zero.plan import StepPlan
 from overlaplab.techniques.zero.ring import Ring, ShardedUnit
-from overlaplab.techniques.zero.saving import full_state, give_back
+from overlaplab.techniques.zero.saving import Saving
 from overlaplab.techniques.zero.scatters import Scatters
 from overlaplab.techniques.zero.sending import Sending
 from overlaplab.techniques.zero.units import REST, make_units
 
 
-class Zero3:
+class Zero3(Saving):
     """Shards a model's parameters, gradients and optimizer states over ranks.
 
     At construction rank 0's values are sharded, and the model's parameters become views
@@ -233,18 +233,6 @@ class Zero3:
             parameter.grad = None
         self._end_step()
 
-    def full_state_dict(
-        self, device: torch.device | str | None = None
-    ) -> dict[str, Any]:
-        """The model's state dict with full values. Collective; every rank gets it.
-
-        Args:
-            device: where its tensors go, one unit after another; None: where they are.
-        """
-        self._refuse_removed("zero.full_state_dict()")
-        with self._guards.lifted():
-            return full_state(self._model, self._all, self._group, device)
-
     def remove(self) -> None:
         """Give the model its full parameters back; drops gradients. Collective."""
         self._refuse_removed("zero.remove()")
@@ -279,6 +267,14 @@ class Zero3:
     def _refuse_removed(self, what: str) -> None:
         if self._removed:
             raise RuntimeError(f"{what} after remove(); build a new Zero3")
+
+    def _refuse_open(self, what: str) -> None:
+        self._refuse_removed(what)
+        if self._gathering.is_open:
+            raise RuntimeError(
+                f"{what} in step {self.num_steps}, which is open. End it with "
+                "zero.wait() first, or give it up with zero.abandon()."
+            )
 
 
 def _check(prefetch: object, mixed: object) -> None:

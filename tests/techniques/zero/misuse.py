@@ -184,7 +184,7 @@ def bad_norm() -> None:
 WRONG: dict[Callable[[], None], tuple[str, ...]] = {
     save_the_model: ("state dict of a sharded Blocks", "zero.full_state_dict()"),
     save_a_part: ("state dict of a sharded Linear",),
-    load_into_it: ("state dict of a sharded Blocks", "before the model is sharded"),
+    load_into_it: ("state dict of a sharded Blocks", "load_full_state_dict()"),
     call_a_unit: ("module layers.1 computes", "unit layers.1 are not gathered"),
     call_the_head_after_a_step: ("module head computes", "(rest) are not gathered"),
     compute_after_reshard: ("module layers.0.0 computes", "unit layers.0"),
