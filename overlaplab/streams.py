@@ -158,10 +158,7 @@ def listening_to_ranges(listener: RangeListener) -> Iterator[None]:
 
 
 def ranges_are_wanted() -> bool:
-    """Whether somebody sees ranges now: a profiler of this thread, or a listener.
-
-    For hooks: a range that nobody sees costs as much as ten of them.
-    """
+    """Whether somebody sees ranges now: a profiler of this thread, or a listener."""
     return bool(_listeners) or torch._C._autograd._profiler_enabled()
 
 
@@ -196,10 +193,13 @@ class _NameGradient:
 
 
 def _range(name: str) -> AbstractContextManager[Any]:
-    """A profiler range, and those of the listeners inside it."""
-    if not _listeners:
-        return torch.profiler.record_function(name)
-    return _heard_range(name)
+    """A profiler range, and those of the listeners inside it, where anybody looks.
+
+    A range that nobody sees would cost a hook as much as ten of its own lines.
+    """
+    if not ranges_are_wanted():
+        return contextlib.nullcontext()
+    return _heard_range(name) if _listeners else torch.profiler.record_function(name)
 
 
 @contextlib.contextmanager

@@ -132,7 +132,6 @@ class BucketedReducer(JoinableReducer):
             self._facts.parameters, self._backward_begins, self._launch
         )
         self._provider = streams.provider()
-        self._on_cuda = self._facts.tensors[0].is_cuda
         self._num_steps = 0
         self._removed = False
         self._number = number_in(group)
@@ -312,9 +311,6 @@ class BucketedReducer(JoinableReducer):
         members = self._members[bucket]
         writers = self._arrivals.writers(bucket)
         stale = self._arrivals.stale(bucket)
-        if self._on_cuda and not streams.ranges_are_wanted():
-            self._in_flight.launch(members, writers, flags, stale)
-            return
         with (
             self._provider.annotate(type(self).__name__),
             self._provider.annotate(f"bucket {bucket}"),
