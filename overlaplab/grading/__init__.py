@@ -58,12 +58,14 @@ Exceptions of the learner's code need no care: let them pass, they become the ve
 Evidence (`Trained.evidence`; or `reading.collect_evidence(program, timeline)` of a run
 that called `watch(model)` before the reducer was made, steps in `streams.step(k)`):
 `.gradients` (ready_ns, sent_bytes, sends), `.sends` (covers, stale_bytes, pack),
-`.bucket(names, step)` (ready, armed, pack, previous end, start), `.step_ns`.
+`.bucket(names, step)` (ready, armed, pack, previous end, start), `.step_ns`, `.updates`
+(bytes of each parameter that each rank's optimizer updated, and how often).
 
 Laws return lists of `Violation` (empty: it holds): prompt_law, step_law, once_law,
-bytes_law, same_order_law, no_findings_law, leak_law, values_law, regret_law,
-diagnosis_law; `regret` is a number. `overlap_law` is what an exercise on overlap asks:
-prompt, and no wait in the backward pass, or else a step as fast as the reference's.
+bytes_law, updates_law, same_order_law, no_findings_law, leak_law, values_law,
+regret_law, diagnosis_law; `regret` is a number. `overlap_law` is what an exercise on
+overlap asks: prompt, and no wait in the backward pass, or else a step as fast as the
+reference's.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from overlaplab.grading.updates import UpdateEvidence, find_updates
 from overlaplab.program import Collective, Program
 from overlaplab.program.graph import (
     Graph,
@@ -158,6 +159,11 @@ class Evidence:
             times.append(end - before)
             before = end
         return tuple(times)
+
+    @cached_property
+    def updates(self) -> tuple[UpdateEvidence, ...]:
+        """What was done to each parameter, by rank and step."""
+        return find_updates(self.program, self.marks)
 
     @cached_property
     def live_bytes(self) -> tuple[tuple[int, ...], ...]:

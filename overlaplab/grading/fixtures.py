@@ -46,6 +46,23 @@ class Reducer(Protocol):
 MakeReducer = Callable[[torch.nn.Module], Reducer]
 
 
+class Optimizer(Protocol):
+    """What an optimizer of a learner's own must offer; the model's gradients are zeroed
+    for it."""
+
+    def step(self) -> Any: ...
+
+
+# What `make_reducer` returned comes second: a sharded model's pieces are there.
+MakeOptimizer = Callable[[torch.nn.Module, Reducer], Optimizer]
+
+
+def make_sgd(model: torch.nn.Module, _: object = None) -> torch.optim.Optimizer:
+    """Plain SGD over what trains."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.SGD(trained, lr=LEARNING_RATE)
+
+
 def model_is_loss(model: torch.nn.Module, *batch: torch.Tensor) -> torch.Tensor:
     """The loss where the model's forward computes it."""
     loss: torch.Tensor = model(*batch)
@@ -182,6 +199,7 @@ def train(
     fixture: Fixture,
     make_reducer: MakeReducer,
     *,
+    make_optimizer: MakeOptimizer = make_sgd,
     steps: int = 3,
     world_size: int = 2,
     hardware: Any = SLOW_CHALK,
@@ -190,7 +208,8 @@ def train(
     """Train `steps` steps on the virtual cluster with the learner's reducer.
 
     `make_reducer(model)` is called once on each rank, after the harness's own hooks;
-    `wait()` after each backward pass, then plain SGD.
+    then `make_optimizer(model, reducer)`. `wait()` after each backward pass, then the
+    optimizer's `step()`.
 
     Raises:
         Whatever the learner's code raises, as a `RankError`, and what the cluster
@@ -203,6 +222,7 @@ def train(
         _train_rank,
         fixture,
         make_reducer,
+        make_optimizer,
         steps,
         world_size=world_size,
         cluster="virtual",
@@ -221,20 +241,21 @@ def train(
 
 
 def _train_rank(
-    fixture: Fixture, make_reducer: MakeReducer, steps: int
+    fixture: Fixture,
+    make_reducer: MakeReducer,
+    make_optimizer: MakeOptimizer,
+    steps: int,
 ) -> origins.Held:
     rank = dist.get_rank()
     model = fixture.build(rank)
     watch(model)
     notes = [*origins.given(model)]
     reducer = make_reducer(model)
-    optimizer = torch.optim.SGD(
-        [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE
-    )
+    optimizer = make_optimizer(model, reducer)
     gradients: list[Gradients] = []
     for step in range(1, steps + 1):
         with streams.step(step):
-            optimizer.zero_grad(set_to_none=fixture.set_to_none)
+            model.zero_grad(set_to_none=fixture.set_to_none)
             batch = fixture.make_batch(rank, step)
             notes += origins.given(batch)
             fixture.loss(model, *batch).backward()  # type: ignore[no-untyped-call]
@@ -260,19 +281,21 @@ def _let_ranks_meet() -> None:
 
 
 def oracle(
-    fixture: Fixture, *, steps: int = 3, world_size: int = 2
+    fixture: Fixture,
+    *,
+    make_optimizer: Callable[[torch.nn.Module], Optimizer] = make_sgd,
+    steps: int = 3,
+    world_size: int = 2,
 ) -> tuple[tuple[Gradients, ...], Mapping[str, torch.Tensor]]:
     """One process on the concatenated batch: (gradients by step, final parameters)."""
     with torch.random.fork_rng(devices=[]):
         model = fixture.build(0)
-        optimizer = torch.optim.SGD(
-            [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE
-        )
+        optimizer = make_optimizer(model)
         gradients = []
         for step in range(1, steps + 1):
             batches = [fixture.make_batch(rank, step) for rank in range(world_size)]
             whole = [torch.cat(tensors) for tensors in zip(*batches, strict=True)]
-            optimizer.zero_grad(set_to_none=fixture.set_to_none)
+            model.zero_grad(set_to_none=fixture.set_to_none)
             fixture.loss(model, *whole).backward()  # type: ignore[no-untyped-call]
             gradients.append(_copy_gradients(model))
             optimizer.step()

@@ -171,6 +171,43 @@ def once_law(
     return found
 
 
+def updates_law(
+    evidence: Evidence,
+    *,
+    sharded: bool = False,
+    names: Sequence[str] | None = None,
+    steps: Sequence[int] | None = None,
+) -> list[Violation]:
+    """Every byte of every parameter that trains is updated once a step.
+
+    Args:
+        evidence: of the run.
+        sharded: by one rank of all; else by each.
+        names: of what trains; None: what has a gradient in the step or is updated.
+            Reducers that free a gradient in its hook leave none to be seen.
+        steps: which steps to judge, all by default.
+    """
+    found = []
+    for step in steps or range(1, evidence.num_steps + 1):
+        rows = [u for u in evidence.updates if u.step == step]
+        arrived = {g.name for g in evidence.gradients if g.step == step and g.bytes}
+        seen = arrived | {u.name for u in rows if u.bytes}
+        known = dict.fromkeys(u.name for u in rows)  # in the model's order
+        for name in [n for n in known if n in seen] if names is None else names:
+            own = [u for u in rows if u.name == name]
+            where = {"step": step, "name": name, "size": own[0].size}
+            often = [u for u in own if u.times > 1]
+            wanted = own[0].size * (1 if sharded else len(own))
+            if often:
+                entry, facts = "updates often", {"times": often[0].times}
+                found.append(broken(entry, rank=often[0].rank, **facts, **where))
+            elif sum(u.bytes for u in own) != wanted:
+                sizes = ", ".join(str(u.bytes) for u in own)
+                who = "one rank" if sharded else "every rank"
+                found.append(broken("updates", sizes=sizes, who=who, **where))
+    return found
+
+
 def _sent_here(
     latest: Mapping[str, GradientEvidence], name: str, send: SendEvidence
 ) -> bool:

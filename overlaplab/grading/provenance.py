@@ -15,8 +15,8 @@ from overlaplab.program import Access, Op
 from overlaplab.program.access import byte_runs, num_bytes
 
 # Operators that carry what they read to what they write, element by element.
-_COPIES = {"copy_", "copy", "_foreach_copy_", "_foreach_copy"}
-_JOINS = {"cat", "stack", "concat", "hstack"}
+COPIES = {"copy_", "copy", "_foreach_copy_", "_foreach_copy"}
+JOINS = {"cat", "stack", "concat", "hstack"}
 _MAPS = {
     "_to_copy",
     "clone",
@@ -36,7 +36,7 @@ _MAPS = {
 }
 # In place, and nothing is left of what was there; any other operator in place changes
 # values (scales, clips, accumulates) and leaves bytes what they are.
-_OVERWRITES = {"zero_", "fill_", "uniform_", "normal_", "random_", "set_"}
+OVERWRITES = {"zero_", "fill_", "uniform_", "normal_", "random_", "set_"}
 # A collective that hands sent bytes back, after a reduce_scatter for example.
 _RETURNS = {"all_gather", "broadcast", "gather", "scatter"}
 
@@ -107,12 +107,12 @@ class Ledger:
         sources = [r for r in op.reads if r not in op.writes]
         if into_parameters or not (reads or in_place):
             return self._erase_all(op.writes)
-        if name in _COPIES:
+        if name in COPIES:
             if len(sources) == len(op.writes):
                 return self._carry(sources, op.writes, op.index)
-        elif name in _JOINS and len(op.writes) == 1:
+        elif name in JOINS and len(op.writes) == 1:
             return self._join(sources, op.writes[0], op.index)
-        elif in_place and name not in _OVERWRITES:
+        elif in_place and name not in OVERWRITES:
             return self._carry(op.writes, op.writes, op.index)
         elif name in _MAPS:
             if len(reads) == len(op.writes):

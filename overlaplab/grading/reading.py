@@ -16,13 +16,13 @@ import torch
 from overlaplab import streams
 from overlaplab.grading.evidence import Evidence, GradientEvidence, SendEvidence
 from overlaplab.grading.provenance import Ledger
+from overlaplab.grading.updates import PARAMETER
 from overlaplab.program import Access, Op, Program, TensorName
 from overlaplab.program.access import byte_runs, num_bytes
 from overlaplab.program.steps import step_starts
 from overlaplab.program.times import Times
 from overlaplab.timeline import Timeline
 
-_PARAMETER = "param "
 # Autograd may hand a gradient on through one of these before it becomes `.grad`.
 _HANDED_ON = {"clone", "_to_copy", "copy_"}
 
@@ -34,7 +34,7 @@ def watch(model: torch.nn.Module) -> None:
     the order of their registration.
     """
     for name, parameter in model.named_parameters():
-        streams.name_tensor(parameter, _PARAMETER + name)
+        streams.name_tensor(parameter, PARAMETER + name)
     streams.name_gradients(model)
 
 
@@ -79,7 +79,7 @@ def _read_rank(
         first = gradient.since if gradient.origin is None else gradient.origin + 1
         by_index[first].append(number)
 
-    ledger = Ledger(n.access.storage for n in names if n.name.startswith(_PARAMETER))
+    ledger = Ledger(n.access.storage for n in names if n.name.startswith(PARAMETER))
     sends = []
     sent: dict[int, int] = defaultdict(int)
     senders: dict[int, dict[int, None]] = defaultdict(dict)

@@ -19,7 +19,7 @@ class Violation:
 
     Args:
         law: "prompt", "early", "blocked", "once", "bytes", "order", "values", "hazard",
-            "unwaited", "unmatched", "leak", "step", "regret" or "diagnosis".
+            "unwaited", "unmatched", "leak", "step", "updates", "regret" or "diagnosis".
         message: what was seen, with numbers, ranks and times.
         expected: what the law asks for.
         hint: the smallest hint, "" if none.
