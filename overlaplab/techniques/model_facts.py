@@ -122,12 +122,26 @@ class ModelFacts:
             "Change the model first, then build the reducer and the optimizer."
         )
 
-    def broadcast(self, *, parameters: bool = True, source: int = 0) -> None:
-        """Give all ranks the buffers (and parameters) of the `source`. Blocks."""
+    def broadcast(
+        self,
+        only: Sequence[Tensor] | None = None,
+        *,
+        parameters: bool = True,
+        source: int = 0,
+    ) -> None:
+        """Give all ranks the buffers (and parameters) of the `source`. Blocks.
+
+        Args:
+            only: of these; None: of all.
+            parameters: False: buffers alone.
+            source: a rank of the group.
+        """
         source = dist.get_global_rank(self._group, source)
         what = "parameters" if parameters else "buffers"
         tensors: Iterable[Tensor] = self._model.buffers()
-        if parameters:
+        if only is not None:
+            tensors = [tensor.detach() for tensor in only]
+        elif parameters:
             tensors = chain((p.detach() for p in self._model.parameters()), tensors)
         with torch.no_grad(), streams.annotate(f"broadcast {what}"):
             # A copy, because ranks may hold one tensor in different memory orders.

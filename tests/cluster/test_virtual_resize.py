@@ -259,3 +259,15 @@ def test_fsdp2_peaks_as_high_with_values(reshard):
     step = fsdp(reshard, width=64)
     real, fake = (ol.run(step, fake=fake).program for fake in (False, True))
     assert peak_bytes(real) == peak_bytes(real, 1) == peak_bytes(fake)
+
+
+def test_a_model_on_meta_takes_no_memory_and_launches_nothing():
+    def build():
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+            model(torch.empty(4, 64)).sum().backward()
+        torch.zeros(8, device=ol.device())
+
+    program = ol.run(build, world_size=1).program
+    assert [op.name for op in program.ranks[0]] == ["zeros"]
+    assert peak_bytes(program, 0) == 32

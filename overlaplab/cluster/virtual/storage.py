@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 from overlaplab.cluster.virtual.source import user_line
 from overlaplab.errors import ReleasedMemoryError
@@ -108,6 +109,8 @@ class StorageTable:
                 continue
             storage = self._alive.get(untyped._cdata)
             if storage is None:
+                if tensor.is_meta and not is_fake(tensor):  # memory of no device
+                    continue
                 storage = self._adopt(untyped, stream)
             num_bytes = tensor.nbytes
             if num_bytes == 0:

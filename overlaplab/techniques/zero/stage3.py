@@ -25,6 +25,7 @@ from overlaplab.techniques.groups import (
     number_in,
 )
 from overlaplab.techniques.model_facts import ModelFacts
+from overlaplab.techniques.zero.deferred import Deferred, Init
 from overlaplab.techniques.zero.full import give_back
 from overlaplab.techniques.zero.gathering import Gathering
 from overlaplab.techniques.zero.guards import Guards, refuse_second
@@ -51,7 +52,8 @@ class Zero3(Saving):
     second derivatives are refused.
 
     Args:
-        model: on the rank's device.
+        model: on the rank's device, or on meta: it is moved to the rank's and gets its
+            values unit by unit, so that no rank has all of it at any time.
         units: modules whose parameters are gathered together; None: the members that
             repeat in a ModuleList or Sequential. What no unit has to itself is
             gathered for the whole step.
@@ -62,13 +64,16 @@ class Zero3(Saving):
             are the caller's to cast. Shards, averages and states stay in the
             parameters' own dtype. None: one dtype for all.
         reshard_after_forward: False: a slot for every unit, gathered once a step.
+        init: gives values to what a module itself has on meta; None: the module's
+            `reset_parameters()`. Rank 0's count; what is tied has its first owner's.
 
     Attributes:
         plan: of a step, None before the first one has ended.
 
     Raises:
         ValueError: units that are not the model's; a negative `prefetch`; what
-            `ModelFacts` refuses; a model that has a reducer; no process group.
+            `ModelFacts` refuses; a model that has a reducer; a module on meta that
+            nothing initialises; no process group.
         MismatchError: the ranks' models differ.
 
     Example:
@@ -91,22 +96,23 @@ class Zero3(Saving):
         process_group: dist.ProcessGroup | None = None,
         mixed_precision: torch.dtype | None = None,
         reshard_after_forward: bool = True,
+        init: Init | None = None,
     ) -> None:
         _check(prefetch, mixed_precision)
         self._model = model
         given = None if process_group is None else checked_group(process_group)
         self._group = given or job_group("gather")
+        deferred = Deferred(model, init)
         self._facts = facts = ModelFacts(model, self._group)
         refuse_second(facts)
         made = make_units(model, facts.parameters, units)
-        facts.broadcast()
         size, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         num_slots = count_slots(made, prefetch, reshard_after_forward)
         self._memory = count_memory(made, size, num_slots, mixed_precision)
         with torch.no_grad():
             self._all = [
                 ShardedUnit(i, u, size, rank, mixed_precision)
-                for i, u in enumerate(made)
+                for i, u in enumerate(deferred.units(made, facts))
             ]
             ringed = [unit for unit in self._all if unit.name != REST]
             rest = self._all[len(ringed) :]
