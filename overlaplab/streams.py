@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from overlaplab import torch_versions  # noqa: F401 (refuses a torch without our names)
+from overlaplab.timeline.span import STEP
 
 
 class Provider(Protocol):
@@ -141,7 +142,7 @@ def step(number: int) -> AbstractContextManager[Any]:
     """
     mark = getattr(provider(), "step", None)
     marked: AbstractContextManager[Any] = (
-        annotate(f"step {number}") if mark is None else mark(number)
+        annotate(f"{STEP}{number}") if mark is None else mark(number)
     )
     return marked
 

@@ -15,6 +15,7 @@ import torch
 from overlaplab import streams
 from overlaplab.errors import ProfileError
 from overlaplab.profiling.collectives import Call, Watcher, watching
+from overlaplab.timeline.span import STEP
 
 _cuda: Any = torch.cuda
 
@@ -82,7 +83,7 @@ class NvtxRanges:
         if self._step == self._warmup:
             _cuda.profiler.start()
             self._capturing = True
-        _cuda.nvtx.range_push(f"step {self._step}")
+        _cuda.nvtx.range_push(f"{STEP}{self._step}")
 
 
 nvtx = NvtxRanges

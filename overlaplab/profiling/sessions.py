@@ -24,6 +24,7 @@ from overlaplab.profiling.collectives import marking_collectives
 from overlaplab.profiling.trace.file import spans_from_trace
 from overlaplab.profiling.trace.names import RUN_RANGE
 from overlaplab.timeline import Span
+from overlaplab.timeline.span import PROFILER_STEP
 
 _autograd: Any = torch.autograd
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -214,7 +215,7 @@ class KinetoRecorder(Session):
             self._stack.enter_context(marking_collectives())
 
     def begin_step(self, number: int) -> None:
-        self._step = torch.profiler.record_function(f"ProfilerStep#{number}")
+        self._step = torch.profiler.record_function(f"{PROFILER_STEP}{number}")
         self._step.__enter__()
 
     def end_step(self) -> None:

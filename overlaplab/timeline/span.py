@@ -43,7 +43,10 @@ MEMORY_KINDS = (
 )
 CPU_LANE = "cpu"
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_STEP_LABEL = re.compile(r"step(?: (\d{1,18}))?")
+# What the range of a step is called, before its number: by us; and by torch.profiler,
+# whose name is the one that its readers (HTA) look for.
+STEP, PROFILER_STEP = "step ", "ProfilerStep#"
+_STEP_LABEL = re.compile(rf"(?:{STEP}|{PROFILER_STEP})(\d{{1,18}})")
 
 
 def step_number(label: str, previous: int = 0) -> int | None:
@@ -52,13 +55,15 @@ def step_number(label: str, previous: int = 0) -> int | None:
     Args:
         previous: the step before, of which "step" without a number is the next.
 
-    >>> step_number("step 3"), step_number("step", previous=7), step_number("stepping")
-    (3, 8, None)
+    >>> step_number("step 3"), step_number("ProfilerStep#3"), step_number("stepping")
+    (3, 3, None)
+    >>> step_number("step", previous=7)
+    8
     """
     found = _STEP_LABEL.fullmatch(label)
     if found is None:
-        return None
-    return previous + 1 if found[1] is None else int(found[1])
+        return previous + 1 if label == STEP.rstrip() else None
+    return int(found[1])
 
 
 def _read_only(content: dict[str, Any]) -> MappingProxyType[str, Any]:

@@ -16,6 +16,7 @@ from overlaplab.profiling.trace.labels import Labels
 from overlaplab.profiling.trace.names import Communication
 from overlaplab.profiling.trace.tables import Place, Tables
 from overlaplab.timeline import Span
+from overlaplab.timeline.span import PROFILER_STEP
 
 
 class TraceFile:
@@ -128,7 +129,9 @@ class TraceFile:
             why = ", ".join(f"{reason} ({n})" for reason, n in self.dropped.items())
             self._remark(f"{sum(self.dropped.values())} events dropped: {why}")
         for step, num in self._labels.repeated.items():
-            self._remark(f"ProfilerStep#{step} stands {num} times: taken for one step")
+            self._remark(
+                f"{PROFILER_STEP}{step} stands {num} times: taken for one step"
+            )
         rows = self._tables.on_device
         longest = max(rows, key=lambda row: row.end - row.start, default=None)
         if longest is None:

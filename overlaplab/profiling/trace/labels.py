@@ -16,10 +16,8 @@ from overlaplab.profiling.trace.names import (
 )
 from overlaplab.profiling.trace.rows import integer
 from overlaplab.profiling.trace.tables import Ranges, Tables
-from overlaplab.timeline.span import step_number
+from overlaplab.timeline.span import PROFILER_STEP, step_number
 
-_STEP = "ProfilerStep#"
-_MOST_DIGITS = 19
 _ENGINE = "autograd::engine::"
 _OPTIMIZER = "Optimizer."
 # Where something changes on a thread, and what holds before, between and after.
@@ -100,11 +98,11 @@ class Labels:
                 self.is_own = True
             elif name.startswith((LAUNCH_RANGE, WAIT_RANGE)):
                 self.is_own = True
-            elif name.startswith(_STEP):
-                number = name.removeprefix(_STEP)
-                if number.isdecimal() and len(number) < _MOST_DIGITS:
-                    begun[thread, int(number)] += 1
-                    self._number_of[i] = int(number)
+            elif name.startswith(PROFILER_STEP):
+                number = step_number(name)
+                if number is not None:
+                    begun[thread, number] += 1
+                    self._number_of[i] = number
                     steps.append(i)
                     main_threads.add(thread)
             elif name.startswith("nccl:"):

@@ -13,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from overlaplab.timeline.span import PROFILER_STEP
+
 # Ranges by which a measured run marks itself in its trace.
 RUN_RANGE = "overlaplab::run"
 WAIT_RANGE = "overlaplab::wait "
@@ -33,7 +35,7 @@ _CATEGORIES: Mapping[str, str] = _TABLES["categories"]
 _OPERATIONS: Mapping[str, str] = _TABLES["operations"]
 # Rows that some versions file under kernels, and that occupy nothing.
 _NO_KERNEL = re.compile(
-    r"^(stream|context|event|device) (sync|wait)|^(nccl|gloo|rccl):|^ProfilerStep#",
+    r"^(stream|context|event|device) (sync|wait)|^(nccl|gloo|rccl):|^" + PROFILER_STEP,
     re.IGNORECASE,
 )
 _COPIES = re.compile(r"^(memcpy\b|Copy(Host|Device)To(Host|Device)$)", re.IGNORECASE)
