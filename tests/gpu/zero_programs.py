@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from overlaplab.techniques.zero import Zero3
+from tests.techniques.zero import saving
 from tests.techniques.zero.training import make_model, make_optimizer, tokens_or_batch
 
 NETS = ("mlp", "tied", "frozen", "unused", "over_size", "transformer", "tied head")
@@ -67,3 +69,29 @@ def steps_without_sync() -> str:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return "no sync"
+
+
+def saved_and_loaded(folder: str) -> dict[str, bool]:
+    """Whether a second model has what the first one had, and goes on as it does."""
+    saved, trained = saving.start_and_save(Path(folder))
+    loaded, went_on = saving.load_and_go_on(Path(folder))
+    pairs = {"loaded": (loaded, saved), "went on": (went_on, trained)}
+    return {
+        what: all(
+            torch.equal(found[name], want)
+            for name, want in expected.items()
+            if isinstance(want, torch.Tensor)
+        )
+        for what, (found, expected) in pairs.items()
+    }
+
+
+def built_on_meta() -> tuple[int, int]:
+    """Bytes at the peak of sharding, and of the full model."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(16)))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    _zero = Zero3(model)
+    full_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    return torch.cuda.max_memory_allocated() - before, full_bytes

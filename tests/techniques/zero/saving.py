@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
+import overlaplab as ol
 from overlaplab.techniques.zero import Zero3
 
 NUM_ROWS, NUM_STEPS = 12, 3
@@ -32,7 +33,7 @@ class Block(nn.Module):
         self.register_buffer("seen", torch.zeros(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen += torch.tensor([1.0, 2.0])
+        self.seen[1] += 2.0
         return x + self.gain * torch.tanh(self.back(torch.tanh(self.conv(x))))
 
 
@@ -65,7 +66,8 @@ class Net(nn.Module):
 def batch_of(step: int, rank: int, size: int) -> Tensor:
     """Its part of rows that do not depend on how many ranks there are."""
     generator = torch.Generator().manual_seed(step)
-    return torch.randn(NUM_ROWS, 3, 4, 4, generator=generator)[rank::size]
+    rows = torch.randn(NUM_ROWS, 3, 4, 4, generator=generator)[rank::size]
+    return rows.to(ol.device())
 
 
 def make_optimizer(kind: str, parameters: Iterable[Any]) -> torch.optim.Optimizer:
@@ -79,7 +81,7 @@ def make_optimizer(kind: str, parameters: Iterable[Any]) -> torch.optim.Optimize
 
 def make(seed: int, kind: str) -> tuple[Net, Zero3, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    model = Net()
+    model = Net().to(ol.device())
     zero = Zero3(model)
     return model, zero, make_optimizer(kind, zero.shards())
 
