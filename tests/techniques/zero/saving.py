@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import overlaplab as ol
@@ -149,7 +150,7 @@ def load_the_model(folder: Path, prefix: str = "") -> Any:
 
 def train_alone(model: Any, optimizer: Any, steps: Iterable[int]) -> None:
     for step in steps:
-        model(batch_of(step, 0, 1)).backward()
+        model(batch_of(step, 0, 1).cpu()).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -190,9 +191,10 @@ def one_step_of_layers(model: Any, optimizer: Any, zero: Zero3 | None) -> None:
 def layers_of_fsdp2(folder: Path, loads: bool) -> tuple[Any, Any]:
     """Full values, and an optimizer's, after a step that is saved, or after loading."""
     model = make_layers(1 + loads)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())
     if loads:
         load_alone(folder, model, optimizer)
