@@ -1,0 +1,724 @@
+# %% [markdown]
+# # When should weights arrive?
+#
+# **Lab 10: ZeRO stage 3 and prefetch.** Core: 60 minutes. You need no GPU.
+#
+# After the core you can
+#
+# - say what stage 3 moves, when, and which bytes it frees;
+# - write a **prefetcher**, which gathers weights while others compute, in a fixed ring of
+#   buffers;
+# - choose its depth for a model, a link and a memory;
+# - send gradients from two buffers while the backward pass goes on.
+#
+# It builds on lab 04: a collective with `async_op=True` travels beside the computation,
+# and `work.wait()` makes the *current stream* wait. It is the last lab for whoever has
+# trouble with FSDP.
+#
+# **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
+# numbers, and draws what *your* code did. No exercise needs the one before it: where
+# yours is not finished, the course's own runs in its place and the cell says so.
+
+# %% name="setup"
+import math
+
+import torch
+import torch.distributed as dist
+
+import overlaplab as ol
+from overlaplab import streams, view
+from overlaplab.grading import check
+from overlaplab_course import lab10 as lab
+
+MIB = 2**20
+
+# %% [markdown]
+# ## 1. The waste (7 minutes)
+#
+# Four GPUs train one GPT. With data parallelism each holds *all* parameters, gradients
+# and optimizer states. **Stage 3** of ZeRO (FSDP is another name for it) leaves each
+# rank a quarter of each: its **shards**. The weights of a layer are gathered when it
+# computes, and given back after.
+
+
+# %% name="train"
+def train(sharded, prefetch=0):
+    model = lab.make_gpt()  # 8 layers, 1024 wide, bfloat16
+    if sharded:
+        trainer = ol.Zero3(model, prefetch=prefetch)
+        parameters = trainer.shards()
+    else:
+        trainer = ol.BucketedReducer(model)
+        parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, fused=True)
+    tokens = torch.randint(256, (4, 1024))
+    for step in range(2):
+        with streams.step(step):
+            model(tokens, targets=tokens).backward()
+            trainer.wait()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+# %% [markdown]
+# The virtual cluster runs it and writes down what each GPU holds, by kind. Here is data
+# parallelism. The link is InfiniBand between four nodes.
+
+# %% name="replicated"
+replicated = lab.record(train, False)
+kept = ("parameters", "gradients", "states")
+held = lab.held_mib(replicated)
+print(lab.kinds_table({"data parallel": replicated}))
+print(f"\n{' + '.join(kept)}: {sum(held[kind] for kind in kept):.0f} MiB")
+
+# %% [markdown]
+# Activations are the same either way; sharding is about the other kinds.
+#
+# **Predict.** With stage 3 over four ranks, how many MiB does a rank hold in the place of
+# the sum above? Count what it needs while one layer is gathered, too.
+
+# %% name="predict-held" kind="lab-only"
+held_mib = None
+
+# %% name="predicted-held" kind="solution-only"
+held_mib = 200
+
+# %% name="sharded" fold=true
+on_demand_run = lab.record(train, True)
+both = {"data parallel": replicated, "stage 3, on demand": on_demand_run}
+held = lab.held_mib(on_demand_run)
+lab.side_by_side("MiB", held_mib, f"{lab.all_but_activations(on_demand_run):.0f}")
+print(lab.kinds_table(both))
+
+# %% [markdown]
+# Read it by kind. Shards and states are a quarter. `gathered` is *one* layer: all that is
+# left of the full weights. Gradients are a quarter, and one layer's on its way; two
+# buffers of collectives send them. What does that cost?
+
+# %% name="moved"
+for name, run in both.items():
+    print(f"{name:<20} {lab.wire_mib(run):5.0f} MiB cross each link in a step")
+ratio = lab.wire_mib(on_demand_run) / lab.wire_mib(replicated)
+print(
+    f"{ratio:.2f} times as many: weights come twice, for the forward and the backward"
+)
+
+# %% [markdown]
+# A gather or a reduce-scatter is half an all-reduce (lab 04). Data parallelism sends two
+# halves; stage 3 sends three: gather, gather again, reduce-scatter. That would be 1.5 times
+# as many. One gather is saved: the last layer is still there when the backward pass begins.
+# And here is *when*:
+
+# %% name="waste"
+view.draw(lab.step_of(on_demand_run), title="stage 3, on demand", memory=True)
+
+# %% name="waste-numbers"
+view.table({name: lab.step_of(run) for name, run in both.items()})
+
+# %% [markdown]
+# `default` computes, `comm:1` gathers, `comm:2` sends gradients. Look at the white space
+# in `default`: each layer waits for its own weights, though everybody knew which layer
+# comes next.
+
+# %% [markdown]
+# ## 2. Shards (8 minutes)
+#
+# All weights of a layer travel in one message. So they lie flat, one behind the other,
+# in a row. Each rank has an equal part of that row. Where a weight ends has nothing to
+# do with where a part ends:
+
+# %% name="row" fold=true
+print(lab.cut_text([("W", (5, 3)), ("b", (5,)), ("scale", ())], num_ranks=4))
+
+# %% [markdown]
+# So the full shape of a weight is *never* the shape of a shard times the number of ranks.
+# It has to be kept.
+#
+# **Exercise 10.1.** Write both ends.
+#
+# - `shard(weights)`: a list of tensors of one dtype, whole. Returns this rank's part of
+#   the row, flat. All ranks' parts are equally large, as small as that allows; what is
+#   missing at the end of the row is zeros. The whole weights are freed afterwards: the
+#   shard must not keep them alive.
+# - `unshard(slot, shapes)`: `slot` is flat; the gathered row stands at its beginning, and
+#   it may be longer. Returns the weights as **views** of the slot, in `shapes`. Nothing
+#   is copied.
+#
+# `dist.get_rank()`, `dist.get_world_size()`. About 6 lines and 6 lines. Some weights have
+# shape `()`, some have no elements.
+#
+# <details><summary>Hint: rounding up</summary>
+#
+# `size = -(-flat.numel() // n)`. Make a row of `n * size` zeros and copy into its front.
+#
+# </details>
+# <details><summary>Hint: what keeps memory alive</summary>
+#
+# A slice shares the memory of the whole row. `.clone()` has its own.
+#
+# </details>
+
+
+# %% name="shards" kind="exercise" exercise="10.1"
+def shard(weights):
+    """This rank's part of `weights`: flat, as large as every other rank's."""
+    ### BEGIN SOLUTION
+    flat = torch.cat([weight.flatten() for weight in weights])
+    size = -(-flat.numel() // dist.get_world_size())
+    row = flat.new_zeros(size * dist.get_world_size())
+    row[: flat.numel()] = flat
+    return row[dist.get_rank() * size :][:size].clone()
+    ### END SOLUTION
+
+
+def unshard(slot, shapes):
+    """The weights in the gathered row at the beginning of `slot`: views of it."""
+    ### BEGIN SOLUTION
+    views, begin = [], 0
+    for shape in shapes:
+        end = begin + math.prod(shape)
+        views.append(slot[begin:end].view(shape))
+        begin = end
+    return views
+    ### END SOLUTION
+
+
+# %% name="check-shards" kind="check" exercise="10.1" points=2
+_ = check("10.1", shard, unshard)
+
+# %% [markdown]
+# Views are the trick of the fast implementations: weights *are* their slot. A gather
+# fills the slot and the layer has its weights, with no copy and no allocation.
+
+# %% [markdown]
+# ## 3. One layer at a time (8 minutes)
+#
+# From here on: a small stack of equal layers on a board with round numbers. A gather
+# takes 2 ms, a layer's forward 8 ms. The objects:
+#
+# | `unit`: one layer on this rank | |
+# |---|---|
+# | `unit.shard` | this rank's part of its weights, flat |
+# | `unit.numel` | elements of all parts together: what a gather brings |
+# | `unit.forward(x, slot)` | computes with the gathered weights in `slot` |
+# | `unit.backward(grad, slot, full_grad)` | section 6 |
+# | `unit.grad` | this rank's part of its gradient, section 6 |
+#
+# The step asks for weights, one layer after the other. `weights` is an iterator: what
+# `next` gives is ready for whatever the current stream gets next.
+
+
+# %% name="forward" reference=true
+def forward(x, units, weights):
+    for unit in units:
+        slot = next(weights)  # the gathered weights of this unit
+        x = unit.forward(x, slot)
+        del slot  # so that nothing here keeps it alive
+    return x
+
+
+# %% [markdown]
+# **The API of this screen.** `lab.all_gather(output, input)` puts all ranks' `input` one
+# behind the other into `output`. It runs on the current stream, in line with the
+# computation. (torch: `dist.all_gather_into_tensor`, since 2.13 `dist.all_gather_single`.)
+# `lab.new_slots(units, number)`: a list of flat tensors, each with room for the largest
+# unit.
+#
+# **Exercise 10.2.** Write `on_demand(units)`, a generator.
+#
+# - `units` are in the order of their use; one that is used twice is there twice.
+# - For each, gather its weights and `yield` a slot. Its first `unit.numel` elements are the
+#   weights.
+# - At most *one* layer's gathered weights exist at any time.
+#
+# `yield` hands out the slot and stops there until the next one is asked for. About 4
+# lines.
+#
+# <details><summary>Hint: one slot</summary>
+#
+# Make it before the loop. All layers share it.
+#
+# </details>
+# <details><summary>Hint: the gather</summary>
+#
+# `lab.all_gather(slot[: unit.numel], unit.shard)`
+#
+# </details>
+
+
+# %% name="on-demand" kind="exercise" exercise="10.2" reference=true
+def on_demand(units):
+    """Yield the gathered weights of each unit, one layer at a time."""
+    ### BEGIN SOLUTION
+    (slot,) = lab.new_slots(units, 1)
+    for unit in units:
+        lab.all_gather(slot[: unit.numel], unit.shard)
+        yield slot
+    ### END SOLUTION
+
+
+# %% name="check-on-demand" kind="check" exercise="10.2" points=2
+_ = check("10.2", on_demand)
+lab.keep("10.2", on_demand)
+
+# %% name="on-demand-seen" fold=true
+demand = lab.play(lab.mine_or_ours("10.2"), stack=lab.SMALL)
+view.draw(lab.drawn(demand), title="on demand, the forward of 6 layers")
+
+# %% [markdown]
+# How to read it: `cpu` launches and runs ahead; `default` computes; `slot 0` shows what is
+# in the slot. G2 gathers layer 2, F2 is its forward. In the forward of 24 layers:
+
+# %% name="on-demand-24"
+demand_ms = lab.play(lab.mine_or_ours("10.2"), stack=lab.EQUAL).step_ns / 1e6
+print(f"24 x (2 + 8) ms: the step takes {demand_ms:.0f} ms")
+
+# %% [markdown]
+# ## 4. Prefetch (12 minutes)
+#
+# While one layer computes, the next one's weights can travel: into another slot. A
+# prefetcher of **depth** d gathers d layers ahead. So d + 1 slots are needed: one for the
+# layer that computes and d for those that come. The slots are used in turn: a **ring**.
+#
+# **Predict.** The forward of 24 layers again, 2 ms a gather and 8 ms a layer. How long is
+# it with depth 1? And with depth 5?
+
+# %% name="predict-depths" kind="lab-only"
+depth_1_ms, depth_5_ms = None, None
+
+# %% name="predicted-depths" kind="solution-only"
+depth_1_ms, depth_5_ms = 194, 190
+
+# %% name="depths-seen" fold=true
+seen_ms = {d: lab.play_ours(d, lab.EQUAL).step_ns / 1e6 for d in (0, 1, 2, 5)}
+lab.side_by_side("depth 1, in ms", depth_1_ms, f"{seen_ms[1]:.0f}")
+lab.side_by_side("depth 5, in ms", depth_5_ms, f"{seen_ms[5]:.0f}")
+
+# %% [markdown]
+# Depth 1 hides every gather but the first: 2 + 24 x 8 ms. There is nothing left for depth
+# 5 to hide. Here is what you are about to build, at depth 1: CPU, two streams, the ring.
+
+# %% name="target" fold=true
+target = lab.play_ours(1, lab.SMALL)
+view.draw(lab.drawn(target), title="depth 1: the next layer travels while one computes")
+
+# %% [markdown]
+# Read a slot from left to right: filled, used, filled again. G2 cannot start before F0 has
+# ended: it overwrites F0's weights. It need not start later either.
+#
+# **The API of this screen.** `lab.all_gather(output, input, async_op=True)` returns a
+# `Work` at once. The gather starts when all that the *current stream* holds at this moment
+# has ended, and the messages before it. `work.wait()`: what the current stream gets from now
+# on comes after the gather.
+#
+# **Exercise 10.3.** Write `prefetched(units, depth)`, a generator like `on_demand`.
+#
+# - `units` as before: forward and backward are one list, each unit once for each use.
+# - At most `depth + 1` layers' gathered weights exist at any time.
+# - Each gather starts as soon as its slot is free and the wire is. `depth` may be 0, or
+#   larger than the list is long.
+# - The CPU never waits.
+#
+# About 12 lines.
+#
+# <details><summary>Hint: which slot?</summary>
+#
+# Use number i takes slot `i % (depth + 1)`.
+#
+# </details>
+# <details><summary>Hint: when to launch?</summary>
+#
+# When the generator is asked for use number i, the step has just launched use i - 1. So the
+# slot of i - 1 is free for whatever is launched *now*: the gather of use i + depth.
+# If you yield first and launch later, the gather stands behind the layer beside which
+# it should travel.
+#
+# </details>
+# <details><summary>Hint: the beginning</summary>
+#
+# Before the loop, launch the gathers of the first `depth` uses. A small function
+# `launch(i)` that does nothing behind the end of the list serves both places.
+#
+# </details>
+
+
+# %% name="prefetched" kind="exercise" exercise="10.3" reference=true
+def prefetched(units, depth):
+    """Yield the gathered weights of each unit; `depth` units ahead are on their way."""
+    ### BEGIN SOLUTION
+    slots = lab.new_slots(units, depth + 1)
+    works = {}
+
+    def launch(i):
+        if i < len(units):
+            full = slots[i % len(slots)][: units[i].numel]
+            works[i] = lab.all_gather(full, units[i].shard, async_op=True)
+
+    for i in range(depth):
+        launch(i)
+    for i in range(len(units)):
+        launch(i + depth)  # its slot: what was in it has been launched before
+        works.pop(i).wait()
+        yield slots[i % len(slots)]
+    ### END SOLUTION
+
+
+# %% name="check-prefetched" kind="check" exercise="10.3" points=4
+_ = check("10.3", prefetched)
+lab.keep("10.3", prefetched)
+
+# %% [markdown]
+# The check ran forward and backward on stacks that you have not seen, and timed them on a
+# fast and on a slow link: on the slow one each late launch shows. A prefetcher that gathers
+# everything at once is as fast. Its bytes give it away.
+
+# %% name="again"
+whose = lab.whose("10.3")
+steps = {"on demand": lab.drawn(demand)}
+for depth in (1, 2):
+    run = lab.play(lab.mine_or_ours("10.3"), depth, stack=lab.SMALL)
+    steps[f"{whose}, depth {depth}"] = lab.drawn(run)
+view.draw_many(steps)
+
+# %% [markdown]
+# ## 5. How deep? (8 minutes)
+#
+# With equal layers the answer is short. Let a gather take $T_m$ and a layer $T_c$. With
+# depth 0 the forward of $L$ layers takes $L\,(T_m + T_c)$. With any depth from 1 on,
+#
+# $$\max(T_m + L\,T_c,\; L\,T_m + T_c)$$
+#
+# The slower of the two resources never waits, but for the first gather or the last layer.
+
+
+# %% name="closed-form"
+def closed_form_ms(layers, gather_ms, compute_ms):
+    return max(
+        gather_ms + layers * compute_ms,  # the GPU sets the pace
+        layers * gather_ms + compute_ms,  # the wire does
+    )
+
+
+print(f"by the formula {closed_form_ms(24, 2, 8)} ms")
+for depth, ms in seen_ms.items():
+    slots = lab.slots_alive(lab.play_ours(depth, lab.EQUAL))
+    print(f"depth {depth}: {ms:.0f} ms, {slots:.0f} layers in memory")
+
+# %% [markdown]
+# So depth 1 for equal layers, always? Real models are not equal: a large embedding, a layer
+# with many experts, a run of cheap layers. Here two of eight layers hold a table. It takes
+# long to gather and nothing to compute.
+#
+# **Predict.** What is the least depth that is as good as any?
+
+# %% name="predict-least" kind="lab-only"
+least_depth = None
+
+# %% name="predicted-least" kind="solution-only"
+least_depth = 3
+
+# %% name="uneven" fold=true
+uneven = {d: lab.play_ours(d, lab.UNEVEN) for d in range(6)}
+uneven_ms = {d: run.step_ns / 1e6 for d, run in uneven.items()}
+least = min(d for d in uneven_ms if uneven_ms[d] < 1.001 * min(uneven_ms.values()))
+lab.side_by_side("the least depth", least_depth, least)
+lab.draw_depths({"24 equal layers": seen_ms, "two of eight with a table": uneven_ms})
+
+# %% name="uneven-drawn" fold=true
+view.draw_many({f"depth {d}": lab.drawn(uneven[d]) for d in (1, least)})
+
+# %% [markdown]
+# At depth 1 the long gather starts one layer ahead: too late. Deeper, it starts when there
+# is still enough to compute beside it. The price: each slot has room for the *largest* layer.
+#
+# **Exercise 10.4.** Write `choose_depth` for models and links that you have not seen.
+#
+# - `gather_ms[i]`, `compute_ms[i]`: of use number i, in order.
+# - `layer_mib`: of one slot. `memory_mib`: for the ring.
+# - Return the *least* depth that reaches the shortest step, among those whose slots fit.
+#
+# A fifth of what there was to gain may be lost. No constant passes. About 12 lines.
+#
+# <details><summary>Hint: time a depth</summary>
+#
+# Walk over the uses. A gather starts when the gather before it has ended *and* use
+# i - depth - 1 has computed. A use computes when its gather and the use before have ended.
+#
+# </details>
+# <details><summary>Hint: the least</summary>
+#
+# `min(depths, key=time)` takes the first of several that are equal. Round the times, so that
+# the last digit of a sum does not decide.
+#
+# </details>
+
+
+# %% name="choose-depth" kind="exercise" exercise="10.4"
+def choose_depth(gather_ms, compute_ms, layer_mib, memory_mib):
+    """The least depth with the shortest step that fits into the memory."""
+    ### BEGIN SOLUTION
+
+    def step_ms(depth):
+        wire, computed, ends = 0, 0, []
+        for i, (gather, compute) in enumerate(zip(gather_ms, compute_ms, strict=True)):
+            free = ends[i - depth - 1] if i > depth else 0
+            wire = max(wire, free) + gather
+            computed = max(computed, wire) + compute
+            ends.append(computed)
+        return round(computed, 6)
+
+    most_slots = min(int(memory_mib // layer_mib), len(gather_ms))
+    return min(range(most_slots), key=step_ms)
+    ### END SOLUTION
+
+
+# %% name="check-choose-depth" kind="check" exercise="10.4" points=2
+_ = check("10.4", choose_depth)
+
+# %% [markdown]
+# ## 6. The backward pass (9 minutes)
+#
+# The backward pass needs the weights again, in reverse. Your prefetcher knows: its list is
+# the units and then the units reversed. What is new is the other direction. Each rank makes
+# the *whole* gradient of a layer, from its own data; a **reduce-scatter** leaves each its
+# part of the sum.
+#
+# **The API of this screen.** `unit.backward(grad, slot, full_grad)` takes the gradient of the
+# layer's output, writes the weights' gradient into `full_grad` (flat, `unit.numel`
+# elements) and returns the gradient of its input.
+# `lab.reduce_scatter(unit.grad, full_grad, async_op=True)` returns a `Work`. Until it has
+# ended, `full_grad` must stay as it is.
+#
+# **Predict.** A layer's backward takes 16 ms, a reduce-scatter 2. How long is a whole step of
+# 24 layers, forward and backward, if all is hidden that can be?
+
+# %% name="predict-step" kind="lab-only"
+step_ms = None
+
+# %% name="predicted-step" kind="solution-only"
+step_ms = 576
+
+# %% name="step-seen" fold=true
+whole = lab.play_ours(1, lab.EQUAL, backward=True)
+lab.side_by_side("the step in ms", step_ms, f"{whole.step_ns / 1e6:.0f}")
+exposed_ms = lab.drawn(whole).report().exposed_ns / 1e6
+print(f"24 x (8 + 16) ms of computing; exposed: {exposed_ms:.0f} ms")
+
+# %% [markdown]
+# Two messages cannot be hidden: the first gather has nothing before it, the last
+# reduce-scatter nothing behind it.
+#
+# **Exercise 10.5.** Write `backward(grad, units, weights)`.
+#
+# - `units`: in the order of the backward pass. `next(weights)` gives their slots in turn;
+#   `del` a slot when its unit has computed, as `forward` does.
+# - Afterwards each `unit.grad` holds this rank's part of the *mean* over the ranks, for
+#   whatever the current stream gets next.
+# - At most *two* layers' full gradients exist at any time. The computation goes on while they
+#   travel. The CPU never waits.
+#
+# About 14 lines.
+#
+# <details><summary>Hint: two buffers in turn</summary>
+#
+# `buffers = lab.new_slots(units, 2)`. Unit number i writes `buffers[i % 2][: unit.numel]`.
+# Before it does, what that buffer sent two units ago must have left.
+#
+# </details>
+# <details><summary>Hint: the mean</summary>
+#
+# A reduce-scatter adds up. Divide `unit.grad` by `dist.get_world_size()` when you have
+# waited for it.
+#
+# </details>
+
+
+# %% name="backward" kind="exercise" exercise="10.5" reference=true
+def backward(grad, units, weights):
+    """Fill each `unit.grad` with this rank's part of the mean gradient."""
+    ### BEGIN SOLUTION
+    buffers, works = lab.new_slots(units, 2), [None, None]
+    for i, unit in enumerate(units):
+        full = buffers[i % 2][: unit.numel]
+        slot = next(weights)
+        if works[i % 2] is not None:
+            works[i % 2].wait()  # the buffer has been sent
+        grad = unit.backward(grad, slot, full)
+        del slot
+        works[i % 2] = lab.reduce_scatter(unit.grad, full, async_op=True)
+    for work in works:
+        if work is not None:
+            work.wait()
+    for unit in units:
+        unit.grad /= dist.get_world_size()
+    ### END SOLUTION
+
+
+# %% name="check-backward" kind="check" exercise="10.5" points=3
+_ = check("10.5", backward)
+lab.keep("10.5", backward)
+
+# %% [markdown]
+# Prefetcher and backward make a stage 3. Here is a whole step of both, yours where they
+# passed. S3 sends the gradient of layer 3.
+
+# %% name="whole-step"
+step = lab.play(
+    lab.mine_or_ours("10.3"),
+    1,
+    stack=lab.SMALL,
+    backward=lab.mine_or_ours("10.5"),
+)
+view.draw(lab.drawn(step), title="forward and backward, depth 1")
+
+# %% [markdown]
+# ## 7. Repair (7 minutes)
+#
+# Two prefetchers that people really write. Your number says which one is yours, and draws
+# the stack: one layer has a table. Run it and look.
+
+# %% name="my-number"
+my_number = 6  # any whole number: your day of birth, your desk
+
+# %% name="repair-case"
+case = lab.repair_case(my_number)
+print(case)
+
+
+# %% name="wide" kind="exercise" exercise="10.6" broken=true reference=true
+def wide(units, depth):
+    ahead, coming = iter(units), []
+    ### BEGIN SOLUTION
+    free = lab.new_slots(units, depth + 1)
+    ### END SOLUTION
+    ### BEGIN STUB
+    # rank, n = dist.get_rank(), dist.get_world_size()
+    # free = [s.new_empty(n * s.numel()) for s in lab.new_slots(units, depth + 1)]
+    ### END STUB
+
+    def fetch():
+        unit = next(ahead, None)
+        if unit is None:
+            return
+        slot = free.pop(0)
+        ### BEGIN SOLUTION
+        work = lab.all_gather(slot[: unit.numel], unit.shard, async_op=True)
+        ### END SOLUTION
+        ### BEGIN STUB
+        # mine = unit.shard.new_zeros(n, unit.shard.numel())
+        # mine[rank] = unit.shard  # my part in its place, zeros elsewhere
+        # full = slot[: n * unit.numel]
+        # work = lab.all_gather(full, mine.flatten(), async_op=True)
+        ### END STUB
+        coming.append((slot, work))
+
+    for _ in range(depth):
+        fetch()
+    for unit in units:
+        fetch()
+        slot, work = coming.pop(0)
+        work.wait()
+        ### BEGIN SOLUTION
+        yield slot[: unit.numel]
+        ### END SOLUTION
+        ### BEGIN STUB
+        # yield slot[: n * unit.numel].view(n, unit.numel).sum(0)
+        ### END STUB
+        free.append(slot)
+
+
+# %% name="hasty" kind="exercise" exercise="10.6" broken=true reference=true
+def hasty(units, depth):
+    ahead, coming = iter(units), []
+    free, gathering = lab.new_slots(units, depth + 1), streams.Stream()
+
+    def fetch():
+        unit = next(ahead, None)
+        if unit is None:
+            return
+        slot = free.pop(0)
+        gathering.wait_stream(streams.current_stream())  # who used the slot is done
+        with streams.stream(gathering):
+            lab.all_gather(slot[: unit.numel], unit.shard)
+        ### BEGIN SOLUTION
+        coming.append((slot, gathering.record_event()))
+        ### END SOLUTION
+        ### BEGIN STUB
+        # coming.append(slot)
+        ### END STUB
+
+    for _ in range(depth):
+        fetch()
+    for _ in units:
+        fetch()
+        ### BEGIN SOLUTION
+        slot, arrived = coming.pop(0)
+        streams.current_stream().wait_event(arrived)
+        ### END SOLUTION
+        ### BEGIN STUB
+        # slot = coming.pop(0)
+        ### END STUB
+        yield slot
+        free.append(slot)
+
+
+# %% name="repair-seen"
+broken = case.play({"wide": wide, "hasty": hasty}[case.name])
+print(f"{len(broken.findings)} findings")
+for finding in broken.findings[:1]:
+    print(finding)
+print(case.gathers_text(broken))
+view.draw(lab.drawn(broken), title=f"{case.name}, as you have it now")
+
+# %% [markdown]
+# **Exercise 10.6.** Fill in what *yours* does as given (run the cell above before you
+# repair it). Then repair it: right weights, no more bytes, and still prefetching. Leave
+# the other one.
+#
+# - `"kind"`: `"race"`, `"too many bytes"`, `"late"` or `"never gathered"`.
+# - `"layer"`: a race: the *last* layer that starts to compute before its weights are there
+#   (compare its F with its G). Too many bytes: the layer whose gather brings most.
+#
+# <details><summary>Hint: wide</summary>
+#
+# What has to be sent of a layer by one rank? What does this one send?
+#
+# </details>
+# <details><summary>Hint: hasty</summary>
+#
+# Two streams. One edge is there: a gather waits for the layer before it. Which one is
+# missing? `wait_stream` waits for all that the other stream holds at that moment, also for
+# the gather that was just launched. An event (`gathering.record_event()`,
+# `streams.current_stream().wait_event(event)`) marks one place in it.
+#
+# </details>
+
+# %% name="diagnosis" kind="exercise" exercise="10.6"
+### BEGIN SOLUTION
+diagnosis = {"kind": case.kind, "layer": case.layer}
+### END SOLUTION
+### BEGIN STUB
+# diagnosis = {"kind": None, "layer": None}
+### END STUB
+
+# %% name="check-repair" kind="check" exercise="10.6" points=2
+_ = check("10.6", my_number, diagnosis, wide, hasty)
+
+# %% [markdown]
+# ## Takeaways (1 minute)
+
+# %% name="takeaways" fold=true
+full_mib, part_mib = map(lab.all_but_activations, (replicated, on_demand_run))
+print(f"""1. Stage 3 over four ranks holds {part_mib:.0f} MiB instead of {full_mib:.0f}, and sends {ratio:.1f} times
+   as many bytes. Gathered weights are depth + 1 layers of it.
+2. With equal layers depth 1 reaches the best step: {seen_ms[1]:.0f} ms instead of {seen_ms[0]:.0f}, and depth 5
+   no less. With two large layers of eight it takes depth {least}: {uneven_ms[least]:.0f} ms instead of
+   {uneven_ms[1]:.0f} at depth 1. Compute it; do not guess.
+3. Only the first gather and the last reduce-scatter must show: {exposed_ms:.0f} of {whole.step_ns / 1e6:.0f} ms. A gather starts
+   behind what the stream holds at its launch, so launch it before the layer.""")
+
+# %% [markdown]
+# ---
+# **Stop line.** That is the core. You may close the laptop here.
+#
+# ---

@@ -1,0 +1,26 @@
+"""What the notebook of lab 10 calls: `from overlaplab_course import lab10 as lab`."""
+
+from overlaplab.grading.kept import Kept, side_by_side
+from overlaplab.torch_versions import all_gather_single as all_gather
+from overlaplab.torch_versions import reduce_scatter_single as reduce_scatter
+from overlaplab_course.lab10.given import EQUAL, SMALL, UNEVEN, new_slots
+from overlaplab_course.lab10.repairs import repair_case
+from overlaplab_course.lab10.show import (
+    all_but_activations,
+    cut_text,
+    draw_depths,
+    drawn,
+    held_mib,
+    kinds_table,
+    make_gpt,
+    play,
+    play_ours,
+    record,
+    slots_alive,
+    step_of,
+    wire_mib,
+)
+
+_OURS = {"10.2": "on_demand", "10.3": "prefetched", "10.5": "backward"}
+_kept = Kept({k: f"overlaplab_course.lab10.reference:{v}" for k, v in _OURS.items()})
+keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose

@@ -1,0 +1,209 @@
+"""What a recorded step did with its slots: gathers, uses, and who holds what when.
+
+A gather is known by the bytes that it sends, never by its number: the marks of a shard
+are followed through copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from overlaplab.grading.provenance import Ledger
+from overlaplab.hardware import Hardware, Link, collective_ns, find_hardware
+from overlaplab.program import Op, Program
+from overlaplab.program.record import StorageLife
+from overlaplab.program.times import Times
+from overlaplab.timeline import Span, Timeline
+
+_SHARD = "shard of layer "
+
+
+# One byte a nanosecond and no latency: `collective_ns` then counts bytes.
+_COUNTER: Hardware = replace(
+    find_hardware("chalk"), link=Link(latency_ns=0, bytes_per_s=10**9)
+)
+
+
+def wire_bytes(op: Op) -> int:
+    """Bytes that cross one rank's link in a collective, 0 for any other operator."""
+    sent = op.collective
+    if sent is None:
+        return 0
+    return collective_ns(_COUNTER, sent.operation, len(sent.ranks), sent.bytes)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """One all-gather of a rank, and of which layer (None: of several, or of none)."""
+
+    op: Op
+    layer: int | None
+
+    @property
+    def bytes(self) -> int:
+        """What it brings."""
+        return self.op.collective.bytes if self.op.collective else 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Storage and first byte of what it fills."""
+        first = self.op.writes[0]
+        return first.storage, first.offset_bytes
+
+
+def find_gathers(program: Program, rank: int) -> list[Gather]:
+    """The all-gathers of a rank, in its order."""
+    ledger = Ledger()
+    for name in program.names:
+        if name.rank == rank and name.name.startswith(_SHARD):
+            ledger.name(name.access, int(name.name.removeprefix(_SHARD)))
+    found = []
+    for op in program.ranks[rank]:
+        if op.collective is None:
+            ledger.step(op)
+            continue
+        layers = {mark.gradient for mark in ledger.send(op).fresh}
+        if op.collective.operation == "all_gather":
+            found.append(Gather(op, layers.pop() if len(layers) == 1 else None))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One layer computes, in one pass.
+
+    Args:
+        label: "forward layer 3".
+        ops: its operators, by index.
+    """
+
+    label: str
+    ops: tuple[int, ...]
+
+    @property
+    def layer(self) -> int:
+        """Which."""
+        return int(self.label.rsplit(" ", 1)[1])
+
+
+def find_uses(program: Program, rank: int) -> list[Use]:
+    """The uses of a rank, in the order in which they were launched."""
+    found: dict[str, list[int]] = {}
+    for op in program.ranks[rank]:
+        if op.label.startswith(("forward layer ", "backward layer ")):
+            found.setdefault(op.label, []).append(op.index)
+    return [Use(label, tuple(ops)) for label, ops in found.items()]
+
+
+def most_bytes(program: Program) -> int:
+    """The most that any rank held, in the order of its code, as an allocator counts.
+
+    What is made before the old is released lives beside it, though no operator runs in
+    between.
+    """
+    return max(_most(program, rank) for rank in range(len(program.ranks)))
+
+
+def _most(program: Program, rank: int) -> int:
+    lives = [s for s in program.storages if s.rank == rank and not s.host]
+    lives.sort(key=lambda life: (life.born, life.storage))
+    held, most, living = 0, 0, list[StorageLife]()
+    for new in lives:
+        gone = [old for old in living if _is_gone(old, new)]
+        living = [old for old in living if old not in gone]
+        held += new.bytes - sum(old.bytes for old in gone)
+        living.append(new)
+        most = max(most, held)
+    return most
+
+
+def _is_gone(old: StorageLife, new: StorageLife) -> bool:
+    """Whether `old` was released before `new` was allocated."""
+    if old.freed is None or old.freed != new.born:
+        return old.freed is not None and old.freed < new.born
+    return old.freed_before is None or old.freed_before <= new.storage
+
+
+# -- pictures
+
+
+def with_ring(program: Program, timeline: Timeline) -> Timeline:
+    """Rank 0's timeline with a lane for each slot: when it is filled, when used.
+
+    Spans are called by their layer: G3 is the gather of layer 3, F3 and B3 its forward
+    and backward, S3 sends its gradient.
+    """
+    own = timeline.of_rank(0)
+    times = Times(program, own)
+    gathers = find_gathers(program, 0)
+    names = {g.op.index: "G" if g.layer is None else f"G{g.layer}" for g in gathers}
+    uses = find_uses(program, 0)
+    for use in uses:
+        names |= {op: f"{use.label[0].upper()}{use.layer}" for op in use.ops}
+    names |= dict(_scatters(program, uses))
+    spans = tuple(_renamed(span, names) for span in own.spans)
+    lanes = tuple(_slot_spans(program, times, gathers, uses))
+    return replace(
+        own,
+        spans=(*spans, *lanes),
+        causes=(*own.causes, *[None] * len(lanes)) if own.causes else (),
+    )
+
+
+def _scatters(program: Program, uses: Sequence[Use]) -> Iterator[tuple[int, str]]:
+    """Reduce-scatters in their order, named by the backward before them."""
+    backwards = [use for use in uses if use.label.startswith("backward")]
+    for op in program.ranks[0]:
+        if op.collective is None or op.collective.operation != "reduce_scatter":
+            continue
+        before = [use for use in backwards if use.ops[-1] < op.index]
+        yield op.index, f"S{before[-1].layer}" if before else "S"
+
+
+def _renamed(span: Span, names: dict[int, str]) -> Span:
+    op = span.attributes.get("op")
+    if op not in names:
+        return span
+    launch = "launch " if span.kind == "launch" else ""
+    return replace(span, name=launch + names[op])
+
+
+def _slot_spans(
+    program: Program, times: Times, gathers: Sequence[Gather], uses: Sequence[Use]
+) -> Iterator[Span]:
+    places = list(dict.fromkeys(gather.place for gather in gathers))
+    if len(places) > _MOST_LANES:
+        return
+    ops = program.ranks[0]
+    for gather in gathers:
+        if gather.op.collective is None or gather.layer is None:
+            continue
+        lane = f"slot {places.index(gather.place)}"
+        filled = times.of(gather.op)
+        if filled is not None:
+            yield Span(0, lane, "communication", f"G{gather.layer}", *filled)
+        later = [g.op.index for g in gathers if g.place == gather.place]
+        until = min((i for i in later if i > gather.op.index), default=len(ops))
+        for use in uses:
+            reads = [
+                i
+                for i in use.ops
+                if gather.op.index < i < until and _reads(ops[i], gather)
+            ]
+            if use.layer == gather.layer and reads:
+                start, end = times.start(0, use.ops[0]), times.end(0, use.ops[-1])
+                name = f"{use.label[0].upper()}{use.layer}"
+                yield Span(0, lane, "compute", name, start, end)
+
+
+_MOST_LANES = 8
+
+
+def _reads(op: Op, gather: Gather) -> bool:
+    storage, first = gather.place
+    size = sum(access.run_bytes for access in gather.op.writes)
+    return any(
+        access.storage == storage and first <= access.offset_bytes < first + size
+        for access in op.reads
+    )
