@@ -144,12 +144,13 @@ def _imports(cells: Sequence[Cell]) -> tuple[list[str], str]:
 
 
 def _offered(init: Path) -> Mapping[str, tuple[str, str]]:
-    """Where each name comes from that a lab's `__init__.py` imports: module, name."""
+    """Where each name comes from that a lab's `__init__.py` imports, at once or when it
+    is asked for: module, name."""
     if not init.exists():
         return {}
     return {
         alias.asname or alias.name: (node.module or "", alias.name)
-        for node in ast.parse(init.read_text("utf-8")).body
+        for node in ast.walk(ast.parse(init.read_text("utf-8")))
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }

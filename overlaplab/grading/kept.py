@@ -32,9 +32,13 @@ class Kept:
             print(
                 f"({exercise_id} is not solved yet: the course's own runs in its place)"
             )
-            own = self._ours[exercise_id]
-            return resolve_name(own) if isinstance(own, str) else own
+            return self.ours(exercise_id)
         return self._mine[exercise_id]
+
+    def ours(self, exercise_id: str) -> Any:
+        """The course's own."""
+        own = self._ours[exercise_id]
+        return resolve_name(own) if isinstance(own, str) else own
 
     def whose(self, exercise_id: str) -> str:
         """ "yours", or "the course's" where the learner's has not passed."""

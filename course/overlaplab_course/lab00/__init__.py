@@ -1,7 +1,9 @@
 """What the notebook of lab 00 calls: `from overlaplab_course import lab00 as lab`."""
 
+from typing import Any
+
 from overlaplab.grading.kept import Kept, side_by_side
-from overlaplab_course.lab00 import measured, reference
+from overlaplab_course.lab00 import measured
 from overlaplab_course.lab00.given import (
     BORDER_AT,
     GPU,
@@ -19,8 +21,15 @@ from overlaplab_course.lab00.given import (
     two_ranks,
 )
 from overlaplab_course.lab00.launches import six_launches
-from overlaplab_course.lab00.reference import train as good_train
 
 WHAT_IF, saved_percent = turn.what_if, turn.saved_percent
-_kept = Kept({"0.4": reference.step})
+_OURS = "overlaplab_course.lab00.reference:"
+_kept = Kept({"0.3": _OURS + "train", "0.4": _OURS + "step"})
 keep, mine_or_ours = _kept.keep, _kept.mine_or_ours
+
+
+def __getattr__(name: str) -> Any:
+    """The course's own solution that a cell runs, imported when it does."""
+    if name != "good_train":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _kept.ours("0.3")

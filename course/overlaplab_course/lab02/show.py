@@ -12,13 +12,15 @@ from matplotlib.figure import Figure
 from overlaplab.timeline import CPU_LANE, Span, Timeline
 from overlaplab.view import draw_many
 from overlaplab_course import stored
-from overlaplab_course.lab02 import given, reference
+from overlaplab_course.lab02 import given
 from overlaplab_course.lab02.given import first_ns, messages_of, whole_trace
 
 
 @lru_cache(maxsize=8)
 def true_ms(kind: str) -> float:
     """The time of a typical step of `kind`."""
+    from overlaplab_course.lab02 import reference  # not before it is needed
+
     value: float = given.time_with(reference.time_step, kind).value[0]
     return value
 

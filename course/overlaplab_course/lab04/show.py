@@ -19,7 +19,6 @@ from overlaplab.timeline import Timeline
 from overlaplab.torch_versions import all_gather_single, reduce_scatter_single
 from overlaplab.view import format_bytes
 from overlaplab_course import stored
-from overlaplab_course.lab04 import reference
 from overlaplab_course.lab04.extras import ChunkToSend, no_chunk, simulate
 from overlaplab_course.lab04.given import (
     NUM_RANKS,
@@ -183,6 +182,8 @@ def predicted_ms(layer: Layer, way: str) -> float:
 @lru_cache(maxsize=16)
 def predicted_window_ms(name: str) -> float | None:
     """The step of one variant at the measured size; None for what is no step."""
+    from overlaplab_course.lab04 import reference  # not before it is needed
+
     average: Callable[..., Any] = reference.average_gradients
     if name == "no message":
         average = _gradients_only
