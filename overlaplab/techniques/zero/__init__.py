@@ -2,10 +2,10 @@
 
 The way of a weight: `partition` says which part of it is whose, `Ring.launch` gathers
 its unit into a slot, `Gathering`'s hooks say when, by the `plan` of a step. The way of
-its gradient: autograd accumulates it into `.grad`, `Arrivals` counts, `Scatters` copies
-it into one of two buffers and reduce-scatters it; after `wait()` this rank's part is in
-`.grad` of a piece that the optimizer updates. What is saved and loaded, in full or in
-pieces, begins in `saving`.
+its gradient: autograd accumulates it into `.grad`, `Scatters` copies it into the unit's
+slot when its backward is over, and reduce-scatters it; after `wait()` this rank's part
+is in `.grad` of a piece that the optimizer updates. What is saved and loaded, in full
+or in pieces, begins in `saving`.
 """
 
 from overlaplab.techniques.zero.memory import Memory, plan_memory

@@ -13,7 +13,7 @@ plan of it, which is followed as long as each use is the plan's next. A step tha
 otherwise goes on without: what is in its slot is used, the rest is gathered on demand,
 and a new plan is made at its end. On demand, ranks first say through the store what
 they want, so that they never meet in different gathers. Forwards without gradients,
-outside a step, have a plan of their own.
+outside a step, follow the forward part of the same plan.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from overlaplab.techniques.zero.guards import (
 )
 from overlaplab.techniques.zero.plan import StepPlan, Use, plan_slots, plan_step
 from overlaplab.techniques.zero.ring import Ring, ShardedUnit
-
-_STEP, _EVALUATION = "step", "evaluation"
+from overlaplab.techniques.zero.scatters import Scatters
 
 
 class Gathering:
@@ -42,56 +41,50 @@ class Gathering:
 
     Args:
         model: the whole.
-        units: those that share the ring.
-        rest: what is gathered for the whole step; None: there is none.
+        units: all of it, the rest last.
         ring: their memory.
+        scatters: hears what begins to compute, and what goes backward.
         prefetch: uses ahead.
         exchange: (key, text) to every rank's text; ranks call it alike.
         before: called when a forward of the model begins.
 
     Attributes:
+        plan: of the next step, None before one has ended.
         uses: of the open step (or evaluation), equal neighbours once.
         is_open: a step is open: since its first forward with gradients.
-        went_backward: units whose backward found its weights in this step.
-        num_steps: steps that have ended.
     """
 
     def __init__(
         self,
         model: nn.Module,
         units: Sequence[ShardedUnit],
-        rest: ShardedUnit | None,
         ring: Ring,
+        scatters: Scatters,
         prefetch: int,
         exchange: Callable[[str, str], list[str]],
         before: Callable[[], None],
     ) -> None:
-        self._units, self._rest, self._ring = units, rest, ring
+        self._units = [unit for unit in units if not unit.is_rest]
+        self._rest = next((unit for unit in units if unit.is_rest), None)
+        self._ring, self._scatters = ring, scatters
         self._prefetch, self._exchange, self._before = prefetch, exchange, before
-        self._names = [unit.name for unit in units]
-        self._slots = plan_slots((), len(units), max(1, ring.num_slots))
+        self._slots = plan_slots((), len(self._units), max(1, ring.num_slots))
         ring.place(self._slots)
-        self._plans: dict[str, StepPlan] = {}
+        self.plan: StepPlan | None = None
         self._followed: StepPlan | None = None
         self._computing: ShardedUnit | None = None
         self._in_forward = self.is_open = False
-        self.num_steps = self._num_exchanges = 0
+        self._num_exchanges = 0
         self.uses: list[Use] = []
-        self.went_backward: set[ShardedUnit] = set()
         self.handles: list[Any] = [
             model.register_forward_pre_hook(self._enter),
             model.register_forward_hook(self._leave),
             model.register_forward_hook(self._interrupted, always_call=True),
         ]
-        for unit in units:
+        for unit in self._units:
             pre, post = self._hooks(unit)
             self.handles.append(unit.module.register_forward_pre_hook(pre))
             self.handles.append(unit.module.register_forward_hook(post))
-
-    @property
-    def plan(self) -> StepPlan | None:
-        """Of the next step, None before one has ended."""
-        return self._plans.get(_STEP)
 
     def is_there(self, unit: ShardedUnit) -> bool:
         """Whether a module of `unit` may compute now."""
@@ -99,25 +92,40 @@ class Gathering:
             return self._ring.has(unit)
         return self._in_forward and unit in (self._computing, self._rest)
 
-    def end_step(self) -> StepPlan | None:
-        """Agree on the next step's plan; a new one, or None if the old one held."""
-        if not self.is_open:
-            return None
-        return self._renew(_STEP)
+    def end_step(self) -> bool:
+        """Agree on the next step's plan; whether it is another than the last one."""
+        plan = self._followed
+        if not self.is_open or not self.uses:
+            return False
+        if plan and len(self.uses) == len(plan.rows):
+            return False
+        text = " ".join(f"{_letter(use)}{use.unit}" for use in self.uses)
+        self._num_exchanges += 1
+        everyone = self._exchange(f"plan {self._num_exchanges}", text)
+        if len(set(everyone)) > 1:
+            _refuse(
+                f"ranks ran step {self._scatters.num_steps} in different orders",
+                everyone,
+            )
+        slots = plan_slots(self.uses, len(self._units), self._ring.num_slots)
+        if slots != self._slots:
+            self._slots = slots
+            self._ring.place(slots)
+        names = [unit.name for unit in self._units]
+        self.plan = plan_step(self.uses, names, self._prefetch, slots)
+        return True
 
     def close(self) -> None:
         """The step has ended, or was given up."""
-        self.num_steps += 1
         self.is_open = False
         self.uses = []
-        self.went_backward = set()
         self._ring.forget()
 
     # A use: a unit computes.
 
-    def _use(self, unit: ShardedUnit, backward: bool) -> None:
-        use = Use(unit.index, backward)
+    def _use(self, unit: ShardedUnit, use: Use) -> None:
         if not self.uses or self.uses[-1] != use or not self._ring.has(unit):
+            self._scatters.begins(unit)
             self.uses.append(use)
             number, plan = len(self.uses) - 1, self._followed
             if plan and number < len(plan.rows) and plan.rows[number].use == use:
@@ -137,32 +145,11 @@ class Gathering:
     def _agree(self, unit: ShardedUnit, use: Use) -> None:
         """See [Note: the order of a step]."""
         self._num_exchanges += 1
-        where = f"use {len(self.uses) - 1} of step {self.num_steps}"
+        where = f"use {len(self.uses) - 1} of step {self._scatters.num_steps}"
         wanted = f"{'backward' if use.backward else 'forward'} of {unit.name}, {where}"
         everyone = self._exchange(f"gather {self._num_exchanges}", wanted)
         if len(set(everyone)) > 1:
             _refuse("ranks compute with different units", everyone)
-
-    def _renew(self, episode: str) -> StepPlan | None:
-        """The plan for what was just run, if the one that was followed is not."""
-        plan = self._followed
-        if not self.uses or (plan and len(self.uses) == len(plan.rows)):
-            return None
-        text = " ".join(f"{'b' if u.backward else 'f'}{u.unit}" for u in self.uses)
-        self._num_exchanges += 1
-        everyone = self._exchange(f"plan {self._num_exchanges}", text)
-        if len(set(everyone)) > 1:
-            _refuse(
-                f"ranks ran {episode} {self.num_steps} in different orders", everyone
-            )
-        if episode == _STEP:
-            slots = plan_slots(self.uses, len(self._units), self._ring.num_slots)
-            if slots != self._slots:
-                self._slots, self._plans = slots, {}
-                self._ring.place(slots)
-        plan = plan_step(self.uses, self._names, self._prefetch, self._slots)
-        self._plans[episode] = plan
-        return plan
 
     # Hooks.
 
@@ -172,10 +159,9 @@ class Gathering:
         begins = not self.is_open
         if begins:
             self.is_open = torch.is_grad_enabled()
-            self._followed = self._plans.get(_STEP if self.is_open else _EVALUATION)
+            self._followed = self.plan
             self.uses = []
             self._ring.forget()
-            self._ring.refresh()
         self._in_forward, self._computing = True, None
         if self._rest and not self._ring.has(self._rest):
             self._ring.launch(self._rest)
@@ -187,7 +173,6 @@ class Gathering:
     def _leave(self, *_: object) -> None:
         if not self.is_open:
             self._ring.drain()
-            self._renew(_EVALUATION)
 
     def _interrupted(self, *_: object) -> None:
         """The model's forward ended, maybe by an error."""
@@ -198,7 +183,7 @@ class Gathering:
             again = in_backward()  # checkpointing computes it once more
             if again or self._in_forward:
                 self._computing = unit
-                self._use(unit, again)
+                self._use(unit, Use(unit.index, again, again))
 
         def after_forward(module: nn.Module, args: Any, out: object) -> None:
             self._computing = None
@@ -209,17 +194,24 @@ class Gathering:
 
     def _watch(self, unit: ShardedUnit, out: object) -> None:
         """Gather `unit` again when the gradient of something in `out` arrives."""
-        made_in = self.num_steps
+        made_in = self._scatters.num_steps
 
         def before_backward(_: Tensor) -> None:
             refuse_second_derivatives(unit)
-            refuse_old_graph(unit, made_in, self.num_steps)
-            self.went_backward.add(unit)
-            self._use(unit, backward=True)
+            refuse_old_graph(unit, made_in, self._scatters.num_steps)
+            if unit.is_lookup:
+                self._scatters.begins(unit)
+            else:
+                self._use(unit, Use(unit.index, True))
+                self._scatters.goes_backward(unit)
 
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+
+
+def _letter(use: Use) -> str:
+    return "a" if use.again else "b" if use.backward else "f"
 
 
 def _refuse(what: str, everyone: list[str]) -> None:

@@ -13,7 +13,8 @@ from torch import nn
 
 from overlaplab.techniques.model_facts import ParameterInfo
 from overlaplab.techniques.zero.partition import Partition, plan_partition
-from overlaplab.techniques.zero.units import REST, Unit, make_units
+from overlaplab.techniques.zero.plan import plan_slots
+from overlaplab.techniques.zero.units import Unit, make_units
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,13 @@ class Row:
 
     @property
     def gathered_bytes(self) -> int:
-        """Of the whole row as it computes."""
+        """Of the whole row as it computes, and of its gradients as they are made."""
         return self.partition.numel * self.travels_as.itemsize
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of its place in a slot, from which its gradients leave as well."""
+        return max(self.gathered_bytes, self.trains * self.partition.full_bytes)
 
 
 def plan_rows(
@@ -72,32 +78,30 @@ def plan_rows(
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one rank, by kind.
+    """Bytes of one rank, by kind, when a step holds most of them.
 
     Args:
         shards_bytes: its part of all parameters, padding included.
-        copies_bytes: of the shards in the dtype that travels, where it is another.
-        ring_bytes: slots into which units are gathered.
+        ring_bytes: slots into which units are gathered, and from which gradients leave.
         rest_bytes: the rest, gathered for the whole step.
         gradient_shards_bytes: its part of the gradients.
-        gradient_buffers_bytes: two rows from which gradients leave.
+        gradients_bytes: what full gradients of a unit take on top of that.
         states_bytes: of an optimizer with two numbers per parameter, such as AdamW;
             rank 0's, which has no less than others.
         padding_bytes: of `shards_bytes`, what belongs to no parameter.
     """
 
     shards_bytes: int
-    copies_bytes: int
     ring_bytes: int
     rest_bytes: int
     gradient_shards_bytes: int
-    gradient_buffers_bytes: int
+    gradients_bytes: int
     states_bytes: int
     padding_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        """All kinds; activations and gradients on their way come on top."""
+        """All kinds; activations come on top."""
         kinds = [f.name for f in fields(self) if f.name != "padding_bytes"]
         return sum(getattr(self, name) for name in kinds)
 
@@ -113,8 +117,21 @@ class Memory:
 
 
 def slot_bytes(rows: Sequence[Row]) -> int:
-    """Of the full rows of a unit as they compute, one behind the other."""
-    return sum(row.gathered_bytes for row in rows)
+    """Of the rows of a unit, one behind the other."""
+    return sum(row.slot_bytes for row in rows)
+
+
+def slot_sizes(units: Sequence[int], slots: Sequence[int]) -> list[int]:
+    """Bytes of each slot: as many as the largest of the units that share it needs.
+
+    Args:
+        units: bytes of each.
+        slots: the slot of each.
+    """
+    sizes = [0] * (max(slots) + 1)
+    for num_bytes, slot in zip(units, slots, strict=True):
+        sizes[slot] = max(sizes[slot], num_bytes)
+    return sizes
 
 
 def plan_memory(
@@ -147,7 +164,7 @@ def count_slots(
     units: Sequence[Unit], prefetch: int, reshard_after_forward: bool
 ) -> int:
     """Slots of the ring: one more than the units ahead, and never more than units."""
-    num_ringed = sum(unit.name != REST for unit in units)
+    num_ringed = sum(not unit.is_rest for unit in units)
     return min(prefetch + 1 if reshard_after_forward else num_ringed, num_ringed)
 
 
@@ -160,38 +177,49 @@ def count_memory(
     """Bytes of one of `world_size` ranks.
 
     Args:
-        units: as `make_units` gives them.
+        units: as `make_units` gives them; the model uses them in this order.
         world_size: number of ranks.
         num_slots: of the ring.
         mixed: what floating point numbers travel as.
     """
-    rows = [plan_rows(unit, world_size, mixed) for unit in units]
-    flat = [row for of_unit in rows for row in of_unit]
-    pairs = list(zip(units, rows, strict=True))
-    ring = [slot_bytes(of_unit) for unit, of_unit in pairs if unit.name != REST]
-    rest = [slot_bytes(of_unit) for unit, of_unit in pairs if unit.name == REST]
-    gradients = sum(row.partition.shard_bytes for row in flat if row.trains)
-    states = sum(
-        2 * len(piece) * row.dtype.itemsize
-        for row in flat
-        if row.trains
-        for piece in row.partition.pieces(0)
-    )
+    rows = {unit: plan_rows(unit, world_size, mixed) for unit in units}
+    flat = [row for of_unit in rows.values() for row in of_unit]
+    ring = [unit for unit in units if not unit.is_rest]
+    slots = plan_slots((), len(ring), num_slots) if ring else (0,)
+    sizes = slot_sizes([slot_bytes(rows[unit]) for unit in ring] or [0], slots)
+    rest = sum(slot_bytes(rows[unit]) for unit in units if unit.is_rest)
+    trained = [row for row in flat if row.trains]
+    gradients = sum(row.partition.shard_bytes for row in trained)
+    kept = [(row, sum(map(len, row.partition.pieces(0)))) for row in flat]
     return Memory(
         sum(row.partition.shard_bytes for row in flat),
-        sum(
-            row.partition.shard_numel * row.travels_as.itemsize
-            for row in flat
-            if row.travels_as != row.dtype
-        ),
-        num_slots * max(ring, default=0),
-        sum(rest),
+        sum(sizes),
+        rest,
         gradients,
-        2 * max((row.partition.full_bytes for row in flat if row.trains), default=0),
-        states,
-        sum(
-            row.partition.shard_bytes - sum(map(len, row.partition.pieces(0))) * size
-            for row in flat
-            for size in [row.dtype.itemsize]
-        ),
+        _most_gradients(rows, copies=num_slots == 1) - gradients,
+        sum(2 * numel * row.dtype.itemsize for row, numel in kept if row.trains),
+        sum((r.partition.shard_numel - numel) * r.dtype.itemsize for r, numel in kept),
     )
+
+
+def _most_gradients(rows: dict[Unit, list[Row]], copies: bool) -> int:
+    """The most bytes that gradients take, full ones and shards, the last unit first.
+
+    Those of embeddings and of the rest stay full to the step's end. With `copies` the
+    others leave from memory of their own.
+    """
+    full = {u: sum(r.gathered_bytes for r in rows[u] if r.trains) for u in rows}
+    late = [unit for unit in rows if unit.is_late]
+    most, shards = 0, 0
+    waiting = sum(full[unit] for unit in late if unit.is_rest)
+    for unit in [*(u for u in reversed(rows) if u not in late), *reversed(late)]:
+        trained = [row.partition for row in rows[unit] if row.trains]
+        if unit in late:
+            waiting = max(waiting, sum(full[u] for u in late))
+            most = max(most, shards + waiting)
+        else:
+            own = full[unit] + copies * sum(part.full_bytes for part in trained)
+            most = max(most, shards + waiting + own)
+        shards += sum(part.shard_bytes for part in trained)
+        most = max(most, shards + waiting * (unit not in late))
+    return most

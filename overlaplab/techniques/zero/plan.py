@@ -18,10 +18,17 @@ class PlanError(OverlaplabError):
 
 
 class Use(NamedTuple):
-    """One unit computes: forward, or backward (with what is computed again there)."""
+    """One unit computes.
+
+    Args:
+        unit: its index.
+        backward: in a backward pass.
+        again: what is computed once more there, by checkpointing: no gradients.
+    """
 
     unit: int
     backward: bool
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,7 @@ class Row:
         use: which unit computes.
         slot: of the ring, where its weights are.
         gathers: units whose all-gathers are launched just before it computes.
-        scatters: whether its gradients are complete behind it, and leave.
+        scatters: whether its gradients leave behind it, from the slot.
     """
 
     use: Use
@@ -60,15 +67,6 @@ class StepPlan:
         """The order that it is for."""
         return [row.use for row in self.rows]
 
-    @property
-    def scatter_order(self) -> list[int]:
-        """All units, in the order in which their gradients leave."""
-        first = [row.use.unit for row in self.rows if row.scatters]
-        return [
-            *first,
-            *(u for u in reversed(range(len(self.names))) if u not in first),
-        ]
-
     def __str__(self) -> str:
         return self._grid()
 
@@ -77,7 +75,7 @@ class StepPlan:
         lines = []
         for number, row in enumerate(self.rows):
             line = (
-                f"{number:>3} {'backward' if row.use.backward else 'forward':<8} "
+                f"{number:>3} {_word(row.use):<8} "
                 f"{self.names[row.use.unit]:<{width}} slot {row.slot}"
             )
             if row.gathers:
@@ -107,6 +105,12 @@ class StepPlan:
                     f"its own slot is {self.slots[unit]}.\n{self._grid(number)}\n"
                     "Gather a unit before it computes, into a slot that is not in use."
                 )
+            if row.scatters:
+                del inside[row.slot]
+
+
+def _word(use: Use) -> str:
+    return "again" if use.again else "backward" if use.backward else "forward"
 
 
 def plan_slots(uses: Sequence[Use], num_units: int, num_slots: int) -> tuple[int, ...]:
@@ -125,7 +129,8 @@ def plan_step(
 
     A slot is free when what is in it is not used before the unit that wants it. A unit
     that is still in its slot is not gathered again: so the last units of a forward
-    serve the first of the backward.
+    serve the first of the backward. Behind a unit's backward its gradients leave from
+    its slot, and its weights are gone.
 
     Args:
         uses: the order of the step, from an empty ring.
@@ -144,7 +149,6 @@ def plan_step(
       5 backward a slot 0  then scatter
     """
     inside: dict[int, int] = {}
-    last = {use.unit: number for number, use in enumerate(uses) if use.backward}
     rows = []
     for number, use in enumerate(uses):
         gathers: list[int] = []
@@ -157,9 +161,11 @@ def plan_step(
                 inside[slot] = ahead.unit
                 gathers.append(ahead.unit)
             needed.add(ahead.unit)
-        rows.append(
-            Row(use, slots[use.unit], tuple(gathers), last.get(use.unit) == number)
-        )
+        goes_on = number + 1 < len(uses) and uses[number + 1].unit == use.unit
+        scatters = use.backward and not use.again and not goes_on
+        rows.append(Row(use, slots[use.unit], tuple(gathers), scatters))
+        if scatters:
+            inside.pop(slots[use.unit], None)
     plan = StepPlan(tuple(rows), tuple(slots), tuple(names))
     plan.check()
     return plan

@@ -1,16 +1,21 @@
-"""Shards, and the ring of buffers into which units are gathered.
+"""Shards, and the ring of slots into which units are gathered.
 
 Parameters are views of their unit's slot for good: a gather fills the slot, and they
-have values; another unit's gather fills it, and they have not. Nothing is allocated,
+have values; another unit's gather fills it, and they have not. No weight is allocated,
 copied or resized in a step. What autograd saved of a parameter is a view of the slot,
 too, so before a unit's backward the same bytes must be in the same slot again; a gather
 writes below autograd, which keeps no version of a slot.
+
+A unit's gradients leave from its slot as well: once its backward is over nobody reads
+the weights there. A gather into that slot is behind the scatter, not behind what
+computes meanwhile.
 
 Knows neither hooks nor plans: who may overwrite what is decided by its caller.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -21,7 +26,7 @@ from torch import Tensor, nn
 from overlaplab import streams
 from overlaplab.streams import stream_of
 from overlaplab.techniques.model_facts import ParameterInfo, as_real
-from overlaplab.techniques.zero.memory import Row, plan_rows, slot_bytes
+from overlaplab.techniques.zero.memory import Row, plan_rows, slot_bytes, slot_sizes
 from overlaplab.techniques.zero.units import Unit
 from overlaplab.torch_versions import all_gather_single
 
@@ -36,42 +41,42 @@ class ShardedRow:
 
     Attributes:
         shard: this rank's part, in the parameters' own dtype.
-        sent: what is gathered: `shard` itself, or a copy in the dtype that travels.
         pieces: of each parameter, a Parameter that is a view of `shard`, flat, maybe
             empty: what optimizers update.
-        gradient: as `shard`, None for a row that never trained.
-        full: the whole row in its slot.
+        full: the whole row in its slot, as it computes.
+        mine: this rank's part of `full`.
+        leaving: the whole row in its slot, as gradients leave; None: it never trained.
+        leaving_views: each parameter's gradient in `leaving`.
     """
 
     full: Tensor
+    mine: Tensor
+    leaving: Tensor | None
+    leaving_views: list[Tensor]
 
     def __init__(self, row: Row, rank: int, name: str) -> None:
         self.row = row
-        self._name = name
         like = row.parameters[0].parameter
         partition = row.partition
         full = torch.zeros(partition.numel, dtype=row.dtype, device=like.device)
         for info, view in zip(row.parameters, self.views(full), strict=True):
             view.copy_(info.parameter.detach())
         size = partition.shard_numel
-        self.shard = full[rank * size : (rank + 1) * size].clone()
+        self._begin, self._end = rank * size, (rank + 1) * size
+        self.shard = full[self._begin : self._end].clone()
         streams.name_tensor(self.shard, f"shard of {name}")
-        self.sent = self.shard.to(row.travels_as)
-        self.ranges = [piece.in_shard for piece in partition.pieces(rank)]
+        ends = [0]
+        for piece in partition.pieces(rank):
+            ends += piece.in_shard
+        self._cuts = [b - a for a, b in zip(ends, [*ends[1:], size], strict=True)]
         self.pieces = [
-            nn.Parameter(self.shard[a:b], requires_grad=info.parameter.requires_grad)
-            for info, (a, b) in zip(row.parameters, self.ranges, strict=True)
+            nn.Parameter(part, requires_grad=info.parameter.requires_grad)
+            for info, part in zip(row.parameters, self.cut(self.shard), strict=True)
         ]
-        self.gradient: Tensor | None = None
-        self.gradient_views: list[Tensor] = []
-        if row.trains:
-            self.make_gradient()
 
-    def make_gradient(self) -> None:
-        """Allocate `gradient`, and a view of it for each piece."""
-        self.gradient = torch.zeros_like(self.shard)
-        streams.name_tensor(self.gradient, f"gradient shard of {self._name}")
-        self.gradient_views = [self.gradient[a:b] for a, b in self.ranges]
+    def cut(self, part: Tensor) -> list[Tensor]:
+        """Each parameter's piece of this rank's part; between them is padding."""
+        return list(torch.split(part, self._cuts)[1::2])
 
     def views(self, full: Tensor) -> list[Tensor]:
         """Each parameter inside a full row, in its own shape and memory order."""
@@ -81,6 +86,18 @@ class ShardedRow:
                 self.row.parameters, self.row.partition.entries, strict=True
             )
         ]
+
+    def place(self, buffer: Tensor) -> None:
+        """Make its parameters views of `buffer`, `row.slot_bytes` long."""
+        row = self.row
+        self.full = buffer[: row.gathered_bytes].view(row.travels_as)
+        self.mine = self.full[self._begin : self._end]
+        for info, view in zip(row.parameters, self.views(self.full), strict=True):
+            info.parameter.data = view
+        self.leaving, self.leaving_views = None, []
+        if row.partition.full_bytes <= len(buffer):
+            self.leaving = buffer[: row.partition.full_bytes].view(row.dtype)
+            self.leaving_views = self.views(self.leaving)
 
     @property
     def trains(self) -> bool:
@@ -111,119 +128,155 @@ class ShardedUnit:
         self.index = index
         self.name = unit.name
         self.module = unit.module
+        self.is_rest, self.is_lookup = unit.is_rest, unit.is_lookup
+        self.is_late = unit.is_late
         self.parameters: tuple[ParameterInfo, ...] = unit.parameters
         self.rows = [
             ShardedRow(row, rank, unit.name)
             for row in plan_rows(unit, world_size, mixed)
         ]
-        self.full_bytes = slot_bytes([row.row for row in self.rows])
+        self.slot_bytes = slot_bytes([row.row for row in self.rows])
 
     def place(self, slot: int, buffer: Tensor) -> None:
         """Make its parameters views of `buffer`, bytes of `slot`."""
         self.slot, at = slot, 0
         for row in self.rows:
-            end = at + row.row.gathered_bytes
-            row.full = buffer[at:end].view(row.row.travels_as)
-            at = end
-            for info, view in zip(row.row.parameters, row.views(row.full), strict=True):
-                info.parameter.data = view
+            row.place(buffer[at : at + row.row.slot_bytes])
+            at += row.row.slot_bytes
+
+
+class Slot:
+    """Bytes of the ring: whose they are, and who still uses them.
+
+    Args:
+        buffer: its memory.
+
+    Attributes:
+        unit: whose gather was the last one into it; None: gradients, or nothing.
+        works: of that gather, or of the scatter that reads it.
+        readers: streams that have waited for `works`, and may read what is there.
+        leaves: `works` are of a scatter.
+    """
+
+    def __init__(self, buffer: Tensor) -> None:
+        self.buffer = buffer
+        self.unit: ShardedUnit | None = None
+        self.works: list[Any] = []
+        self.readers: dict[Hashable, None] = {}
+        self.leaves = False
 
 
 class Ring:
-    """The slots, what is in them, and the gathers in flight: one a slot.
+    """The slots of the units, and one for the rest.
 
     Args:
-        units: those that share the ring.
-        rest: has a slot of its own behind it; None: there is none.
-        num_slots: of the ring; each fits the largest unit.
+        units: all of them, the rest (if there is one) last.
+        num_slots: of the ring.
         group: the ranks.
     """
 
     def __init__(
-        self,
-        units: Sequence[ShardedUnit],
-        rest: ShardedUnit | None,
-        num_slots: int,
-        group: dist.ProcessGroup,
+        self, units: Sequence[ShardedUnit], num_slots: int, group: dist.ProcessGroup
     ) -> None:
-        self._group = group
+        self._units, self._group = units, group
         self._stream_key = streams.key_reader(streams.provider())
+        # A gather that waits for a scatter waits here, or what computes would wait.
+        self._side = streams.Stream()
         self.num_slots = num_slots
-        self._units = list(units)
-        everything = [*units, *([rest] if rest else [])]
-        self._rows = [row for unit in everything for row in unit.rows]
-        largest = max((unit.full_bytes for unit in units), default=0)
-        sizes = [largest] * num_slots + ([rest.full_bytes] if rest else [])
-        device = self._rows[0].shard.device
-        self._buffers = [
-            torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes
-        ]
-        for number, buffer in enumerate(self._buffers):
-            streams.name_tensor(buffer, f"ring slot {number}")
-        if rest:
-            streams.name_tensor(self._buffers[-1], f"gathered {rest.name}")
-            rest.place(num_slots, self._buffers[-1])
-        self._works: list[list[Any]] = [[] for _ in sizes]
-        self._readers: list[dict[Hashable, None]] = [{} for _ in sizes]
-        self.forget()
+        self._slots: list[Slot] = []
 
     def place(self, slots: Sequence[int]) -> None:
-        """Give each unit its slot; what the ring had is gone."""
-        for unit, slot in zip(self._units, slots, strict=True):
-            unit.place(slot, self._buffers[slot])
-        self.forget()
+        """Give each unit its slot; what the ring had is gone.
 
-    def refresh(self) -> None:
-        """Shards have changed: copy them into what travels, where that is another."""
-        rows = [row for row in self._rows if row.sent is not row.shard]
-        if rows:
-            sent, shards = [row.sent for row in rows], [row.shard for row in rows]
-            torch._foreach_copy_(sent, shards)
+        Allocates, unless the slots that there are have the right sizes.
+
+        Args:
+            slots: of each unit but the rest, whose slot is behind the ring.
+        """
+        slots = [*slots, *[self.num_slots] * (len(self._units) - len(slots))]
+        sizes = slot_sizes([unit.slot_bytes for unit in self._units], slots)
+        if sizes != [len(slot.buffer) for slot in self._slots]:
+            device = self._units[0].rows[0].shard.device
+            self._slots = [
+                Slot(torch.zeros(size, dtype=torch.uint8, device=device))
+                for size in sizes
+            ]
+            for number, slot in enumerate(self._slots):
+                streams.name_tensor(slot.buffer, f"ring slot {number}")
+        for unit, number in zip(self._units, slots, strict=True):
+            unit.place(number, self._slots[number].buffer)
+        self.forget()
 
     def forget(self) -> None:
         """Shards have changed, or will: whatever is gathered is old."""
-        self._inside: list[ShardedUnit | None] = [None] * len(self._buffers)
+        for slot in self._slots:
+            slot.unit = None
 
     def has(self, unit: ShardedUnit) -> bool:
-        """Whether the unit's gather was the last one into its slot."""
-        return self._inside[unit.slot] is unit
+        """Whether the unit's weights are in its slot, or on their way."""
+        return self._slots[unit.slot].unit is unit
 
     def launch(self, unit: ShardedUnit) -> None:
-        """Gather `unit` into its slot, behind all that computed with what is in it.
+        """Gather `unit` into its slot, behind all that used what is in it.
 
         The slot, and the shards, belong to the gather until `wait`.
         """
-        slot, here = unit.slot, self._stream_key()
-        if not self._readers[slot]:  # nobody waited for the one before
-            self._wait(slot)
-        for reader in self._readers[slot]:
+        slot = self._slots[unit.slot]
+        with streams.stream(self._side) if slot.leaves else contextlib.nullcontext():
+            self._free(slot)
+            slot.unit, slot.leaves = unit, False
+            with streams.annotate(f"gather {unit.name}"):
+                slot.works = [self._gather(row) for row in unit.rows]
+
+    def _gather(self, row: ShardedRow) -> Any:
+        part = row.shard
+        if row.row.travels_as != row.row.dtype:
+            part = row.mine.copy_(row.shard)
+        return all_gather_single(
+            as_real(row.full), as_real(part), group=self._group, async_op=True
+        )
+
+    def take(self, unit: ShardedUnit) -> None:
+        """Let the current stream write gradients into the unit's slot."""
+        slot = self._slots[unit.slot]
+        self._free(slot)
+        slot.unit = None
+
+    def lend(self, unit: ShardedUnit, works: Sequence[Any]) -> None:
+        """The slot, which was taken, belongs to these works of a scatter."""
+        slot = self._slots[unit.slot]
+        slot.works, slot.leaves = list(works), True
+
+    def settle(self) -> None:
+        """The current stream has waited for all scatters."""
+        for slot in self._slots:
+            if slot.leaves:
+                slot.leaves, slot.works = False, []
+                slot.readers = {self._stream_key(): None}
+
+    def _free(self, slot: Slot) -> None:
+        """Let the current stream wait for all that reads or writes `slot`."""
+        here = self._stream_key()
+        if not slot.readers:  # nobody waited for the works
+            for work in slot.works:
+                work.wait()
+        for reader in slot.readers:
             if reader != here:
                 stream_of(here).wait_stream(stream_of(reader))
-        self._readers[slot] = {}
-        self._inside[slot] = unit
-        with streams.annotate(f"gather {unit.name}"):
-            self._works[slot] = [
-                all_gather_single(
-                    as_real(row.full),
-                    as_real(row.sent),
-                    group=self._group,
-                    async_op=True,
-                )
-                for row in unit.rows
-            ]
+        slot.readers = {}
 
     def wait(self, unit: ShardedUnit) -> None:
         """Let the current stream wait for the unit's gather, once a stream."""
-        if self._stream_key() not in self._readers[unit.slot]:
-            self._wait(unit.slot)
+        self._wait(self._slots[unit.slot])
 
     def drain(self) -> None:
-        """Let the current stream wait for all gathers: shards may be written then."""
-        for slot in range(len(self._buffers)):
-            if self._stream_key() not in self._readers[slot]:
-                self._wait(slot)
+        """Let the current stream wait for all works: shards may be written then."""
+        for slot in self._slots:
+            self._wait(slot)
 
-    def _wait(self, slot: int) -> None:
-        for work in self._works[slot]:
-            work.wait()
-        self._readers[slot][self._stream_key()] = None
+    def _wait(self, slot: Slot) -> None:
+        here = self._stream_key()
+        if here not in slot.readers:
+            for work in slot.works:
+                work.wait()
+            slot.readers[here] = None

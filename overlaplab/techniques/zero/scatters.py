@@ -1,16 +1,22 @@
-"""Gradients leave during the backward pass: two buffers in turn, reduce-scattered.
+"""Gradients leave during the backward pass, by reduce-scatter, unit after unit.
 
-A full gradient lives from its hook to its copy into a buffer; a buffer from that copy
-to the end of its reduce-scatter; this rank's part then stays until the optimizer. So at
-most two rows of full gradients wait for the link, whatever the model's depth.
+[Note: when gradients leave]
+A unit's gradients leave when its backward is over: when another unit begins to compute,
+or the step ends. That follows from the order of uses, which ranks share, and not from
+which gradients a rank has: what is missing is sent as zeros. A full gradient lives from
+its unit's backward to its copy into the unit's slot, whose weights have served. This
+rank's part is allocated then, and stays until the optimizer. If the next unit needs the
+same slot at once, gradients leave from memory of their own.
 
-Knows neither hooks nor the order of units.
+Embeddings, which need no weights in the backward pass, and the rest are sent at the
+step's end, and so is what no unit's turn has sent. Each backward of a step is sent by
+itself, except inside `no_sync`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,84 +25,173 @@ from torch._subclasses.fake_tensor import is_fake
 
 from overlaplab import streams
 from overlaplab.streams import stream_of
-from overlaplab.techniques.model_facts import ParameterInfo, as_real
-from overlaplab.techniques.zero.ring import ShardedRow, ShardedUnit
+from overlaplab.techniques.arrivals import Arrivals
+from overlaplab.techniques.model_facts import ModelFacts, as_real
+from overlaplab.techniques.zero.guards import refuse_no_weights
+from overlaplab.techniques.zero.ring import Ring, ShardedRow, ShardedUnit
 from overlaplab.torch_versions import averages, reduce_scatter_single
 
 
-class _Flight:
-    """One reduce-scatter: its work, the row, and where this rank's part arrives."""
+class _Flight(NamedTuple):
+    """One reduce-scatter: out of `full`, which lives as long, into this rank's part."""
 
-    def __init__(self, work: Any, row: ShardedRow, part: Tensor) -> None:
-        self.work, self.row, self.part = work, row, part
+    work: Any
+    row: ShardedRow
+    part: Tensor
+    full: Tensor
 
 
 class Scatters:
-    """The reduce-scatters of a step.
+    """The gradients of a step, and how they leave.
 
     Args:
-        units: all.
+        facts: of the model.
+        units: all of it.
+        ring: from whose slots gradients leave.
         group: the ranks.
 
     Attributes:
-        present: indices of parameters that had a gradient here in this step.
-        num_launched: reduce-scatters since `finish`.
+        num_steps: that have ended.
+        num_launched: reduce-scatters of the open step.
     """
 
-    def __init__(self, units: Sequence[ShardedUnit], group: dist.ProcessGroup) -> None:
-        self._rows = [row for unit in units for row in unit.rows]
-        self._group = group
+    def __init__(
+        self,
+        facts: ModelFacts,
+        units: Sequence[ShardedUnit],
+        ring: Ring,
+        group: dist.ProcessGroup,
+    ) -> None:
+        self._facts, self._ring, self._group = facts, ring, group
+        self._order = sorted(reversed(units), key=lambda unit: unit.is_late)
         self._size = dist.get_world_size(group)
         self._divides = not averages(group)  # no AVG: a sum, divided here
         self._op = dist.ReduceOp.SUM if self._divides else dist.ReduceOp.AVG
         self._stream_key = streams.key_reader(streams.provider())
-        self._flights: list[_Flight | None] = [None, None]
-        self._turn = 0
-        self._keys: dict[Hashable, None] = {}  # of the streams of launches
-        self._filled: set[ShardedRow] = set()  # rows with a gradient of this step
-        self.present: set[int] = set()
+        self._arrivals = Arrivals(facts.parameters, self._backward_begins, self._full)
+        self._arrivals.plan(
+            [[info.index for info in unit.parameters] for unit in self._order]
+        )
+        self.pausing = self._arrivals.pausing  # no_sync
+        self.num_steps = -1
+        self.close()
+
+    # When.
+
+    def forward_begins(self, in_step: bool) -> None:
+        """Refuse a broken step; outside one, look again at what trains."""
+        self.refuse_broken("this forward")
+        if not in_step:
+            self._arrivals.reset()
+
+    def goes_backward(self, unit: ShardedUnit) -> None:
+        """`unit` begins its backward, with its weights."""
+        self._went_backward.add(unit)
+        self._sent.discard(unit)
+        self._leaving = None if self._arrivals.paused else unit
+
+    def begins(self, unit: ShardedUnit | None) -> None:
+        """`unit` begins to compute: send what is behind its backward."""
+        left = self._leaving
+        if left is not None and left is not unit:
+            in_slot = unit is None or unit.slot != left.slot
+            self._send(left, in_slot and self._ring.has(left))
+            self._leaving = None
+
+    def finish(self) -> None:
+        """Send what has not been, and hand over this rank's part of the averages."""
+        if self._arrivals.windows:
+            raise RuntimeError("zero.wait() inside no_sync(); leave the block first")
+        self.refuse_broken("zero.wait()")
+        self.begins(None)
+        for unit in self._order:
+            if unit not in self._sent:
+                self._send(unit, in_slot=True)
+        self.settle()
+        self._hand_over()
+
+    def close(self) -> None:
+        """A new step: nothing was sent."""
+        self.num_steps += 1
+        self._flights: list[_Flight] = []
+        self._parts: dict[ShardedRow, Tensor] = {}  # what has been averaged
+        self._sent: set[ShardedUnit] = set()
+        self._went_backward: set[ShardedUnit] = set()
+        self._leaving: ShardedUnit | None = None  # its backward is, or was, the last
+        self._present: set[int] = set()  # parameters that had a gradient here
         self.num_launched = 0
-        sizes = [r.row.partition.full_bytes for r in self._rows if r.row.trains]
-        self._allocate(max(sizes, default=0))
+        self._arrivals.reset()
 
-    def _allocate(self, num_bytes: int) -> None:
-        device = self._rows[0].shard.device
-        self._buffers = [
-            torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)
-        ]
-        for number, buffer in enumerate(self._buffers):
-            streams.name_tensor(buffer, f"gradient buffer {number}")
-        self._views: dict[tuple[int, ShardedRow], tuple[Tensor, list[Tensor]]] = {}
+    def remove(self) -> None:
+        """Take the hooks off."""
+        self._arrivals.remove()
 
-    def launch(self, unit: ShardedUnit, writers: Iterable[Hashable]) -> None:
+    @property
+    def is_open(self) -> bool:
+        """Whether gradients have arrived that were not handed over."""
+        return self._arrivals.is_open or bool(self._sent)
+
+    def refuse_broken(self, what: str) -> None:
+        """Raise RuntimeError if a backward of the open step did not end."""
+        if self._arrivals.is_open and self._arrivals.backward_failed:
+            raise RuntimeError(
+                f"a backward of step {self.num_steps} raised before it ended: "
+                f"{self.num_launched} reduce-scatters were sent, so {what} cannot go "
+                "on. Call zero.abandon() on every rank."
+            )
+
+    def _backward_begins(self) -> None:
+        """The first gradient of a backward is here."""
+        if self._arrivals.is_open:
+            self.refuse_broken("this backward")
+            self._arrivals.reset()
+
+    def _full(self, position: int) -> None:
+        """All gradients of a unit are here, and of those before it in the order."""
+        unit = self._order[position]
+        if not unit.is_late and unit not in self._went_backward:
+            for info in unit.parameters:
+                refuse_no_weights(unit, info.parameter.grad)
+
+    # How.
+
+    def _send(self, unit: ShardedUnit, in_slot: bool) -> None:
         """Send the gradients of `unit` that are there, zeros for the others.
 
         Takes them out of `.grad`: a next backward starts anew.
-
-        Args:
-            unit: of whose rows those that train now leave.
-            writers: keys of the streams that wrote the gradients.
         """
+        self._sent.add(unit)
+        rows = [row for row in unit.rows if row.trains]
+        if not rows:
+            return
+        if not in_slot or any(row in self._parts for row in rows):
+            self.settle()  # one row at most in memory of its own; parts add up in turn
         here = self._stream_key()
-        self._keys[here] = None
+        writers = self._arrivals.writers(self._order.index(unit))
         others = [stream_of(key) for key in writers if key != here]
         for other in others:
             stream_of(here).wait_stream(other)
-        for row in unit.rows:
-            if row.trains:
-                self._send(row, unit.name)
+        if in_slot:
+            self._ring.take(unit)
+        works = [self._launch(unit, row, in_slot) for row in rows]
+        if in_slot:
+            self._ring.lend(unit, works)
         for other in others:  # it owns the memory that was copied from
             other.wait_stream(stream_of(here))
 
-    def _send(self, row: ShardedRow, name: str) -> None:
-        turn, self._turn = self._turn, 1 - self._turn
-        # The second fill of a buffer is ordered behind its first scatter.
-        self._settle(turn)
-        full = self._fill(turn, row)
+    def _launch(self, unit: ShardedUnit, row: ShardedRow, in_slot: bool) -> Any:
+        full, views = row.leaving, row.leaving_views
+        if not in_slot or full is None:
+            full = torch.empty(
+                row.row.partition.numel, dtype=row.row.dtype, device=row.shard.device
+            )
+            views = row.views(full)
+        self._fill(row, views)
         if full.dtype is torch.float16 and self._divides:  # its sum may be inf
             full.div_(self._size)
-        part = self._part(row)
-        with streams.annotate(f"scatter {name}"):
+        part = torch.empty_like(row.shard)
+        streams.name_tensor(part, f"gradient shard of {unit.name}")
+        with streams.annotate(f"scatter {unit.name}"):
             work = reduce_scatter_single(
                 as_real(part),
                 as_real(full),
@@ -104,93 +199,60 @@ class Scatters:
                 group=self._group,
                 async_op=True,
             )
-        self._flights[turn] = _Flight(work, row, part)
+        self._flights.append(_Flight(work, row, part, full))
         self.num_launched += 1
+        return work
 
-    def _fill(self, turn: int, row: ShardedRow) -> Tensor:
-        """The row's gradients in buffer `turn`; `.grad` is None then."""
-        if row.row.partition.full_bytes > len(self._buffers[turn]):  # was frozen
-            self._settle(1 - turn)
-            self._allocate(row.row.partition.full_bytes)
-        if (turn, row) not in self._views:
-            full = self._buffers[turn][: row.row.partition.full_bytes]
-            full = full.view(row.row.dtype)
-            self._views[turn, row] = full, row.views(full)
-        full, views = self._views[turn, row]
+    def _fill(self, row: ShardedRow, views: Sequence[Tensor]) -> None:
+        """Copy the row's gradients into `views`; `.grad` is None then."""
         into, grads, missing = [], [], []
         for info, view in zip(row.row.parameters, views, strict=True):
             parameter = info.parameter
-            if parameter.grad is None or not parameter.requires_grad:
+            grad, parameter.grad = parameter.grad, None
+            if grad is None or not parameter.requires_grad:
                 missing.append(view)
-            elif parameter.grad.layout is not torch.strided:
+                continue
+            if grad.layout is not torch.strided:
                 raise TypeError(
-                    f"the gradient of {info.name} has layout {parameter.grad.layout}; "
-                    "only dense gradients are sharded. Use sparse=False in its module."
+                    f"the gradient of {info.name} has layout {grad.layout}; only "
+                    "dense gradients are sharded. Use sparse=False in its module."
                 )
-            else:
-                into.append(view)
-                grads.append(parameter.grad.detach())
-                self.present.add(info.index)
-            parameter.grad = None
+            into.append(view)
+            grads.append(grad.detach())
+            self._present.add(info.index)
         if into:
             torch._foreach_copy_(into, grads)
         if missing:
             torch._foreach_zero_(missing)
-        return full
 
-    def _part(self, row: ShardedRow) -> Tensor:
-        """Where this rank's part arrives: in `row.gradient`, or beside what it has."""
-        if row.gradient is None:  # was frozen
-            row.make_gradient()
-        assert row.gradient is not None
-        kept = [piece.grad for piece in row.pieces]
-        if row not in self._filled:
-            self._filled.add(row)
-            if all(grad is None for grad in kept):
-                return row.gradient
-            # Not zeroed since the last step: adds up, as everywhere in torch.
-            for grad, view in zip(kept, row.gradient_views, strict=True):
-                if grad is None:
-                    view.zero_()
-                elif grad is not view:
-                    view.copy_(grad)
-        return torch.empty_like(row.gradient)
+    def settle(self) -> None:
+        """Let the current stream wait for all that was sent, and add up the parts."""
+        for work, row, part, _ in self._flights:
+            work.wait()
+            if self._divides and part.dtype is not torch.float16:
+                part.div_(self._size)
+            if row in self._parts:
+                self._parts[row].add_(part)
+            else:
+                self._parts[row] = part
+        self._flights.clear()
+        self._ring.settle()
 
-    def _settle(self, turn: int) -> None:
-        """Let the current stream wait for the scatter out of buffer `turn`."""
-        flight, self._flights[turn] = self._flights[turn], None
-        if flight is None:
-            return
-        flight.work.wait()
-        if self._divides and flight.part.dtype is not torch.float16:
-            flight.part.div_(self._size)
-        total = flight.row.gradient
-        assert total is not None
-        if flight.part is not total:
-            total.add_(flight.part)
+    def _hand_over(self) -> None:
+        """Give pieces their gradients, of what some rank had one for. Collective.
 
-    def finish(self) -> None:
-        """Let the current stream wait for all; `row.gradient` is complete then."""
-        here = self._stream_key()
-        for key in self._keys:
-            if key != here:
-                stream_of(here).wait_stream(stream_of(key))
-        self._settle(self._turn)
-        self._settle(1 - self._turn)
-
-    def hand_over(self, parameters: Sequence[ParameterInfo]) -> None:
-        """Set `.grad` of the pieces of what some rank had a gradient for. Collective.
-
-        Only a rank that missed a gradient asks (a host sync) whether others had one.
+        Adds to what a piece has, if it was not zeroed, as everywhere in torch. Only a
+        rank that missed a gradient asks (a host sync) whether others had one.
         """
-        present = set(self.present)
-        like = self._rows[0].shard
+        present, parameters = set(self._present), self._facts.parameters
         absent = [
             info.index
             for info in parameters
             if info.index not in present and info.parameter.requires_grad
         ]
-        flags = torch.ones(len(parameters), dtype=torch.int32, device=like.device)
+        flags = torch.ones(
+            len(parameters), dtype=torch.int32, device=parameters[0].parameter.device
+        )
         for index in absent:
             flags[index] = 0
         with streams.annotate("who has gradients"):
@@ -201,19 +263,13 @@ class Scatters:
         if absent and not is_fake(flags):
             values = flags.tolist()
             present.update(index for index in absent if values[index])
-        for row in self._rows:
-            if row in self._filled:
-                infos = zip(
-                    row.row.parameters, row.pieces, row.gradient_views, strict=True
-                )
-                for info, piece, view in infos:
-                    if info.index in present:
-                        piece.grad = view
-
-    def clear(self) -> None:
-        """A new step: nothing was sent."""
-        self._flights = [None, None]
-        self._keys.clear()
-        self._filled.clear()
-        self.present.clear()
-        self.num_launched = 0
+        for row, part in self._parts.items():
+            for info, piece, view in zip(
+                row.row.parameters, row.pieces, row.cut(part), strict=True
+            ):
+                if info.index not in present:
+                    continue
+                if piece.grad is None:
+                    piece.grad = view
+                else:
+                    piece.grad.add_(view)

@@ -2,8 +2,8 @@
 
 A unit's weights are gathered into a slot of a ring just before its forward and again
 before its backward; meanwhile the unit before computes. Its gradients leave by
-reduce-scatter while the units before it go backward. After Rajbhandari et al., ZeRO
-(SC 2020); the ring is what makes it lean, see `ring`.
+reduce-scatter, out of the same slot, while the units before it go backward. After
+Rajbhandari et al., ZeRO (SC 2020); the ring is what makes it lean, see `ring`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from overlaplab.techniques.zero.plan import StepPlan
 from overlaplab.techniques.zero.ring import Ring, ShardedUnit
 from overlaplab.techniques.zero.saving import Saving
 from overlaplab.techniques.zero.scatters import Scatters
-from overlaplab.techniques.zero.sending import Sending
-from overlaplab.techniques.zero.units import REST, make_units
+from overlaplab.techniques.zero.units import make_units
 
 
 class Zero3(Saving):
@@ -55,8 +54,8 @@ class Zero3(Saving):
         model: on the rank's device, or on meta: it is moved to the rank's and gets its
             values unit by unit, so that no rank has all of it at any time.
         units: modules whose parameters are gathered together; None: the members that
-            repeat in a ModuleList or Sequential. What no unit has to itself is
-            gathered for the whole step.
+            repeat in a ModuleList or Sequential, and large layers beside them. What no
+            unit has to itself is gathered for the whole step.
         prefetch: uses ahead that are gathered; the ring has `prefetch` + 1 slots.
         process_group: the ranks, for gathers and scatters both; None: the world, with
             a communicator for each.
@@ -114,24 +113,23 @@ class Zero3(Saving):
                 ShardedUnit(i, u, size, rank, mixed_precision)
                 for i, u in enumerate(deferred.units(made, facts))
             ]
-            ringed = [unit for unit in self._all if unit.name != REST]
-            rest = self._all[len(ringed) :]
-            self._ring = Ring(ringed, rest[0] if rest else None, num_slots, self._group)
-            self._scatters = Scatters(self._all, given or job_group("scatter"))
+            self._ring = Ring(self._all, num_slots, self._group)
         self._number = number_in(self._group)
         self._removed = False
+        self._scatters = scatters = Scatters(
+            facts, self._all, self._ring, given or job_group("scatter")
+        )
         self._gathering = Gathering(
             model,
-            ringed,
-            rest[0] if rest else None,
+            self._all,
             self._ring,
+            scatters,
             prefetch,
             self._exchange,
             self._forward_begins,
         )
-        self._sending = Sending(facts, self._all, self._scatters, self._gathering)
         self._guards = Guards(
-            model, self._all, self._gathering.is_there, lambda: self._sending.is_open
+            model, self._all, self._gathering.is_there, lambda: scatters.is_open
         )
         step_members.join(self)
 
@@ -145,7 +143,7 @@ class Zero3(Saving):
     @property
     def num_steps(self) -> int:
         """Steps that have ended."""
-        return self._gathering.num_steps
+        return self._scatters.num_steps
 
     def shards(self) -> list[nn.Parameter]:
         """What optimizers update: this rank's piece of each parameter that trains."""
@@ -184,13 +182,11 @@ class Zero3(Saving):
         """
         self._refuse_removed("zero.wait()")
         with torch.no_grad():
-            self._sending.finish()
+            self._scatters.finish()
             self._ring.drain()
-            plan = self._gathering.end_step()
+            if self._gathering.end_step():
+                self._guards.note_places()  # slots may be others
         self._end_step()
-        if plan is not None:
-            self._sending.follow(plan)
-            self._guards.note_places()  # slots may be others
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backwards in this block add up full gradients; the next one after it sends.
@@ -198,7 +194,7 @@ class Zero3(Saving):
         If no backward follows, `wait` sends. Costs memory for full gradients and saves
         their reduce-scatters. Blocks nest.
         """
-        return self._sending.no_sync()
+        return self._scatters.pausing()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale gradients so that the norm of all of them is `max_norm` at most.
@@ -229,7 +225,7 @@ class Zero3(Saving):
                 "collectives between are lost; end the run on all ranks."
             )
         with torch.no_grad():
-            self._scatters.finish()
+            self._scatters.settle()
             self._ring.drain()
         self.abandon_step()
 
@@ -243,11 +239,11 @@ class Zero3(Saving):
         """Give the model its full parameters back; drops gradients. Collective."""
         self._refuse_removed("zero.remove()")
         with torch.no_grad():
-            self._scatters.finish()
+            self._scatters.settle()
             self._ring.drain()
             give_back(self._all, self._group)
         self.abandon_step()
-        self._sending.remove()
+        self._scatters.remove()
         self._guards.remove()
         for handle in self._gathering.handles:
             handle.remove()
@@ -258,10 +254,10 @@ class Zero3(Saving):
 
     def _end_step(self) -> None:
         self._gathering.close()
-        self._sending.close()
+        self._scatters.close()
 
     def _forward_begins(self) -> None:
-        self._sending.forward_begins()
+        self._scatters.forward_begins(self._gathering.is_open)
         self._facts.check_identity()
         self._guards.check_places()
 

@@ -2,7 +2,8 @@
 
 Knows modules and names; no rank, no memory. A unit is a module whose parameters are
 there while it computes and may be gone before and after. What no unit has to itself
-(and what two of them share) is the *rest*: it is there for the whole step.
+(and what two of them share) is the *rest*: it is there for the whole step, so little
+should be in it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,21 @@ class Unit:
     module: nn.Module
     parameters: tuple[ParameterInfo, ...]
 
+    @property
+    def is_rest(self) -> bool:
+        """Whether it is there for the whole step."""
+        return self.name == REST
+
+    @property
+    def is_lookup(self) -> bool:
+        """An embedding, whose backward needs no weights."""
+        return type(self.module) is nn.Embedding
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its gradients leave at the end of a step."""
+        return self.is_rest or self.is_lookup
+
 
 def make_units(
     model: nn.Module,
@@ -44,13 +60,20 @@ def make_units(
         model: the whole.
         parameters: of it, each once.
         given: modules of the model, none inside another; None: repeated blocks, see
-            `find_blocks`.
+            `find_blocks`, and layers beside them that are not small, such as an
+            embedding and a head.
 
     Raises:
         TypeError: something given is no module.
         ValueError: it is not in the model, is there twice, or inside another.
     """
-    blocks = list(find_blocks(model)) if given is None else _check(model, given)
+    if given is None:
+        blocks = list(find_blocks(model))
+        blocks += find_large_layers(model, [block for _, block in blocks])
+    else:
+        blocks = _check(model, given)
+    order = {name: i for i, (name, _) in enumerate(model.named_modules())}
+    blocks.sort(key=lambda block: order[block[0]])
     users: dict[int, set[int]] = {}  # of each parameter: blocks, or -1
     inside = {id(m): i for i, (_, block) in enumerate(blocks) for m in block.modules()}
     for module in model.modules():
@@ -88,6 +111,25 @@ def find_blocks(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Mo
             yield from find_blocks(child, f"{prefix}{name}.")
 
 
+def find_large_layers(
+    model: nn.Module, blocks: Sequence[nn.Module]
+) -> Iterator[tuple[str, nn.Module]]:
+    """(name, module) of layers outside `blocks`, a quarter of the largest or more.
+
+    Smaller ones cost less in the rest than two more collectives in a step.
+    """
+    inside = {id(module) for block in blocks for module in block.modules()}
+    least = max(map(_size, blocks), default=0) / 4
+    for name, module in model.named_modules():
+        is_layer = not any(module.children()) and id(module) not in inside
+        if least and is_layer and module is not model and _size(module) >= least:
+            yield name, module
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
 def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
@@ -116,5 +158,4 @@ def _check(model: nn.Module, given: Sequence[nn.Module]) -> list[tuple[str, nn.M
                     f"unit {name} is inside unit {other}: its weights would be "
                     "gathered twice. Give one of the two."
                 )
-    order = {name: i for i, name in enumerate(names.values())}
-    return sorted(blocks, key=lambda block: order[block[0]])
+    return blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import zip_longest
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,11 @@ from overlaplab.techniques.zero.plan import (
 
 NAMES = tuple("abcdef")
 used = st.lists(
-    st.tuples(st.integers(0, 5), st.booleans()).map(lambda pair: Use(*pair)),
+    st.builds(
+        lambda unit, kind: Use(unit, *kind),
+        st.integers(0, 5),
+        st.sampled_from([(False,), (True,), (True, True)]),
+    ),
     max_size=30,
 )
 depths = st.integers(0, 4)
@@ -51,15 +56,18 @@ def test_a_plan_gathers_no_more_than_on_demand_and_never_early(
 
 
 @given(used, depths)
-def test_what_went_backward_is_scattered_once_behind_its_last_use(
+def test_gradients_leave_when_a_backward_is_over_and_the_weights_go_with_them(
     uses: list[Use], prefetch: int
 ):
-    plan = planned(uses, prefetch)
-    last = {use.unit: number for number, use in enumerate(uses) if use.backward}
-    assert {r: plan.rows[r].use.unit for r in last.values()} == {
-        number: row.use.unit for number, row in enumerate(plan.rows) if row.scatters
-    }
-    assert sorted(plan.scatter_order) == list(range(6))
+    rows = planned(uses, prefetch).rows
+    for row, follows in zip_longest(rows, rows[1:]):
+        goes_on = follows is not None and follows.use.unit == row.use.unit
+        assert row.scatters == (row.use.backward and not row.use.again and not goes_on)
+    for number, row in enumerate(rows):
+        before = [r for r in rows[:number] if r.use.unit == row.use.unit]
+        if before and before[-1].scatters:
+            at = max(i for i, r in enumerate(rows[:number]) if r is before[-1])
+            assert any(row.use.unit in r.gathers for r in rows[at + 1 : number + 1])
 
 
 @pytest.mark.parametrize("number", [3, 4, 5, 6])
@@ -89,7 +97,7 @@ def test_a_plan_in_which_a_unit_computes_without_weights_is_refused_with_its_row
     with pytest.raises(PlanError) as caught:
         StepPlan(tuple(rows), plan.slots, plan.names).check()
     assert str(caught.value) == (
-        "row 5: a computes with slot 0, which has c; its own slot is 0.\n"
+        "row 5: a computes with slot 0, which has nothing; its own slot is 0.\n"
         "  0 forward  a slot 0  gather a b\n"
         "  1 forward  b slot 1  gather c\n"
         "  2 forward  c slot 0\n"

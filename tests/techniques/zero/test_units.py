@@ -25,9 +25,15 @@ def linear():
     return nn.Linear(2, 2, bias=False)
 
 
-def test_blocks_that_repeat_are_units_and_the_rest_is_one():
-    found = units_of(Transformer(TransformerConfig(num_layers=3)))
-    assert list(found) == ["blocks.0", "blocks.1", "blocks.2", "(rest)"]
+def test_blocks_that_repeat_are_units_and_so_are_large_layers_beside_them():
+    found = units_of(Transformer(TransformerConfig(num_layers=2)))  # 256 x 64
+    assert list(found) == ["embedding", "blocks.0", "blocks.1", "head", "(rest)"]
+    assert found["(rest)"] == ["norm.weight", "norm.bias"]
+
+
+def test_layers_beside_blocks_that_are_small_are_in_the_rest():
+    found = units_of(Transformer(TransformerConfig(num_layers=2, vocab_size=99)))
+    assert list(found) == ["blocks.0", "blocks.1", "(rest)"]
     assert found["(rest)"] == [
         "embedding.weight",
         "norm.weight",
@@ -36,8 +42,16 @@ def test_blocks_that_repeat_are_units_and_the_rest_is_one():
     ]
 
 
-def test_members_that_do_not_repeat_are_in_the_rest():
-    net = nn.Sequential(linear(), nn.Tanh(), linear(), nn.LayerNorm(2))
+def test_a_large_layer_that_shares_its_weight_is_in_the_rest():
+    found = units_of(Transformer(TransformerConfig(num_layers=2, tied=True)))
+    assert list(found) == ["blocks.0", "blocks.1", "(rest)"]
+    assert found["(rest)"][0] == "embedding.weight"
+
+
+def test_members_that_do_not_repeat_are_in_the_rest_where_they_are_small():
+    net = nn.Sequential(linear(), nn.Tanh(), linear(), nn.PReLU())  # 4, 4, 1 numbers
+    assert list(units_of(net)) == ["0", "2", "3"]
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(2, 3), nn.PReLU())
     assert list(units_of(net)) == ["0", "2", "(rest)"]
 
 

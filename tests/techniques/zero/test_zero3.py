@@ -54,7 +54,7 @@ def test_processes_refuse_it_in_the_same_words(wrong: Callable[[], None]) -> Non
 def test_a_rank_that_alone_leaves_the_plan_is_named_with_what_it_waits_for() -> None:
     with pytest.raises(ol.DeadlockError) as caught:
         ol.run(misuse.one_rank_leaves_the_plan, 2)
-    assert 'rank 1 waits for "zero 1 gather 8 on rank 0' in str(caught.value)
+    assert 'rank 1 waits for "zero 1 gather 10 on rank 0' in str(caught.value)
     assert "rank 0 waits in all_gather" in str(caught.value)
     assert "(gather layers.2) for rank 1" in str(caught.value)
 
@@ -78,7 +78,7 @@ def test_a_step_that_failed_is_given_up_and_the_next_is_right(cluster: str) -> N
 def test_a_failed_backward_is_named_by_what_comes_next(where: str, what: str) -> None:
     with pytest.raises(ol.RankError) as caught:
         ol.run(misuse.fails_in_backward, where)
-    assert "a backward of step 1 raised before it ended: 2 reduce-scatters" in str(
+    assert "a backward of step 1 raised before it ended: 1 reduce-scatters" in str(
         caught.value
     )
     assert f"{what} cannot go on. Call zero.abandon()" in str(caught.value)
