@@ -55,6 +55,8 @@ class Scatters:
         num_launched: reduce-scatters of the open step.
     """
 
+    _leaving: ShardedUnit | None  # whose backward is, or was, the last one
+
     def __init__(
         self,
         facts: ModelFacts,
@@ -117,7 +119,7 @@ class Scatters:
         self._parts: dict[ShardedRow, Tensor] = {}  # what has been averaged
         self._sent: set[ShardedUnit] = set()
         self._went_backward: set[ShardedUnit] = set()
-        self._leaving: ShardedUnit | None = None  # its backward is, or was, the last
+        self._leaving = None
         self._present: set[int] = set()  # parameters that had a gradient here
         self.num_launched = 0
         self._arrivals.reset()
