@@ -1,7 +1,8 @@
 """Which gradients have arrived: hooks that count, and say when a bucket is full.
 
 Knows no collective. Its hooks run on autograd's thread, once for every parameter, while
-the CPU runs ahead of the GPU: they note the stream and count, nothing else.
+the CPU runs ahead of the GPU: they note the stream and count. The one that fills the
+bucket whose turn it is also calls `on_turn`, which launches it.
 
 [Note: a backward that did not end]
 A backward that raises has called some hooks and not others, and the reducer does not
@@ -63,6 +64,12 @@ class Arrivals:
         self._handles: list[Any] = [None] * len(parameters)
         self._buckets: Sequence[Sequence[int]] = ()
         self._bucket_of: list[int] = []
+        # By parameter: whether its gradient has arrived, and what that is at first. By
+        # bucket: those that will arrive, and those that have not been counted yet.
+        self._here: list[bool] = []
+        self._nothing: list[bool] = []
+        self._expected: list[list[int]] = []
+        self._missing: list[set[int]] = []
         self.paused = False
         self.windows = 0
         self._backward = -1  # autograd's number of the one that is running
@@ -77,7 +84,7 @@ class Arrivals:
         for number, bucket in enumerate(buckets):
             for index in bucket:
                 self._bucket_of[index] = number
-        self._trains: list[bool] = []
+        self._watch_what_trains()
         self.reset()
 
     def reset(self) -> None:
@@ -99,7 +106,7 @@ class Arrivals:
     def _watch_what_trains(self) -> None:
         self._trains = self._what_trains()
         self._nothing = [False] * len(self._parameters)
-        self._expected: list[list[int]] = [[] for _ in self._buckets]
+        self._expected = [[] for _ in self._buckets]
         for info in self._parameters:
             if self._trains[info.index]:
                 if self._handles[info.index] is None:
@@ -123,6 +130,8 @@ class Arrivals:
         """See [Note: a backward that did not end]."""
         if self._ended:
             return False
+        # Not failed: the inner one has ended, and we are still in the outer one, whose
+        # Python function may run whole steps.
         return not (self._inner_ended and _outermost_function() is not None)
 
     def stale(self, bucket: int) -> list[int]:
@@ -135,6 +144,10 @@ class Arrivals:
             if not self._here[index]
             and not self._parameters[index].parameter.requires_grad
         ]
+
+    def arrived(self, index: int) -> bool:
+        """Whether parameter `index` has got a gradient in this step."""
+        return self._here[index]
 
     def writers(self, bucket: int) -> dict[Hashable, None]:
         """Keys of the streams that wrote its gradients, in order of arrival."""
@@ -185,13 +198,13 @@ class Arrivals:
         if bucket < 0:
             return
         self._writers[bucket][self._stream_key()] = None
+        if bucket < self.next:
+            self._refuse_late(index, bucket)
         missing = self._missing[bucket]
         if index in missing:
             missing.remove(index)
             while self.next < len(self._missing) and not self._missing[self.next]:
                 self.announce_next()
-        elif bucket < self.next:
-            self._refuse_again(index, bucket)
 
     def _begin_backward(self) -> None:
         outer = _outermost_function()
@@ -228,10 +241,10 @@ class Arrivals:
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(ended)
 
-    def _refuse_again(self, index: int, bucket: int) -> None:
+    def _refuse_late(self, index: int, bucket: int) -> None:
         raise RuntimeError(
             f"{self._parameters[index].name} got a second gradient in one step, after "
-            f"bucket {bucket} with its first one had been sent. Call reducer.wait() "
+            f"bucket {bucket}, which it belongs to, had been sent. Call reducer.wait() "
             "after each backward; or run all backwards of a step but the last inside "
             "reducer.no_sync(); with activation checkpointing pass use_reentrant=False."
         )

@@ -2,8 +2,9 @@
 
 A collective starts behind the stream that launches it, so that stream first waits for
 the streams that wrote the gradients. The allocator hands freed memory out again on the
-stream that allocated it, its owner, without waiting for the collective: gradients stay
-referenced here until every owner waits for it. A copy is owned by the stream of its
+stream that allocated it, its owner, without waiting for the collective. Who allocated a
+gradient is not known: the stream of the launch and all writers count as its owners, and
+it stays referenced here until each of them waits. A copy is owned by the stream of its
 launch, and is dropped as soon as that stream waits.
 
 Streams are named by keys, see `streams.key_reader`. Knows neither hooks nor what a
@@ -131,7 +132,10 @@ def load(
 def _travel_themselves(
     parameters: Sequence[ParameterInfo], grads: list[Tensor], dtype: torch.dtype
 ) -> bool:
-    """Whether all are there, as they travel: the usual case. In C: hooks run it."""
+    """Whether all are there, as they travel: the usual case.
+
+    Every loop of it runs in C: it is on the backward pass's way.
+    """
     return (
         set(map(type, grads)) == {Tensor}
         and set(map(_look, grads)) == {(dtype, torch.strided, False)}
@@ -181,10 +185,11 @@ class _Flight:
 
     Args:
         payload: kept alive.
-        launched: what the wire needs to finish it; None once it has.
+        launched: what the wire needs to finish it; dropped once it has.
         key: of the stream of the launch, which owns the copies.
         owners: keys of the streams that own gradients.
         marks: of the gradients, as the launch (or the finish) left them.
+        finished: the stream of the launch waits for the averages.
     """
 
     payload: Payload
@@ -311,6 +316,7 @@ class InFlight:
 
     def clear(self) -> None:
         """Let go of all launches, finished or given up."""
+        _keep_unfinished(self._flights)
         self._flights.clear()
 
     def _finish(self, flight: _Flight) -> None:

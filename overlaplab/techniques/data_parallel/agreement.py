@@ -27,13 +27,11 @@ class Flags:
 
     Attributes:
         planned: whether each parameter is in the plan; the same on all ranks.
-        dtypes: of the parameters, as they were planned.
     """
 
     def __init__(self, facts: ModelFacts) -> None:
         self._facts = facts
         self.planned = facts.trains()
-        self.dtypes = facts.dtypes()
 
     @property
     def members(self) -> list[ParameterInfo]:
@@ -82,16 +80,18 @@ class Flags:
         if is_fake(flags):
             return []  # one rank stands for all: nobody else has what it misses
         values = flags.real.tolist()
-        for info, average in absent:
-            if values[info.index] > 0:
-                info.parameter.grad = average.to(info.parameter.dtype)
-        everywhere = [i for i in changed if not values[len(self.planned) + i.index]]
+        everywhere = []
         for info in changed:
-            if info.parameter.requires_grad and info not in everywhere:
+            if not values[len(self.planned) + info.index]:
+                everywhere.append(info)
+            elif info.parameter.requires_grad:
                 raise RuntimeError(
                     f"parameter {info.name} trains on this rank and is frozen on "
                     "another one. Freeze and unfreeze on every rank alike."
                 )
+        for info, average in absent:
+            if values[info.index] > 0:
+                info.parameter.grad = average.to(info.parameter.dtype)
         return everywhere
 
     def adopt(self, changed: list[ParameterInfo]) -> bool:

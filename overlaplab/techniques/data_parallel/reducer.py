@@ -5,7 +5,8 @@ layers before it still compute. Many small messages each pay the latency; one la
 message has no computation left to hide behind. Buckets lie between.
 
 A step *opens* with its first gradient, its buckets are *sent* one by one, and `wait`
-ends it. Nothing happens in a forward.
+ends it. Nothing happens in a forward. The way of one gradient through the files stands
+in this package's docstring.
 """
 
 from __future__ import annotations
@@ -108,9 +109,12 @@ class BucketedReducer(JoinableReducer):
         wire: Wire | None = None,
     ) -> None:
         super().__init__()
-        cap = cap_bytes("bucket_mib", 25 if bucket_mib is None else bucket_mib)
-        first = cap_bytes(
-            "first_bucket_mib", 25 if first_bucket_mib is None else first_bucket_mib
+        cap, first = (
+            None if mib is None else cap_bytes(name, mib)
+            for name, mib in [
+                ("bucket_mib", bucket_mib),
+                ("first_bucket_mib", first_bucket_mib),
+            ]
         )
         group = own_group() if process_group is None else checked_group(process_group)
         self._group = group
@@ -124,9 +128,9 @@ class BucketedReducer(JoinableReducer):
                     "first."
                 )
         self._facts.broadcast()
-        if bucket_mib is None:
+        if cap is None:
             cap = default_cap_bytes(self._facts.num_bytes)
-        self._caps = cap, cap if first_bucket_mib is None else first
+        self._caps = (cap, cap if first is None else first)
         self._flags = Flags(self._facts)
         self._arrivals = Arrivals(
             self._facts.parameters, self._backward_begins, self._launch
@@ -137,7 +141,7 @@ class BucketedReducer(JoinableReducer):
         self._number = number_in(group)
         self._make_plan()
         step_members.join(self)
-        _alive.add(self)
+        _reducers.add(self)
 
     @property
     def num_steps(self) -> int:
@@ -165,11 +169,12 @@ class BucketedReducer(JoinableReducer):
         even one that had no backward.
 
         Raises:
-            RuntimeError: a backward of the step raised; a parameter or a gradient was
-                written, replaced or freed while the step was open; a parameter trains
-                here and is frozen elsewhere; called inside `no_sync()` or after
-                `remove()`. The step stays open until every rank calls `abandon()`; a
-                rank whose `wait()` returned has ended it and cannot.
+            RuntimeError: a backward of the step raised; a parameter was written while
+                the step was open, or a gradient was freed, or replaced or written
+                after it had been sent; called inside `no_sync()` or after `remove()`.
+                The step stays open until every rank calls `abandon()`. Or: a parameter
+                trains here and is frozen elsewhere; the ranks where it is frozen have
+                ended the step, so that it cannot be given up any more.
         """
         if self._arrivals.windows:
             raise RuntimeError("reducer.wait() inside no_sync(); leave the block first")
@@ -180,7 +185,7 @@ class BucketedReducer(JoinableReducer):
             if not self._arrivals.is_open:
                 self._open()
             self._arrivals.announce_rest()
-            if (info := self._in_flight.touched()) is not None:
+            if (info := self._in_flight.touched() or self._lost()) is not None:
                 raise RuntimeError(
                     f"{info.name}.grad was replaced, freed or written between the "
                     "backward pass and reducer.wait(), while its average was on the "
@@ -218,6 +223,8 @@ class BucketedReducer(JoinableReducer):
         """
         self._refuse_in_join("reducer.abandon()")
         self._refuse_removed("reducer.abandon()")
+        if not self._arrivals.is_open:
+            self._open()  # it may have to send buckets of the others' plan
         mine = self._arrivals.next  # buckets that have been sent
         call = f"reducer.abandon() of step {self._num_steps}"
         if self._number > 1:
@@ -239,7 +246,8 @@ class BucketedReducer(JoinableReducer):
             with torch.no_grad():
                 self._in_flight.finish()
         finally:
-            self._end_step()
+            self._in_flight.clear()
+            self._arrivals.reset()
             self._arrivals.remove()
             step_members.leave(self)
             self._removed = True
@@ -273,10 +281,11 @@ class BucketedReducer(JoinableReducer):
                 "the reducer's process group has been destroyed since it was built "
                 "(destroy_process_group). Call reducer.remove() and build a new one."
             )
-        if self._facts.dtypes() != self._flags.dtypes:  # after `model.to(dtype)`
+        if self._facts.dtypes() != self._dtypes:  # after `model.to(dtype)`
             self._make_plan()
         self._marks = marks_of(self._facts.tensors)
         self._in_flight.wire = self._wire_of_step()
+        self._arrivals.is_open = True  # also where `wait` or `abandon` opens it
 
     def _refuse_removed(self, what: str) -> None:
         if self._removed:
@@ -304,6 +313,11 @@ class BucketedReducer(JoinableReducer):
             "ranks differ from here on. Call reducer.wait() between loss.backward() "
             "and optimizer.step()."
         )
+
+    def _lost(self) -> ParameterInfo | None:
+        """A parameter whose gradient was freed before it could be sent."""
+        absent = [info for p in self._in_flight.payloads for info, _ in p.absent]
+        return next((i for i in absent if self._arrivals.arrived(i.index)), None)
 
     def _launch(self, bucket: int) -> None:
         """Send a bucket: it and all before it are full, or the step is ending."""
@@ -339,7 +353,7 @@ class BucketedReducer(JoinableReducer):
 
     def _make_plan(self) -> None:
         """Cut what trains on all ranks into buckets; between steps, on all ranks."""
-        self._flags.dtypes = self._facts.dtypes()
+        self._dtypes = self._facts.dtypes()
         members = self._flags.members
         named = [(info.name, info.parameter) for info in members]
         self.plan = plan_buckets(named, *self._caps)
@@ -350,11 +364,11 @@ class BucketedReducer(JoinableReducer):
         self._arrivals.plan([[i.index for i in bucket] for bucket in self._members])
 
 
-_alive: WeakSet[BucketedReducer] = WeakSet()
+_reducers: WeakSet[BucketedReducer] = WeakSet()
 
 
 @atexit.register
 def _let_go_of_groups() -> None:
     """A gloo group that is freed after the interpreter's end aborts (torch 2.13)."""
-    for reducer in tuple(_alive):
+    for reducer in tuple(_reducers):
         vars(reducer).clear()

@@ -373,6 +373,24 @@ def abandons_on_rank_0() -> None:
         reducer.abandon()
 
 
+def abandons_after_a_cast() -> list[float]:
+    """Rank 1 fails before its backward, in the first step of another plan."""
+    model = nn.Sequential(weight(), weight())
+    reducer = BucketedReducer(model)
+    model[0].double()
+
+    def forward() -> Tensor:
+        return model[1](model[0](batch(0).double()).float())
+
+    if dist.get_rank() == 0:
+        forward().sum().backward()
+    reducer.abandon()
+    model.zero_grad()
+    forward().sum().backward()
+    reducer.wait()
+    return average(model)
+
+
 class Buffers(nn.Module):
     def __init__(self, buffer: Tensor) -> None:
         super().__init__()

@@ -128,6 +128,19 @@ def test_what_has_not_been_sent_may_be_touched(cluster: str, what: str) -> None:
 
 
 @on_both
+def test_a_gradient_that_was_freed_before_it_was_sent_is_named(cluster: str) -> None:
+    says = r"weight\.grad was replaced, freed or written"
+    refuses(says, misuse.touches, "free", "serial", cluster=cluster)
+
+
+@on_both
+def test_a_rank_without_a_backward_gives_up_a_step_of_the_new_plan(
+    cluster: str,
+) -> None:
+    assert run(misuse.abandons_after_a_cast, cluster=cluster) == [[1.5, 1.5]] * 2
+
+
+@on_both
 def test_a_users_hook_that_steps_and_frees_is_named(cluster: str) -> None:
     refuses(
         r"weight.* reducer\.wait\(\)", misuse.touches, "hook", "hooks", cluster=cluster
