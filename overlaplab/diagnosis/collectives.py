@@ -21,6 +21,7 @@ from overlaplab.hardware import Hardware
 from overlaplab.hardware.collectives import OPERATIONS, collective_ns, crossing_bytes
 from overlaplab.timeline import Span
 from overlaplab.timeline.intervals import merge, total
+from overlaplab.timeline.meetings import find_meetings
 
 QUEUED_NS = 3_000  # between two collectives of one communicator
 WaitedFor = Literal["its launch", "its inputs", "the previous collective", "nothing"]
@@ -179,26 +180,19 @@ class _LaunchOrder:
 
 def _peers(lookup: Lookup, steps: Sequence[Step]) -> dict[int, tuple[int, ...]]:
     """For each collective the spans of all ranks that are the same one."""
-    groups: dict[tuple[object, ...], dict[int, list[int]]] = defaultdict(dict)
-    for step in steps:
-        for index in step.communication:
-            span = lookup.spans[index]
-            members = span.attributes.get("group_ranks")
-            # A virtual run says who met; in a measured one the order on a lane does.
-            virtual = lookup.timeline.origin == "virtual"
-            ready = span.attributes.get("ready_ns") if virtual else None
-            who = tuple(members) if isinstance(members, list | tuple) else None
-            number = step.step if ready is None else None
-            of_rank = groups[number, span.lane, who, ready]
-            of_rank.setdefault(span.rank, []).append(index)
-    found: dict[int, tuple[int, ...]] = {}
-    for of_rank in groups.values():
-        if len({len(own) for own in of_rank.values()}) > 1:
-            continue  # not recorded everywhere: who meets whom is unknown
-        for together in zip(*of_rank.values(), strict=True):
-            if len({lookup.spans[i].name for i in together}) == 1:
-                found.update(dict.fromkeys(together, together))
-    return found
+    number_of = {i: step.step for step in steps for i in step.communication}
+    virtual = lookup.timeline.origin == "virtual"
+
+    def key(index: int) -> tuple[object, ...]:
+        span = lookup.spans[index]
+        members = span.attributes.get("group_ranks")
+        # A virtual run says who met; in a measured one the order on a lane does.
+        ready = span.attributes.get("ready_ns") if virtual else None
+        who = tuple(members) if isinstance(members, list | tuple) else None
+        return number_of[index] if ready is None else None, span.lane, who, ready
+
+    met = find_meetings(lookup.spans, number_of, key)
+    return {i: together for together in met for i in together}
 
 
 def _clock_skew(

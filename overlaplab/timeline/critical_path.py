@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from overlaplab.timeline.meetings import find_meetings
 from overlaplab.timeline.span import CPU_LANE, Span
 
 Spans = Sequence[Span]
@@ -196,16 +197,15 @@ class _Before:
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
         self._ends: dict[tuple[int, str | None], list[tuple[int, int, int]]] = {}
-        self._collectives: dict[tuple[str, str], dict[int, list[int]]] = {}
         for index, span in enumerate(spans):
             key = (span.end_ns, span.start_ns, index)
             self._ends.setdefault((span.rank, span.lane), []).append(key)
             self._ends.setdefault((span.rank, None), []).append(key)
-            if span.kind == "communication":
-                ranks = self._collectives.setdefault((span.lane, span.name), {})
-                ranks.setdefault(span.rank, []).append(index)
         for ends in self._ends.values():
             ends.sort()
+        sent = [i for i, span in enumerate(spans) if span.kind == "communication"]
+        met = find_meetings(spans, sent, lambda i: (spans[i].lane, spans[i].name))
+        self._peers = {i: together for together in met for i in together}
 
     def latest(self, index: int, time_ns: int) -> int | None:
         """The span of this rank that ended last, at `time_ns` or before.
@@ -223,19 +223,10 @@ class _Before:
         return on_lane if same_end else anywhere
 
     def last_peer(self, index: int) -> int:
-        """The same collective on the rank that started it last.
-
-        Measured spans carry no number, so peers are the n-th of their lane and name;
-        where ranks have not equally many, the collective stands alone.
-        """
-        span = self._spans[index]
-        ranks = self._collectives[(span.lane, span.name)]
-        own = ranks[span.rank]
-        if any(len(theirs) != len(own) for theirs in ranks.values()):
-            return index
-        n = bisect_right(own, index) - 1
-        peers = [theirs[n] for theirs in ranks.values()]
-        overlapping = [p for p in peers if self._spans[p].start_ns < span.end_ns]
+        """The same collective on the rank that started it last; itself where its peers
+        are not known."""
+        end_ns, peers = self._spans[index].end_ns, self._peers.get(index, ())
+        overlapping = [p for p in peers if self._spans[p].start_ns < end_ns]
         return max(overlapping, key=lambda p: self._spans[p].start_ns, default=index)
 
     def _latest_of(

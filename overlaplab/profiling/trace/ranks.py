@@ -14,6 +14,7 @@ from overlaplab.errors import TraceError
 from overlaplab.profiling.trace.file import TraceFile, shifted
 from overlaplab.profiling.trace.tables import Place
 from overlaplab.timeline import Span, Timeline
+from overlaplab.timeline.meetings import find_meetings
 
 # Kernels of one collective end within tens of microseconds of one another on one
 # clock; what is more is the clocks.
@@ -144,34 +145,27 @@ Meeting = list[tuple[int, int]]  # (rank, index of its span)
 
 def _meetings(spans: Mapping[int, Sequence[Span]]) -> Iterator[Meeting]:
     """Collectives of which every rank's kernel is known, and which agree."""
-    queues: dict[_Key, dict[int, list[int]]] = defaultdict(dict)
-    for rank, of_rank in spans.items():
-        for i, span in enumerate(of_rank):
-            if span.kind == "communication" and "stream" in span.attributes:
-                queues[_key(span)].setdefault(rank, []).append(i)
-    for (_, group, size, step), of_queue in queues.items():
+    where = [
+        (rank, i)
+        for rank, of_rank in spans.items()
+        for i, span in enumerate(of_rank)
+        if span.kind == "communication" and "stream" in span.attributes
+    ]
+    every = [spans[rank][i] for rank, i in where]
+    for together in find_meetings(every, range(len(every)), lambda k: _key(every[k])):
+        met = [every[k] for k in together]
+        _, group, size, step = _key(met[0])
         members = set(group) or set(spans)
-        if set(of_queue) != members or (size and size != len(members)):
+        if {span.rank for span in met} != members or size not in (0, len(members)):
             continue
-        if len(members) < 2 or len({len(queue) for queue in of_queue.values()}) != 1:
+        if len(members) < 2 or met[0].name in _POINT_TO_POINT:
             continue
+        numbers = {span.attributes.get("sequence") for span in met}
         # Recordings that begin at different collectives count them differently.
-        numbered = step is not None or all(
-            "sequence" in spans[rank][i].attributes
-            for rank, queue in of_queue.items()
-            for i in queue
-        )
-        for rank, queue in of_queue.items():
-            of_rank = spans[rank]
-            queue.sort(key=lambda i: (of_rank[i].start_ns, of_rank[i].end_ns))
-        for together in zip(*of_queue.values(), strict=True):
-            meeting = list(zip(of_queue, together, strict=True))
-            met = [spans[rank][i] for rank, i in meeting]
-            names = {(span.name, span.attributes.get("sequence")) for span in met}
-            if len(names) != 1 or met[0].name in _POINT_TO_POINT:
-                continue
-            if numbered or max(s.start_ns for s in met) < min(s.end_ns for s in met):
-                yield meeting
+        numbered = step is not None or None not in numbers
+        together_ns = min(s.end_ns for s in met) - max(s.start_ns for s in met)
+        if len(numbers) == 1 and (numbered or together_ns > 0):
+            yield [where[k] for k in together]
 
 
 def _key(span: Span) -> _Key:
