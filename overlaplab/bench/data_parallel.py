@@ -36,14 +36,12 @@ NORM_RTOL = 2e-3  # bfloat16 averages differ in their last bit by the order of s
 class Plan:
     """How much to measure."""
 
-    # bucket sizes that the sweeps try for DDP
-    caps_mib: tuple[float, ...] = (25, 100, 200)
-    our_caps_mib: tuple[float, ...] = (25, 100, 400)  # and for ours
-    captured_caps_mib: tuple[float, ...] = (100, 400)  # and for our captured step
+    caps_mib: tuple[float, ...] = (25, 100, 200)  # sizes of DDP's buckets to try
+    our_caps_mib: tuple[float, ...] = (25, 100, 400)  # of ours
+    captured_caps_mib: tuple[float, ...] = (100, 400)  # of our captured step
     warmup: int = 5  # steps before a variant is timed
-    # sweep_rounds, final_rounds: blocks per variant
-    sweep_rounds: int = 1
-    final_rounds: int = 7
+    sweep_rounds: int = 1  # blocks per variant in the sweeps
+    final_rounds: int = 7  # and in the final comparison
     steps_a_round: int = 5  # steps per block
     tokens: int = 1024  # sequence length
     # whether serial, one message per parameter and captured computation are measured

@@ -27,8 +27,8 @@ class Case:
     collectives: tuple[Collective, ...]  # by start
     # kernels alone and beside communication, the costliest first
     twins: tuple[Twins, ...]
-    # contention, by_step: by (rank, step); the collectives of a step by start
-    contention: Mapping[tuple[int, int | None], Contention]
+    contention: Mapping[tuple[int, int | None], Contention]  # by (rank, step)
+    # the collectives of a (rank, step), by start
     by_step: Mapping[tuple[int, int | None], Sequence[Collective]]
     # the profile that bandwidths are compared with, None without one
     hardware: Hardware | None

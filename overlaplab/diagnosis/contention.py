@@ -35,11 +35,9 @@ class Twins:
     rank: int
     name: str  # of the operator
     kernel: str  # of the kernel, "" where only the operator is known
-    # alone_ns, beside_ns: medians
-    alone_ns: int
-    # num_alone, num_beside: how many of each
+    alone_ns: int  # the median
     num_alone: int
-    beside_ns: int
+    beside_ns: int  # the median
     num_beside: int
     # what all those beside took more than the median alone, over all steps; negative
     # where they took less

@@ -102,8 +102,7 @@ class Unexplained:
 
     rank: int
     step: int | None
-    # idle_ns, exposed_ns: entries of the account that no finding of this step names
-    idle_ns: int
+    idle_ns: int  # entries of the account
     exposed_ns: int
 
     def __str__(self) -> str:

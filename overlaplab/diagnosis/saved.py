@@ -28,8 +28,7 @@ class Saved:
     """Of one rank's step."""
 
     step_ns: int  # how long it took
-    # compute_alone_ns, communication_alone_ns: what the two take alone
-    compute_alone_ns: int
+    compute_alone_ns: int  # what its computation takes with nothing beside it
     communication_alone_ns: int
     basis: str  # how these two are known, in words
     # the step without overlap, None without a serial run

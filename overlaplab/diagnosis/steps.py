@@ -32,8 +32,7 @@ class Step(Report):
     """What one rank did in one step: the `Report` of its own spans in its window."""
 
     step: int | None  # its number, None where the timeline has no steps
-    # compute, communication: indices of its spans, by start
-    compute: tuple[int, ...]
+    compute: tuple[int, ...]  # indices of its spans, by start
     communication: tuple[int, ...]
     stretches: tuple[Stretch, ...]  # its account, see `overlaplab.diagnosis.account`
     # nanoseconds of each entry of the account; they add up to `step_ns`

@@ -25,9 +25,8 @@ from overlaplab.timeline import Timeline
 class GradientEvidence:
     """One parameter's gradient in one step on one rank."""
 
-    # rank, step: where; steps count from 1
     rank: int
-    step: int
+    step: int  # counted from 1
     name: str  # the parameter's
     bytes: int  # its size
     writer: int | None  # index of the last operator that wrote it before any hook ran
@@ -46,16 +45,13 @@ class GradientEvidence:
 class SendEvidence:
     """One collective on one rank."""
 
-    # rank, step: where; step 0 is before the first step
     rank: int
-    step: int
+    step: int  # counted from 1; 0 is before the first
     op: int  # index of the operator
-    # group, sequence, operation: which meeting
     group: str
-    sequence: int
+    sequence: int  # in its group
     operation: str
-    # start_ns, end_ns: on the wire: from the arrival of its last rank
-    start_ns: int
+    start_ns: int  # on the wire, which is when its last rank arrived
     end_ns: int
     own_start_ns: int  # start of its span on this rank
     bytes: int  # of its input on this rank
@@ -103,14 +99,12 @@ class BucketEvidence:
 class Evidence:
     """All evidence of one run; build it with `collect_evidence`."""
 
-    # program, timeline: of the run
     program: Program
     timeline: Timeline
     # of every rank and step, in the order of their hooks
     gradients: tuple[GradientEvidence, ...]
     sends: tuple[SendEvidence, ...]  # every collective, by rank and program order
-    # `[rank]`: index of the first operator of step 1, 2,
-    marks: tuple[tuple[int, ...], ...]
+    marks: tuple[tuple[int, ...], ...]  # [rank]: first operator of step 1, 2, ...
 
     @property
     def num_ranks(self) -> int:

@@ -45,13 +45,11 @@ _RETURNS = {"all_gather", "broadcast", "gather", "scatter"}
 class Mark:
     """Bytes [start, end) of a storage hold bytes [low, high) of a gradient."""
 
-    # start, end: in the storage
     start: int
     end: int
     gradient: int  # the number that the caller gave to the gradient
-    # low, high: in the gradient; lengths differ where a cast changed the width
     low: int
-    high: int
+    high: int  # high - low is another length where a cast changed the width
     # operators that carried them here since they were written or sent
     via: tuple[int, ...] = ()
     sent: bool = False  # a collective has carried them

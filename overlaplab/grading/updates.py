@@ -35,9 +35,8 @@ _OTHER, _GRADIENTS, _WEIGHTS_TOO = range(3)
 class UpdateEvidence:
     """What one rank did to one parameter in one step; zeros where it did nothing."""
 
-    # rank, step: where; steps count from 1
     rank: int
-    step: int
+    step: int  # counted from 1
     name: str  # the parameter's
     size: int  # its bytes, all of them
     bytes: int  # how many of them were updated here

@@ -76,8 +76,7 @@ class Placement:
 
     num_ranks: int  # in all
     num_nodes: int  # with at least one of them
-    # fewest, most: ranks on the node with the fewest and with the most
-    fewest: int
+    fewest: int  # ranks on the node that has the fewest
     most: int
 
     @property

@@ -33,21 +33,17 @@ Steps = dict[tuple[str, int, str], Program]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One configuration."""
+    """One configuration: what was measured, and what had been predicted."""
 
-    # link, model, batch, variant: which
     link: str
     model: str
     batch: int
     variant: str
-    # step_ms, predicted_step_ms: measured and predicted
     step_ms: float
     predicted_step_ms: float
-    # p10_ms, p90_ms: of the measured steps
-    p10_ms: float
+    p10_ms: float  # of the measured steps
     p90_ms: float
-    # exposed_ms, predicted_exposed_ms: the same of exposed time, None: not measured
-    exposed_ms: float | None = None
+    exposed_ms: float | None = None  # communication; None: not measured
     predicted_exposed_ms: float | None = None
 
     @property
