@@ -134,7 +134,7 @@ def launch_reduce_scatter(
 ) -> Any:
     """Reduce one tensor and keep a part, asynchronously; see `launch_all_gather`."""
     options: Any = torch._C._distributed_c10d.ReduceScatterOptions()
-    options.reduceOp = op
+    options.reduceOp = dist.ReduceOp(op)
     options.asyncOp = True
     return getattr(group, _REDUCE_SCATTER)(part, full, options)
 

@@ -28,7 +28,7 @@ from overlaplab.streams import stream_of
 from overlaplab.techniques.model_facts import ParameterInfo, as_real
 from overlaplab.techniques.zero.memory import Row, plan_rows, slot_bytes, slot_sizes
 from overlaplab.techniques.zero.units import Unit
-from overlaplab.torch_versions import all_gather_single
+from overlaplab.torch_versions import launch_all_gather
 
 
 class ShardedRow:
@@ -232,9 +232,7 @@ class Ring:
         part = row.shard
         if row.row.travels_as != row.row.dtype:
             part = row.mine.copy_(row.shard)
-        return all_gather_single(
-            as_real(row.full), as_real(part), group=self._group, async_op=True
-        )
+        return launch_all_gather(self._group, as_real(row.full), as_real(part))
 
     def take(self, unit: ShardedUnit) -> None:
         """Let the current stream write gradients into the unit's slot."""

@@ -29,7 +29,7 @@ from overlaplab.techniques.arrivals import Arrivals
 from overlaplab.techniques.model_facts import ModelFacts, as_real
 from overlaplab.techniques.zero.guards import refuse_no_weights
 from overlaplab.techniques.zero.ring import Ring, ShardedRow, ShardedUnit
-from overlaplab.torch_versions import averages, reduce_scatter_single
+from overlaplab.torch_versions import averages, launch_reduce_scatter
 
 
 class _Flight(NamedTuple):
@@ -194,12 +194,8 @@ class Scatters:
         part = torch.empty_like(row.shard)
         streams.name_tensor(part, f"gradient shard of {unit.name}")
         with streams.annotate(f"scatter {unit.name}"):
-            work = reduce_scatter_single(
-                as_real(part),
-                as_real(full),
-                op=self._op,
-                group=self._group,
-                async_op=True,
+            work = launch_reduce_scatter(
+                self._group, as_real(part), as_real(full), self._op
             )
         self._flights.append(_Flight(work, row, part, full))
         self.num_launched += 1
