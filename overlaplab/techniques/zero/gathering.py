@@ -27,7 +27,9 @@ from torch.utils._pytree import tree_leaves
 
 from overlaplab.errors import MismatchError
 from overlaplab.techniques.zero.guards import (
+    Windows,
     in_backward,
+    number_of_node,
     refuse_old_graph,
     refuse_second_derivatives,
 )
@@ -73,6 +75,8 @@ class Gathering:
         self.plan: StepPlan | None = None
         self._followed: StepPlan | None = None
         self._computing: ShardedUnit | None = None
+        self._windows: Windows | None = None  # in the first steps
+        self._begin = 0
         self._in_forward = self.is_open = False
         self._num_exchanges = 0
         self.uses: list[Use] = []
@@ -160,6 +164,7 @@ class Gathering:
         if begins:
             self.is_open = torch.is_grad_enabled()
             self._followed = self.plan
+            self._windows = None if self.plan else Windows()
             self.uses = []
             self._ring.forget()
         self._in_forward, self._computing = True, None
@@ -170,7 +175,9 @@ class Gathering:
         if self._rest:
             self._ring.wait(self._rest)
 
-    def _leave(self, *_: object) -> None:
+    def _leave(self, model: nn.Module, args: Any, out: object) -> None:
+        if self._windows:
+            self._windows.check(out)
         if not self.is_open:
             self._ring.drain()
 
@@ -182,12 +189,14 @@ class Gathering:
         def before_forward(*_: object) -> None:
             again = in_backward()  # checkpointing computes it once more
             if again or self._in_forward:
-                self._computing = unit
+                self._computing, self._begin = unit, number_of_node()
                 self._use(unit, Use(unit.index, again, again))
 
         def after_forward(module: nn.Module, args: Any, out: object) -> None:
             self._computing = None
             if torch.is_grad_enabled():
+                if self._windows:
+                    self._windows.note(unit, self._begin)
                 self._watch(unit, out)
 
         return before_forward, after_forward

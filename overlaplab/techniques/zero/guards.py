@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from overlaplab.techniques.arrivals import watcher_of
 from overlaplab.techniques.model_facts import ModelFacts, marks_of
@@ -177,3 +178,42 @@ def refuse_no_weights(unit: ShardedUnit, gradient: Tensor | None) -> None:
             "that its forward returned was on the way of the backward pass. Return "
             "every tensor that reaches the loss, in lists, tuples or dicts."
         )
+
+
+class Windows:
+    """When units were in their forward, by the numbers that autograd gives its nodes.
+
+    A weight that is used elsewhere, as in `F.linear(x, embedding.weight)`, is found in
+    the graph of the output; one that is frozen, or has no graph, is not.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[ShardedUnit, str, list[range]]] = {}
+
+    def note(self, unit: ShardedUnit, begin: int) -> None:
+        """Its forward made the nodes from `begin` to now."""
+        for info in unit.parameters:
+            entry = self._of.setdefault(id(info.parameter), (unit, info.name, []))
+            entry[2].append(range(begin, number_of_node()))
+
+    def check(self, out: object) -> None:
+        """Raise RuntimeError if a unit's weight was used outside its forward."""
+        found = [t.grad_fn for t in tree_leaves(out) if isinstance(t, Tensor)]
+        seen: set[Any] = set(found)
+        while found:
+            node: Any = found.pop()
+            for user, _ in () if node is None else node.next_functions:
+                if id(getattr(user, "variable", None)) in self._of:
+                    unit, name, windows = self._of[id(user.variable)]
+                    if not any(node._sequence_nr() in window for window in windows):
+                        raise RuntimeError(
+                            f"parameter {name} is used outside the forward of its unit "
+                            f"{unit.name}, where its values are gone. Give units "
+                            "without it: Zero3(model, units=[...])."
+                        )
+                elif user not in seen:
+                    seen.add(user)
+                    found.append(user)
+
+
+number_of_node = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]

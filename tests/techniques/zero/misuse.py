@@ -155,6 +155,26 @@ def ranks_that_choose() -> None:
     zero.wait()
 
 
+class BorrowsItsEmbedding(nn.Module):
+    """Its head is the embedding's weight, and no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(2 * WIDTH, WIDTH)
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = (x.abs() * 3).long().clamp(max=WIDTH)
+        x = self.layers(self.embedding(rows))
+        return nn.functional.linear(x, self.embedding.weight).square().mean()
+
+
+def weight_outside_its_unit() -> None:
+    model = BorrowsItsEmbedding()
+    Zero3(model)
+    model(batch())
+
+
 def units_that_are_none() -> None:
     model = Blocks()
     Zero3(model, units=[nn.Tanh()])
@@ -203,6 +223,10 @@ WRONG: dict[Callable[[], None], tuple[str, ...]] = {
         "rank 0: forward of experts.0, use 1 of step 0",
         "rank 1: forward of experts.1, use 1 of step 0",
         "units=[]",
+    ),
+    weight_outside_its_unit: (
+        "parameter embedding.weight is used outside the forward of its unit embedding",
+        "Zero3(model, units=[...])",
     ),
     units_that_are_none: ("units[0], a Tanh, is not a module inside the model",),
     negative_prefetch: ("prefetch is -1; expected 0 or more",),

@@ -59,6 +59,16 @@ def test_a_rank_that_alone_leaves_the_plan_is_named_with_what_it_waits_for() -> 
     assert "(gather layers.2) for rank 1" in str(caught.value)
 
 
+def test_a_borrowed_weight_is_right_in_the_rest() -> None:
+    def train() -> None:
+        model = misuse.BorrowsItsEmbedding()
+        zero = Zero3(model, units=list(model.layers))
+        model(misuse.batch()).backward()
+        zero.wait()
+
+    assert ol.run(train).warnings == ()
+
+
 def test_without_a_process_group_there_is_nobody_to_share_with() -> None:
     with pytest.raises(ValueError, match="has no process group"):
         Zero3(Blocks())
