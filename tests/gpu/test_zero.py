@@ -19,6 +19,12 @@ def test_twenty_adamw_steps_end_where_one_process_ends(prefetch: int) -> None:
         assert {name: worst for name, worst in found.items() if worst > 1e-4} == {}
 
 
+def test_twenty_adamw_steps_end_where_fsdp2_ends() -> None:
+    for found in run_on_gpus(zero_programs.all_nets_as_fsdp2):
+        # As above.
+        assert {name: worst for name, worst in found.items() if worst > 1e-4} == {}
+
+
 def test_a_step_on_gpus_never_waits_for_the_cpu() -> None:
     assert run_on_gpus(zero_programs.steps_without_sync) == ["no sync"] * 2
 

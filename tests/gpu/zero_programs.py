@@ -11,6 +11,7 @@ from torch import nn
 
 from overlaplab.techniques.zero import Zero3
 from tests.techniques.zero import saving
+from tests.techniques.zero.peers import full_values, shard_with_fsdp2
 from tests.techniques.zero.training import make_model, make_optimizer, tokens_or_batch
 
 NETS = ("mlp", "tied", "frozen", "unused", "over_size", "transformer", "tied head")
@@ -95,3 +96,26 @@ def built_on_meta() -> tuple[int, int]:
     _zero = Zero3(model)
     full_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     return torch.cuda.max_memory_allocated() - before, full_bytes
+
+
+def as_fsdp2(name: str) -> float:
+    """The largest difference of a parameter to FSDP2, after the same steps."""
+    model, peer = make_model(name).cuda(), make_model(name).cuda()
+    zero, root = Zero3(model), shard_with_fsdp2(peer)
+    optimizers = make_optimizer(zero.shards()), make_optimizer(root.parameters())
+    for step in range(NUM_STEPS):
+        batch = cuda(name, step, [dist.get_rank()])
+        model(*batch).backward()
+        zero.wait()
+        root(*batch).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    found, expected = zero.full_state_dict(), full_values(root)
+    return max(
+        float((found[key] - value).abs().max()) for key, value in expected.items()
+    )
+
+
+def all_nets_as_fsdp2() -> dict[str, float]:
+    return {name: as_fsdp2(name) for name in NETS}

@@ -172,7 +172,7 @@ def evaluates_between_steps(model: Any, x: Tensor, step: int) -> Iterator[Tensor
 
 
 def another_order_each_step(model: Any, x: Tensor, step: int) -> Iterator[Tensor]:
-    model.order = ([0, 1, 2, 3], [3, 1, 0, 2], [0, 2], [2, 0, 1, 3])[step]
+    model.order = ([0, 1, 2, 3], [3, 1, 0, 2], [0, 2], [2, 0, 1, 3])[step % 4]
     yield model(x)
 
 
@@ -277,13 +277,15 @@ def make_optimizer(
     return torch.optim.AdamW([group for group in groups if group["params"]])
 
 
-def train_case(case: str, prefetch: int, set_to_none: bool = True) -> dict[str, Any]:
+def train_case(
+    case: str, prefetch: int, set_to_none: bool = True, num_steps: int = NUM_STEPS
+) -> dict[str, Any]:
     make, losses = CASES[case]
     torch.manual_seed(3 + dist.get_rank())
     model = make()
     zero = Zero3(model, units=units_of(case, model), prefetch=prefetch)
     optimizer = make_optimizer(dict(zero.named_shards()))
-    for step in range(NUM_STEPS):
+    for step in range(num_steps):
         for loss in losses(model, random_batch(dist.get_rank(), step, WIDTH), step):
             loss.backward()
         zero.wait()
@@ -311,3 +313,18 @@ def train_case_alone(
         optimizer.step()
         optimizer.zero_grad(set_to_none=set_to_none)
     return model.state_dict()
+
+
+def half_frozen_facts() -> tuple[set[str], set[str], dict[str, bool]]:
+    """Names that have a shard, those with a state, and what trains after `remove`."""
+    model = half_frozen()
+    zero = Zero3(model)
+    named = dict(zero.named_shards())
+    optimizer = torch.optim.AdamW(named.values())
+    model(random_batch(dist.get_rank(), 0, WIDTH)).backward()
+    zero.wait()
+    optimizer.step()
+    with_states = {name for name, piece in named.items() if piece in optimizer.state}
+    zero.remove()
+    flags = {name: p.requires_grad for name, p in model.named_parameters()}
+    return set(named), with_states, flags

@@ -58,3 +58,14 @@ def test_a_case_trains_as_one_process_on_the_concatenated_batch(
 @pytest.mark.parametrize("run", [run for run in RUNS if run[0] == "virtual"])
 def test_no_case_leaves_a_hazard_or_a_work_behind(run: tuple[str, int, int]) -> None:
     assert run_of(*run).warnings == ()
+
+
+@pytest.mark.parametrize("cluster", ["virtual", "gloo"])
+def test_what_is_frozen_stays_so_and_has_no_optimizer_state(cluster: str) -> None:
+    """D09: in a unit beside what trains, and in a unit of its own in the middle."""
+    biases = [f"layers.{number}.bias" for number in (0, 2, 3)]
+    trains = {*biases, "head.weight", "head.bias"}
+    run = ol.run(programs.half_frozen_facts, cluster=cluster, timeout_s=GUARD_S)
+    for with_shards, with_states, after in run.values:
+        assert with_shards == with_states == trains
+        assert {name for name, flag in after.items() if flag} == trains

@@ -62,6 +62,25 @@ def test_three_and_twenty_steps_end_where_one_process_ends(
                 )
 
 
+@pytest.mark.parametrize(
+    "run", [("virtual", 3, "prefetch 2"), ("gloo", 2, "on demand")]
+)
+def test_every_row_of_a_tied_vocabulary_that_no_rank_number_divides_is_right(
+    run: tuple[str, int, str],
+) -> None:
+    """13 rows, cut within a row; the head gives each a gradient, the embedding some."""
+    expected = training.train_alone("tied head", run[1])[0]["embedding.weight"]
+    assert len(expected) == 13
+    for states in run_of(*run).values:
+        three_steps = states["tied head"][0]
+        assert torch.equal(three_steps["embedding.weight"], three_steps["head.weight"])
+        worst = (three_steps["embedding.weight"] - expected).abs().amax(1)
+        moved = (expected - training.make_model("tied head").embedding.weight).detach()
+        # In float64; every row has moved by much more.
+        assert [row for row, error in enumerate(worst.tolist()) if error > 1e-9] == []
+        assert moved.abs().amax(1).min() > 1e-3
+
+
 @pytest.mark.parametrize("run", [run for run in RUNS if run[0] == "virtual"])
 def test_no_setting_leaves_a_hazard_or_a_work_behind(run: tuple[str, int, str]) -> None:
     assert run_of(*run).warnings == ()
