@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +146,11 @@ def zero3_command(
         tokens=tokens or plan.tokens,
     )
     head, end = heading("zero3", backend), time.time() + 60 * minutes
-    run_ranks(
-        zero3.measure,
-        *(head, models or zero3.MODEL_NAMES, plan, out, end),
-        backend=backend,
-        world_size=find_world_size(backend, world_size),
-    )
+    size = find_world_size(backend, world_size)
+    on_all_ranks = partial(run_ranks, backend=backend, world_size=size)
+    with tempfile.TemporaryDirectory() as folder:
+        file = out or Path(folder, "zero3.json")
+        zero3.measure(head, models or zero3.MODEL_NAMES, plan, file, end, on_all_ranks)
 
 
 def measure_cases(

@@ -1,13 +1,15 @@
 """ZeRO-3 steps with their optimizer: ours beside FSDP2 and DDP, measured in one run.
 
-Every way to train is built, run at all batch sizes, measured and thrown away, one after
-another, and that in rounds: so each has the device to itself, its peaks of memory are
-its own, and all see the same machine in turn. The file is written after each.
+Every way to train is built and measured at all batch sizes, one after another, and that
+in rounds. Each time it has the processes and the devices to itself: so its peaks of
+memory are its own, no other's communicators share the device's queues with it, and all
+see the same machine in turn. The file is written after each.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +24,7 @@ from torch import Tensor
 from overlaplab import streams
 from overlaplab.bench.profiled import of_last_to_come, profile_in_turn
 from overlaplab.bench.sharded import WAYS, Training, settings_of
-from overlaplab.bench.timing import Samples, agree, time_in_turn
+from overlaplab.bench.timing import Samples, time_in_turn
 from overlaplab.bench.workload import (
     MODELS,
     build_model,
@@ -30,8 +32,8 @@ from overlaplab.bench.workload import (
     plans,
     random_batch,
     release_memory,
-    say,
     write_from_rank_0,
+    write_json,
 )
 from overlaplab.models import Transformer
 
@@ -56,36 +58,110 @@ class Plan:
 
 
 def measure(
-    results: dict[str, Any],
+    head: dict[str, Any],
     names: Sequence[str],
     plan: Plan,
-    out: Path | None,
+    out: Path,
     end: float,
+    on_all_ranks: Callable[..., None],
 ) -> None:
-    """All ways at all batch sizes of each model. Collective; rank 0 writes.
+    """All ways at all batch sizes of each model, each in processes of its own.
 
     Args:
-        results: what the file begins with.
+        head: what the file begins with.
         names: of models.
         plan: of each.
         out: the file.
         end: seconds of `time.time()`; nothing new is begun later.
+        on_all_ranks: calls a function with arguments on every rank of a new job.
     """
-    results |= {"world_size": dist.get_world_size(), **device_description()}
-    results |= {"plan": asdict(plan), "models": (models := [])}
-    _run_once("tiny")
+    results = head | {"plan": asdict(plan), "models": []}
+    write_json(results, out)
     weights = [_weight(name) for name in names]
+    for number, name in enumerate(names):
+        begin = time.time()
+        share_s = (end - begin) * weights[number] / sum(weights[number:])
+        _measure_model(name, plan, out, begin + share_s, end, on_all_ranks)
+
+
+def _measure_model(
+    name: str,
+    plan: Plan,
+    out: Path,
+    until: float,
+    end: float,
+    on_all_ranks: Callable[..., None],
+) -> None:
+    """At least one round, if the time allows; more until `until`."""
+    results = json.loads(out.read_bytes())
+    model = _empty(name, plan)
+    results["models"].append(model)
+    write_json(results, out)
+    for number in range(plan.rounds):
+        begin = time.time()
+        for way in plan.ways:
+            if way in model["not_measured"]:
+                continue
+            if time.time() > end:
+                if not number:
+                    model["not_measured"][way] = "no time was left"
+            else:
+                try:
+                    on_all_ranks(measure_way, way, plan, out)
+                except Exception as error:  # what ends a job costs no other's time
+                    _drop(model, way, str(error).strip().splitlines()[-1])
+                    write_json(results, out)
+                else:
+                    results = json.loads(out.read_bytes())
+                    model = results["models"][-1]
+        model["rounds"] = number + 1
+        write_json(results, out)
+        if time.time() + (time.time() - begin) > until:
+            break
+    print(_table(model), flush=True)
+
+
+def _empty(name: str, plan: Plan) -> dict[str, Any]:
+    cases = [
+        {"batch": size, "variants": {}, "ratio_to_best_fsdp2": {}}
+        for size in plan.batches
+    ]
+    return {
+        "model": name,
+        "rounds": 0,
+        "not_measured": {},
+        "memory": {},
+        "cases": cases,
+    }
+
+
+def _drop(model: dict[str, Any], way: str, why: str) -> None:
+    model["not_measured"][way] = why
+    for case in model["cases"]:
+        case["variants"].pop(way, None)
+
+
+def measure_way(way: str, plan: Plan, out: Path) -> None:
+    """One round of one way, of the last model of the file. Collective; rank 0 writes.
+
+    Args:
+        way: of `WAYS`.
+        plan: of the model.
+        out: the file that has what was measured before.
+    """
+    results = json.loads(out.read_bytes())
+    dist.barrier()  # all have read
+    results |= {"world_size": dist.get_world_size(), **device_description()}
+    _run_once("tiny")
     gc.freeze()  # what was imported need not be looked through at each collection
+    model = results["models"][-1]
     try:
-        for number, name in enumerate(names):
-            begin = time.time()
-            share_s = (end - begin) * weights[number] / sum(weights[number:])
-            case = _Model(name, plan, end, lambda: write_from_rank_0(results, out))
-            models.append(case.result)
-            case.run(begin + share_s)
-            say(case.table())
+        _Way(way, plan, model).run()
+    except (RuntimeError, AssertionError, AttributeError) as error:
+        _drop(model, way, f"{type(error).__name__}: {error}")  # ranks fail alike
     finally:
         gc.unfreeze()
+    write_from_rank_0(results, out)
 
 
 def _weight(name: str) -> float:
@@ -103,141 +179,98 @@ def _run_once(name: str) -> None:
         model(*batch).backward()
 
 
-class _Model:
-    """One model: its ways to train, their times and their memory."""
+class _Way:
+    """One way to train: its times and its memory, added to a model's results."""
 
-    def __init__(
-        self, name: str, plan: Plan, end: float, write: Callable[[], None]
-    ) -> None:
-        self.name, self.plan, self._end, self._write = name, plan, end, write
-        config, device = MODELS[name], streams.device()
+    def __init__(self, way: str, plan: Plan, result: dict[str, Any]) -> None:
+        self._way, self._plan, self._result = way, plan, result
+        config, device = MODELS[result["model"]], streams.device()
         self._batches = {
             size: random_batch(config, size, plan.tokens, device)
             for size in plan.batches
         }
-        self._norm: float | None = None
-        self._times: dict[tuple[str, int], list[int]] = {}
-        self._profiling_s = 0.0
-        self.result: dict[str, Any] = {
-            "model": name,
-            "rounds": 0,
-            "not_measured": {},
-            "memory": {},
-            "cases": [
-                {"batch": size, "variants": {}, "ratio_to_best_fsdp2": {}}
-                for size in plan.batches
-            ],
-        }
 
-    def run(self, until: float) -> None:
-        """At least one round, if the time allows; more until `until`."""
-        for number in range(self.plan.rounds):
-            begin = time.time()
-            for way in self.plan.ways:
-                if way in self.result["not_measured"]:
-                    continue
-                if agree(time.time() > self._end):
-                    if not number:
-                        self.result["not_measured"][way] = "no time was left"
-                    continue
-                try:
-                    self._measure(way, first=not number)
-                except (RuntimeError, AssertionError, AttributeError) as error:
-                    # Ranks fail alike, or the run ends: it costs no other's minutes.
-                    self._drop(way, f"{type(error).__name__}: {error}")
-                self._write()
-            self.result["rounds"] = number + 1
-            self._write()
-            took = time.time() - begin - (0 if number else self._profiling_s)
-            if agree(time.time() + took > until):
-                break
-
-    def _drop(self, way: str, why: str) -> None:
-        self.result["not_measured"][way] = why
-        for case in self.result["cases"]:
-            case["variants"].pop(way, None)
-        say(f"  {way}: not measured: {why[:200]}")
-
-    def _measure(self, way: str, *, first: bool) -> None:
-        """One round of one way, at all batch sizes. Collective."""
+    def run(self) -> None:
+        """One round, at all batch sizes."""
         release_memory()
+        first = self._way not in self._result["memory"]
         before = _allocated()
-        model, head = build_model(self.name)
-        self.result |= head
+        model, head = build_model(self._result["model"])
+        self._result |= head
         others = before + sum(buffer.nbytes for buffer in model.buffers())
-        training = WAYS[way](model)
+        training = WAYS[self._way](model)
         alive = [_allocated() - others]
-        training.backward(self._batches[self.plan.batches[0]])
+        training.backward(self._batches[self._plan.batches[0]])
         alive.append(_allocated() - others)
-        self._check(way, training.gradient_norm())
+        self._check(training.gradient_norm())
         training.update()
         alive.append(_allocated() - others)
         if first:
-            self.result["memory"][way] = _memory(training, alive)
-        for case in self.result["cases"]:
-            self._time(way, training, case)
+            self._result["memory"][self._way] = _memory(training, alive)
+        for case in self._result["cases"]:
+            self._time(training, case)
         if first:
-            self._profile(way, training)
+            self._profile(training)
 
-    def _time(self, way: str, training: Training, case: dict[str, Any]) -> None:
+    def _time(self, training: Training, case: dict[str, Any]) -> None:
         size = case["batch"]
         step = self._step(training, size)
         release_memory()  # what other batch sizes left would count as reserved
-        for _ in range(self.plan.warmup):
+        for _ in range(self._plan.warmup):
             step()
         if streams.device().type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         samples = time_in_turn(
-            {way: step}, num_rounds=1, steps_a_round=self.plan.steps_a_round
-        )[way]
-        times = self._times.setdefault((way, size), [])
-        times += samples.step_ns
-        row = case["variants"].setdefault(way, {"settings": settings_of(way)})
-        row |= Samples(tuple(times)).to_json()
+            {self._way: step}, num_rounds=1, steps_a_round=self._plan.steps_a_round
+        )[self._way]
+        row = case["variants"].setdefault(
+            self._way, {"settings": settings_of(self._way)}
+        )
+        times = [round(ms * 1e6) for ms in row.get("samples_ms", ())]
+        row |= Samples((*times, *samples.step_ns)).to_json()
         for kind, peak in _peaks().items():
             row[kind] = max(peak, row.get(kind, 0))
-        case |= {"tokens": self.plan.tokens} | _ratios(case["variants"])
+        case |= {"tokens": self._plan.tokens} | _ratios(case["variants"])
 
     def _step(self, training: Training, size: int) -> Callable[[], None]:
         batch: tuple[Tensor, ...] = self._batches[size]
         return lambda: training.step(batch)
 
-    def _profile(self, way: str, training: Training) -> None:
-        begin = time.time()
+    def _profile(self, training: Training) -> None:
         steps = {str(size): self._step(training, size) for size in self._batches}
         found = of_last_to_come(profile_in_turn(steps, num_steps=1, ahead_ns=0))
-        for case in self.result["cases"]:
+        for case in self._result["cases"]:
             if kernels := found.get(str(case["batch"])):
-                case["variants"][way]["kernels"] = kernels
-        self._profiling_s += time.time() - begin
+                case["variants"][self._way]["kernels"] = kernels
 
-    def _check(self, way: str, norm: float) -> None:
+    def _check(self, norm: float) -> None:
         """Right first: the gradient of the first step is everybody's."""
-        if self._norm is None:
-            self.result["gradient_norm"] = self._norm = norm
-        if not math.isclose(norm, self._norm, rel_tol=NORM_RTOL):
+        expected = self._result.setdefault("gradient_norm", norm)
+        if not math.isclose(norm, expected, rel_tol=NORM_RTOL):
             raise AssertionError(
-                f"{way}: the first gradient has norm {norm!r}, that of "
-                f"{self.plan.ways[0]} {self._norm!r}"
+                f"{self._way}: the first gradient has norm {norm!r}, that of "
+                f"{self._plan.ways[0]} {expected!r}"
             )
 
-    def table(self) -> str:
-        """What people read while it runs."""
-        lines = [f"\n{self.name}: {self.result['rounds']} rounds"]
-        for case in self.result["cases"]:
-            lines.append(f"  batch {case['batch']}")
-            for way, row in case["variants"].items():
-                exposed = row.get("kernels", {}).get("exposed_ms", math.nan)
-                gib = row.get("peak_allocated_bytes", 0) / 2**30
-                ratio = case["ratio_to_best_fsdp2"].get(way, math.nan)
-                lines.append(
-                    f"    {way:<30}{row['median_ms']:9.2f} ms  {ratio:6.3f} of FSDP2  "
-                    f"{exposed:8.2f} ms exposed  {gib:6.2f} GiB"
-                )
-        for way, row in self.result["memory"].items():
-            if "ratio" in row:
-                lines.append(f"  memory of {way}: {row['ratio']:.4f} of its summary")
-        return "\n".join(lines)
+
+def _table(model: dict[str, Any]) -> str:
+    """What people read while it runs."""
+    lines = [f"\n{model['model']}: {model['rounds']} rounds"]
+    for case in model["cases"]:
+        lines.append(f"  batch {case['batch']}")
+        for way, row in case["variants"].items():
+            exposed = row.get("kernels", {}).get("exposed_ms", math.nan)
+            gib = row.get("peak_allocated_bytes", 0) / 2**30
+            ratio = case["ratio_to_best_fsdp2"].get(way, math.nan)
+            lines.append(
+                f"    {way:<30}{row['median_ms']:9.2f} ms  {ratio:6.3f} of FSDP2  "
+                f"{exposed:8.2f} ms exposed  {gib:6.2f} GiB"
+            )
+    lines += [f"  {way}: {why}" for way, why in model["not_measured"].items()]
+    for way, row in model["memory"].items():
+        if "ratio" in row:
+            lines.append(f"  memory of {way}: {row['ratio']:.4f} of its summary")
+    return "\n".join(lines)
 
 
 def _ratios(variants: dict[str, Any]) -> dict[str, Any]:
@@ -265,8 +298,9 @@ def _memory(training: Training, alive: list[int]) -> dict[str, Any]:
     measured = streams.device().type == "cuda"
     found: dict[str, Any] = dict(zip(names, alive, strict=True)) if measured else {}
     if training.summary is not None:
-        said = training.summary.total_bytes - training.summary.states_bytes
-        found |= {"summary": asdict(training.summary), "said_bytes": said}
+        summary = training.summary  # full gradients are gone after the backward
+        said = summary.total_bytes - summary.states_bytes - summary.gradients_bytes
+        found |= {"summary": asdict(summary), "said_bytes": said}
         if measured:
             found["ratio"] = round(found["with_gradients_bytes"] / said, 4)
     return found

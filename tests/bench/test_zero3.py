@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,17 @@ from tests.guards import GUARD_S
 PLAN = zero3.Plan(batches=(1, 2), tokens=8, warmup=1, rounds=1, steps_a_round=2)
 
 
-def measure(plan: zero3.Plan, out: Path, seconds: float = 1000) -> None:
-    zero3.measure({}, ["tiny"], plan, out, time.time() + seconds)
+def on_gloo(fn: Callable[..., Any], *args: Any) -> None:
+    ol.run(fn, *args, cluster="gloo", timeout_s=GUARD_S)
 
 
-def rehearse(plan: zero3.Plan, out: Path, seconds: float = 1000) -> Any:
-    ol.run(measure, plan, out, seconds, cluster="gloo", timeout_s=GUARD_S)
+def rehearse(
+    plan: zero3.Plan,
+    out: Path,
+    seconds: float = 1000,
+    on_all_ranks: Callable[..., None] = on_gloo,
+) -> Any:
+    zero3.measure({}, ["tiny"], plan, out, time.time() + seconds, on_all_ranks)
     return json.loads(out.read_text())
 
 
@@ -55,7 +61,8 @@ def test_what_memory_was_said_stands_in_the_file(measured: Any) -> None:
     model, _ = build_model("tiny")
     expected = ol.techniques.zero.plan_memory(model, 2)
     assert said["summary"]["ring_bytes"] == expected.ring_bytes
-    assert said["said_bytes"] == expected.total_bytes - expected.states_bytes
+    lasting = expected.total_bytes - expected.states_bytes - expected.gradients_bytes
+    assert said["said_bytes"] == lasting
 
 
 def test_the_virtual_cluster_predicts_each_way_but_ddp(measured: Any) -> None:
@@ -79,11 +86,11 @@ def half_gradients() -> None:
     sharded.WAYS = zero3.WAYS = {"ddp": sharded.ddp, "alone": alone}  # type: ignore[misc]
 
 
-def measure_wrong(plan: zero3.Plan, out: Path) -> None:
+def measure_wrong(way: str, plan: zero3.Plan, out: Path) -> None:
     before = sharded.WAYS
     half_gradients()
     try:
-        measure(plan, out)
+        zero3.measure_way(way, plan, out)
     finally:
         sharded.WAYS = zero3.WAYS = before  # type: ignore[misc]
 
@@ -91,11 +98,24 @@ def measure_wrong(plan: zero3.Plan, out: Path) -> None:
 def test_a_way_with_wrong_gradients_is_not_timed(tmp_path: Path) -> None:
     out = tmp_path / "wrong.json"
     plan = replace(PLAN, ways=("ddp", "alone"), batches=(1,), rounds=2)
-    ol.run(measure_wrong, plan, out, cluster="gloo", timeout_s=GUARD_S)
-    (model,) = json.loads(out.read_text())["models"]
+    found = rehearse(plan, out, on_all_ranks=lambda _, *a: on_gloo(measure_wrong, *a))
+    (model,) = found["models"]
     assert "the first gradient has norm" in model["not_measured"]["alone"]
     (row,) = model["cases"][0]["variants"].items()
     assert row[0] == "ddp" and len(row[1]["samples_ms"]) == 2 * 2
+
+
+def test_a_job_that_ends_costs_no_other_way_its_place(tmp_path: Path) -> None:
+    plan = replace(PLAN, ways=("ddp", "ours"), batches=(1,), rounds=1)
+
+    def ends(fn: Callable[..., Any], way: str, *args: Any) -> None:
+        if way == "ddp":
+            raise RuntimeError("process 0 terminated")
+        on_gloo(fn, way, *args)
+
+    (model,) = rehearse(plan, tmp_path / "one.json", on_all_ranks=ends)["models"]
+    assert model["not_measured"] == {"ddp": "process 0 terminated"}
+    assert list(model["cases"][0]["variants"]) == ["ours"]
 
 
 def test_what_no_time_was_left_for_is_said(tmp_path: Path) -> None:
