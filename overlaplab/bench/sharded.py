@@ -74,14 +74,21 @@ class Training:
         """
         total = torch.zeros((), dtype=torch.float64, device=streams.device())
         for parameter in self.parameters:
-            grad = parameter.grad
-            if isinstance(grad, DTensor):
-                grad = grad.to_local()
-            if grad is not None:
-                total += grad.float().square().sum(dtype=torch.float64)
+            if parameter.grad is not None:
+                mine = _local(parameter.grad)
+                total += mine.float().square().sum(dtype=torch.float64)
         if self.sharded:
             dist.all_reduce(total)
         return float(total.sqrt())
+
+    def states_bytes(self) -> int:
+        """Of the optimizer, on this rank."""
+        states = self.optimizer.state.values()
+        return sum(_local(value).nbytes for of in states for value in of.values())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def ddp(model: Transformer) -> Training:
@@ -101,6 +108,7 @@ def fsdp2(
     model: Transformer,
     *,
     prefetch: int = 0,
+    ends: bool = False,
     two_groups: bool = False,
     reshard_after_forward: bool = True,
 ) -> Training:
@@ -108,7 +116,8 @@ def fsdp2(
 
     Args:
         model: the whole.
-        prefetch: blocks ahead that are gathered explicitly; 0: as FSDP2 does itself.
+        prefetch: units ahead that are gathered explicitly; 0: as FSDP2 does itself.
+        ends: embedding and head are units, too, and no part of the rest.
         two_groups: reduce-scatters have a communicator of their own.
         reshard_after_forward: False: weights stay until their backward.
     """
@@ -116,18 +125,24 @@ def fsdp2(
     blocks: list[Any] = list(model.blocks)
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward)
-    # By default the root keeps its weights after the forward: its backward is next.
+    units = blocks
+    if ends:
+        # The last one and the root keep weights that their backward needs at once.
+        fully_shard(model.embedding, mesh=mesh)
+        last = [model.norm, model.head]
+        fully_shard(last, mesh=mesh, reshard_after_forward=False)
+        units = [model.embedding, *blocks, model.norm]
     root: Any = fully_shard(model, mesh=mesh)
     if prefetch:
-        for number, module in enumerate([root, *blocks]):
-            module.set_modules_to_forward_prefetch(blocks[number : number + prefetch])
-        back = blocks[::-1]
+        for number, module in enumerate([root, *units]):
+            module.set_modules_to_forward_prefetch(units[number : number + prefetch])
+        back = units[::-1]
         for number, module in enumerate([root, *back]):
             module.set_modules_to_backward_prefetch(back[number : number + prefetch])
     if two_groups:
         # 2.13 has `set_separate_reduce_scatter_group`; 2.11 has this.
         comm = ScatterOn(job_group("fsdp2 reduce-scatter"))
-        for module in [root, *blocks]:
+        for module in [root, *units]:
             module.set_custom_reduce_scatter(comm)
     return Training(root, list(model.parameters()))
 
@@ -170,6 +185,7 @@ WAYS: Mapping[str, Callable[[Transformer], Training]] = {
     "fsdp2 prefetch 2": partial(fsdp2, prefetch=2),
     "ours prefetch 2": partial(ours, prefetch=2),
     "fsdp2 prefetch 2, two groups": partial(fsdp2, prefetch=2, two_groups=True),
+    "fsdp2 prefetch 2, ends": partial(fsdp2, prefetch=2, ends=True),
     "fsdp2 kept": partial(fsdp2, reshard_after_forward=False),
     "ours kept": partial(ours, reshard_after_forward=False),
 }

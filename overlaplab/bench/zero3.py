@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlaplab import streams
+from overlaplab.bench.memory import allocated_bytes, lasting_memory, peaks
 from overlaplab.bench.profiled import of_last_to_come, profile_in_turn
 from overlaplab.bench.sharded import WAYS, Training, settings_of
 from overlaplab.bench.timing import Samples, time_in_turn
@@ -194,19 +195,17 @@ class _Way:
         """One round, at all batch sizes."""
         release_memory()
         first = self._way not in self._result["memory"]
-        before = _allocated()
+        before = allocated_bytes()
         model, head = build_model(self._result["model"])
         self._result |= head
         others = before + sum(buffer.nbytes for buffer in model.buffers())
         training = WAYS[self._way](model)
-        alive = [_allocated() - others]
-        training.backward(self._batches[self._plan.batches[0]])
-        alive.append(_allocated() - others)
+        batch = self._batches[self._plan.batches[0]]
+        training.backward(batch)
         self._check(training.gradient_norm())
         training.update()
-        alive.append(_allocated() - others)
         if first:
-            self._result["memory"][self._way] = _memory(training, alive)
+            self._result["memory"][self._way] = lasting_memory(training, batch, others)
         for case in self._result["cases"]:
             self._time(training, case)
         if first:
@@ -228,7 +227,7 @@ class _Way:
         )
         times = [round(ms * 1e6) for ms in row.get("samples_ms", ())]
         row |= Samples((*times, *samples.step_ns)).to_json()
-        for kind, peak in _peaks().items():
+        for kind, peak in peaks().items():
             row[kind] = max(peak, row.get(kind, 0))
         case |= {"tokens": self._plan.tokens} | _ratios(case["variants"])
 
@@ -285,39 +284,3 @@ def _ratios(variants: dict[str, Any]) -> dict[str, Any]:
         if base:
             found[name] = {way: round(ms / base, 4) for way, ms in medians.items()}
     return found
-
-
-def _memory(training: Training, alive: list[int]) -> dict[str, Any]:
-    """What lives between steps, without the model's buffers, beside what was said.
-
-    Args:
-        alive: bytes after construction; after a backward, gradients in place; after
-            the optimizer's first step, gradients dropped.
-    """
-    names = ("constructed_bytes", "with_gradients_bytes", "with_states_bytes")
-    measured = streams.device().type == "cuda"
-    found: dict[str, Any] = dict(zip(names, alive, strict=True)) if measured else {}
-    if training.summary is not None:
-        summary = training.summary  # full gradients are gone after the backward
-        said = summary.total_bytes - summary.states_bytes - summary.gradients_bytes
-        found |= {"summary": asdict(summary), "said_bytes": said}
-        if measured:
-            found["ratio"] = round(found["with_gradients_bytes"] / said, 4)
-    return found
-
-
-def _allocated() -> int:
-    gc.collect()
-    return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-
-
-def _peaks() -> dict[str, int]:
-    """Bytes, the largest of all ranks, since the last reset; {} on a CPU process."""
-    device = streams.device()
-    if device.type != "cuda":
-        return {}
-    mine = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
-    both = torch.tensor(mine, device=device)
-    dist.all_reduce(both, dist.ReduceOp.MAX)
-    names = ("peak_allocated_bytes", "peak_reserved_bytes")
-    return dict(zip(names, both.tolist(), strict=True))
