@@ -1,7 +1,7 @@
 # %% [markdown]
 # # When should weights arrive?
 #
-# **Lab 10: ZeRO stage 3 and prefetch.** Core: 60 minutes. You need no GPU.
+# **Lab 10: ZeRO stage 3 and prefetch.** Core: 60 minutes. Extras: 20 more. You need no GPU.
 #
 # After the core you can
 #
@@ -12,8 +12,7 @@
 # - send gradients from two buffers while the backward pass goes on.
 #
 # It builds on lab 04: a collective with `async_op=True` travels beside the computation,
-# and `work.wait()` makes the *current stream* wait. It is the last lab for whoever has
-# trouble with FSDP.
+# and `work.wait()` makes the *current stream* wait. Nothing of FSDP is needed.
 #
 # **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
 # numbers, and draws what *your* code did. No exercise needs the one before it: where
@@ -42,8 +41,8 @@ MIB = 2**20
 
 
 # %% name="train"
-def train(sharded, prefetch=0):
-    model = lab.make_gpt()  # 8 layers, 1024 wide, bfloat16
+def train(sharded, prefetch=0, layers=6):
+    model = lab.make_gpt(layers)  # 1024 wide, bfloat16
     if sharded:
         trainer = ol.Zero3(model, prefetch=prefetch)
         parameters = trainer.shards()
@@ -86,14 +85,13 @@ held_mib = 200
 # %% name="sharded" fold=true
 on_demand_run = lab.record(train, True)
 both = {"data parallel": replicated, "stage 3, on demand": on_demand_run}
-held = lab.held_mib(on_demand_run)
 lab.side_by_side("MiB", held_mib, f"{lab.all_but_activations(on_demand_run):.0f}")
 print(lab.kinds_table(both))
 
 # %% [markdown]
 # Read it by kind. Shards and states are a quarter. `gathered` is *one* layer: all that is
-# left of the full weights. Gradients are a quarter, and one layer's on its way; two
-# buffers of collectives send them. What does that cost?
+# left of the full weights. Gradients are a quarter too, and what is on its way;
+# `communication` is the buffers from which they leave. What does that cost?
 
 # %% name="moved"
 for name, run in both.items():
@@ -116,7 +114,7 @@ view.draw(lab.step_of(on_demand_run), title="stage 3, on demand", memory=True)
 view.table({name: lab.step_of(run) for name, run in both.items()})
 
 # %% [markdown]
-# `default` computes, `comm:1` gathers, `comm:2` sends gradients. Look at the white space
+# `default` computes, `comm:1` gathers, `comm:2` sends gradients. Look at the empty space
 # in `default`: each layer waits for its own weights, though everybody knew which layer
 # comes next.
 
@@ -131,8 +129,8 @@ view.table({name: lab.step_of(run) for name, run in both.items()})
 print(lab.cut_text([("W", (5, 3)), ("b", (5,)), ("scale", ())], num_ranks=4))
 
 # %% [markdown]
-# So the full shape of a weight is *never* the shape of a shard times the number of ranks.
-# It has to be kept.
+# So a weight's full shape does not follow from its shard: "shard times ranks" is wrong as
+# soon as something does not divide. The shapes have to be kept.
 #
 # **Exercise 10.1.** Write both ends.
 #
@@ -330,8 +328,8 @@ view.draw(lab.drawn(target), title="depth 1: the next layer travels while one co
 #
 # When the generator is asked for use number i, the step has just launched use i - 1. So the
 # slot of i - 1 is free for whatever is launched *now*: the gather of use i + depth.
-# If you yield first and launch later, the gather stands behind the layer beside which
-# it should travel.
+# Launch it only after the `yield` of use i, and it stands behind the layer beside which it
+# should travel.
 #
 # </details>
 # <details><summary>Hint: the beginning</summary>
@@ -722,3 +720,145 @@ print(f"""1. Stage 3 over four ranks holds {part_mib:.0f} MiB instead of {full_m
 # **Stop line.** That is the core. You may close the laptop here.
 #
 # ---
+
+# %% [markdown]
+# # Extras
+#
+# Each stands alone. Take what you like.
+#
+# ## 8. The settings, in these terms (12 minutes)
+#
+# | what it is | `ol.Zero3` | FSDP 2 | FSDP 1 | DeepSpeed |
+# |---|---|---|---|---|
+# | depth | `prefetch` | `set_modules_to_forward_prefetch`, `..._backward_prefetch`; 1 by itself | `forward_prefetch`, `backward_prefetch` | `stage3_prefetch_bucket_size` |
+# | keep the weights from the forward to the backward | `reshard_after_forward=False` | the same | `SHARD_GRAD_OP` | `stage3_max_reuse_distance` |
+# | bound on what is gathered | the ring | freed when used | `limit_all_gathers` | `stage3_max_live_parameters` |
+#
+# Names are cheap. Here is what the first two do, tried: six equal layers on two ranks, 2 ms a
+# gather, 8 ms a forward, launches for nothing. Gathers of the forward + of the backward; the
+# most that gathered weights take, in layers; the step. (FSDP 1 refuses to run without a GPU.)
+
+# %% name="settings"
+for settings in ({"prefetch": 0}, {"prefetch": 1}, {"prefetch": 2}):
+    print(lab.try_ours(**settings))
+print(lab.try_ours(reshard_after_forward=False), end="\n\n")
+for settings in ({}, {"forward": 2}, {"reshard_after_forward": False}):
+    print(lab.try_fsdp2(**settings))
+
+# %% [markdown]
+# On equal layers no setting beats depth 1 by much: what differs is the memory. FSDP 2 holds
+# more layers at the same depth. It gathers into one buffer and copies into another, and
+# for a moment a layer is there twice.
+#
+# Data sheets of such settings have two traps. One: a prefetch in the backward pass, of
+# weights that were never given back, has nothing to gather. Two: DeepSpeed counts
+# *elements*, not bytes and not layers. It takes the next tensors until they have that many
+# elements.
+
+# %% name="deepspeed-default"
+sizes = [64 * 64, 64] * 6  # elements of the tensors to come: matrices and biases
+print(f"a layer: {lab.LAYER_ELEMENTS} elements")
+for bucket in (1, 64 * 64, 50_000_000):
+    ahead = lab.deepspeed_ahead(bucket, sizes)
+    print(f"stage3_prefetch_bucket_size {bucket}: {ahead} tensors ahead")
+print(f"50_000_000, the default, is {50_000_000 * 2 / MIB:.0f} MiB in bfloat16")
+
+# %% [markdown]
+# **Exercise 10.7.** Fill in three wishes for the six layers above.
+#
+# - `"gathered once"`: settings of `lab.try_fsdp2` with which each layer is gathered once a step;
+# - `"nothing to prefetch"`: settings that ask for a prefetch in the *backward* pass
+#   (`backward=...`), where none is left to gather;
+# - `"two layers ahead"`: the `stage3_prefetch_bucket_size` with which DeepSpeed gathers exactly
+#   two of these layers ahead.
+#
+# <details><summary>Hint</summary>
+#
+# Print `lab.try_fsdp2(...)` and `lab.deepspeed_ahead(..., sizes)` for what you think. A layer is
+# two tensors.
+#
+# </details>
+
+# %% name="wishes" kind="exercise" exercise="10.7"
+### BEGIN SOLUTION
+wishes = {
+    "gathered once": {"reshard_after_forward": False},
+    "nothing to prefetch": {"reshard_after_forward": False, "backward": 2},
+    "two layers ahead": 2 * lab.LAYER_ELEMENTS,
+}
+### END SOLUTION
+### BEGIN STUB
+# wishes = {
+#     "gathered once": {},
+#     "nothing to prefetch": {},
+#     "two layers ahead": None,
+# }
+### END STUB
+
+# %% name="check-wishes" kind="check" exercise="10.7" points=1
+_ = check("10.7", wishes)
+
+# %% [markdown]
+# ## 9. Where does the time of a real step go? (5 minutes)
+#
+# Three layers of the GPT of section 1, with FSDP 2 and with `ol.Zero3`. On paper both prefetch
+# alike. Here is what each does beside computing, from the record, and the step that
+# the profile of an H200 predicts, launches included.
+
+
+# %% name="two-of-a-kind"
+def train_fsdp2(layers):
+    model = lab.make_gpt(layers)
+    lab.shard_with_fsdp2(model, list(model.blocks))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens = torch.randint(256, (4, 1024))
+    for step in range(2):
+        with streams.step(step):
+            model(tokens, targets=tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+pair = {
+    "FSDP 2": lab.record(train_fsdp2, 3),
+    "ol.Zero3, prefetch=1": lab.record(train, True, 1, 3),
+}
+print(lab.costs_table(pair, ol.PROFILES["h200-nvlink"]))
+
+# %% [markdown]
+# A lead over FSDP 2 has three sources:
+#
+# - **copies**: FSDP 2 copies what it gathered into the parameters. With `ol.Zero3` parameters are views of
+#   the slot. The virtual cluster charges a copy what its bytes take.
+# - **allocations**: FSDP 2 gives memory back and takes it anew for each layer; a ring is
+#   made once. The virtual cluster counts them and charges *nothing*.
+# - **CPU time**: hooks are Python. The virtual cluster charges each launch the same price and
+#   the Python between launches *nothing*.
+#
+# So on GPUs expect more of a gap than the table says, where the CPU sets the pace, and less
+# where the GPU does.
+
+# %% [markdown]
+# ## 10. Where the model lies (3 minutes)
+#
+# The board's gathers and computations do not slow each other down; on GPUs they do, so
+# hidden is not saved (lab 06). All ranks are equally fast here: nobody waits for a late one.
+# Gathers and reduce-scatters queue in one communicator here; `ol.Zero3` has one for each.
+# And memory is counted as the program asks for it, not in the blocks of an allocator. A
+# model must also fit while it is *made*: `ol.Zero3` can do that layer by layer, from
+# the meta device.
+#
+# ## In production
+#
+# - FSDP 2: `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`, `unshard`,
+#   `wait_for_unshard`, `_backward_prefetch`. It knows no list of uses: the order of the forward is
+#   recorded, and the backward walks back along it.
+# - DeepSpeed: `deepspeed/runtime/zero/partitioned_param_coordinator.py`, `fetch_sub_module`. It
+#   records a trace in the first step, as `ol.Zero3` does, and follows it by elements.
+# - Megatron-LM: `--overlap-param-gather` of its distributed optimizer gathers updated weights by
+#   buckets, before the forward needs them; between steps every rank has them whole.
+# - This package: `overlaplab/techniques/zero/plan.py` is 10.3 as data, `ring.py` the slots. Print
+#   `zero.plan` after a step.
+#
+# Further reading: Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data
+# Parallel*, VLDB 2023.

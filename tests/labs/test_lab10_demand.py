@@ -141,7 +141,7 @@ def test_a_wrong_gatherer_is_refused_for_its_own_reason(wrong, sentence, faults)
 
 def test_all_at_once_is_told_how_many_layers_it_holds(faults):
     found = faults(judge(find_exercise("10.2"), gathered_everything_at_once))
-    assert found[checks.ONE_SLOT].startswith("6.0 layers are gathered at once")
+    assert found[checks.ONE_SLOT].startswith("12.0 layers are gathered at once")
     assert set(found) == {checks.ONE_SLOT}
 
 

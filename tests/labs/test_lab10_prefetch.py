@@ -233,7 +233,7 @@ def test_a_wrong_prefetcher_is_refused_for_its_own_reason(wrong, sentence, fault
 def test_everything_at_once_is_refused_by_its_bytes_alone(faults):
     found = faults(judge(find_exercise("10.3"), everything_at_once))
     assert set(found) == {checks.SLOTS}
-    assert found[checks.SLOTS].startswith("6.0 layers are gathered at once")
+    assert found[checks.SLOTS].startswith("12.0 layers are gathered at once")
 
 
 def test_a_late_gather_is_told_when_it_could_have_started(faults):

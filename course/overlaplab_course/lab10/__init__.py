@@ -3,7 +3,21 @@
 from overlaplab.grading.kept import Kept, side_by_side
 from overlaplab.torch_versions import all_gather_single as all_gather
 from overlaplab.torch_versions import reduce_scatter_single as reduce_scatter
+from overlaplab_course.lab10.extras import (
+    LAYER_ELEMENTS,
+    costs_table,
+    deepspeed_ahead,
+    shard_with_fsdp2,
+    try_fsdp2,
+    try_ours,
+)
 from overlaplab_course.lab10.given import EQUAL, SMALL, UNEVEN, new_slots
+from overlaplab_course.lab10.measured import (
+    gpu_batches,
+    gpu_machine,
+    gpu_number,
+    gpu_table,
+)
 from overlaplab_course.lab10.repairs import repair_case
 from overlaplab_course.lab10.show import (
     all_but_activations,

@@ -17,7 +17,11 @@ from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import Examined, as_number
 from overlaplab.grading.laws import regret_law
 from overlaplab.torch_versions import all_gather_single
-from overlaplab_course.lab10 import given, repairs  # noqa: F401 (register)
+from overlaplab_course.lab10 import (  # (register)
+    given,
+    repairs,  # noqa: F401
+    setting_checks,  # noqa: F401
+)
 from overlaplab_course.lab10.depths import DepthCase
 from overlaplab_course.lab10.given import BOARD, Shapes
 from overlaplab_course.lab10.step_checks import LAB

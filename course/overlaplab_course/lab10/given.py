@@ -249,7 +249,7 @@ def play_step(
     grads = [[torch.zeros_like(part) for part in layer] for layer in shards]
     arguments = (stack, shards, grads, stack.inputs(num_ranks), weights, args)
     recorded = run(
-        _on_rank,
+        step_on_rank,
         *arguments,
         forward,
         backward,
@@ -260,7 +260,7 @@ def play_step(
     return Played(origins.release(recorded))
 
 
-def _on_rank(
+def step_on_rank(
     stack: Stack,
     shards: list[list[Tensor]],
     grads: list[list[Tensor]],
@@ -270,6 +270,12 @@ def _on_rank(
     forward: Forward,
     backward: Backward | None,
 ) -> origins.Held:
+    """The step of one rank of any cluster; holds (output, [gradient shard]).
+
+    Args:
+        shards, grads: `[layer][rank]`; the step writes the second.
+        inputs: by rank.
+    """
     rank = dist.get_rank()
     units = [
         Unit(f"layer {i}", stack.shapes(i), shards[i][rank], grads[i][rank])

@@ -54,12 +54,12 @@ class Gather:
 
 def find_gathers(program: Program, rank: int) -> list[Gather]:
     """The all-gathers of a rank, in its order."""
-    ledger = Ledger()
-    for name in program.names:
-        if name.rank == rank and name.name.startswith(_SHARD):
-            ledger.name(name.access, int(name.name.removeprefix(_SHARD)))
-    found = []
+    ledger, found = Ledger(), []
+    names = [n for n in program.names if n.rank == rank and n.name.startswith(_SHARD)]
     for op in program.ranks[rank]:
+        for name in names:
+            if name.since == op.index:
+                ledger.name(name.access, int(name.name.removeprefix(_SHARD)))
         if op.collective is None:
             ledger.step(op)
             continue
@@ -96,17 +96,24 @@ def find_uses(program: Program, rank: int) -> list[Use]:
     return [Use(label, tuple(ops)) for label, ops in found.items()]
 
 
-def most_bytes(program: Program) -> int:
+def most_bytes(program: Program, *, in_forward: bool = False) -> int:
     """The most that any rank held, in the order of its code, as an allocator counts.
 
     What is made before the old is released lives beside it, though no operator runs in
     between.
+
+    Args:
+        in_forward: until the last layer's forward.
     """
-    return max(_most(program, rank) for rank in range(len(program.ranks)))
+    return max(_most(program, rank, in_forward) for rank in range(len(program.ranks)))
 
 
-def _most(program: Program, rank: int) -> int:
+def _most(program: Program, rank: int, in_forward: bool) -> int:
     lives = [s for s in program.storages if s.rank == rank and not s.host]
+    if in_forward:
+        labels = ((op.index, op.label) for op in program.ranks[rank])
+        last = max(index for index, label in labels if label.startswith("forward"))
+        lives = [s for s in lives if s.born <= last]
     lives.sort(key=lambda life: (life.born, life.storage))
     held, most, living = 0, 0, list[StorageLife]()
     for new in lives:

@@ -92,7 +92,7 @@ PREFETCH = (
     Case("6 equal layers", given.SMALL, 2, 1),
     Case("7 layers, two of them with a table", _TABLES, 3, 2),
     Case("5 layers of width 31 in float64", _THIN, 4, 3),
-    Case("6 equal layers", given.SMALL, 3, 0),
+    Case("3 equal layers", Stack(num_layers=3), 3, 0),
     Case("2 layers", Stack(num_layers=2), 2, 5),
 )
 BACKWARD = (
@@ -106,14 +106,6 @@ BACKWARD = (
 def best(case: Case) -> Played:
     """The course's own step."""
     return case.play(reference.prefetched, (case.depth,))
-
-
-@lru_cache(maxsize=64)
-def _least_bytes(case: Case, whole: bool) -> int:
-    """The most that a rank of the course's own step, or its forward, holds."""
-    backward = reference.backward if whole else None
-    played = case.play(reference.prefetched, (case.depth,), backward)
-    return most_bytes(played.program)
 
 
 @lru_cache(maxsize=64)
@@ -273,13 +265,14 @@ def too_much(
     Looked at where little else lives: with a thin input, and in the forward, before
     any gradient is there, too.
     """
-    thin, found = case.thin, []
+    found = []
     layer = case.stack.slot_bytes(case.num_ranks)
     what = "gathered" if backward is None else "gradients"
-    for whole in (True,) if backward else (False, True):
-        own = (backward or reference.backward) if whole else None
-        held = most_bytes(thin.play(weights, args, own).program)
-        least = _least_bytes(thin, whole)
+    ours = best(case.thin).program
+    theirs = case.thin.play(weights, args, backward or reference.backward).program
+    for in_forward in (False,) if backward else (True, False):
+        held = most_bytes(theirs, in_forward=in_forward)
+        least = most_bytes(ours, in_forward=in_forward)
         if held > least + layer // 8:
             more = (held - least) / layer
             message = (
