@@ -107,6 +107,35 @@ def sums_zero_padded_shards(units):
         yield slot
 
 
+def parts_in_reverse(units):
+    """Every rank's part is there, in another's place."""
+    (slot,) = lab.new_slots(units, 1)
+    for unit in units:
+        parts = list(slot[: unit.numel].chunk(dist.get_world_size()))
+        dist.all_gather(parts[::-1], unit.shard)
+        yield slot
+
+
+def nothing_waits_for_the_other_stream(units):
+    """The gather waits for the layer, and not the layer for the gather."""
+    (slot,), side = lab.new_slots(units, 1), streams.Stream()
+    for unit in units:
+        side.wait_stream(streams.current_stream())
+        with streams.stream(side):
+            lab.all_gather(slot[: unit.numel], unit.shard)
+        yield slot
+
+
+def overwrites_while_the_layer_reads(units):
+    """The layer waits for the gather, and not the gather for the layer before."""
+    (slot,), side = lab.new_slots(units, 1), streams.Stream()
+    for unit in units:
+        with streams.stream(side):
+            lab.all_gather(slot[: unit.numel], unit.shard)
+        streams.current_stream().wait_stream(side)
+        yield slot
+
+
 def through_the_host(units):
     for unit in units:
         full = unit.shard.new_empty(unit.numel)
@@ -131,6 +160,9 @@ def through_the_host(units):
         (gathers_twice, checks.ONCE),
         (sums_zero_padded_shards, checks.ONCE),
         (through_the_host, checks.VALUES),
+        (parts_in_reverse, checks.VALUES),
+        (nothing_waits_for_the_other_stream, checks.SAFE),
+        (overwrites_while_the_layer_reads, checks.SAFE),
     ],
 )
 def test_a_wrong_gatherer_is_refused_for_its_own_reason(wrong, sentence, faults):

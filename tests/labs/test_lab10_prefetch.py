@@ -165,6 +165,23 @@ def gathers_full_times_ranks(units, depth):
         yield full.view(n, unit.numel).sum(0)
 
 
+def each_is_gathered_twice(units, depth):
+    slots, works = lab.new_slots(units, depth + 1), {}
+
+    def launch(i):
+        if i < len(units):
+            full = slots[i % len(slots)][: units[i].numel]
+            lab.all_gather(full, units[i].shard, async_op=True).wait()
+            works[i] = lab.all_gather(full, units[i].shard, async_op=True)
+
+    for i in range(depth):
+        launch(i)
+    for i in range(len(units)):
+        launch(i + depth)
+        works.pop(i).wait()
+        yield slots[i % len(slots)]
+
+
 def copied_out_of_the_ring(units, depth):
     """Each layer's weights in a tensor of their own, for good."""
     kept = []
@@ -220,6 +237,7 @@ def ranks_disagree(units, depth):
         (overwrites_on_another_stream, checks.SAFE),
         (the_cpu_waits, checks.CPU),
         (gathers_full_times_ranks, checks.ONCE),
+        (each_is_gathered_twice, checks.ONCE),
         (the_last_units_are_forgotten, checks.VALUES),
         (ranks_disagree, checks.VALUES),
     ],

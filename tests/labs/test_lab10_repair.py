@@ -152,9 +152,18 @@ def the_wrong_part(units, depth):
     yield from free_list(units, depth, gather, lambda work: work.wait())
 
 
+def parts_in_reverse(units, depth):
+    def gather(full, unit):
+        parts = list(full.chunk(dist.get_world_size()))
+        return dist.all_gather(parts[::-1], unit.shard, async_op=True)
+
+    yield from free_list(units, depth, gather, lambda work: work.wait())
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
+        (parts_in_reverse, step_checks.VALUES),
         (narrower_slots_but_all_sent, step_checks.ONCE),
         (only_the_bytes, step_checks.SLOTS),
         (on_demand, step_checks.PROMPT),
