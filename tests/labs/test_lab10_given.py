@@ -9,7 +9,7 @@ import torch
 
 import overlaplab as ol
 from overlaplab_course import lab10 as lab
-from overlaplab_course.lab10 import given, measured, reference, ring
+from overlaplab_course.lab10 import given, measured, reference, ring, store
 from overlaplab_course.lab10.given import Stack, split
 
 STACK = Stack(num_layers=3, width=9, rows=5, tables=(0, 7, 0), dtype=torch.float64)
@@ -131,7 +131,7 @@ def test_the_benchmarks_file_becomes_tables(tmp_path, monkeypatch, capsys):
     path = tmp_path / "zero3.json"
     path.write_text(json.dumps(results()))
     monkeypatch.setattr(measured, "STORED", tmp_path / "measured.json")
-    measured.main([str(path)])
+    store.main([str(path)])
     assert measured.gpu_batches() == [2, 8]
     assert measured.gpu_number("median ms", "fsdp2", 2) == 20
     assert measured.gpu_number("peak GiB", "ours", 8) == 2
@@ -148,4 +148,4 @@ def test_the_benchmarks_file_becomes_tables(tmp_path, monkeypatch, capsys):
 
 def test_an_unknown_model_is_named_with_those_there_are():
     with pytest.raises(ValueError, match=r"'gpt-9b'.*there are: gpt-738m"):
-        measured.from_benchmark(results(), "gpt-9b")
+        store.from_benchmark(results(), "gpt-9b")
