@@ -8,7 +8,7 @@ import torch.distributed as dist
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course import lab10 as lab
-from overlaplab_course.lab10 import repairs, step_checks
+from overlaplab_course.lab10 import repair_checks, repairs, step_checks
 
 WIDE, HASTY = 1, 0  # numbers that draw each
 
@@ -98,7 +98,7 @@ def test_a_wrong_diagnosis_is_refused(number, slip, faults):
         said["layer"] += 1
     else:
         said = {"kind": None, "layer": None}
-    assert set(faults(grade(number, said=said))) == {repairs.DIAGNOSIS}
+    assert set(faults(grade(number, said=said))) == {repair_checks.DIAGNOSIS}
 
 
 # -- wrong repairs of the wide one

@@ -19,7 +19,7 @@ from overlaplab.grading.laws import regret_law
 from overlaplab.torch_versions import all_gather_single
 from overlaplab_course.lab10 import (  # (register)
     given,
-    repairs,  # noqa: F401
+    repair_checks,  # noqa: F401
     setting_checks,  # noqa: F401
 )
 from overlaplab_course.lab10.depths import DepthCase

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-from overlaplab.grading.exercise import Sheet
-from overlaplab.grading.forms import check_diagnosis, need_dict
 from overlaplab.program.times import Times
 from overlaplab_course.lab10 import broken, reference
 from overlaplab_course.lab10.given import Played, Stack, Weights, numel_of, play_step
 from overlaplab_course.lab10.ring import find_gathers, find_uses
-from overlaplab_course.lab10.step_checks import LAB, Case, judge_prefetcher
 
-DIAGNOSIS = LAB.sentences("10.6")[0]
 DEPTH = 1
 KINDS = {"wide": "too many bytes", "hasty": "race"}
 
@@ -96,22 +90,3 @@ def repair_case(number: int) -> RepairCase:
     return RepairCase(
         name, Stack(num_layers, tables=tuple(tables)), draw.choice((2, 3))
     )
-
-
-@LAB.grader("10.6")
-def grade_repair(
-    sheet: Sheet,
-    my_number: int,
-    diagnosis: Mapping[str, Any],
-    wide: Weights,
-    hasty: Weights,
-) -> None:
-    """The one that the number draws: diagnosed, and then a prefetcher like 10.3's."""
-    own = repair_case(my_number)
-    need_dict(diagnosis, "the diagnosis")
-    sheet.ran(f"{own.name!r} as you repaired it, on your stack")
-    truth = {"kind": own.kind, "layer": own.layer}
-    check_diagnosis(sheet, DIAGNOSIS, diagnosis, truth)
-    repaired = {"wide": wide, "hasty": hasty}[own.name]
-    case = Case("your stack", own.stack, own.num_ranks, DEPTH)
-    judge_prefetcher(sheet, case, repaired, f"your {own.name!r}, repaired")
