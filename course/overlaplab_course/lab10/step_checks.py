@@ -95,9 +95,11 @@ PREFETCH = (
     Case("3 equal layers", Stack(num_layers=3), 3, 0),
     Case("2 layers", Stack(num_layers=2), 2, 5),
 )
+# At depth 1 whoever waits for a gather waits for the gradients before it, too: a wait
+# for those that is missing cannot be seen. Deeper, the gather was launched before them.
 BACKWARD = (
     Case("6 equal layers", given.SMALL, 2),
-    Case("7 layers, two of them with a table", _TABLES, 3),
+    Case("7 layers, two of them with a table", _TABLES, 3, 3),
     Case("1 layer of width 31 in float64", replace(_THIN, num_layers=1), 3),
 )
 
@@ -331,16 +333,17 @@ def _late(program: Program, timeline: Timeline, depth: int) -> Iterator[Violatio
 
 @LAB.grader("10.5")
 def grade_backward(sheet: Sheet, backward: Backward) -> None:
-    """The learner's backward with the course's prefetcher, one layer ahead."""
+    """The learner's backward with the course's prefetcher, near and far ahead."""
     for number, case in enumerate(BACKWARD):
         sheet.ran(f"our forward and prefetcher, your backward: {case}")
-        seen = _played(sheet, case, reference.prefetched, (1,), SENT_ONCE, backward)
+        args = (case.depth,)
+        seen = _played(sheet, case, reference.prefetched, args, SENT_ONCE, backward)
         if seen is None:
             return
         if number == 0:
             _draw(sheet, seen, best(case).step_ns, "your backward pass")
         if not _judge_backward(sheet, seen, case, backward):
-            title = f"your backward pass: {case.name}"
+            title = f"your backward pass: {case}"
             _draw(sheet, seen, best(case).step_ns, title)
         sheet.stop_if_wrong()
 
@@ -358,7 +361,7 @@ def _judge_backward(sheet: Sheet, seen: Played, case: Case, backward: Backward) 
     for clock, hardware in CLOCKS.items() if good else ():
         took_ns = resolve(seen.program, hardware).step_ns
         slow = laws.step_law(took_ns, _best_ns(case, clock))
-        where = f"{case.name}, {clock}: "
+        where = f"{case}, {clock}: "
         slow = [replace(v, message=where + v.message) for v in slow]
         good &= sheet.verify(GOES_ON, slow)
     return good
