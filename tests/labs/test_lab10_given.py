@@ -9,7 +9,7 @@ import torch
 
 import overlaplab as ol
 from overlaplab_course import lab10 as lab
-from overlaplab_course.lab10 import given, measured, reference, ring, store
+from overlaplab_course.lab10 import broken, given, measured, reference, ring, store
 from overlaplab_course.lab10.given import Stack, split
 
 STACK = Stack(num_layers=3, width=9, rows=5, tables=(0, 7, 0), dtype=torch.float64)
@@ -66,6 +66,35 @@ def test_a_slot_is_filled_used_and_filled_again():
     assert rows == ["G0", "F0", "G2", "F2", "G4", "F4"]
     rows = [s.name for s in timeline.spans if s.lane == "slot 1"]
     assert rows == ["G1", "F1", "G3", "F3", "G5", "F5"]
+
+
+def lanes_of(timeline, word):
+    rows = {}
+    for span in timeline.spans:
+        if span.lane.startswith(word):
+            rows.setdefault(span.lane, []).append(span.name)
+    return rows
+
+
+def test_a_buffer_is_written_sent_and_written_again():
+    timeline = lab.drawn(lab.play_ours(1, lab.THREE, backward=True))
+    buffers = {"buffer 0": ["B2", "S2", "B0", "S0"], "buffer 1": ["B1", "S1"]}
+    assert lanes_of(timeline, "buffer") == buffers
+
+
+def test_a_race_has_a_lane_for_what_fills_a_slot_and_one_for_what_reads_it():
+    """In one lane the layer would cover the gather that is still under way."""
+    case = next(c for n in range(9) if (c := lab.repair_case(n)).name == "hasty")
+    raced = lanes_of(lab.drawn(case.play(broken.hasty)), "slot 1")
+    assert raced == {"slot 1": ["G1", "G3", "G5"], "slot 1, read": ["F1", "F3", "F5"]}
+    ordered = lanes_of(lab.drawn(case.play(reference.hasty)), "slot 1")
+    assert ordered == {"slot 1": ["G1", "F1", "G3", "F3", "G5", "F5"]}
+
+
+def test_layers_that_take_as_long_share_a_row():
+    _, *rows = lab.layers_table(lab.play_ours(0, lab.UNEVEN)).splitlines()
+    cells = [tuple(row.rsplit(None, 2)) for row in rows]
+    assert cells == [("0, 1, 2, 4, 5, 7", "2", "8"), ("3, 6", "13", "8")]
 
 
 def made_before_the_old_is_released():

@@ -11,7 +11,7 @@ from overlaplab_course.lab10.extras import (
     try_fsdp2,
     try_ours,
 )
-from overlaplab_course.lab10.given import EQUAL, SMALL, UNEVEN, new_slots
+from overlaplab_course.lab10.given import EQUAL, SMALL, THREE, UNEVEN, new_slots
 from overlaplab_course.lab10.measured import (
     gpu_batches,
     gpu_machine,
@@ -26,6 +26,7 @@ from overlaplab_course.lab10.show import (
     drawn,
     held_mib,
     kinds_table,
+    layers_table,
     make_gpt,
     play,
     play_ours,

@@ -206,6 +206,7 @@ class Stack:
 
 EQUAL = Stack()
 SMALL = Stack(num_layers=6)
+THREE = Stack(num_layers=3)
 # Two layers have a table: their gather takes six times as long.
 UNEVEN = Stack(num_layers=8, tables=(0, 0, 0, 300, 0, 0, 300, 0))
 

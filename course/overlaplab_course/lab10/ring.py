@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from overlaplab.grading.provenance import Ledger
 from overlaplab.hardware import Hardware, Link, collective_ns, find_hardware
-from overlaplab.program import Op, Program
+from overlaplab.program import Access, Op, Program
 from overlaplab.program.record import StorageLife
 from overlaplab.program.times import Times
 from overlaplab.timeline import Span, Timeline
@@ -138,6 +138,8 @@ def _is_gone(old: StorageLife, new: StorageLife) -> bool:
 def with_ring(program: Program, timeline: Timeline) -> Timeline:
     """Rank 0's timeline with a lane for each slot: when it is filled, when used.
 
+    A race has two lanes for each slot. Buffers of gradients have a lane each, too.
+
     Spans are called by their layer: G3 is the gather of layer 3, F3 and B3 its forward
     and backward, S3 sends its gradient.
     """
@@ -150,7 +152,8 @@ def with_ring(program: Program, timeline: Timeline) -> Timeline:
         names |= {op: f"{use.label[0].upper()}{use.layer}" for op in use.ops}
     names |= dict(_scatters(program, uses))
     spans = tuple(_renamed(span, names) for span in own.spans)
-    lanes = tuple(_slot_spans(program, times, gathers, uses))
+    slots = _slot_spans(program, times, gathers, uses)
+    lanes = (*slots, *_buffer_spans(program, times, uses))
     return replace(
         own,
         spans=(*spans, *lanes),
@@ -182,35 +185,84 @@ def _slot_spans(
     places = list(dict.fromkeys(gather.place for gather in gathers))
     if len(places) > _MOST_LANES:
         return
-    ops = program.ranks[0]
+    filled, read = [], []
     for gather in gathers:
         if gather.op.collective is None or gather.layer is None:
             continue
         lane = f"slot {places.index(gather.place)}"
-        filled = times.of(gather.op)
-        if filled is not None:
-            yield Span(0, lane, "communication", f"G{gather.layer}", *filled)
-        later = [g.op.index for g in gathers if g.place == gather.place]
-        until = min((i for i in later if i > gather.op.index), default=len(ops))
+        span = times.of(gather.op)
+        if span is not None:
+            filled.append(Span(0, lane, "communication", f"G{gather.layer}", *span))
+        read += [
+            _use_span(lane, use, times)
+            for use in _readers(program, gather, gathers, uses)
+        ]
+    # A race: bars in one lane would cover each other.
+    if any(_overlap(fill, use) for fill in filled for use in read):
+        read = [replace(use, lane=f"{use.lane}, read") for use in read]
+    yield from sorted((*filled, *read), key=lambda span: (span.lane, span.start_ns))
+
+
+def _readers(
+    program: Program, gather: Gather, gathers: Sequence[Gather], uses: Sequence[Use]
+) -> Iterator[Use]:
+    """The uses of its layer that read what a gather filled, until it is overwritten."""
+    ops = program.ranks[0]
+    later = [g.op.index for g in gathers if g.place == gather.place]
+    until = min((i for i in later if i > gather.op.index), default=len(ops))
+    for use in uses:
+        between = (i for i in use.ops if gather.op.index < i < until)
+        reads = [i for i in between if _touches(ops[i].reads, gather.op.writes)]
+        if use.layer == gather.layer and reads:
+            yield use
+
+
+def _buffer_spans(
+    program: Program, times: Times, uses: Sequence[Use]
+) -> Iterator[Span]:
+    """Buffers of gradients: when a backward writes one and when it is sent."""
+    scatters = [
+        (program.ranks[0][index], name) for index, name in _scatters(program, uses)
+    ]
+    places = list(dict.fromkeys(_place(op) for op, _ in scatters))
+    if len(places) > _MOST_LANES:
+        return
+    before = -1
+    for op, name in scatters:
+        lane = f"buffer {places.index(_place(op))}"
         for use in uses:
-            reads = [
-                i
-                for i in use.ops
-                if gather.op.index < i < until and _reads(ops[i], gather)
-            ]
-            if use.layer == gather.layer and reads:
-                start, end = times.start(0, use.ops[0]), times.end(0, use.ops[-1])
-                name = f"{use.label[0].upper()}{use.layer}"
-                yield Span(0, lane, "compute", name, start, end)
+            between = (i for i in use.ops if before < i < op.index)
+            ops = [program.ranks[0][i] for i in between]
+            if any(_touches(each.writes, op.reads) for each in ops):
+                yield _use_span(lane, use, times)
+        span = times.of(op)
+        if span is not None:
+            yield Span(0, lane, "communication", name, *span)
+        before = op.index
+
+
+def _place(op: Op) -> tuple[int, int]:
+    return op.reads[0].storage, op.reads[0].offset_bytes
+
+
+def _use_span(lane: str, use: Use, times: Times) -> Span:
+    start, end = times.start(0, use.ops[0]), times.end(0, use.ops[-1])
+    return Span(0, lane, "compute", f"{use.label[0].upper()}{use.layer}", start, end)
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    same = one.lane == other.lane
+    return same and max(one.start_ns, other.start_ns) < min(one.end_ns, other.end_ns)
 
 
 _MOST_LANES = 8
 
 
-def _reads(op: Op, gather: Gather) -> bool:
-    storage, first = gather.place
-    size = sum(access.run_bytes for access in gather.op.writes)
+def _touches(these: Sequence[Access], those: Sequence[Access]) -> bool:
+    """Whether any of `these` begins inside what `those` of one storage span."""
+    storage, first = those[0].storage, those[0].offset_bytes
+    size = sum(access.run_bytes for access in those)
     return any(
         access.storage == storage and first <= access.offset_bytes < first + size
-        for access in op.reads
+        for access in these
     )

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from overlaplab.cluster.run import Run, run
 from overlaplab.hardware import Hardware, find_hardware, with_link
 from overlaplab.models import Transformer, TransformerConfig
+from overlaplab.program.times import Times
 from overlaplab.timeline import Timeline
 from overlaplab.timeline.span import MEMORY_KINDS
 from overlaplab.view.stacking import Picture
@@ -27,7 +28,12 @@ from overlaplab_course.lab10.given import (
     Weights,
     play_step,
 )
-from overlaplab_course.lab10.ring import find_gathers, wire_bytes, with_ring
+from overlaplab_course.lab10.ring import (
+    find_gathers,
+    find_uses,
+    wire_bytes,
+    with_ring,
+)
 
 MIB = 2**20
 
@@ -156,6 +162,21 @@ def play_ours(depth: int, stack: Stack = EQUAL, *, backward: bool = False) -> Pl
 def drawn(seen: Played) -> Timeline:
     """Rank 0 of a step, with a lane for each slot of the ring."""
     return with_ring(seen.program, seen.run.timeline)
+
+
+def layers_table(seen: Played) -> str:
+    """How long a layer's gather and forward take; layers that are alike share a row."""
+    times = Times(seen.program, seen.run.timeline.of_rank(0))
+    uses = {use.layer: use for use in find_uses(seen.program, 0)}
+    alike: dict[tuple[str, str], list[str]] = {}
+    for gather in find_gathers(seen.program, 0):
+        use, span = uses[gather.layer or 0], times.of(gather.op)
+        assert span is not None
+        forward_ns = times.end(0, use.ops[-1]) - times.start(0, use.ops[0])
+        row = (f"{(span[1] - span[0]) / 1e6:.0f}", f"{forward_ns / 1e6:.0f}")
+        alike.setdefault(row, []).append(str(use.layer))
+    rows = [(", ".join(layers), *row) for row, layers in alike.items()]
+    return stored.text_table(("layers", "gather (ms)", "forward (ms)"), rows)
 
 
 def slots_alive(seen: Played) -> float:
