@@ -332,8 +332,8 @@ view.draw(lab.drawn(target), title="depth 1: the next layer travels while one co
 # <details><summary>Hint: when to launch?</summary>
 #
 # When the generator is asked for use number i, the step has just launched use i - 1. So the
-# slot of i - 1 is free for whatever is launched *now*: the gather of use i + depth.
-# Launch it only after the `yield` of use i, and it stands behind the layer beside which it
+# slot of i - 1 is free for whatever is launched *now*: the gather of use i + depth. Launch
+# *this gather* after the `yield` of use i, and it stands behind the layer beside which it
 # should travel.
 #
 # </details>
@@ -444,8 +444,9 @@ view.draw_many({f"depth {d}": lab.drawn(uneven[d]) for d in (1, least)})
 # - `layer_mib`: of one slot. `memory_mib`: for the ring.
 # - Return the *least* depth that reaches the shortest step, among those whose slots fit.
 #
-# A fifth of what there was to gain may be lost. No constant passes. The walk that times a
-# depth is begun for you: about 4 lines there and 2 at the end.
+# The check forgives a step that loses up to a fifth of the gain, but not a slot that saves
+# nothing. No constant passes. The walk that times a depth is begun for you: about 4 lines
+# there and 2 at the end.
 #
 # <details><summary>Hint: time a depth</summary>
 #

@@ -105,6 +105,12 @@ def test_a_wrong_depth_is_refused_for_its_own_reason(wrong, sentence, faults):
     assert sentence in faults(verdict), str(verdict)
 
 
+def test_a_slot_for_nothing_is_told_the_least_depth_that_is_as_good(faults):
+    found = faults(judge(find_exercise("10.4"), all_the_memory))[checks.LEAST]
+    assert ": depth 7 takes 170.0 ms, and so does depth 1: 170.0 ms" in found
+    assert "expected depth 1, the least that takes 170.0 ms" in found
+
+
 def by_growing(gather_ms, compute_ms, layer_mib, memory_mib):
     """One deeper as long as it saves half a percent."""
     slots, depth = slots_that_fit(gather_ms, layer_mib, memory_mib), 0

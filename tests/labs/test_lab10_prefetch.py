@@ -105,6 +105,23 @@ def one_slot_too_few(units, depth):
     yield from ring(units, depth, num_slots=max(depth, 1))
 
 
+def launched_one_turn_too_early(units, depth):
+    """The gather of use i + depth + 1 takes the slot from which use i will read."""
+    slots, works = lab.new_slots(units, depth + 1), {}
+
+    def launch(i):
+        if i < len(units):
+            full = slots[i % len(slots)][: units[i].numel]
+            works[i] = lab.all_gather(full, units[i].shard, async_op=True)
+
+    for i in range(depth + 1):
+        launch(i)
+    for i in range(len(units)):
+        works.pop(i).wait()
+        launch(i + depth + 1)
+        yield slots[i % len(slots)]
+
+
 def overwrites_on_another_stream(units, depth):
     """Nothing orders the gather behind the layer that was in the slot."""
     slots, side = lab.new_slots(units, depth + 1), streams.Stream()
@@ -234,6 +251,7 @@ def ranks_disagree(units, depth):
         (waits_for_all_that_is_on_its_way, checks.PROMPT),
         (never_waits, checks.SAFE),
         (one_slot_too_few, checks.SAFE),
+        (launched_one_turn_too_early, checks.SAFE),
         (overwrites_on_another_stream, checks.SAFE),
         (the_cpu_waits, checks.CPU),
         (gathers_full_times_ranks, checks.ONCE),
@@ -263,9 +281,25 @@ def test_a_late_gather_is_told_when_it_could_have_started(faults):
     )
 
 
-def test_who_launches_behind_the_layer_is_told_so():
-    hint = judge(find_exercise("10.3"), launched_behind_the_layer).hint
-    assert "launch it before the layer" in hint
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (launched_behind_the_layer, "launch it before the layer"),
+        (on_demand, "launch it before the layer"),
+        (always_depth_one, "only 1 ahead where the depth is 2: is `depth` used?"),
+        (waits_for_all_that_is_on_its_way, "your layers wait for gathers of later"),
+    ],
+)
+def test_each_way_to_be_late_has_its_own_hint(wrong, told):
+    assert told in judge(find_exercise("10.3"), wrong).hint
+
+
+def test_who_fills_a_slot_too_soon_is_told_which_and_no_value_is_praised(faults):
+    verdict = judge(find_exercise("10.3"), launched_one_turn_too_early)
+    seen = faults(verdict)[checks.SAFE]
+    assert seen.startswith("G2 fills the slot that F0 still reads")
+    assert "wait()" not in seen + verdict.hint
+    assert checks.VALUES in verdict.unjudged
 
 
 # -- unusual and right

@@ -98,7 +98,9 @@ def test_a_wrong_diagnosis_is_refused(number, slip, faults):
         said["layer"] += 1
     else:
         said = {"kind": None, "layer": None}
-    assert set(faults(grade(number, said=said))) == {repair_checks.DIAGNOSIS}
+    verdict = grade(number, said=said)
+    assert set(faults(verdict)) == {repair_checks.DIAGNOSIS}
+    assert "run the code as it was given" in verdict.hint
 
 
 # -- wrong repairs of the wide one
@@ -261,6 +263,17 @@ def everything_is_synchronised(units, depth):
 )
 def test_a_wrong_repair_of_the_hasty_one_is_refused(wrong, sentence, faults):
     assert sentence in faults(grade(HASTY, hasty=wrong))
+
+
+@pytest.mark.parametrize(
+    ("number", "repair", "told"),
+    [
+        (WIDE, {"wide": on_demand}, "launch it before the layer"),
+        (HASTY, {"hasty": waits_for_the_whole_stream}, "wait_stream() takes all"),
+    ],
+)
+def test_a_repair_that_is_late_is_told_why(number, repair, told):
+    assert told in grade(number, **repair).hint
 
 
 # -- unusual and right

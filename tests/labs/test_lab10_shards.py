@@ -109,6 +109,11 @@ def test_a_wrong_shard_is_refused_for_its_own_reason(wrong, sentence, faults):
     assert set(found) == {sentence}, found
 
 
+def test_values_of_a_shard_of_another_size_are_not_judged():
+    verdict = judge(find_exercise("10.1"), each_weight_cut_alone, unshard)
+    assert checks.PART in verdict.unjudged
+
+
 # -- wrong weights
 
 

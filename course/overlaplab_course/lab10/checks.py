@@ -60,7 +60,7 @@ def _judge_shards(
     total, wanted = sum(w.numel() for w in weights), parts[0].numel()
     for rank, (mine, held, views, is_view) in enumerate(seen.values):
         where: dict[str, Any] = {"rank": rank, "n": n}
-        numel = mine.numel() if isinstance(mine, Tensor) else None
+        numel = _numel(mine)
         sizes: dict[str, Any] = {"seen": numel, "wanted": wanted, "total": total}
         LAB.refuse(sheet, SIZE, numel != wanted, **where, **sizes)
         if numel == wanted:
@@ -76,7 +76,13 @@ def _judge_shards(
         number = copied[0] if copied else 0
         shape = tuple(shapes[number]) if number < len(shapes) else ()
         LAB.refuse(sheet, VIEWS, bool(copied), number=number, shape=shape)
-    sheet.verify(PART, laws.origin_law(seen.program, what="a shard or a weight"))
+    wrong = laws.origin_law(seen.program, what="a shard or a weight")
+    if wrong or all(_numel(mine) == wanted for mine, *_ in seen.values):
+        sheet.verify(PART, wrong)  # of another size: its values were not looked at
+
+
+def _numel(mine: object) -> int | None:
+    return mine.numel() if isinstance(mine, Tensor) else None
 
 
 def _on_rank(
@@ -139,8 +145,9 @@ def _judge_depth(sheet: Sheet, case: DepthCase, depth: int) -> dict[str, float]:
     sizes: dict[str, Any] = {"took": took, "memory": memory, "most": case.most}
     LAB.refuse(sheet, FITS, not fits, **where, **sizes)
     step, best = case.step_ms(depth), case.best_ms
-    facts: dict[str, Any] = {"step": step, "less": depth - 1, "least": case.least}
-    facts["saved"] = (depth - case.least) * case.layer_mib
+    less = case.least if case.least < depth else max(depth - 1, 0)
+    facts: dict[str, Any] = {"step": step, "less": less, "less_ms": case.step_ms(less)}
+    facts |= {"least": case.least, "best": best}
     wasted = fits and case.saves_nothing(depth)
     LAB.refuse(sheet, LEAST, wasted, **where, **facts)
     took_ms = f"depth {depth} takes {step:.1f} ms, the best that fits {best:.1f}"

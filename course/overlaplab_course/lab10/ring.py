@@ -86,6 +86,11 @@ class Use:
         """Which."""
         return int(self.label.rsplit(" ", 1)[1])
 
+    @property
+    def short(self) -> str:
+        """As in the drawings: "F3"."""
+        return f"{self.label[0].upper()}{self.layer}"
+
 
 def find_uses(program: Program, rank: int) -> list[Use]:
     """The uses of a rank, in the order in which they were launched."""
@@ -94,6 +99,30 @@ def find_uses(program: Program, rank: int) -> list[Use]:
         if op.label.startswith(("forward layer ", "backward layer ")):
             found.setdefault(op.label, []).append(op.index)
     return [Use(label, tuple(ops)) for label, ops in found.items()]
+
+
+def find_overwritten(program: Program, rank: int) -> Iterator[tuple[Gather, Use]]:
+    """Gathers that are launched into a slot before the layer in it has computed.
+
+    Each with the use that reads the slot after it, in the order of the uses.
+    """
+    gathers = find_gathers(program, rank)
+    for use in find_uses(program, rank):
+        before = [g for g in gathers if g.op.index < use.ops[0]]
+        own = [g for g in before if g.layer == use.layer]
+        for gather in before[before.index(own[-1]) + 1 :] if own else ():
+            if gather.place == own[-1].place:
+                yield gather, use
+
+
+def count_ahead(program: Program, rank: int) -> int:
+    """The most gathers that are launched before some layer computes, beside its own."""
+    launched = [gather.op.index for gather in find_gathers(program, rank)]
+    uses = find_uses(program, rank)
+    return max(
+        sum(index < use.ops[0] for index in launched) - number
+        for number, use in enumerate(uses, start=1)
+    )
 
 
 def most_bytes(program: Program, *, in_forward: bool = False) -> int:
@@ -149,7 +178,7 @@ def with_ring(program: Program, timeline: Timeline) -> Timeline:
     names = {g.op.index: "G" if g.layer is None else f"G{g.layer}" for g in gathers}
     uses = find_uses(program, 0)
     for use in uses:
-        names |= {op: f"{use.label[0].upper()}{use.layer}" for op in use.ops}
+        names |= {op: use.short for op in use.ops}
     names |= dict(_scatters(program, uses))
     spans = tuple(_renamed(span, names) for span in own.spans)
     slots = _slot_spans(program, times, gathers, uses)
@@ -247,7 +276,7 @@ def _place(op: Op) -> tuple[int, int]:
 
 def _use_span(lane: str, use: Use, times: Times) -> Span:
     start, end = times.start(0, use.ops[0]), times.end(0, use.ops[-1])
-    return Span(0, lane, "compute", f"{use.label[0].upper()}{use.layer}", start, end)
+    return Span(0, lane, "compute", use.short, start, end)
 
 
 def _overlap(one: Span, other: Span) -> bool:

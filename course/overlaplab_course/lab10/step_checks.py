@@ -6,7 +6,7 @@ equal and of uneven layers, and times what was recorded on a fast and on a slow 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -21,8 +21,6 @@ from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.violation import Violation, ms
 from overlaplab.hardware import Hardware
 from overlaplab.program import Program, resolve
-from overlaplab.program.times import Times
-from overlaplab.timeline import Timeline
 from overlaplab.view import format_bytes
 from overlaplab_course.lab10 import given, reference
 from overlaplab_course.lab10.given import (
@@ -33,9 +31,11 @@ from overlaplab_course.lab10.given import (
     Stack,
     Weights,
 )
+from overlaplab_course.lab10.late import starts_late, waits_for_later
 from overlaplab_course.lab10.ring import (
+    count_ahead,
     find_gathers,
-    find_uses,
+    find_overwritten,
     most_bytes,
     wire_bytes,
     with_ring,
@@ -185,14 +185,35 @@ def _judge_weights(
     memory: str,
 ) -> bool:
     """The laws of whoever brings weights; whether all hold."""
-    good = sheet.verify(SAFE, laws.no_findings_law(seen.findings))
-    good &= sheet.verify(ONCE, wrong_gathers(seen.program, case))
+    safe = sheet.verify(SAFE, unsafe_slots(seen))
+    good = safe & sheet.verify(ONCE, wrong_gathers(seen.program, case))
     most = case.depth + 1
     good &= sheet.verify(memory, too_much(case, weights, args, most))
     wrong = wrong_values(seen, case)
     wrong += laws.origin_law(seen.program, what="a result")
-    good &= sheet.verify(VALUES, wrong)
+    if safe or wrong:  # right by luck says nothing
+        good &= sheet.verify(VALUES, wrong)
     return good & _judge_cpu(sheet, seen)
+
+
+def unsafe_slots(seen: Played) -> list[Violation]:
+    """The findings of the run; where a slot is filled too soon, that alone.
+
+    The stream would be told to wait for the weights of a layer that comes later.
+    """
+    found = laws.no_findings_law(seen.findings)
+    too_soon = [
+        Violation(
+            "overwritten",
+            f"G{gather.layer} fills the slot that {use.short} still reads: rank {rank} "
+            f"launches G{gather.layer} before {use.short}",
+            f"G{gather.layer} is launched after {use.short}",
+            "is a slot free when you launch into it? Count slots and launches",
+        )
+        for rank in range(len(seen.program.ranks))
+        for gather, use in find_overwritten(seen.program, rank)
+    ]
+    return too_soon if found and too_soon else found
 
 
 def _judge_cpu(sheet: Sheet, seen: Played) -> bool:
@@ -296,36 +317,16 @@ def late_gathers(
     slow = laws.step_law(timeline.step_ns, _best_ns(case, clock))
     if not slow:
         return []
-    late = _late(program, timeline, case.depth)
-    first = next(late, None)
-    where = f"{case}, {clock}: "
-    if first is None:
-        return [replace(v, message=where + v.message) for v in slow]
-    found = replace(first, message=where + first.message)
-    return [found, *late]
-
-
-def _late(program: Program, timeline: Timeline, depth: int) -> Iterator[Violation]:
-    times = Times(program, timeline)
-    uses = find_uses(program, 0)
-    ends = [max(times.end(0, op) for op in use.ops) for use in uses]
-    gathers = iter(find_gathers(program, 0))
-    slack = max(2_000, timeline.step_ns // 100)
-    for k, use in enumerate(uses):
-        gather = next((g for g in gathers if g.layer == use.layer), None)
-        if gather is None or gather.op.collective is None:
-            return
-        group, sequence = gather.op.collective.group, gather.op.collective.sequence
-        before = times.wire(group, sequence - 1)[1] if sequence else 0
-        free = ends[k - depth - 1] if k > depth else 0
-        start = times.start(0, gather.op.index)
-        if start > max(before, free) + slack:
-            what = (
-                f"for the {use.label} a slot was free from {ms(free)}, the wire from "
-                f"{ms(before)}; its gather started at {ms(start)}"
-            )
-            expected = f"it starts by {ms(max(before, free) + slack)}"
-            yield Violation("prompt", what, expected)
+    late = [
+        *waits_for_later(program, timeline),
+        *starts_late(program, timeline, case.depth),
+    ]
+    first, *others = late or slow
+    ahead, hint = count_ahead(program, 0), first.hint
+    if not hint and 0 < ahead < case.depth:
+        hint = f"only {ahead} ahead where the depth is {case.depth}: is `depth` used?"
+    message = f"{case}, {clock}: {first.message}"
+    return [replace(first, message=message, hint=hint), *others]
 
 
 # -- 10.5
@@ -349,14 +350,15 @@ def grade_backward(sheet: Sheet, backward: Backward) -> None:
 
 
 def _judge_backward(sheet: Sheet, seen: Played, case: Case, backward: Backward) -> bool:
-    good = sheet.verify(SENT_SAFE, laws.no_findings_law(seen.findings))
-    good &= _judge_sends(sheet, seen.program, case)
+    safe = sheet.verify(SENT_SAFE, laws.no_findings_law(seen.findings))
+    good = safe & _judge_sends(sheet, seen.program, case)
     more = too_much(case, reference.prefetched, (case.depth,), 2, backward)
     good &= sheet.verify(BUFFERS, more)
     wrong = wrong_values(seen, case, grads_only=True)
     hint = _mean_hint(seen, case) if wrong else ""
     wrong += laws.origin_law(seen.program, what="a gradient")
-    good &= sheet.verify(MEANS, wrong, hint=hint)
+    if safe or wrong:  # right by luck says nothing
+        good &= sheet.verify(MEANS, wrong, hint=hint)
     good &= _judge_cpu(sheet, seen)
     for clock, hardware in CLOCKS.items() if good else ():
         took_ns = resolve(seen.program, hardware).step_ns
