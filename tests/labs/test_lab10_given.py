@@ -91,6 +91,26 @@ def test_a_race_has_a_lane_for_what_fills_a_slot_and_one_for_what_reads_it():
     assert ordered == {"slot 1": ["G1", "F1", "G3", "F3", "G5", "F5"]}
 
 
+def backward_that_never_waits(grad, units, weights):
+    buffers, works = given.new_slots(units, 2), []
+    for i, unit in enumerate(units):
+        full = buffers[i % 2][: unit.numel]
+        grad = unit.backward(grad, next(weights), full)
+        works.append(lab.reduce_scatter(unit.grad, full, async_op=True))
+    for work in works:
+        work.wait()
+
+
+def test_a_buffer_that_is_written_while_it_is_sent_has_two_lanes():
+    """Three gathers ahead stand before the first gradient on the wire."""
+    stack = given.Stack(num_layers=4, tables=(600, 600, 0, 0))
+    played = lab.play(
+        reference.prefetched, 3, stack=stack, backward=backward_that_never_waits
+    )
+    rows = lanes_of(lab.drawn(played), "buffer 0")
+    assert rows == {"buffer 0": ["S3", "S1"], "buffer 0, written": ["B3", "B1"]}
+
+
 def test_layers_that_take_as_long_share_a_row():
     _, *rows = lab.layers_table(lab.play_ours(0, lab.UNEVEN)).splitlines()
     cells = [tuple(row.rsplit(None, 2)) for row in rows]

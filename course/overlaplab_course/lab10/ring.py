@@ -167,7 +167,7 @@ def _is_gone(old: StorageLife, new: StorageLife) -> bool:
 def with_ring(program: Program, timeline: Timeline) -> Timeline:
     """Rank 0's timeline with a lane for each slot: when it is filled, when used.
 
-    A race has two lanes for each slot. Buffers of gradients have a lane each, too.
+    Buffers of gradients have a lane each, too. A race makes two lanes of each.
 
     Spans are called by their layer: G3 is the gather of layer 3, F3 and B3 its forward
     and backward, S3 sends its gradient.
@@ -226,10 +226,7 @@ def _slot_spans(
             _use_span(lane, use, times)
             for use in _readers(program, gather, gathers, uses)
         ]
-    # A race: bars in one lane would cover each other.
-    if any(_overlap(fill, use) for fill in filled for use in read):
-        read = [replace(use, lane=f"{use.lane}, read") for use in read]
-    yield from sorted((*filled, *read), key=lambda span: (span.lane, span.start_ns))
+    yield from _apart(filled, read, "read")
 
 
 def _readers(
@@ -256,18 +253,19 @@ def _buffer_spans(
     places = list(dict.fromkeys(_place(op) for op, _ in scatters))
     if len(places) > _MOST_LANES:
         return
-    before = -1
+    before, sent, written = -1, [], []
     for op, name in scatters:
         lane = f"buffer {places.index(_place(op))}"
         for use in uses:
             between = (i for i in use.ops if before < i < op.index)
             ops = [program.ranks[0][i] for i in between]
             if any(_touches(each.writes, op.reads) for each in ops):
-                yield _use_span(lane, use, times)
+                written.append(_use_span(lane, use, times))
         span = times.of(op)
         if span is not None:
-            yield Span(0, lane, "communication", name, *span)
+            sent.append(Span(0, lane, "communication", name, *span))
         before = op.index
+    yield from _apart(sent, written, "written")
 
 
 def _place(op: Op) -> tuple[int, int]:
@@ -277,6 +275,13 @@ def _place(op: Op) -> tuple[int, int]:
 def _use_span(lane: str, use: Use, times: Times) -> Span:
     start, end = times.start(0, use.ops[0]), times.end(0, use.ops[-1])
     return Span(0, lane, "compute", use.short, start, end)
+
+
+def _apart(messages: list[Span], uses: list[Span], verb: str) -> list[Span]:
+    """In one lane, but in a race uses have another, or bars would cover each other."""
+    if any(_overlap(message, use) for message in messages for use in uses):
+        uses = [replace(use, lane=f"{use.lane}, {verb}") for use in uses]
+    return sorted((*messages, *uses), key=lambda span: (span.lane, span.start_ns))
 
 
 def _overlap(one: Span, other: Span) -> bool:
