@@ -14,7 +14,7 @@ from overlaplab.models import TOY_NETS
 from overlaplab.models.toy_nets import WIDTH, random_batch
 from overlaplab.techniques.zero import Zero3
 from tests.guards import GUARD_S
-from tests.techniques.zero import misuse
+from tests.techniques.zero import misuse, settings
 from tests.techniques.zero.programs import Blocks
 
 CLUSTERS = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
@@ -179,7 +179,9 @@ def test_fake_tensors_train_on_one_rank_for_all() -> None:
 
 @CLUSTERS
 def test_steps_too_small_for_bfloat16_add_up_in_the_shards(cluster: str) -> None:
-    for dtypes, gathered, full, after in values(misuse.small_steps, 3, cluster=cluster):
+    for dtypes, gathered, full, after in values(
+        settings.small_steps, 3, cluster=cluster
+    ):
         assert dtypes == ["torch.bfloat16", "torch.float32", "torch.bfloat16"]
         assert gathered == 1.0  # 1 - 2 / 1024, rounded
         assert full == after == 1 - 3 / 1024
@@ -187,19 +189,19 @@ def test_steps_too_small_for_bfloat16_add_up_in_the_shards(cluster: str) -> None
 
 @CLUSTERS
 def test_mixed_precision_averages_in_the_dtype_of_the_shards(cluster: str) -> None:
-    assert values(misuse.averages_in_full, cluster=cluster) == (128.5, 128.5)
+    assert values(settings.averages_in_full, cluster=cluster) == (128.5, 128.5)
 
 
 @CLUSTERS
 def test_a_group_of_some_ranks_shards_over_them_alone(cluster: str) -> None:
     total = sum(p.numel() for p in Blocks().parameters())
-    first, alone, last = values(misuse.in_a_subgroup, world_size=3, cluster=cluster)
+    first, alone, last = values(settings.in_a_subgroup, world_size=3, cluster=cluster)
     assert (alone, first + last) == (total, total)
     assert 0 < last < first
 
 
 def test_units_on_streams_of_their_own_leave_no_hazard() -> None:
-    first, second = values(misuse.on_streams)
+    first, second = values(settings.on_streams)
     assert all(map(torch.equal, first.values(), second.values()))
 
 
@@ -208,8 +210,8 @@ def test_averages_of_halves_do_not_overflow_and_complex_ones_are_complex(
     cluster: str,
 ) -> None:
     # Rank 0 has both weights, rank 1 both biases.
-    halves = values(misuse.averages_of, torch.float16, cluster=cluster)
+    halves = values(settings.averages_of, torch.float16, cluster=cluster)
     assert halves == ([30000.0, 30000.0], [1.0, 1.0])
-    numbers = values(misuse.averages_of, torch.complex64, cluster=cluster)
+    numbers = values(settings.averages_of, torch.complex64, cluster=cluster)
     # The gradient of a complex linear layer has the conjugate of its input.
     assert numbers == ([-30000j, 1 - 30000j], [1, 1])
