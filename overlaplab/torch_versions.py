@@ -33,10 +33,11 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._subclasses.fake_tensor": "DataDependentOutputException "
     "DynamicOutputShapeException FakeTensor FakeTensorMode is_fake",
     "torch._tensor": "",
-    "torch": "_foreach_copy_ _foreach_div_ _foreach_mul_ _foreach_norm "
-    "_foreach_zero_ _is_functional_tensor",
+    "torch": "_disable_dynamo _foreach_copy_ _foreach_div_ _foreach_mul_ "
+    "_foreach_norm _foreach_zero_ _is_functional_tensor",
     "torch.Tensor": "_post_accumulate_grad_hooks _version",
     "torch.autograd": "_engine_run_backward _get_sequence_nr",
+    "torch.autograd.graph": "_engine_run_backward",
     "torch.autograd.Variable": "_execution_engine",
     "torch.autograd.function": "BackwardCFunction",
     "torch.autograd.grad_mode": "_unsafe_preserve_version_counter",

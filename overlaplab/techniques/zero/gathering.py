@@ -18,7 +18,7 @@ outside a step, follow the forward part of the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,15 +27,15 @@ from torch.utils._pytree import tree_leaves
 
 from overlaplab.errors import MismatchError
 from overlaplab.techniques.zero.guards import (
-    Windows,
+    Hook,
     in_backward,
-    number_of_node,
     refuse_old_graph,
     refuse_second_derivatives,
 )
 from overlaplab.techniques.zero.plan import StepPlan, Use, plan_slots, plan_step
 from overlaplab.techniques.zero.ring import Ring, ShardedUnit
 from overlaplab.techniques.zero.scatters import Scatters
+from overlaplab.techniques.zero.windows import number_of, number_of_node
 
 
 class Gathering:
@@ -75,20 +75,23 @@ class Gathering:
         self.plan: StepPlan | None = None
         self._followed: StepPlan | None = None
         self._computing: ShardedUnit | None = None
-        self._windows: Windows | None = None  # in the first steps
+        self._windows = scatters.windows
         self._begin = 0
         self._in_forward = self.is_open = False
         self._num_exchanges = 0
         self.uses: list[Use] = []
         self.handles: list[Any] = [
-            model.register_forward_pre_hook(self._enter),
-            model.register_forward_hook(self._leave),
-            model.register_forward_hook(self._interrupted, always_call=True),
+            model.register_forward_pre_hook(Hook(self._enter), prepend=True),
+            model.register_forward_hook(Hook(self._leave)),
+            model.register_forward_hook(Hook(self._interrupted), always_call=True),
         ]
         for unit in self._units:
             pre, post = self._hooks(unit)
-            self.handles.append(unit.module.register_forward_pre_hook(pre))
-            self.handles.append(unit.module.register_forward_hook(post))
+            # First of all: other hooks may compute with the weights.
+            self.handles += [
+                unit.module.register_forward_pre_hook(Hook(pre), prepend=True),
+                unit.module.register_forward_hook(Hook(post)),
+            ]
 
     def is_there(self, unit: ShardedUnit) -> bool:
         """Whether a module of `unit` may compute now."""
@@ -129,7 +132,8 @@ class Gathering:
 
     def _use(self, unit: ShardedUnit, use: Use) -> None:
         if not self.uses or self.uses[-1] != use or not self._ring.has(unit):
-            self._scatters.begins(unit)
+            if not use.again:  # the unit behind may go on with what it computes
+                self._scatters.begins(unit)
             self.uses.append(use)
             number, plan = len(self.uses) - 1, self._followed
             if plan and number < len(plan.rows) and plan.rows[number].use == use:
@@ -164,7 +168,7 @@ class Gathering:
         if begins:
             self.is_open = torch.is_grad_enabled()
             self._followed = self.plan
-            self._windows = None if self.plan else Windows()
+            self._windows.begin(self.plan is None)
             self.uses = []
             self._ring.forget()
         self._in_forward, self._computing = True, None
@@ -176,10 +180,12 @@ class Gathering:
             self._ring.wait(self._rest)
 
     def _leave(self, model: nn.Module, args: Any, out: object) -> None:
-        if self._windows:
+        if self._windows.is_open:
             self._windows.check(out)
         if not self.is_open:
             self._ring.drain()
+        if self._rest and torch.is_grad_enabled():
+            self._refuse_later(self._rest, out)
 
     def _interrupted(self, *_: object) -> None:
         """The model's forward ended, maybe by an error."""
@@ -195,17 +201,25 @@ class Gathering:
         def after_forward(module: nn.Module, args: Any, out: object) -> None:
             self._computing = None
             if torch.is_grad_enabled():
-                if self._windows:
-                    self._windows.note(unit, self._begin)
-                self._watch(unit, out)
+                made = self._watch(unit, out)
+                if self._windows.is_open:
+                    self._windows.note(unit, self._begin, made, in_backward())
 
         return before_forward, after_forward
 
-    def _watch(self, unit: ShardedUnit, out: object) -> None:
-        """Gather `unit` again when the gradient of something in `out` arrives."""
+    def _watch(self, unit: ShardedUnit, out: object) -> list[int]:
+        """Gather `unit` again when the gradient of something in `out` arrives.
+
+        What it only passes on belongs to who made it: its gradient comes when `unit`
+        is done, and the unit that made it has just been gathered.
+
+        Returns:
+            Numbers of the nodes that it watches.
+        """
         made_in = self._scatters.num_steps
 
         def before_backward(_: Tensor) -> None:
+            self._windows.check_backward()
             refuse_second_derivatives(unit)
             refuse_old_graph(unit, made_in, self._scatters.num_steps)
             if unit.is_lookup:
@@ -214,9 +228,28 @@ class Gathering:
                 self._use(unit, Use(unit.index, True))
                 self._scatters.goes_backward(unit)
 
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
-                tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+        made = list(_made(out, self._begin))
+        for tensor in made:
+            tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+        return [number_of(tensor.grad_fn) for tensor in made]
+
+    def _refuse_later(self, rest: ShardedUnit, out: object) -> None:
+        """The rest is not gathered again: its weights are those of this step."""
+        made_in = self._scatters.num_steps
+
+        def before_backward(_: Tensor) -> None:
+            refuse_old_graph(rest, made_in, self._scatters.num_steps)
+
+        for tensor in _made(out):
+            tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
+
+
+def _made(out: object, begin: int = 0) -> Iterator[Tensor]:
+    """Tensors in `out` whose nodes were made since number `begin`."""
+    for tensor in tree_leaves(out):
+        node = tensor.grad_fn if isinstance(tensor, Tensor) else None
+        if node is not None and number_of(node) >= begin:
+            yield tensor
 
 
 def _letter(use: Use) -> str:

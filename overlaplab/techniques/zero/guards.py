@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 
 from overlaplab.techniques.arrivals import watcher_of
 from overlaplab.techniques.model_facts import ModelFacts, marks_of
@@ -40,6 +40,7 @@ class Guards:
     ) -> None:
         self._parameters = [info for unit in units for info in unit.parameters]
         self._tensors = [info.parameter for info in self._parameters]
+        self._ids = set(map(id, self._tensors))
         self._pieces = {id(p) for u in units for row in u.rows for p in row.pieces}
         self._is_there, self._is_sending = is_there, is_sending
         self._lifted = False
@@ -54,21 +55,28 @@ class Guards:
             owned = {unit_of.get(id(p)) for p in module._parameters.values()}
             for unit in owned - {None}:
                 assert unit is not None
-                hook = self._check(unit, name or type(module).__name__)
-                self._handles.append(module.register_forward_pre_hook(hook))
+                check = partial(self._check, unit, name or type(module).__name__)
+                self._handles.append(module.register_forward_pre_hook(check))
         self._handles.append(_before_every_optimizer(self._refuse_optimizer))
         self.note_places()
 
     def note_places(self) -> None:
         """Parameters are where they should be."""
-        self._places = [place for _, place in marks_of(self._tensors)]
+        self._marks = marks_of(self._tensors)
 
     def check_places(self) -> None:
-        """Raise RuntimeError if somebody gave a parameter other memory."""
-        places = [place for _, place in marks_of(self._tensors)]
-        if places != self._places:
-            same = [a == b for a, b in zip(places, self._places, strict=True)]
-            name = self._parameters[same.index(False)].name
+        """Raise RuntimeError if a parameter was written, or has other memory."""
+        marks = marks_of(self._tensors)
+        if marks != self._marks:
+            same = [a == b for a, b in zip(marks, self._marks, strict=True)]
+            at = same.index(False)
+            name = self._parameters[at].name
+            if marks[at][1] == self._marks[at][1]:
+                raise RuntimeError(
+                    f"parameter {name} was written in place, in its module's forward "
+                    "or outside: that is lost, because its values are in shards. "
+                    "Change zero.shards() between steps, or what an optimizer does."
+                )
             raise RuntimeError(
                 f"parameter {name} is no longer a view of gathered memory: .data was "
                 "set, or the model was moved or cast, after it was sharded. Change the "
@@ -89,25 +97,34 @@ class Guards:
         for handle in self._handles:
             handle.remove()
 
-    def _check(self, unit: ShardedUnit, name: str) -> Callable[..., None]:
-        def check(*_: object) -> None:
-            if not self._is_there(unit):
-                raise RuntimeError(
-                    f"module {name} computes while the weights of its unit "
-                    f"{unit.name} are not gathered. Call the model itself, whose "
-                    "forward gathers them; a module that is used by itself needs to "
-                    "be a unit: Zero3(model, units=[...])."
-                )
+    def _check(self, unit: ShardedUnit, name: str, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return  # the unit's own hooks are not compiled
+        if not self._is_there(unit):
+            raise RuntimeError(
+                f"module {name} computes while the weights of its unit {unit.name} are "
+                "not gathered. Call the model itself, whose forward gathers them; a "
+                "module that is used by itself needs to be a unit: "
+                "Zero3(model, units=[...])."
+            )
 
-        return check
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy()
 
     def _refuse_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        name = type(optimizer).__name__
+        for group in optimizer.param_groups:
+            if not self._ids.isdisjoint(map(id, group["params"])):
+                raise RuntimeError(
+                    f"{name}.step() over the parameters of a sharded model, which get "
+                    f"no gradients. Build it over what does: {name}(zero.shards())."
+                )
         if not self._is_sending():
             return
         for group in optimizer.param_groups:
             if not self._pieces.isdisjoint(map(id, group["params"])):
                 raise RuntimeError(
-                    f"{type(optimizer).__name__}.step() before zero.wait(): gradients "
+                    f"{name}.step() before zero.wait(): gradients "
                     "are on their way, and the shards have none yet. Call zero.wait() "
                     "between loss.backward() and optimizer.step()."
                 )
@@ -135,13 +152,51 @@ def _before_every_optimizer(refuse: Callable[[torch.optim.Optimizer], None]) -> 
     return handle
 
 
+class Hook:
+    """A hook that is not compiled, on a module that is not copied."""
+
+    def __init__(self, fn: Callable[..., None]) -> None:
+        self._fn = fn
+
+    def __call__(self, *args: object) -> None:
+        (_call_uncompiled if torch.compiler.is_compiling() else _call)(self._fn, *args)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy()
+
+
+def _call(fn: Callable[..., None], *args: object) -> None:
+    fn(*args)
+
+
+# Imports torch._dynamo when it is called: seconds that others need not wait.
+_call_uncompiled = torch._disable_dynamo(_call)  # type: ignore[attr-defined]
+
+
+def refuse_copy() -> NoReturn:
+    """By copy.deepcopy, pickle or torch.save."""
+    raise TypeError(
+        "a sharded model cannot be copied or pickled: it has no values on any rank. "
+        "Load zero.full_state_dict() into a model that is not sharded."
+    )
+
+
 def in_backward() -> bool:
     """Whether a backward pass is running on this thread."""
     return torch._C._current_graph_task_id() >= 0
 
 
-def refuse_second(facts: ModelFacts) -> None:
-    """A model that somebody else reduces or shards."""
+def refuse_model(model: nn.Module, facts: ModelFacts) -> None:
+    """One that writes its weights, or that somebody else reduces or shards."""
+    for name, module in model.named_modules():
+        if getattr(module, "max_norm", None) is not None and isinstance(
+            module, nn.Embedding | nn.EmbeddingBag
+        ):
+            raise ValueError(
+                f"module {name or type(module).__name__} has max_norm="
+                f"{module.max_norm}: its forward writes its weight, and what is "
+                "written to gathered values is lost. Use max_norm=None."
+            )
     for info in facts.parameters:
         if watcher_of(info) is not None:
             raise ValueError(
@@ -178,42 +233,3 @@ def refuse_no_weights(unit: ShardedUnit, gradient: Tensor | None) -> None:
             "that its forward returned was on the way of the backward pass. Return "
             "every tensor that reaches the loss, in lists, tuples or dicts."
         )
-
-
-class Windows:
-    """When units were in their forward, by the numbers that autograd gives its nodes.
-
-    A weight that is used elsewhere, as in `F.linear(x, embedding.weight)`, is found in
-    the graph of the output; one that is frozen, or has no graph, is not.
-    """
-
-    def __init__(self) -> None:
-        self._of: dict[int, tuple[ShardedUnit, str, list[range]]] = {}
-
-    def note(self, unit: ShardedUnit, begin: int) -> None:
-        """Its forward made the nodes from `begin` to now."""
-        for info in unit.parameters:
-            entry = self._of.setdefault(id(info.parameter), (unit, info.name, []))
-            entry[2].append(range(begin, number_of_node()))
-
-    def check(self, out: object) -> None:
-        """Raise RuntimeError if a unit's weight was used outside its forward."""
-        found = [t.grad_fn for t in tree_leaves(out) if isinstance(t, Tensor)]
-        seen: set[Any] = set(found)
-        while found:
-            node: Any = found.pop()
-            for user, _ in () if node is None else node.next_functions:
-                if id(getattr(user, "variable", None)) in self._of:
-                    unit, name, windows = self._of[id(user.variable)]
-                    if not any(node._sequence_nr() in window for window in windows):
-                        raise RuntimeError(
-                            f"parameter {name} is used outside the forward of its unit "
-                            f"{unit.name}, where its values are gone. Give units "
-                            "without it: Zero3(model, units=[...])."
-                        )
-                elif user not in seen:
-                    seen.add(user)
-                    found.append(user)
-
-
-number_of_node = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]

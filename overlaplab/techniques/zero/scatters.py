@@ -29,6 +29,7 @@ from overlaplab.techniques.arrivals import Arrivals
 from overlaplab.techniques.model_facts import ModelFacts, as_real
 from overlaplab.techniques.zero.guards import refuse_no_weights
 from overlaplab.techniques.zero.ring import Ring, ShardedRow, ShardedUnit
+from overlaplab.techniques.zero.windows import Windows
 from overlaplab.torch_versions import averages, launch_reduce_scatter
 
 
@@ -53,6 +54,7 @@ class Scatters:
     Attributes:
         num_steps: that have ended.
         num_launched: reduce-scatters of the open step.
+        windows: where each unit's weights are used.
     """
 
     _leaving: ShardedUnit | None  # whose backward is, or was, the last one
@@ -75,6 +77,7 @@ class Scatters:
             [[info.index for info in unit.parameters] for unit in self._order]
         )
         self.pausing = self._arrivals.pausing  # no_sync
+        self.windows = Windows()
         self.num_steps = -1
         self.close()
 
@@ -133,6 +136,14 @@ class Scatters:
         """Whether gradients have arrived that were not handed over."""
         return self._arrivals.is_open or bool(self._sent)
 
+    def refuse_open(self, what: str) -> None:
+        """Raise RuntimeError if gradients were not handed over."""
+        if self.is_open:
+            raise RuntimeError(
+                f"{what} before zero.wait(): gradients are on their way, and the "
+                f"shards have none yet. Call zero.wait() before {what}."
+            )
+
     def refuse_broken(self, what: str) -> None:
         """Raise RuntimeError if a backward of the open step did not end."""
         if self._arrivals.is_open and self._arrivals.backward_failed:
@@ -144,13 +155,16 @@ class Scatters:
 
     def _backward_begins(self) -> None:
         """The first gradient of a backward is here."""
+        self.windows.check_backward()
         if self._arrivals.is_open:
             self.refuse_broken("this backward")
             self._arrivals.reset()
 
     def _full(self, position: int) -> None:
         """All gradients of a unit are here, and of those before it in the order."""
-        unit = self._order[position]
+        self._check_weights(self._order[position])
+
+    def _check_weights(self, unit: ShardedUnit) -> None:
         if not unit.is_late and unit not in self._went_backward:
             for info in unit.parameters:
                 refuse_no_weights(unit, info.parameter.grad)
@@ -162,6 +176,7 @@ class Scatters:
 
         Takes them out of `.grad`: a next backward starts anew.
         """
+        self._check_weights(unit)
         self._sent.add(unit)
         rows = [row for row in unit.rows if row.trains]
         if not rows:

@@ -28,7 +28,7 @@ from overlaplab.techniques.model_facts import ModelFacts
 from overlaplab.techniques.zero.deferred import Deferred, Init
 from overlaplab.techniques.zero.full import give_back
 from overlaplab.techniques.zero.gathering import Gathering
-from overlaplab.techniques.zero.guards import Guards, refuse_second
+from overlaplab.techniques.zero.guards import Guards, refuse_model
 from overlaplab.techniques.zero.memory import Memory, count_memory, count_slots
 from overlaplab.techniques.zero.norms import clip_by_norm
 from overlaplab.techniques.zero.plan import StepPlan
@@ -103,7 +103,7 @@ class Zero3(Saving):
         self._group = given or job_group("gather")
         deferred = Deferred(model, init)
         self._facts = facts = ModelFacts(model, self._group)
-        refuse_second(facts)
+        refuse_model(model, facts)
         made = make_units(model, facts.parameters, units)
         size, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         num_slots = count_slots(made, prefetch, reshard_after_forward)
@@ -181,6 +181,7 @@ class Zero3(Saving):
             MismatchError: ranks used their units in different orders.
         """
         self._refuse_removed("zero.wait()")
+        self._guards.check_places()
         with torch.no_grad():
             self._scatters.finish()
             self._ring.drain()
@@ -205,6 +206,7 @@ class Zero3(Saving):
         Returns:
             The norm before, of the whole model, the same on all ranks.
         """
+        self._scatters.refuse_open("zero.clip_grad_norm_()")
         return clip_by_norm(self.shards(), max_norm, norm_type, self._group)
 
     def abandon(self) -> None:

@@ -121,7 +121,7 @@ def find_large_layers(
     inside = {id(module) for block in blocks for module in block.modules()}
     least = max(map(_size, blocks), default=0) / 4
     for name, module in model.named_modules():
-        is_layer = not any(module.children()) and id(module) not in inside
+        is_layer = id(module) not in inside and not list(module.children())
         if least and is_layer and module is not model and _size(module) >= least:
             yield name, module
 

@@ -216,7 +216,10 @@ WRONG: dict[Callable[[], None], tuple[str, ...]] = {
     replace_a_parameter: ("parameter layers.2.weight is not the object",),
     shard_twice: ("layers.0.weight has a reducer already",),
     reduce_what_is_sharded: ("layers.0.weight has a reducer already",),
-    outputs_that_no_hook_sees: ("unit 2 got gradients without its weights",),
+    outputs_that_no_hook_sees: (
+        "the backward of unit 2 would begin without its weights",
+        "takes a tensor out of it that its forward did not return",
+    ),
     ranks_that_choose: (
         "ranks compute with different units",
         "rank 0: forward of experts.0, use 1 of step 0",
