@@ -112,7 +112,7 @@ class _Weights(Ledger):
         found: dict[int, list[Interval]] = defaultdict(list)
         name = op.name.split(".")[0]
         for sources, target in _sources(op, name):
-            what = max((self._what(r.storage) for r in sources), default=_OTHER)
+            what = max(map(self._what, sources), default=_OTHER)
             by_update = self._holds(target) and (
                 what == _WEIGHTS_TOO
                 or (what == _GRADIENTS and self._is_changed(op, target))
@@ -151,15 +151,17 @@ class _Weights(Ledger):
             what = _WEIGHTS_TOO
         self._put(target, what)
 
-    def _what(self, storage: int) -> int:
-        return self._holds_what.get(storage, _OTHER)
+    def _what(self, access: Access) -> int:
+        if self._holds(access):  # a weight, whatever lay there before
+            return _OTHER
+        return self._holds_what.get(access.storage, _OTHER)
 
     def _put(self, target: Access, what: int) -> None:
         """`target` holds this now, unless it is a parameter's."""
         if self._holds(target):
             return
         if target.run_bytes < self._sizes.get(target.storage, 0):
-            what = max(what, self._what(target.storage))
+            what = max(what, self._what(target))
         self._holds_what[target.storage] = what
 
 
