@@ -88,8 +88,8 @@ def test_no_rank_ever_holds_the_full_model() -> None:
     full_bytes = usual.values[0]
     assert peak_bytes(usual.program) > full_bytes
     for rank in range(8):
-        # A shard and its gradient are an eighth each, and a unit is a sixteenth: two
-        # slots, two buffers, and while it is sharded twice.
+        # A shard and its gradient are an eighth each. A unit is a sixteenth: there are
+        # two slots, and a unit is there twice while it is sharded.
         assert peak_bytes(deferred.program, rank) < 0.75 * full_bytes
 
 
