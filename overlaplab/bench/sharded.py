@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab import streams
+from overlaplab.capture import CapturedStep, capture_step
 from overlaplab.models import Transformer
 from overlaplab.techniques.groups import job_group
 from overlaplab.techniques.zero import Memory, Zero3
@@ -27,6 +28,7 @@ from overlaplab.torch_versions import reduce_scatter_single
 
 LEARNING_RATE = 1e-4
 DDP_CAP_MIB = 100
+CAPTURE_WARMUP = 3  # eager steps, as `capture_step` takes by default
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Training:
         wait: behind the backward, for the averages.
         sharded: whether each rank has a part of the gradients.
         summary: of memory, where the technique says it.
+        captured: `step` is one CUDA graph, for the shape that it was called with last.
     """
 
     forward: Callable[..., Tensor]
@@ -46,11 +49,14 @@ class Training:
     wait: Callable[[], object] = lambda: None
     sharded: bool = True
     summary: Memory | None = None
+    captured: bool = False
 
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=LEARNING_RATE, fused=True
+            self.parameters, lr=LEARNING_RATE, fused=True, capturable=self.captured
         )
+        self._graph: CapturedStep[[tuple[Tensor, ...]], None] | None = None
+        self._shape: torch.Size | None = None
 
     def backward(self, batch: tuple[Tensor, ...]) -> None:
         """Forward and backward; the averages are in `.grad`."""
@@ -64,8 +70,24 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, batch: tuple[Tensor, ...]) -> None:
+        if not self.captured:
+            self._eager_step(batch)
+            return
+        if self._graph is None or batch[0].shape != self._shape:
+            self.close()
+            self._shape = batch[0].shape
+            self._graph = capture_step(self._eager_step, num_warmup=CAPTURE_WARMUP)
+        self._graph(batch)
+
+    def _eager_step(self, batch: tuple[Tensor, ...]) -> None:
         self.backward(batch)
         self.update()
+
+    def close(self) -> None:
+        """Let go of the graph, before its communicators end."""
+        if self._graph is not None:
+            self._graph.release()
+            self._graph = None
 
     def gradient_norm(self) -> float:
         """Of the whole averaged gradient, between `backward` and `update`. Collective.
@@ -111,6 +133,7 @@ def fsdp2(
     ends: bool = False,
     two_groups: bool = False,
     reshard_after_forward: bool = True,
+    captured: bool = False,
 ) -> Training:
     """PyTorch's `fully_shard` of each block and of the rest.
 
@@ -120,6 +143,7 @@ def fsdp2(
         ends: embedding and head are units, too, and no part of the rest.
         two_groups: reduce-scatters have a communicator of their own.
         reshard_after_forward: False: weights stay until their backward.
+        captured: the step is one CUDA graph.
     """
     mesh = init_device_mesh(streams.device().type, (dist.get_world_size(),))
     blocks: list[Any] = list(model.blocks)
@@ -144,7 +168,7 @@ def fsdp2(
         comm = ScatterOn(job_group("fsdp2 reduce-scatter"))
         for module in [root, *units]:
             module.set_custom_reduce_scatter(comm)
-    return Training(root, list(model.parameters()))
+    return Training(root, list(model.parameters()), captured=captured)
 
 
 class ScatterOn:
@@ -171,10 +195,16 @@ class ScatterOn:
         )
 
 
-def ours(model: Transformer, **settings: Any) -> Training:
-    """`ol.Zero3`."""
+def ours(model: Transformer, *, captured: bool = False, **settings: Any) -> Training:
+    """`ol.Zero3`; `captured`: the step is one CUDA graph."""
     zero = Zero3(model, **settings)
-    return Training(model, list(zero.shards()), wait=zero.wait, summary=zero.summary())
+    return Training(
+        model,
+        list(zero.shards()),
+        wait=zero.wait,
+        summary=zero.summary(),
+        captured=captured,
+    )
 
 
 WAYS: Mapping[str, Callable[[Transformer], Training]] = {
@@ -188,6 +218,9 @@ WAYS: Mapping[str, Callable[[Transformer], Training]] = {
     "fsdp2 prefetch 2, ends": partial(fsdp2, prefetch=2, ends=True),
     "fsdp2 kept": partial(fsdp2, reshard_after_forward=False),
     "ours kept": partial(ours, reshard_after_forward=False),
+    "ours captured": partial(ours, captured=True),
+    "ours kept, captured": partial(ours, reshard_after_forward=False, captured=True),
+    "fsdp2 prefetch 2, captured": partial(fsdp2, prefetch=2, captured=True),
 }
 
 

@@ -36,6 +36,7 @@ from overlaplab.bench.workload import (
     write_from_rank_0,
     write_json,
 )
+from overlaplab.errors import OverlaplabError
 from overlaplab.models import Transformer
 
 MODEL_NAMES = ("gpt-738m", "gpt-2.9b", "gpt-369m")
@@ -49,7 +50,7 @@ class Plan:
 
     batches: tuple[int, ...] = (1, 2, 8, 16)  # sequences on each rank
     tokens: int = 1024  # of a sequence
-    warmup: int = 2  # steps at each batch size before one is timed
+    warmup: int = 5  # steps at each batch size before one is timed: a graph needs four
     rounds: int = 6  # at most; the time that is left may allow fewer
     steps_a_round: int = 5  # counted steps at each batch size
     ways: tuple[str, ...] = tuple(WAYS)
@@ -158,7 +159,7 @@ def measure_way(way: str, plan: Plan, out: Path) -> None:
     model = results["models"][-1]
     try:
         _Way(way, plan, model).run()
-    except (RuntimeError, AssertionError, AttributeError) as error:
+    except (RuntimeError, OverlaplabError, AssertionError, AttributeError) as error:
         _drop(model, way, f"{type(error).__name__}: {error}")  # ranks fail alike
     finally:
         gc.unfreeze()
@@ -207,13 +208,13 @@ class _Way:
         if first:
             self._result["memory"][self._way] = lasting_memory(training, batch, others)
         for case in self._result["cases"]:
-            self._time(training, case)
-        if first:
-            self._profile(training)
+            step = self._step(training, case["batch"])
+            self._time(step, case)
+            if first:
+                self._profile(step, case)
+        training.close()
 
-    def _time(self, training: Training, case: dict[str, Any]) -> None:
-        size = case["batch"]
-        step = self._step(training, size)
+    def _time(self, step: Callable[[], None], case: dict[str, Any]) -> None:
         release_memory()  # what other batch sizes left would count as reserved
         for _ in range(self._plan.warmup):
             step()
@@ -235,12 +236,10 @@ class _Way:
         batch: tuple[Tensor, ...] = self._batches[size]
         return lambda: training.step(batch)
 
-    def _profile(self, training: Training) -> None:
-        steps = {str(size): self._step(training, size) for size in self._batches}
-        found = of_last_to_come(profile_in_turn(steps, num_steps=1, ahead_ns=0))
-        for case in self._result["cases"]:
-            if kernels := found.get(str(case["batch"])):
-                case["variants"][self._way]["kernels"] = kernels
+    def _profile(self, step: Callable[[], None], case: dict[str, Any]) -> None:
+        mine = profile_in_turn({self._way: step}, num_steps=1, ahead_ns=0)
+        if kernels := of_last_to_come(mine).get(self._way):
+            case["variants"][self._way]["kernels"] = kernels
 
     def _check(self, norm: float) -> None:
         """Right first: the gradient of the first step is everybody's."""

@@ -25,6 +25,13 @@ def test_twenty_adamw_steps_end_where_fsdp2_ends() -> None:
         assert {name: worst for name, worst in found.items() if worst > 1e-4} == {}
 
 
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_eight_captured_steps_end_where_eight_eager_ones_do(accumulates: bool) -> None:
+    for found in run_on_gpus(zero_programs.captured_as_eager, accumulates):
+        # As above, and the captured optimizer takes its step count from the device.
+        assert {name: worst for name, worst in found.items() if worst > 1e-4} == {}
+
+
 def test_a_step_on_gpus_never_waits_for_the_cpu() -> None:
     assert run_on_gpus(zero_programs.steps_without_sync) == ["no sync"] * 2
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
+from overlaplab import capture_step
+from overlaplab.models import Transformer, TransformerConfig
 from overlaplab.techniques.zero import Zero3
 from tests.techniques.zero import saving
 from tests.techniques.zero.peers import full_values, shard_with_fsdp2
@@ -96,6 +98,64 @@ def built_on_meta() -> tuple[int, int]:
     _zero = Zero3(model)
     full_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     return torch.cuda.max_memory_allocated() - before, full_bytes
+
+
+CAPTURED: dict[str, dict[str, Any]] = {
+    "default": {},
+    "on demand": {"prefetch": 0},
+    "two ahead": {"prefetch": 2},
+    "kept": {"reshard_after_forward": False},
+    "mixed": {"mixed_precision": torch.bfloat16},
+}
+
+
+def captured_as_eager(accumulates: bool) -> dict[str, float]:
+    """For each setting the largest difference of a parameter after eight steps."""
+    return {
+        name: max(
+            float((a - b).abs().max())
+            for a, b in zip(
+                _eight_steps(True, accumulates, settings),
+                _eight_steps(False, accumulates, settings),
+                strict=True,
+            )
+        )
+        for name, settings in CAPTURED.items()
+    }
+
+
+def _eight_steps(captured: bool, accumulates: bool, settings: Any) -> list[Tensor]:
+    torch.manual_seed(3)
+    config = TransformerConfig(num_layers=4, d_model=128, vocab_size=512)
+    model = Transformer(config).cuda()
+    zero = Zero3(model, **settings)
+    optimizer = torch.optim.AdamW(zero.shards(), fused=True, capturable=True)
+
+    def step(tokens: Tensor) -> Tensor:
+        if accumulates:
+            with zero.no_sync():
+                model(tokens[:, :64], tokens[:, 1:65]).backward()
+        loss = model(tokens[:, 64:-1], tokens[:, 65:])
+        loss.backward()
+        zero.wait()
+        zero.clip_grad_norm_(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    run = capture_step(step) if captured else step
+    for index in range(8):
+        generator = torch.Generator("cuda").manual_seed(10 * index + dist.get_rank())
+        run(torch.randint(512, (2, 129), generator=generator, device="cuda"))
+    if captured:
+        assert run.captured
+    with torch.no_grad():  # eager again, with the same slots
+        model(*torch.ones(2, 2, 8, dtype=torch.int64, device="cuda"))
+    found = [value.cpu() for value in zero.full_state_dict().values()]
+    if captured:
+        run.release()
+    zero.remove()
+    return found
 
 
 def as_fsdp2(name: str) -> float:

@@ -268,9 +268,14 @@ class Ring:
         self._wait(self._slots[unit.slot])
 
     def drain(self) -> None:
-        """Let the current stream wait for all works: shards may be written then."""
+        """Let the current stream wait for all works: shards may be written then.
+
+        Works are dropped: those of a step that was captured in a CUDA graph must not be
+        waited for by a later one.
+        """
         for slot in self._slots:
             self._wait(slot)
+            slot.works = []
 
     def _wait(self, slot: Slot) -> None:
         here = self._stream_key()
