@@ -20,10 +20,16 @@ from overlaplab.grading import fixtures, laws
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.evidence import Evidence
 from overlaplab.grading.exercise import Sheet
-from overlaplab.grading.fixtures import Fixture, Gradients, Trained
+from overlaplab.grading.fixtures import Fixture, Trained
 from overlaplab.grading.forms import check_diagnosis
+from overlaplab.grading.gradients import (
+    are_own,
+    are_same,
+    are_sums,
+    traps,
+    wrong_gradients,
+)
 from overlaplab.grading.laws import Violation
-from overlaplab.models.toy_nets import MixedDtypes
 from overlaplab_course.lab06.broken import FirstReducer
 from overlaplab_course.lab06.given import ReducerState
 from overlaplab_course.lab06.reference import install_hooks as our_hooks
@@ -117,7 +123,7 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
     sheet.verify(ONCE, laws.once_law(evidence), hint=hint)
     sheet.verify(BYTES, laws.bytes_law(evidence), hint=hint)
     sheet.verify(SAFE, laws.no_findings_law(trained.run.warnings, kinds=("hazard",)))
-    sheet.verify(SENT, wrong_values(trained, CLEAN, 2), hint=hint)
+    sheet.verify(SENT, wrong_gradients(trained, CLEAN, 2), hint=hint)
     sheet.stop_if_wrong()
     buckets = fixtures.layer_buckets()
     sheet.verify(PROMPT, laws.overlap_law(evidence, buckets, our_step_ns()))
@@ -135,7 +141,7 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
             return
         found = {
             ORDER: laws.same_order_law(trap.evidence),
-            SENT: wrong_values(trap, fixture, 2),
+            SENT: wrong_gradients(trap, fixture, 2),
             ONCE: laws.once_law(trap.evidence),
             SAFE: laws.no_findings_law(trap.run.warnings, kinds=("hazard",)),
         }
@@ -157,7 +163,7 @@ def grade_finish(sheet: Sheet, finish: Finish) -> None:
     _judge_findings(sheet, trained)
     hint = "what must be as it was, before the next backward pass begins?"
     sheet.verify(AGAIN, laws.once_law(evidence), hint=hint)
-    wrong = wrong_values(trained, CLEAN, 2)
+    wrong = wrong_gradients(trained, CLEAN, 2)
     hint = _value_hint(trained, CLEAN, 2) if wrong else ""
     sheet.verify(MEAN, wrong, hint=hint)
     sheet.stop_if_wrong()
@@ -187,7 +193,7 @@ def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) 
     trained = _trained(sheet, fixture, make, sentence, hint, num_ranks)
     if trained is None:
         return
-    wrong = wrong_values(trained, fixture, num_ranks)
+    wrong = wrong_gradients(trained, fixture, num_ranks)
     _show_failing(sheet, trained, fixture, wrong)
     hint = _value_hint(trained, fixture, num_ranks) if wrong else ""
     wrong = [replace(v, message=f"net {name!r}: {v.message}") for v in wrong]
@@ -237,7 +243,7 @@ def _sending_hint(trained: Trained) -> str:
                 "works[b] is None after your launch: without async_op=True all_reduce "
                 "waits by itself and returns None (with it, store what it returns)"
             )
-    if _is_same(trained.gradients[0][0], dict(CLEAN.build(0).named_parameters())):
+    if are_same(trained.gradients[0][0], dict(CLEAN.build(0).named_parameters())):
         return "you sent the parameter; its gradient is `.grad`"
     return ""
 
@@ -246,34 +252,16 @@ def _value_hint(trained: Trained, fixture: Fixture, num_ranks: int) -> str:
     """What wrong gradients of rank 0 in step 1 look like, "" if like nothing known."""
     seen = trained.gradients[0][0]
     skipped = SKIPPED_HINTS.get(fixture.name, "")
-    right, own = (
-        fixtures.oracle(fixture, steps=1, world_size=n)[0][0] for n in (num_ranks, 1)
-    )
-    if _is_same(seen, right):
+    if are_same(seen, fixtures.oracle(fixture, steps=1, world_size=num_ranks)[0][0]):
         return skipped
-    if _is_same(
-        seen, {n: None if g is None else g * num_ranks for n, g in right.items()}
-    ):
+    if are_sums(seen, fixture, num_ranks):
         return "this is the SUM over the ranks: divide by dist.get_world_size()"
-    if skipped or not _is_same(seen, own):  # skipped is more likely there
+    if skipped or not are_own(seen, fixture):  # skipped is more likely there
         return skipped
     return (
         "the buffer has the sum, but `.grad` still has this rank's own gradient: "
         "write it back"
     )
-
-
-def traps() -> list[Fixture]:
-    """The adversarial fixtures; ranks start equal: no broadcast is asked for."""
-    # No bfloat16: its rounding may hide a wrong value.
-    dtypes = (torch.float32, torch.float64, torch.float32)
-    equal = [replace(f, same_seed=True) for f in fixtures.adversarial_fixtures()]
-    return [
-        replace(f, make_model=partial(MixedDtypes, dtypes))
-        if f.name == "mixed_dtypes"
-        else f
-        for f in equal
-    ]
 
 
 def _matching_finish(install_hooks: Hooks) -> Finish:
@@ -284,37 +272,6 @@ def _matching_finish(install_hooks: Hooks) -> Finish:
     gradients, _ = fixtures.oracle(CLEAN, steps=1)
     is_mean = not laws.values_law(trained.gradients[0], gradients[0])
     return undivided if is_mean else our_finish
-
-
-def wrong_values(trained: Trained, fixture: Fixture, num_ranks: int) -> list[Violation]:
-    """Violations against one process on the concatenated batch, first step first."""
-    gradients, _ = fixtures.oracle(fixture, steps=STEPS, world_size=num_ranks)
-    found = []
-    for step in range(1, STEPS + 1):
-        right = _comparable(gradients[step - 1])
-        seen = [_comparable(rank, right) for rank in trained.gradients[step - 1]]
-        found += laws.values_law(seen, right, step=step)
-    return found or laws.origin_law(trained.evidence.program, what="a gradient")
-
-
-def _is_same(seen: Gradients, right: Gradients) -> bool:
-    right = _comparable(right)
-    return not laws.values_law([_comparable(seen, right)], right)
-
-
-def _comparable(grads: Gradients, right: Gradients | None = None) -> Gradients:
-    """In float32, the dtype of what most nets compute with.
-
-    Zeros are None where no rank used the parameter: the task leaves it open.
-    """
-
-    def unused(name: str, grad: torch.Tensor) -> bool:
-        return right is not None and right.get(name) is None and not bool(grad.any())
-
-    return {
-        name: None if grad is None or unused(name, grad) else grad.float()
-        for name, grad in grads.items()
-    }
 
 
 # -- repairs
@@ -358,6 +315,6 @@ def _grade_repair(
     _show(sheet, evidence, best_ns[1])
     sheet.verify(ONCE, laws.once_law(evidence))
     sheet.verify(SAFE, laws.no_findings_law(trained.run.warnings))
-    sheet.verify(VALUES, wrong_values(trained, own.fixture, 2))
+    sheet.verify(VALUES, wrong_gradients(trained, own.fixture, 2))
     sheet.stop_if_wrong()
     sheet.verify(PROMPT, laws.overlap_law(evidence, own.buckets(), best_ns))
