@@ -105,7 +105,6 @@ CAPTURED: dict[str, dict[str, Any]] = {
     "on demand": {"prefetch": 0},
     "two ahead": {"prefetch": 2},
     "kept": {"reshard_after_forward": False},
-    "mixed": {"mixed_precision": torch.bfloat16},
 }
 
 
