@@ -216,10 +216,10 @@ class _Way:
 
     def _time(self, step: Callable[[], None], case: dict[str, Any]) -> None:
         release_memory()  # what other batch sizes left would count as reserved
+        if streams.device().type == "cuda":  # a graph allocates when it is captured
+            torch.cuda.reset_peak_memory_stats()
         for _ in range(self._plan.warmup):
             step()
-        if streams.device().type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
         samples = time_in_turn(
             {self._way: step}, num_rounds=1, steps_a_round=self._plan.steps_a_round
         )[self._way]

@@ -50,6 +50,10 @@ class Zero3(Saving):
     pass. Parameters must not be read at other times (`full_state_dict()` has them), and
     second derivatives are refused.
 
+    Where launches bind, `ol.capture_step` makes one CUDA graph of a whole step, with
+    the optimizer (`capturable=True`) and, if there are any, clipping and `no_sync()`.
+    Every parameter must get a gradient on every rank; the plan must not change.
+
     Args:
         model: on the rank's device, or on meta: it is moved to the rank's and gets its
             values unit by unit, so that no rank has all of it at any time.
