@@ -1,7 +1,7 @@
 """Hardware profiles and cost formulas. Imports no torch."""
 
 from overlaplab.hardware.collectives import OPERATIONS, collective_ns
-from overlaplab.hardware.cost import compute_ns, memcpy_ns, pcie_shares
+from overlaplab.hardware.cost import compute_ns, host_ns, memcpy_ns, pcie_shares
 from overlaplab.hardware.model import Hardware, Link
 from overlaplab.hardware.points import interpolate
 from overlaplab.hardware.profiles import PROFILES, find_hardware, with_link
@@ -15,6 +15,7 @@ __all__ = [
     "collective_ns",
     "compute_ns",
     "find_hardware",
+    "host_ns",
     "interpolate",
     "memcpy_ns",
     "pcie_shares",

@@ -11,7 +11,9 @@ What happens when operators run beside one another (contention) is not here: see
   shape.
 - The clock of a GPU falls when it is at its power cap; here it never does.
 - Launching costs the same for every operator; Python between launches is free unless
-  the program says so ("host"). The caching allocator's calls cost nothing.
+  the program says so ("host"). What the CPU does to its own memory is free, too, unless
+  the profile has a `cpu_bytes_per_s`: then it goes by bytes alone. The caching
+  allocators' calls cost nothing, those for pinned memory neither.
 - Contention is two factors, the same for all kernels and all collectives; two kernels
   on two streams share a GPU evenly, even where both would fit. Copies and kernels do
   not share memory bandwidth, both directions of PCIe run at once at full speed
@@ -90,6 +92,22 @@ def memcpy_ns(hw: Hardware, bytes: int, *, pinned: bool = True) -> int:
     """
     rate = hw.host_bytes_per_s if pinned else hw.pageable_bytes_per_s
     return max(hw.kernel_floor_ns, -(-bytes * NS_PER_S // rate))
+
+
+def host_ns(hw: Hardware, bytes: int) -> int:
+    """Time of the CPU to read and write `bytes` of its own memory, rounded up.
+
+    Filling a pinned buffer of n bytes from pageable memory is 2 n bytes.
+
+    >>> from dataclasses import replace
+    >>> from overlaplab.hardware import find_hardware
+    >>> host_ns(find_hardware("chalk"), 1000)  # the profile does not say: free
+    0
+    >>> host_ns(replace(find_hardware("chalk"), cpu_bytes_per_s=10**10), 1000)
+    100
+    """
+    rate = hw.cpu_bytes_per_s
+    return -(-bytes * NS_PER_S // rate) if rate else 0
 
 
 def pcie_shares(hw: Hardware, *, pinned: bool = True) -> tuple[int, int]:

@@ -75,6 +75,8 @@ class Hardware:
         notes: for each key, how its number was derived.
         host_bytes_per_s: copies between pinned host memory and the device, each way.
         pageable_bytes_per_s: the same where the host's memory is not pinned.
+        cpu_bytes_per_s: what the CPU reads and writes in its own memory, where it
+            fills or collates a batch, say; 0: such work is free.
         points: measured curves that stand instead of a rate, see
             `overlaplab.hardware.interpolate`. Keys, the most specific first:
             "flops:NAME:DTYPE" (of one operator, "flops:mm:bfloat16"), "flops:DTYPE",
@@ -118,6 +120,7 @@ class Hardware:
     network: Link | None = None
     network_staged: bool = False
     busy_latency_ns: int = 0
+    cpu_bytes_per_s: int = 0
 
     def __post_init__(self) -> None:
         _check_text("name", self.name)
@@ -145,6 +148,7 @@ class Hardware:
             "collective_part_launch_ns",
             "gpus_per_node",
             "busy_latency_ns",
+            "cpu_bytes_per_s",
         ):
             _check_number(key, getattr(self, key), least=0)
         if self.backward_launch_ns is not None:

@@ -7,7 +7,7 @@ of `overlaplab.program.rates`.
 from __future__ import annotations
 
 from overlaplab.errors import MismatchError
-from overlaplab.hardware import Hardware, compute_ns, memcpy_ns
+from overlaplab.hardware import Hardware, compute_ns, host_ns, memcpy_ns
 from overlaplab.hardware.collectives import Placement, placed_ns, placement
 from overlaplab.program.graph import Graph, Meeting
 from overlaplab.program.record import Collective, Op
@@ -63,6 +63,10 @@ class Costs:
         if op.phase == "backward" and hw.backward_launch_ns is not None:
             return hw.backward_launch_ns
         return hw.launch_ns
+
+    def host_ns(self, op: Op) -> int:
+        """CPU time of a "host" operator."""
+        return op.duration_ns + host_ns(self._hw, op.read_bytes + op.write_bytes)
 
     def kernel_ns(self, op: Op) -> int:
         key = (op.flops, op.dtype, op.read_bytes + op.write_bytes, op.name)

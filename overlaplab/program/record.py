@@ -111,10 +111,10 @@ class Op:
         after: indices of operators of the same rank that must have ended.
         flops: floating point operations, multiply and add counted as two.
         dtype: of the arithmetic.
-        read_bytes, write_bytes: through device memory.
+        read_bytes, write_bytes: through device memory; of "host", through the host's.
         reads, writes: which bytes, for hazards and provenance.
         collective: for communication.
-        duration_ns: for "host" only: CPU time.
+        duration_ns: for "host" only: CPU time, beside what its bytes take.
         label: innermost annotation at the launch.
         phase: "forward" (autograd notes it), "backward" (launched by its engine) or "".
         source: "file:line in function" of the user's code, "" if not recorded.

@@ -33,7 +33,8 @@ def resolve(program: Program, hardware: str | Hardware) -> Timeline:
     The CPU of each rank is a lane: launches cost `launch_ns` (in the backward pass
     `backward_launch_ns`) or, for a collective, `collective_launch_ns` and
     `collective_part_launch_ns` for each tensor after the first, one after the other;
-    "host_wait" blocks it. A device operator starts at the latest of the end of its
+    "host" takes its `duration_ns` and, by `cpu_bytes_per_s`, its bytes; "host_wait"
+    blocks it. A device operator starts at the latest of the end of its
     launch, of the operator before it on its lane (and communicator), and of those in
     `after`. A collective's span starts where its rank arrives; the latency begins when
     the last rank has (`ready_ns`), then the wire. Copies between host and device take
@@ -165,9 +166,10 @@ class _Resolution:
                     last = g
             elif op.kind == "host":
                 self.start[g], self.cause[g] = time, last
-                time += op.duration_ns
+                cost = costs.host_ns(op)
+                time += cost
                 self.end[g] = time
-                if op.duration_ns:
+                if cost:
                     last = g
             else:
                 cost = costs.launch_ns(op)

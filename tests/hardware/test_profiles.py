@@ -123,6 +123,7 @@ def test_something_that_is_no_name_is_a_type_error():
         ("flops_per_s", 10**12),
         ("flops_per_s", {1: 10**12}),
         ("pageable_bytes_per_s", 0),
+        ("cpu_bytes_per_s", -1),
         ("backward_launch_ns", -1),
         ("backward_launch_ns", 1.5),
         ("collective_part_launch_ns", -1),

@@ -65,13 +65,17 @@ class HostMemory:
         Raises:
             RuntimeError: it mixes the host's memory and the GPU's.
         """
+        loads = self._table.is_loading and not self._table.placing_on_device
+        if loads:
+            self._recorder.claim_for_host(facts.name, inputs)
         if facts.name == "_to_copy" and place:
             return place in HOST or self._table.is_host(inputs[0])
         if self._table.placing_on_device and (facts.allocates or not facts.reads):
             return False  # zeros_like(host, device=ol.device()) reads no number of it
         host = [t for t in inputs if self._table.is_host(t)]
         if not host:
-            return place in HOST or self._table.placing_on_host
+            made_here = self._table.placing_on_host or (loads and not inputs)
+            return place in HOST or made_here
         if len(host) == len(inputs) or facts.name in _COPIES:
             return True
         others = [t for t in inputs if self._table.place_of(t) not in (*HOST, NUMBER)]
@@ -88,9 +92,7 @@ class HostMemory:
                 "tensor.to(ol.device()) or tensor.cpu()"
             )
         # Nobody said where these are; beside the host's they can only be the host's.
-        for tensor in others:
-            self._recorder.read_on_host(facts.name, tensor)
-            self._table.place(tensor, PAGEABLE, self._recorder.current().name)
+        self._recorder.claim_for_host(facts.name, others)
         return True
 
     def run(

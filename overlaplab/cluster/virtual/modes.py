@@ -26,7 +26,7 @@ from overlaplab.cluster.virtual.operators import (
 )
 from overlaplab.cluster.virtual.placement import PLAIN
 from overlaplab.cluster.virtual.recorder import Recorder
-from overlaplab.cluster.virtual.storage import NUMBER
+from overlaplab.cluster.virtual.storage import NUMBER, PLACED
 from overlaplab.cluster.virtual.work import VirtualWork
 from overlaplab.program.record import Access
 from overlaplab.torch_versions import sharding_propagator
@@ -107,6 +107,16 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._host_memory.run(
                     func, facts, args, kwargs, place, inputs, written
                 )
+            if table.is_loading:  # ... what its dataset has put into the GPU's memory
+                with table.placing(PLACED):
+                    return self._on_device(func, facts, args, kwargs, caller)
+        return self._on_device(func, facts, args, kwargs, caller)
+
+    def _on_device(
+        self, func: Any, facts: Operator, args: Any, kwargs: Any, caller: str
+    ) -> Any:
+        """Run what is no matter of the host's memory."""
+        recorder = self._recorder
         if facts.records:
             out = self._record(func, facts, args, kwargs, caller)
         elif facts.skipped:

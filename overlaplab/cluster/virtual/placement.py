@@ -4,7 +4,8 @@ are (in its memory or in the host's), and what makes the CPU wait for it.
 All memory of a virtual rank is this machine's, so a tensor's device does not say. A
 storage stays where its program put it: `device="cpu"`, `.cpu()` and `.to("cpu")` mean
 the host's pageable memory, `pin_memory` the host's pinned memory, `ol.device()` and any
-"cuda" the GPU's. What nobody places is the GPU's, too. While a run is open, the calls
+"cuda" the GPU's. What nobody places is the GPU's, too, except in loaders
+(loading.py). While a run is open, the calls
 that place are patched: in a rank's thread its `StorageTable` hears of them, elsewhere
 they are torch's own. torch's code that names "cpu" places nothing: it means the device
 of its tensors. To move a tensor, a call asks torch for a device with an index that no
@@ -24,7 +25,6 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device
-from torch.utils._python_dispatch import _disable_current_modes
 
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.storage import NUMBER, PAGEABLE, PINNED, PLACED
@@ -172,10 +172,9 @@ def _to(find: Find, original: Any) -> Any:
         first = args[0] if args else kwargs.get("device", kwargs.get("other"))
         if first is None or isinstance(first, torch.dtype):
             return original(tensor, *args, **kwargs)
-        table = recorder.storages
         if isinstance(first, torch.Tensor):
-            on_host = table.is_host(first)
-            if type(first) not in PLAIN or on_host == table.is_host(tensor):
+            on_host = _is_host(recorder, first)
+            if type(first) not in PLAIN or on_host == _is_host(recorder, tensor):
                 return original(tensor, *args, **kwargs)
             device = TO_HOST if on_host else DEVICE
             kwargs.pop("other", None)
@@ -196,7 +195,7 @@ def _to(find: Find, original: Any) -> Any:
 
 def _destination(recorder: Recorder, tensor: torch.Tensor, target: str) -> torch.device:
     """Where torch is asked to move `tensor`: nowhere if it is there already."""
-    on_host = recorder.storages.is_host(tensor)
+    on_host = _is_host(recorder, tensor)
     if target != PLACED:
         return _CPU if on_host else TO_HOST
     if on_host:
@@ -204,6 +203,13 @@ def _destination(recorder: Recorder, tensor: torch.Tensor, target: str) -> torch
     if recorder.storages.place_of(tensor) != NUMBER:
         recorder.storages.place(tensor, PLACED, recorder.current().name)
     return _CPU
+
+
+def _is_host(recorder: Recorder, tensor: torch.Tensor) -> bool:
+    """Whether it is in the host's memory; a loader's is, if nobody said where."""
+    if recorder.storages.is_loading:
+        recorder.claim_for_host("to", (tensor,))
+    return recorder.storages.is_host(tensor)
 
 
 def _move(recorder: Recorder, caller: str, to: Any, *args: Any, **kwargs: Any) -> Any:
@@ -217,7 +223,7 @@ def _move(recorder: Recorder, caller: str, to: Any, *args: Any, **kwargs: Any) -
 
 def _cpu(find: Find, original: Any, to: Any) -> Any:
     def cpu(recorder: Recorder, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if recorder.storages.is_host(tensor):
+        if _is_host(recorder, tensor):
             return original(tensor, *args, **kwargs)
         return _move(recorder, "cpu", to, tensor, TO_HOST, tensor.dtype, **kwargs)
 
@@ -243,6 +249,9 @@ def _pin_memory(find: Find, original: Any, to: Any) -> Any:
     def pin_memory(recorder: Recorder, tensor: Any, *_: Any, **__: Any) -> Any:
         place = recorder.storages.place_of(tensor)
         if place == PINNED:
+            return tensor
+        if recorder.storages.is_arriving and place != PLACED:
+            recorder.storages.place(tensor, PINNED, recorder.current().name)
             return tensor
         if place == PLACED:
             raise RuntimeError(
@@ -274,7 +283,9 @@ def _device_of(find: Find, original: Any) -> property:
         recorder = find()
         if recorder is None or type(self) not in PLAIN:
             return real
-        return real if recorder.storages.is_host(self) else DEVICE
+        table = recorder.storages
+        on_host = table.is_host(self) or (table.is_loading and table.is_unplaced(self))
+        return real if on_host else DEVICE
 
     return property(device)
 
@@ -336,7 +347,7 @@ def host_syncs(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
 def _sync(find: Find, name: str, original: Any) -> Any:
     def sync(self: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = find()
-        if recorder is None or recorder.printing:
+        if recorder is None or recorder.looks_away:
             return original(self, *args, **kwargs)
         if type(self) in PLAIN:
             recorder.read_on_host(name, self)
@@ -345,12 +356,8 @@ def _sync(find: Find, name: str, original: Any) -> Any:
             return original(self, *args, **kwargs).copy()
         if name != "print":
             return original(self, *args, **kwargs)
-        recorder.printing = True  # how it is made is not the program's
-        try:
-            with _disable_current_modes():
-                return original(self, *args, **kwargs)
-        finally:
-            recorder.printing = False
+        with recorder.looking_away():  # how its text is made
+            return original(self, *args, **kwargs)
 
     return sync
 

@@ -8,14 +8,15 @@ may not run before the collectives that its lane waits for have met (`Lane.unmet
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from overlaplab.cluster.virtual.labels import Labels
 from overlaplab.cluster.virtual.lanes import (
     DEFAULT_LANE,
     Frontier,
@@ -26,7 +27,8 @@ from overlaplab.cluster.virtual.lanes import (
 )
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.source import ForwardLines, user_line
-from overlaplab.cluster.virtual.storage import StorageTable
+from overlaplab.cluster.virtual.storage import PAGEABLE, StorageTable
+from overlaplab.program.access import num_bytes
 from overlaplab.program.record import (
     Access,
     Collective,
@@ -35,10 +37,10 @@ from overlaplab.program.record import (
     WorkWait,
     by_autograd,
 )
-from overlaplab.timeline.span import CPU_LANE, NO_ATTRIBUTES, step_number
+from overlaplab.timeline.span import CPU_LANE, NO_ATTRIBUTES
 
 
-class Recorder:
+class Recorder(Labels):
     """One rank's record and its current position.
 
     Args:
@@ -48,6 +50,7 @@ class Recorder:
     """
 
     def __init__(self, rank: int, turns: Turns, thread: RankThread) -> None:
+        super().__init__()
         self.rank = rank
         self.turns = turns
         self.thread = thread
@@ -58,14 +61,9 @@ class Recorder:
         self.noticed: Any = None
         self.storages = StorageTable(rank, self.ops)
         self.lanes: dict[str, Lane] = {}
-        self._labels: list[
-            tuple[str, Mapping[str, Any]]
-        ] = []  # with `_of_step` outside
-        self._of_step: Mapping[str, Any] = NO_ATTRIBUTES  # what operators get of a step
-        self._step = 0  # the last one that began
         self.communicator_lanes: set[str] = set()
         self.moving = ""  # the call that moves a tensor, while it does
-        self.printing = False  # a tensor's text is being made
+        self.looks_away = False  # from what is not the program's
         self._forward_lines = ForwardLines()
         self._user_lane = self.lane(DEFAULT_LANE)
         self._num_streams = 0
@@ -92,36 +90,6 @@ class Recorder:
             self._num_streams += 1
             name = f"{name or 'stream'} {self._num_streams}"
         return self.lane(name)
-
-    @property
-    def label(self) -> str:
-        """The innermost one."""
-        return self._labels[-1][0] if self._labels else ""
-
-    def enter_label(self, name: str) -> None:
-        """What is launched from now on is called so; a step may begin."""
-        self._labels.append((name, self._of_step))
-        number = step_number(name, self._step)
-        if number is not None:
-            self.begin_step(number)
-
-    def leave_label(self) -> None:
-        """As it was before the last `enter_label`."""
-        if self._labels:
-            _, self._of_step = self._labels.pop()
-
-    def begin_step(self, number: int) -> Callable[[], None]:
-        """What is launched is of step `number` until the result is called. A step
-        inside another is a part of that."""
-        outer = self._of_step
-        if not outer:
-            self._step = number
-            self._of_step = MappingProxyType({"step": number})
-
-        def end() -> None:
-            self._of_step = outer
-
-        return end
 
     def current(self) -> Lane:
         """The lane of the next operator: in the backward pass, the forward's."""
@@ -247,13 +215,22 @@ class Recorder:
             self._on_cpu("host_wait", name, tuple(sorted(frontier.ops)), reads)
 
     def host(
-        self, name: str, reads: tuple[Access, ...], writes: tuple[Access, ...] = ()
+        self,
+        name: str,
+        reads: tuple[Access, ...],
+        writes: tuple[Access, ...] = (),
+        *,
+        is_free: bool = False,
     ) -> None:
         """The CPU reads and writes its own memory: at once, for it waits for nothing.
 
-        What it computes takes no time on the virtual clock.
+        How long it takes goes by bytes (`Hardware.cpu_bytes_per_s`).
+
+        Args:
+            is_free: somebody else did it.
         """
-        self._on_cpu("host", name, (), reads, writes)
+        moved = (0, 0) if is_free else (_total(reads), _total(writes))
+        self._on_cpu("host", name, (), reads, writes, moved)
 
     def read_on_host(self, name: str, tensor: torch.Tensor) -> None:
         """The CPU reads `tensor`: it waits for a kernel that wrote it.
@@ -270,6 +247,26 @@ class Recorder:
         elif self.storages.last_writer(access) is not None:
             self.host_wait(name, lane.frontier(), (access,))
 
+    def claim_for_host(self, name: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Those of which nobody said where they are can only be the host's: the CPU
+        waits for a kernel that wrote one."""
+        lane = self.current().name
+        for tensor in tensors:
+            self.storages.access(tensor, lane)
+            if self.storages.is_unplaced(tensor):
+                self.read_on_host(name, tensor)
+                self.storages.place(tensor, PAGEABLE, lane)
+
+    @contextlib.contextmanager
+    def looking_away(self) -> Iterator[None]:
+        """What happens meanwhile is not the program's: nothing of it is recorded."""
+        before, self.looks_away = self.looks_away, True
+        try:
+            with _disable_current_modes():
+                yield
+        finally:
+            self.looks_away = before
+
     def _on_cpu(
         self,
         kind: OpKind,
@@ -277,6 +274,7 @@ class Recorder:
         after: tuple[int, ...],
         reads: tuple[Access, ...],
         writes: tuple[Access, ...] = (),
+        moved: tuple[int, int] = (0, 0),
     ) -> None:
         self.ops.append(
             Op(
@@ -287,6 +285,8 @@ class Recorder:
                 stream=CPU_LANE,
                 launch_stream=self.current().name,
                 after=after,
+                read_bytes=moved[0],
+                write_bytes=moved[1],
                 reads=reads,
                 writes=writes,
                 label=self.label,
@@ -392,6 +392,10 @@ class Recorder:
             for name in task.lanes():
                 caller.wait(self.lanes[name].frontier())
             self._mark(caller)
+
+
+def _total(accesses: Iterable[Access]) -> int:
+    return sum(map(num_bytes, accesses))
 
 
 def _next_number() -> int:

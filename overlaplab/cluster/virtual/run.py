@@ -20,6 +20,7 @@ from overlaplab.cluster.settings import (
     set_process_state,
 )
 from overlaplab.cluster.virtual import report, world
+from overlaplab.cluster.virtual.loading import loading_batches
 from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.modes import RecordMode, unseen_shapes
 from overlaplab.cluster.virtual.naming import naming_parameters
@@ -131,6 +132,7 @@ class _Run:
             placing_calls(world.current_recorder),
             host_syncs(world.current_recorder),
             resizing_storages(world.current_recorder),
+            loading_batches(world.current_recorder),
             unseen_shapes(world.current_recorder),
             naming_parameters(world.current_recorder),
             serving_cpp(world.current_recorder),

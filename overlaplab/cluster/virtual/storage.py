@@ -83,6 +83,8 @@ class StorageTable:
         self._placing = ""
         self.placing_on_host = False  # new storages are the host's
         self.placing_on_device = False  # ... the GPU's, and somebody said so
+        self.is_loading = False  # what nobody places is the host's (loading.py)
+        self.is_arriving = False  # pinning takes no copy (loading.py)
         self.has_numbers = False
         self.has_host = False
         self.has_resized = False  # a storage gave its memory back, and lives
@@ -174,15 +176,37 @@ class StorageTable:
     @contextlib.contextmanager
     def placing(self, place: str) -> Iterator[None]:
         """Storages that are new meanwhile are in this memory."""
-        before, self._placing = self._placing, place
+        before = self._placing, self.placing_on_host, self.placing_on_device
+        self._placing = place
         self.placing_on_host = place in HOST
         self.placing_on_device = place == PLACED
         try:
             yield
         finally:
-            self._placing = before
-            self.placing_on_host = before in HOST
-            self.placing_on_device = before == PLACED
+            self._placing, self.placing_on_host, self.placing_on_device = before
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Meanwhile what nobody places is in the host's pageable memory."""
+        before = self._placing, self.is_loading
+        self._placing, self.is_loading, self.has_host = PAGEABLE, True, True
+        try:
+            yield
+        finally:
+            self._placing, self.is_loading = before
+
+    @contextlib.contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Meanwhile `pin_memory` says what somebody else has done."""
+        self.is_arriving = True
+        try:
+            yield
+        finally:
+            self.is_arriving = False
+
+    def is_unplaced(self, tensor: torch.Tensor) -> bool:
+        """Whether nobody said where `tensor` is; a loader's are the host's then."""
+        return self.place_of(tensor) in ("", NUMBER)
 
     def record_stream(self, tensor: torch.Tensor, user: str, stream: str) -> None:
         """Stream `user` uses the memory of `tensor` up to here (`record_stream`)."""

@@ -7,6 +7,7 @@ the process's own as before. Everything is put back at the end.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.utils._python_dispatch import _disable_current_modes
 
 from overlaplab.cluster.membership import Init, Member, accepting_init
 from overlaplab.cluster.virtual.communicator import Communicator
@@ -26,6 +28,7 @@ from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.streams import torch_cpu_streams
+from overlaplab.streams import install_thread_provider
 from overlaplab.torch_versions import BaseStore
 
 BACKEND = "virtual"
@@ -141,7 +144,25 @@ def leave(*, late: bool) -> None:
     """
     if not late:
         _c10d_native._unregister_all_process_groups()
+    _forget()
+
+
+def _forget() -> None:
     _rank.recorder = _rank.meetings = _rank.world = _rank.store = _rank.member = None
+
+
+def _leave_in_child() -> None:
+    """A process that a rank forks (a loader's worker) is no rank, though its thread is
+    a copy of the rank's: there nobody records, and there are no other ranks."""
+    if current_recorder() is not None:
+        _forget()
+        install_thread_provider(None)
+        _rank.modes = _disable_current_modes()  # kept: its end would put them back
+        _rank.modes.__enter__()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def _split_group(
