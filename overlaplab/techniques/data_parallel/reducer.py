@@ -219,10 +219,12 @@ class BucketedReducer(JoinableReducer):
         meet again in the next step. The CPU waits until every rank has called it.
 
         Raises:
-            RuntimeError: inside `join()`, or after `remove()`.
+            RuntimeError: inside `join()`, or after `remove()`; a rank does not come;
+                the process group was destroyed, and ranks can meet no more.
         """
         self._refuse_in_join("reducer.abandon()")
         self._refuse_removed("reducer.abandon()")
+        self._refuse_destroyed_group()
         if not self._arrivals.is_open:
             self._open()  # it may have to send buckets of the others' plan
         mine = self._arrivals.next  # buckets that have been sent
@@ -276,16 +278,19 @@ class BucketedReducer(JoinableReducer):
 
     def _open(self) -> None:
         """A step begins, at its first gradient or in a `wait` without one."""
-        if not is_registered(self._group):
-            raise RuntimeError(
-                "the reducer's process group has been destroyed since it was built "
-                "(destroy_process_group). Call reducer.remove() and build a new one."
-            )
+        self._refuse_destroyed_group()
         if self._facts.dtypes() != self._dtypes:  # after `model.to(dtype)`
             self._make_plan()
         self._marks = marks_of(self._facts.tensors)
         self._in_flight.wire = self._wire_of_step()
         self._arrivals.is_open = True  # also where `wait` or `abandon` opens it
+
+    def _refuse_destroyed_group(self) -> None:
+        if not is_registered(self._group):
+            raise RuntimeError(
+                "the reducer's process group has been destroyed since it was built "
+                "(destroy_process_group). Call reducer.remove() and build a new one."
+            )
 
     def _refuse_removed(self, what: str) -> None:
         if self._removed:

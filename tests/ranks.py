@@ -1,0 +1,33 @@
+"""Functions on ranks without a timeline, which costs more than what small nets compute.
+
+For tests that look at values and findings only. A refusal is the same with a timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import overlaplab as ol
+from overlaplab.cluster.pool.pool import Outcome, the_pool
+from overlaplab.cluster.virtual import run_virtual
+from tests.guards import GUARD_S
+
+
+def run_untimed(
+    fn: Callable[..., Any], *args: Any, cluster: str = "virtual", world_size: int = 2
+) -> ol.Run | Outcome:
+    """As `ol.run`; what it returns has `values` and `warnings`."""
+    if cluster == "virtual":
+        return ol.run(fn, *args, world_size=world_size, timeout_s=GUARD_S)
+    pool = the_pool()
+    return pool.run(fn, args, {}, world_size, cluster, GUARD_S, measure=False)
+
+
+def values_of(
+    fn: Callable[..., Any], *args: Any, cluster: str = "virtual", world_size: int = 2
+) -> tuple[Any, ...]:
+    """What each rank returns; nothing is looked for in the record."""
+    if cluster == "virtual":
+        return run_virtual(fn, args, {}, world_size=world_size, timeout_s=GUARD_S)[0]
+    return run_untimed(fn, *args, cluster=cluster, world_size=world_size).values
