@@ -11,11 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from overlaplab.cluster.pool.pool import the_pool
-from overlaplab.cluster.virtual import run_virtual
 from overlaplab.models import TOY_NETS, Transformer, TransformerConfig
 from overlaplab.techniques.data_parallel import BucketedReducer
-from tests.guards import GUARD_S
+from tests.ranks import values_of
 
 NUM_STEPS = 20
 TRANSFORMERS = {
@@ -84,11 +82,7 @@ def train_all(ddp: bool) -> dict[str, list[Tensor]]:
 
 @cache
 def run_of(cluster: str, ranks: int, ddp: bool = False) -> tuple[Any, ...]:
-    """Without a timeline, which costs more than the steps."""
-    if cluster == "virtual":
-        return run_virtual(train_all, (ddp,), world_size=ranks, timeout_s=GUARD_S)[0]
-    pool = the_pool()
-    return pool.run(train_all, (ddp,), {}, ranks, cluster, GUARD_S, False).values
+    return values_of(train_all, ddp, cluster=cluster, world_size=ranks)
 
 
 @pytest.mark.parametrize("name", FIXTURES)

@@ -14,7 +14,7 @@ import overlaplab as ol
 from overlaplab.errors import MismatchError, RankError
 from overlaplab.models.toy_nets import random_batch
 from overlaplab.techniques.data_parallel import AllReduce, BucketedReducer
-from tests.guards import GUARD_S
+from tests.ranks import run_untimed
 from tests.techniques.data_parallel import programs, training
 
 CLUSTERS = ("virtual", "gloo")
@@ -24,7 +24,7 @@ on_both = pytest.mark.parametrize("cluster", CLUSTERS)
 def run(
     fn: Callable[..., Any], *args: Any, cluster: str, world_size: int = 2
 ) -> list[Any]:
-    found = ol.run(fn, *args, world_size=world_size, cluster=cluster, timeout_s=GUARD_S)
+    found = run_untimed(fn, *args, cluster=cluster, world_size=world_size)
     assert found.warnings == ()
     return list(found.values)
 

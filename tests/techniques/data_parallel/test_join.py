@@ -12,6 +12,7 @@ import torch
 import overlaplab as ol
 from overlaplab.errors import RankError
 from tests.guards import GUARD_S
+from tests.ranks import run_untimed
 from tests.techniques.data_parallel import uneven
 
 on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
@@ -50,7 +51,7 @@ GRID = [
 
 
 def run(fn: Callable[..., Any], *args: Any, cluster: str, ranks: int = 2) -> Any:
-    found = ol.run(fn, *args, world_size=ranks, cluster=cluster, timeout_s=GUARD_S)
+    found = run_untimed(fn, *args, cluster=cluster, world_size=ranks)
     assert found.warnings == ()
     return list(found.values)
 

@@ -14,6 +14,7 @@ import torch
 
 import overlaplab as ol
 from overlaplab.errors import RankError
+from tests.ranks import run_untimed
 from tests.techniques.data_parallel import misuse, refused
 
 on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
@@ -21,14 +22,14 @@ with_each = pytest.mark.parametrize("reducer", ["serial", "hooks", "bucketed"])
 
 
 def run(fn: Callable[..., Any], *args: Any, cluster: str, ranks: int = 2) -> Any:
-    found = ol.run(fn, *args, world_size=ranks, cluster=cluster, timeout_s=60)
+    found = run_untimed(fn, *args, cluster=cluster, world_size=ranks)
     assert found.warnings == ()
     return list(found.values)
 
 
 def refuses(says: str, fn: Callable[..., Any], *args: Any, cluster: str) -> None:
     with pytest.raises(RankError, match=says):
-        ol.run(fn, *args, world_size=2, cluster=cluster, timeout_s=60)
+        run_untimed(fn, *args, cluster=cluster)
 
 
 @on_both

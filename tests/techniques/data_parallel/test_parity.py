@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import overlaplab as ol
+from overlaplab.cluster.pool.pool import Outcome
 from overlaplab.models import TOY_NETS
-from tests.guards import GUARD_S
+from tests.ranks import run_untimed
 from tests.techniques.data_parallel import training
 
 TRAPS = ("tied", "unused", "uneven", "zero_element", "mixed_dtypes", "channels_last")
@@ -39,18 +40,14 @@ def train_all(reducer: str, set_to_none: bool, nets: tuple[str, ...]) -> dict[st
 
 
 @cache
-def run_of(cluster: str, world_size: int, reducer: str, set_to_none: bool) -> ol.Run:
+def run_of(
+    cluster: str, world_size: int, reducer: str, set_to_none: bool
+) -> ol.Run | Outcome:
     """One run for all nets of a row of the grid."""
     row = (cluster, world_size, reducer, set_to_none)
     nets = tuple(net for *key, net in GRID if tuple(key) == row)
-    return ol.run(
-        train_all,
-        reducer,
-        set_to_none,
-        nets,
-        world_size=world_size,
-        cluster=cluster,
-        timeout_s=GUARD_S,
+    return run_untimed(
+        train_all, reducer, set_to_none, nets, world_size=world_size, cluster=cluster
     )
 
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import overlaplab as ol
+from overlaplab.cluster.pool.pool import Outcome
 from tests.guards import GUARD_S
+from tests.ranks import run_untimed
 from tests.techniques.zero import programs
 from tests.techniques.zero.programs import CASES
 
@@ -27,14 +29,10 @@ def cases_of(world_size: int) -> tuple[str, ...]:
 
 
 @cache
-def run_of(cluster: str, world_size: int, prefetch: int) -> ol.Run:
-    return ol.run(
-        programs.train_cases,
-        cases_of(world_size),
-        prefetch,
-        world_size=world_size,
-        cluster=cluster,
-        timeout_s=GUARD_S,
+def run_of(cluster: str, world_size: int, prefetch: int) -> ol.Run | Outcome:
+    cases = cases_of(world_size)
+    return run_untimed(
+        programs.train_cases, cases, prefetch, world_size=world_size, cluster=cluster
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
 import overlaplab as ol
-from tests.guards import GUARD_S
+from tests.ranks import values_of
 from tests.techniques.zero import peers, training
 from tests.techniques.zero.programs import CASES
 
@@ -17,14 +18,8 @@ RUNS = [("gloo", 2, 20), ("gloo", 3, 3), ("virtual", 2, 3)]
 
 
 @cache
-def run_of(cluster: str, world_size: int, num_steps: int) -> ol.Run:
-    return ol.run(
-        peers.train_all,
-        num_steps,
-        world_size=world_size,
-        cluster=cluster,
-        timeout_s=GUARD_S,
-    )
+def values(cluster: str, world_size: int, num_steps: int) -> tuple[Any, ...]:
+    return values_of(peers.train_all, num_steps, world_size=world_size, cluster=cluster)
 
 
 @pytest.mark.parametrize("name", [*CASES, *peers.FIXTURES])
@@ -35,8 +30,8 @@ def test_steps_end_where_fsdp2_ends(
     # bfloat16 keeps 8 bits; fused AdamW and torch's loop over parameters round in
     # different orders.
     tolerance = 5e-2 if name == "mixed_dtypes" else 1e-5
-    for values in run_of(cluster, world_size, num_steps).values:
-        ours, theirs = values[name]
+    for by_name in values(cluster, world_size, num_steps):
+        ours, theirs = by_name[name]
         assert list(ours) == list(theirs)
         for key, want in theirs.items():
             torch.testing.assert_close(ours[key], want, rtol=tolerance, atol=tolerance)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import overlaplab as ol
 from overlaplab.techniques.zero.boxes import boxes_of_range
-from tests.guards import GUARD_S
+from tests.ranks import run_untimed
 from tests.techniques.zero import saving
 
 CLUSTERS = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings(
 def values(
     fn: Callable[..., Any], *args: Any, cluster: str = "virtual", world_size: int = 2
 ) -> tuple[Any, ...]:
-    run = ol.run(fn, *args, cluster=cluster, world_size=world_size, timeout_s=GUARD_S)
+    run = run_untimed(fn, *args, cluster=cluster, world_size=world_size)
     assert run.warnings == ()
     return run.values
 

@@ -54,39 +54,45 @@ def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, fused=True)
 
 
-def train(name: str, **settings: Any) -> list[dict[str, Any]]:
-    """Full state dicts after 3 and 20 steps."""
+def train(
+    name: str, steps: tuple[int, ...] = STEPS, **settings: Any
+) -> list[dict[str, Any]]:
+    """Full state dicts after so many steps, the last also out of the model."""
     model = make_model(name, 7 + dist.get_rank())  # differ until the broadcast
     if name in WHOLE:
         settings["units"] = []
     zero = Zero3(model, **settings)
     optimizer = make_optimizer(zero.shards())
     states = []
-    for step in range(max(STEPS)):
+    for step in range(max(steps)):
         loss_of(model, name, step, [dist.get_rank()]).backward()
         zero.wait()
         optimizer.step()
         optimizer.zero_grad()
-        if step + 1 in STEPS:
+        if step + 1 in steps:
             states.append(zero.full_state_dict())
     zero.remove()
     states.append({name: p.detach().clone() for name, p in model.state_dict().items()})
     return states
 
 
-def train_all(names: tuple[str, ...], settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: train(name, **settings) for name in names}
+def train_all(
+    names: tuple[str, ...], steps: tuple[int, ...], settings: dict[str, Any]
+) -> dict[str, Any]:
+    return {name: train(name, steps, **settings) for name in names}
 
 
-def train_alone(name: str, world_size: int) -> list[dict[str, Any]]:
+def train_alone(
+    name: str, world_size: int, steps: tuple[int, ...] = STEPS
+) -> list[dict[str, Any]]:
     """The oracle: one process, the ranks' batches concatenated."""
     model = make_model(name)
     optimizer = make_optimizer(model.parameters())
     states = []
-    for step in range(max(STEPS)):
+    for step in range(max(steps)):
         loss_of(model, name, step, list(range(world_size))).backward()
         optimizer.step()
         optimizer.zero_grad()
-        if step + 1 in STEPS:
+        if step + 1 in steps:
             states.append({n: t.clone() for n, t in model.state_dict().items()})
     return [*states, states[-1]]
