@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from overlaplab.techniques.data_parallel import SerialReducer as SerialReducer
     from overlaplab.techniques.data_parallel import plan_buckets as plan_buckets
     from overlaplab.techniques.double_buffer import BatchPrefetcher as BatchPrefetcher
+    from overlaplab.techniques.double_buffer import (
+        DoubleBufferedReducer as DoubleBufferedReducer,
+    )
     from overlaplab.techniques.zero import Zero3 as Zero3
     from overlaplab.timeline import Span as Span
     from overlaplab.timeline import Timeline as Timeline
@@ -56,7 +59,7 @@ _HOMES = {
         "SerialReducer",
         "plan_buckets",
     ),
-    "techniques.double_buffer": ("BatchPrefetcher",),
+    "techniques.double_buffer": ("BatchPrefetcher", "DoubleBufferedReducer"),
     "techniques.zero": ("Zero3",),
     "diagnosis": ("diagnose",),
     "errors": (

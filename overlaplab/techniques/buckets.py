@@ -57,9 +57,9 @@ class BucketPlan:
         return self.buckets[index]
 
     def __str__(self) -> str:
-        head = f"{len(self)} buckets, cap {_size(self.cap_bytes)}"
+        head = f"{len(self)} buckets, cap {size_text(self.cap_bytes)}"
         rows = (
-            f"bucket {i:<3} {_size(b.bytes):>10} {b.dtype:<8} {' '.join(b.names)}"
+            f"bucket {i:<3} {size_text(b.bytes):>10} {b.dtype:<8} {' '.join(b.names)}"
             for i, b in enumerate(self.buckets)
         )
         return "\n".join((head, *(row.rstrip() for row in rows)))
@@ -182,7 +182,8 @@ def _describe(
     return name, item.numel() * item.element_size(), f"{dtype}@{item.device}"
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """For people: in MiB, KiB or B."""
     if num_bytes >= MIB:
         return f"{num_bytes / MIB:.1f} MiB"
     if num_bytes >= 1024:

@@ -162,12 +162,15 @@ def unload(payload: Payload) -> None:
     """Write averages that travelled as copies back into `.grad`; drop the copies.
 
     On the stream that owns them, and after it waits for the wire. A gradient that
-    cannot be written into is replaced, and kept: its owner does not wait yet.
+    cannot be written into is replaced, in `grads` and where it is still its parameter's
+    `.grad`, and kept: its owner does not wait yet.
     """
     into, averages, kept, new = [], [], [], {}
     for info, grad, copy in payload.staged:
         if overlaps_itself(grad) or _is_lazy(grad):
-            info.parameter.grad = new[id(grad)] = copy.to(grad.dtype)
+            new[id(grad)] = copy.to(grad.dtype)
+            if info.parameter.grad is grad:
+                info.parameter.grad = new[id(grad)]
             kept.append((info, grad, copy))
         else:
             into.append(grad.detach())
@@ -289,9 +292,17 @@ class InFlight:
         for flight in self._flights:
             holders, grads = flight.payload.holders, flight.payload.grads
             same = list(map(operator.is_, map(_grad, map(_parameter, holders)), grads))
-            same += map(operator.eq, marks_of(grads), flight.marks)
             if not all(same):
-                return holders[same.index(False) % len(holders)]
+                return holders[same.index(False)]
+        return self.written()
+
+    def written(self) -> ParameterInfo | None:
+        """A parameter whose gradient was written since its launch, `.grad` or not."""
+        for flight in self._flights:
+            grads = flight.payload.grads
+            same = list(map(operator.eq, marks_of(grads), flight.marks))
+            if not all(same):
+                return flight.payload.holders[same.index(False)]
         return None
 
     def finish(self) -> None:

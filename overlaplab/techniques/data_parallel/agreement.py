@@ -21,6 +21,8 @@ from torch._subclasses.fake_tensor import is_fake
 from overlaplab.techniques.in_flight import Payload
 from overlaplab.techniques.model_facts import ModelFacts, ParameterInfo
 
+Average = tuple[ParameterInfo, Tensor]
+
 
 class Flags:
     """Two flags per parameter, and what they change on the rank that reads them.
@@ -57,29 +59,37 @@ class Flags:
             flags[number + info.index] = 0
         return flags
 
-    def read(self, payloads: list[Payload]) -> list[ParameterInfo]:
-        """Take the averages of what other ranks used, after the wire has finished.
+    def averages_elsewhere(self, payloads: list[Payload]) -> list[Average]:
+        """Those of what has no gradient here and has one on another rank.
 
-        Waits for the GPU where something is missing or has changed.
+        Waits for the GPU where something is missing.
 
         Args:
-            payloads: of the step, in order; the last one has the flags' averages.
+            payloads: of a step, finished, in order; the last one has the flags.
+        """
+        absent = [pair for payload in payloads for pair in payload.absent]
+        if not absent or (values := _values(payloads)) is None:
+            return []
+        return [
+            (info, average.to(info.parameter.dtype))
+            for info, average in absent
+            if values[info.index] > 0
+        ]
 
-        Returns:
-            What every rank has frozen or unfrozen since the plan was made.
+    def changed_everywhere(self, payloads: list[Payload]) -> list[ParameterInfo]:
+        """What every rank has frozen or unfrozen since the plan was made.
+
+        Waits for the GPU where this rank has.
+
+        Args:
+            payloads: as above, and launched since then.
 
         Raises:
             RuntimeError: a parameter trains here that is frozen elsewhere.
         """
-        absent = [pair for payload in payloads for pair in payload.absent]
         changed = self._changed()
-        if not absent and not changed:
+        if not changed or (values := _values(payloads)) is None:
             return []
-        flags = payloads[-1].flags
-        assert flags is not None
-        if is_fake(flags):
-            return []  # one rank stands for all: nobody else has what it misses
-        values = flags.real.tolist()
         everywhere = []
         for info in changed:
             if not values[len(self.planned) + info.index]:
@@ -89,9 +99,6 @@ class Flags:
                     f"parameter {info.name} trains on this rank and is frozen on "
                     "another one. Freeze and unfreeze on every rank alike."
                 )
-        for info, average in absent:
-            if values[info.index] > 0:
-                info.parameter.grad = average.to(info.parameter.dtype)
         return everywhere
 
     def adopt(self, changed: list[ParameterInfo]) -> bool:
@@ -107,6 +114,11 @@ class Flags:
             self.planned = planned
         return any(planned)
 
+    @property
+    def changed(self) -> bool:
+        """Whether this rank has frozen or unfrozen something since the plan."""
+        return self._facts.trains() != self.planned
+
     def _changed(self) -> list[ParameterInfo]:
         now = self._facts.trains()
         if now == self.planned:
@@ -115,15 +127,22 @@ class Flags:
         return [info for info, trains, planned in states if trains != planned]
 
 
+def _values(payloads: list[Payload]) -> list[float] | None:
+    """The flags' averages; None if one rank stands for all, and lacks what all lack."""
+    flags = payloads[-1].flags
+    assert flags is not None
+    return None if is_fake(flags) else flags.real.tolist()
+
+
 def presence(payload: Payload) -> Tensor:
     """The flag of a payload of one parameter, shape (1,): 1 if a gradient is here."""
     like = payload.tensors[0]
     return torch.full((1,), float(not payload.absent)).to(like)
 
 
-def take_present(payload: Payload) -> None:
-    """Take the average of `payload` if another rank had the gradient."""
+def present_elsewhere(payload: Payload) -> list[Average]:
+    """The average of such a payload, if another rank alone had the gradient."""
     assert payload.flags is not None
-    for info, average in payload.absent:
-        if payload.flags.real.item() > 0:
-            info.parameter.grad = average.to(info.parameter.dtype)
+    if not payload.absent or payload.flags.real.item() <= 0:
+        return []
+    return [(i, average.to(i.parameter.dtype)) for i, average in payload.absent]

@@ -23,32 +23,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from overlaplab.techniques.arrivals import Arrivals
+from overlaplab.techniques.data_parallel.steps import StepwiseReducer
 from overlaplab.techniques.groups import asked_group
 from overlaplab.techniques.in_flight import Wire
-from overlaplab.techniques.model_facts import ModelFacts
 
 Update = Callable[[], object]
 _joining: WeakSet[dist.ProcessGroup] = WeakSet()  # groups inside a `join`
 
 
-class JoinableReducer(Joinable):
+class JoinableReducer(StepwiseReducer, Joinable):
     """The part of `BucketedReducer` that is `join`; a member of torch's `Join` as well.
 
-    The attributes below are set there; it asks `_wire_of_step` as each step opens.
+    It is asked for the wire as each step opens.
     """
 
-    _arrivals: Arrivals
-    _facts: ModelFacts
-    _group: dist.ProcessGroup
-    _wire: Wire
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ending: _Ending | None = None  # set inside a join
-
-    def wait(self) -> None:
-        raise NotImplementedError
+    _ending: _Ending | None = None  # set inside a join
 
     @contextlib.contextmanager
     def join(
@@ -134,6 +123,10 @@ class JoinableReducer(Joinable):
             raise RuntimeError("join() inside no_sync(); open the join first")
         self._ending = _Ending(self, **kwargs)
         return self._ending
+
+    def abandon(self) -> None:
+        self._refuse_in_join("reducer.abandon()")
+        super().abandon()
 
     @property
     def join_device(self) -> torch.device:

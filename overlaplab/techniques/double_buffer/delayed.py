@@ -1,0 +1,267 @@
+"""Gradients one step late: a whole step of computation hides each all-reduce.
+
+Within a step only the rest of the backward pass can hide a gradient's message. Where
+that is too short (a slow link, a small batch), there are two sets of gradients: one
+is averaged over the ranks while the next backward fills the other. The price: the
+optimizer gets the average of the step before, and one more set of gradients lives.
+
+The course of a step is that of `BucketedReducer`: see `data_parallel.steps`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from overlaplab.techniques.buckets import size_text
+from overlaplab.techniques.data_parallel.agreement import Average
+from overlaplab.techniques.data_parallel.steps import StepwiseReducer
+from overlaplab.techniques.double_buffer.pending import State, loaded, saved
+from overlaplab.techniques.in_flight import InFlight, Wire
+
+
+class DoubleBufferedReducer(StepwiseReducer):
+    """Averages gradients over ranks and gives each average one step late.
+
+    In step n `wait()` leaves the average of step n - 1 in `.grad`, and None in step 0,
+    so that optimizers skip it: w[n+1] = update(w[n], gradient[n-1] at w[n-1]). The
+    messages of step n leave during its backward and have until the `wait()` of step
+    n + 1: its whole forward and backward hide them, and a step is as long as the longer
+    of computing and sending. What it costs: a second set of gradients (`extra_bytes`),
+    and gradients of old weights, which want a smaller learning rate: with 1/L of the
+    largest curvature L plain gradient descent is at its edge, where undelayed it has
+    half of its room left. `flush()` gives the last average after the last step.
+
+    Everything else is as in `BucketedReducer`: buckets, the communicator, what happens
+    with parameters that some rank does not use, what is refused and when. There is no
+    `join()`. Zero the gradients in every step, in place or to None. A step in which
+    this rank has frozen or unfrozen something waits for its own messages as well. What
+    froze still gets its last average: `flush()` first where it must not move.
+    Not for `ol.capture_step`: a replayed graph would have to end while the messages of
+    its step are on the way.
+
+    After one-step-delayed updates: Langford et al., Slow Learners are Fast (NIPS 2009).
+
+    Args:
+        model: on the rank's device; the first rank's values are broadcast.
+        bucket_mib: cap of a bucket, in MiB of gradients, as in `BucketedReducer`.
+        process_group: the ranks; the world if None.
+        reduce_dtype: dtype on the wire; where it is not the gradients' own, copies in
+            it live beside both sets, from the backward to the next step's `wait()`.
+        wire: what makes the averages instead of an all-reduce, see `Wire`.
+
+    Attributes:
+        plan: what travels together, of the parameters that train.
+
+    Raises:
+        ValueError, TypeError, MismatchError: as `BucketedReducer`.
+
+    Example:
+        reducer = DoubleBufferedReducer(model)
+        for batch in batches:
+            model(batch).backward()   # buckets of this step leave during this call
+            reducer.wait()            # the average of the step before is in .grad
+            optimizer.step()
+            optimizer.zero_grad()
+        if reducer.flush():           # the last average
+            optimizer.step()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        bucket_mib: float | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        wire: Wire | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            bucket_mib=bucket_mib,
+            process_group=process_group,
+            reduce_dtype=reduce_dtype,
+            wire=wire,
+        )
+        # The step before: on the way in `_before`, or waited for in `_average`.
+        self._before = InFlight(self._wire)
+        self._average: list[Average] | None = None
+
+    @property
+    def extra_bytes(self) -> int:
+        """What it keeps beside the gradients of one step: a second set of them."""
+        return self._facts.num_bytes
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is an average that `wait` or `flush` has still to give."""
+        return len(self._before) > 0 or self._average is not None
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}: gradients one step late, "
+            f"{size_text(self.extra_bytes)} for a second set of them"
+        )
+
+    def summary(self) -> str:
+        """What it does, what it costs and wins, and the plan, in a few lines."""
+        return (
+            f"{self!r}\n"
+            "an update uses the average of the step before; flush() gives the last\n"
+            "messages have the whole next step: it is as long as the longer of "
+            "computing and sending\n"
+            f"{self.plan}"
+        )
+
+    def wait(self) -> None:
+        """End the step: the averages of the step before it are in `.grad`.
+
+        They are safe on the current stream; `.grad` is None everywhere in step 0 and
+        after `flush()`. Sends the buckets that are left, as `BucketedReducer.wait`,
+        takes this step's gradients out of `.grad`, and makes the current stream wait
+        for the messages of the step before, not for this step's. The CPU goes on,
+        except with gloo, and where a rank reads flags, see [Note: parameters without a
+        gradient]. Collective: every rank calls it once per step, even one that had no
+        backward.
+
+        Raises:
+            RuntimeError: as `BucketedReducer.wait`; or a gradient of the step before
+                was written while its average was on the way.
+        """
+        self._send_rest()
+        average = self._settle()
+        own = self._finish_own() if self._flags.changed else None
+        for payload in self._in_flight.payloads:
+            for info in payload.holders:
+                info.parameter.grad = None  # this step's: on the way
+        self._average = own
+        if own is None:
+            self._before, self._in_flight = self._in_flight, self._before
+        _give(average)
+        self._end_step()
+
+    def flush(self) -> bool:
+        """Put the last average in `.grad`; step the optimizer once more if there was.
+
+        Between steps, on every rank; the current stream waits. Training may go on: the
+        next `wait()` is as in step 0. Whatever was in `.grad` is replaced.
+
+        Returns:
+            Whether there was an average. False, and `.grad` stays, if not.
+
+        Raises:
+            RuntimeError: a step is open; after `remove()`.
+        """
+        self._refuse_removed("reducer.flush()")
+        self._refuse_open("reducer.flush()")
+        if not self.pending:
+            return False
+        average, self._average = self._settle(), None
+        for info in self.parameters:
+            if info.parameter.requires_grad:
+                info.parameter.grad = None
+        _give(average)
+        return True
+
+    def state_dict(self) -> State:
+        """What a checkpoint needs beside the model and the optimizer.
+
+        Between steps. Makes the current stream wait for the average that is on the way,
+        which is equal on all ranks; the next `wait()` still gives it.
+
+        Returns:
+            {"average": None}, or under it the average by parameter name; parameters
+            that no rank used are left out. Copies, which the caller owns.
+
+        Raises:
+            RuntimeError: a step is open; after `remove()`.
+        """
+        self._refuse_removed("reducer.state_dict()")
+        self._refuse_open("reducer.state_dict()")
+        return saved(self._settle())
+
+    def load_state_dict(self, state: State) -> None:
+        """Take the pending average of `state_dict()`; copies, and drops one's own.
+
+        Between steps, on every rank alike, after the model's and the optimizer's. The
+        next `wait()` or `flush()` gives it.
+
+        Raises:
+            ValueError: not such a state; an unknown name; another shape or dtype than
+                the parameter's. Nothing has changed.
+            RuntimeError: a step is open; after `remove()`.
+        """
+        self._refuse_removed("reducer.load_state_dict()")
+        self._refuse_open("reducer.load_state_dict()")
+        average = loaded(state, self.parameters)
+        self._settle()  # whose memory it is must wait before it is dropped
+        self._average = average
+
+    def remove(self) -> None:
+        """Take the hooks off the model; gradients stay local from now on.
+
+        Call it between steps, or on all ranks after the same bucket: it waits for those
+        that were sent. An average that has not been given is dropped: `flush()` first.
+        """
+        try:
+            with torch.no_grad():
+                self._before.finish()
+        finally:
+            self._before.clear()
+            self._average = None
+            super().remove()
+
+    def _open(self) -> None:
+        first = self.parameters[0].parameter
+        if first.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a step of DoubleBufferedReducer cannot be captured in a CUDA graph: "
+                "its messages are on the way when it ends. Use BucketedReducer, or run "
+                "the step without a graph"
+            )
+        super()._open()
+
+    def _settle(self) -> list[Average] | None:
+        """Make the current stream wait for what is on the way; None if nothing is."""
+        if not len(self._before):
+            return self._average
+        if (info := self._before.written()) is not None:
+            raise RuntimeError(
+                f"the gradient of {info.name} of the step before was written while its "
+                "average was on the way. What was in .grad before reducer.wait() "
+                "belongs to the reducer; read and write what is there after it."
+            )
+        with torch.no_grad():
+            self._before.finish()
+            self._average = _averages(self._before)
+            self._average += self._flags.averages_elsewhere(self._before.payloads)
+        self._before.clear()
+        return self._average
+
+    def _finish_own(self) -> list[Average]:
+        """Where something froze or trains again: as in `BucketedReducer`, at once."""
+        elsewhere = self._finish()
+        return _averages(self._in_flight) + elsewhere
+
+    def _refuse_open(self, what: str) -> None:
+        if self._arrivals.is_open:
+            raise RuntimeError(
+                f"{what} while step {self.num_steps} is open. Call reducer.wait() "
+                "after the backward pass first."
+            )
+
+
+def _averages(in_flight: InFlight) -> list[Average]:
+    """Of what had a gradient here; finished."""
+    return [
+        pair
+        for payload in in_flight.payloads
+        for pair in zip(payload.holders, payload.grads, strict=True)
+    ]
+
+
+def _give(average: list[Average] | None) -> None:
+    for info, grad in average or ():
+        dtype = info.parameter.dtype  # another one after `model.to(dtype)`
+        info.parameter.grad = grad if grad.dtype is dtype else grad.to(dtype)
