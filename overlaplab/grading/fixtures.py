@@ -6,7 +6,7 @@ A fixture trains by the learner's reducer and by nothing else of theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -105,7 +105,8 @@ class Trained:
 
     Args:
         run: the `ol.Run`.
-        gradients: `[step - 1][rank][name]` after `wait()`, None where there is none.
+        gradients: `[i][rank][name]` at the optimizer's i-th step, None where there is
+            none: after each `wait()`, and after each `flush()` that was asked for.
         parameters: `[rank][name]` after the last step.
         evidence: of the run.
     """
@@ -204,12 +205,17 @@ def train(
     world_size: int = 2,
     hardware: Any = SLOW_CHALK,
     timeout_s: float = 30.0,
+    flush_after: Collection[int] = (),
 ) -> Trained:
     """Train `steps` steps on the virtual cluster with the learner's reducer.
 
     `make_reducer(model)` is called once on each rank, after the harness's own hooks;
     then `make_optimizer(model, reducer)`. `wait()` after each backward pass, then the
     optimizer's `step()`.
+
+    Args:
+        flush_after: steps after which `reducer.flush()` is called and the optimizer
+            steps once more if that says True; for gradients that come a step late.
 
     Raises:
         Whatever the learner's code raises, as a `RankError`, and what the cluster
@@ -224,6 +230,7 @@ def train(
         make_reducer,
         make_optimizer,
         steps,
+        flush_after,
         world_size=world_size,
         cluster="virtual",
         hardware=hardware,
@@ -234,7 +241,7 @@ def train(
     by_rank = [gradients for gradients, _ in run.values]
     return Trained(
         run=run,
-        gradients=tuple(tuple(rank[step] for rank in by_rank) for step in range(steps)),
+        gradients=tuple(zip(*by_rank, strict=True)),
         parameters=tuple(parameters for _, parameters in run.values),
         evidence=collect_evidence(run.program, run.timeline),
     )
@@ -245,14 +252,22 @@ def _train_rank(
     make_reducer: MakeReducer,
     make_optimizer: MakeOptimizer,
     steps: int,
+    flush_after: Collection[int],
 ) -> origins.Held:
     rank = dist.get_rank()
     model = fixture.build(rank)
     watch(model)
     notes = [*origins.given(model)]
-    reducer = make_reducer(model)
+    reducer: Any = make_reducer(model)
     optimizer = make_optimizer(model, reducer)
     gradients: list[Gradients] = []
+
+    def note_gradients() -> None:
+        nonlocal notes
+        _let_ranks_meet()
+        notes += origins.returned([p.grad for p in model.parameters()])
+        gradients.append(_copy_gradients(model))
+
     for step in range(1, steps + 1):
         with streams.step(step):
             model.zero_grad(set_to_none=fixture.set_to_none)
@@ -260,10 +275,13 @@ def _train_rank(
             notes += origins.given(batch)
             fixture.loss(model, *batch).backward()  # type: ignore[no-untyped-call]
             reducer.wait()
-            _let_ranks_meet()
-            notes += origins.returned([p.grad for p in model.parameters()])
-            gradients.append(_copy_gradients(model))
+            note_gradients()
             optimizer.step()
+            if step in flush_after:
+                there_was_one = reducer.flush()
+                note_gradients()
+                if there_was_one:
+                    optimizer.step()
     return origins.Held((gradients, _copy_parameters(model)), tuple(notes))
 
 
@@ -293,13 +311,68 @@ def oracle(
         optimizer = make_optimizer(model)
         gradients = []
         for step in range(1, steps + 1):
-            batches = [fixture.make_batch(rank, step) for rank in range(world_size)]
-            whole = [torch.cat(tensors) for tensors in zip(*batches, strict=True)]
             model.zero_grad(set_to_none=fixture.set_to_none)
-            fixture.loss(model, *whole).backward()  # type: ignore[no-untyped-call]
+            _backward_of_all(fixture, model, step, world_size)
             gradients.append(_copy_gradients(model))
             optimizer.step()
         return tuple(gradients), _copy_parameters(model)
+
+
+def late_oracle(
+    fixture: Fixture,
+    *,
+    make_optimizer: Callable[[torch.nn.Module], Optimizer] = make_sgd,
+    steps: int = 3,
+    world_size: int = 2,
+    flush_after: Collection[int] = (),
+) -> tuple[tuple[Gradients, ...], Mapping[str, torch.Tensor]]:
+    """As `oracle`, with every gradient one step late.
+
+    Step n computes the gradient of its batch at its own weights, and the optimizer
+    steps with that of step n - 1, which was computed at the weights of step n - 1:
+    w_{n+1} = opt(w_n, g_{n-1}(w_{n-1})). In the first step, and in the one after a
+    flush, there is none: every `.grad` is None and the optimizer's own rule for that
+    holds.
+
+    Args:
+        flush_after: steps after which the optimizer steps once more, with the gradient
+            that is left. With `(steps,)` none is lost at the end.
+
+    Returns:
+        What every `.grad` is at each of the optimizer's steps, flushes included, and
+        the final parameters.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = fixture.build(0)
+        optimizer = make_optimizer(model)
+        nothing: Gradients = dict.fromkeys(n for n, _ in model.named_parameters())
+        pending, gradients = nothing, []
+
+        def update(late: Gradients) -> None:
+            for name, parameter in model.named_parameters():
+                gradient = late[name]
+                parameter.grad = None if gradient is None else gradient.clone()
+            gradients.append(late)
+            optimizer.step()
+
+        for step in range(1, steps + 1):
+            model.zero_grad(set_to_none=fixture.set_to_none)
+            _backward_of_all(fixture, model, step, world_size)
+            pending, late = _copy_gradients(model), pending
+            update(late)
+            if step in flush_after:
+                pending, late = nothing, pending
+                update(late)
+        return tuple(gradients), _copy_parameters(model)
+
+
+def _backward_of_all(
+    fixture: Fixture, model: torch.nn.Module, step: int, world_size: int
+) -> None:
+    """The gradients of the batches of all ranks, concatenated."""
+    batches = [fixture.make_batch(rank, step) for rank in range(world_size)]
+    whole = [torch.cat(tensors) for tensors in zip(*batches, strict=True)]
+    fixture.loss(model, *whole).backward()  # type: ignore[no-untyped-call]
 
 
 def _copy_gradients(model: torch.nn.Module) -> Gradients:
