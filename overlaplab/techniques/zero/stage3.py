@@ -53,6 +53,8 @@ class Zero3(Saving):
     Where launches bind, `ol.capture_step` makes one CUDA graph of a whole step, with
     the optimizer (`capturable=True`) and, if there are any, clipping and `no_sync()`.
     Every parameter must get a gradient on every rank; the plan must not change.
+    `torch.compile` may have the units (blocks, before or after) or the model: each unit
+    is a graph of its own, and the hooks between them run as they are.
 
     Args:
         model: on the rank's device, or on meta: it is moved to the rank's and gets its
