@@ -4,7 +4,7 @@ import pytest
 
 from overlaplab.cluster.virtual import run_virtual
 from overlaplab.program import find_findings
-from tests.hazards.wrong_hooks import WRONG
+from tests.hazards.wrong_buffers import WRONG
 from tests.hazards.wrong_programs import Wrong
 
 programs = pytest.mark.parametrize("wrong", WRONG, ids=lambda w: w.program.__name__)
@@ -21,7 +21,7 @@ def test_the_race_is_found_with_its_tensor_and_both_sides(wrong: Wrong):
             (finding.name, (first.name, first.stream), (then.name, then.stream))
         )
         for source in (first.source, then.source):
-            assert source.startswith(("wrong_programs.py:", "wrong_hooks.py:"))
+            assert source.startswith("wrong_")
             assert f"[{source}" in str(finding)
     assert (wrong.tensor, wrong.first, wrong.then) in sides
 

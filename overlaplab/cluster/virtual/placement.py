@@ -4,12 +4,12 @@ are (in its memory or in the host's), and what makes the CPU wait for it.
 All memory of a virtual rank is this machine's, so a tensor's device does not say. A
 storage stays where its program put it: `device="cpu"`, `.cpu()` and `.to("cpu")` mean
 the host's pageable memory, `pin_memory` the host's pinned memory, `ol.device()` and any
-"cuda" the GPU's. What nobody places is the GPU's, too, except in loaders
-(loading.py). While a run is open, the calls
-that place are patched: in a rank's thread its `StorageTable` hears of them, elsewhere
-they are torch's own. torch's code that names "cpu" places nothing: it means the device
-of its tensors. To move a tensor, a call asks torch for a device with an index that no
-tensor has, which reaches the rank's mode as a `_to_copy` (copies.py).
+"cuda" the GPU's. What nobody places is the GPU's, too, except in loaders (loading.py).
+While a run is open, the calls that place are patched: in a rank's thread its
+`StorageTable` hears of them, elsewhere they are torch's own. torch's code that names
+"cpu" places nothing: it means the device of its tensors. To move a tensor, a call asks
+torch for a device with an index that no tensor has, which reaches the rank's mode as a
+`_to_copy` (copies.py).
 """
 
 from __future__ import annotations
