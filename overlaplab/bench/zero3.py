@@ -272,14 +272,27 @@ def _table(model: dict[str, Any]) -> str:
 
 
 def _ratios(variants: dict[str, Any]) -> dict[str, Any]:
-    """Of each way's median to the best FSDP2's, and to DDP's."""
+    """Of each way's median to the best FSDP2's, and to DDP's.
+
+    A captured step is compared with captured ones, which have no launches to wait for.
+    """
     medians = {way: row["median_ms"] for way, row in variants.items()}
-    peers = [ms for way, ms in medians.items() if way.startswith(PEER)]
-    found = {}
-    for name, base in (
-        ("ratio_to_best_fsdp2", min(peers, default=None)),
-        ("ratio_to_ddp", medians.get("ddp")),
-    ):
-        if base:
-            found[name] = {way: round(ms / base, 4) for way, ms in medians.items()}
+    found: dict[str, Any] = {}
+    for name, peer in (("ratio_to_best_fsdp2", PEER), ("ratio_to_ddp", "ddp")):
+        best: dict[bool, float] = {}
+        for way, ms in medians.items():
+            if way.startswith(peer):
+                captured = _is_captured(way)
+                best[captured] = min(ms, best.get(captured, ms))
+        ratios = {
+            way: round(ms / best[_is_captured(way)], 4)
+            for way, ms in medians.items()
+            if _is_captured(way) in best
+        }
+        if ratios:
+            found[name] = ratios
     return found
+
+
+def _is_captured(way: str) -> bool:
+    return bool(settings_of(way).get("captured"))
