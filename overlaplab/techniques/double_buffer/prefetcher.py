@@ -140,10 +140,7 @@ class _Batches(Iterator[Any]):
         while self._may_take():
             self._take()
         if self._ahead:
-            batch, slot = self._ahead.popleft()
-            with _on(self._device):
-                slot.hand_out(streams.current_stream())
-            return batch
+            return self._hand_out()
         error, self._raised = self._raised, None
         if error is None or isinstance(error, StopIteration):
             self.close()
@@ -172,14 +169,17 @@ class _Batches(Iterator[Any]):
     def _take(self) -> None:
         """Take one batch from the loader and send it."""
         assert self._source is not None
-        slot = self._slots[self._num_taken % len(self._slots)]
-        slot.wait()
         try:
             item = next(self._source)
+        except StopIteration:
+            self._raised = StopIteration()
+            return
         except Exception as error:
             self._raised = error
             return
         self._refuse_overwritten()
+        slot = self._slots[self._num_taken % len(self._slots)]
+        slot.wait()
         name = f"batch {self._num_taken}"
         try:
             with _on(self._device), streams.annotate(name), _ordinary_tensors():
@@ -190,6 +190,13 @@ class _Batches(Iterator[Any]):
             return
         self._num_taken += 1
         self._ahead.append((batch, slot))
+
+    def _hand_out(self) -> Any:
+        # Not in `__next__`: an error that is kept for later keeps that frame.
+        batch, slot = self._ahead.popleft()
+        with _on(self._device):
+            slot.hand_out(streams.current_stream())
+        return batch
 
     def _refuse_overwritten(self) -> None:
         for slot in self._slots:

@@ -67,9 +67,7 @@ class Slot:
         self._owner = streams.current_stream()
         batch = replace_leaves(item, self._place)
         sources = self._fill()
-        # The new batch may lie where your stream still reads an old one.
-        self._allocated.record(self._owner)
-        self._copying.wait_event(self._allocated)
+        self._come_after(self._owner)
         self._in_flight = True
         try:
             with streams.stream(self._copying):
@@ -78,7 +76,13 @@ class Slot:
                     target.copy_(source, non_blocking=True)
         finally:
             self._copied.record(self._copying)
+            self._copies = []  # it holds the batch, which is yours to drop
         return batch
+
+    def _come_after(self, owner: Any) -> None:
+        """Copies may write where `owner`, your stream, still reads an old batch."""
+        self._allocated.record(owner)
+        self._copying.wait_event(self._allocated)
 
     def hand_out(self, current: Any) -> None:
         """The batch is `current`'s: what it does next comes after the copies."""

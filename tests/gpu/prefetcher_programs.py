@@ -1,0 +1,280 @@
+"""Loops over a `BatchPrefetcher` with and without one of its waits.
+
+They run unchanged on GPUs and on `virtual`: on a GPU a delay kernel makes the race
+visible in values, on `virtual` it is a finding. A `Slot` without a wait stands for the
+prefetcher's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import overlaplab as ol
+from overlaplab import streams
+from overlaplab.techniques.double_buffer import prefetcher
+from overlaplab.techniques.double_buffer.slot import Slot
+from tests.gpu.stream_programs import NUM, delay
+
+NUM_BATCHES = 6
+
+
+class RefilledAtOnce(Slot):
+    """The CPU does not wait before it fills pinned memory again."""
+
+    def wait(self) -> None:
+        self._in_flight = False
+        self._forget()
+
+
+class WrittenAtOnce(Slot):
+    """Copies do not wait for who still reads an old batch."""
+
+    def _come_after(self, owner: Any) -> None: ...
+
+
+class HandedOutAtOnce(Slot):
+    """Who gets a batch does not wait for its copy."""
+
+    def hand_out(self, current: Any) -> None:
+        self._arriving.clear()
+
+
+class NotRecorded(Slot):
+    """The allocator does not hear of a second stream."""
+
+    def hand_out(self, current: Any) -> None:
+        self._arriving.clear()
+        super().hand_out(current)
+
+
+@contextlib.contextmanager
+def slots_of(kind: type[Slot]) -> Iterator[None]:
+    """Meanwhile a prefetcher has slots of this kind."""
+    before = prefetcher.Slot
+    prefetcher.Slot = kind  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        prefetcher.Slot = before  # type: ignore[misc]
+
+
+def host_batches(num: int = NUM_BATCHES) -> list[Tensor]:
+    return [torch.full((NUM,), float(i), device="cpu") for i in range(num)]
+
+
+def poison() -> None:
+    """Memory that is handed out next holds -1."""
+    held = [torch.full((NUM,), -1.0, device=streams.device()) for _ in range(4)]
+    streams.synchronize()
+    del held
+
+
+def last_of(outs: list[Tensor]) -> list[float]:
+    streams.synchronize()
+    return [float(out[-1].item()) for out in outs]
+
+
+def slot_refilled(wait: bool) -> list[float]:
+    """Steps are slow, so copies begin late; the CPU fills the next batches meanwhile."""
+    poison()
+    outs = []
+    with slots_of(Slot if wait else RefilledAtOnce):
+        for batch in ol.BatchPrefetcher(host_batches()):
+            delay()
+            outs.append(batch[-1:] + 0)
+    return last_of(outs)
+
+
+def batch_overwritten(wait: bool) -> list[float]:
+    """Steps read their batch late, when the loop has dropped it."""
+    poison()
+    outs = []
+    with slots_of(Slot if wait else WrittenAtOnce):
+        for batch in ol.BatchPrefetcher(host_batches()):
+            delay()
+            outs.append(batch[-1:] + 0)
+    return last_of(outs)
+
+
+def batch_read_early(wait: bool) -> list[float]:
+    """The stream of the copies is busy."""
+    poison()
+    outs = []
+    with slots_of(Slot if wait else HandedOutAtOnce):
+        fed = ol.BatchPrefetcher(host_batches())
+        batches = iter(fed)
+        with streams.stream(fed._copying):
+            delay()
+        for batch in batches:
+            outs.append(batch[-1:] + 0)
+    return last_of(outs)
+
+
+def batch_of_another_stream(recorded: bool) -> list[float]:
+    """A batch that was sent from one stream is used, late, and dropped on another."""
+    side, outs = streams.Stream(), []
+    side.wait_stream(streams.current_stream())
+    with slots_of(Slot if recorded else NotRecorded):
+        batches = iter(ol.BatchPrefetcher(host_batches(2)))
+        outs.append(next(batches)[-1:] + 0)
+        with streams.stream(side):
+            batch = next(batches)
+            delay()
+            outs.append(batch[-1:] + 0)
+        del batch
+        # The memory of both batches, whichever comes first.
+        mine = [torch.full((NUM,), -1.0, device=streams.device()) for _ in range(2)]
+    return last_of(outs + mine)
+
+
+def batch_dropped_on_its_way(wait: bool) -> list[float]:
+    """The loop is left while a copy is still to come; its memory serves others."""
+    with slots_of(Slot if wait else RefilledAtOnce):
+        delay()
+        for _ in ol.BatchPrefetcher(host_batches()):
+            break
+        del _
+        mine = [torch.full((NUM,), -1.0, device=streams.device()) for _ in range(2)]
+    return last_of(mine)
+
+
+# With the wait, what is right.
+PAIRS = {
+    "slot_refilled": (slot_refilled, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
+    "batch_overwritten": (batch_overwritten, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
+    "batch_read_early": (batch_read_early, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]),
+    "batch_of_another_stream": (batch_of_another_stream, [0.0, 1.0, -1.0, -1.0]),
+    "batch_dropped_on_its_way": (batch_dropped_on_its_way, [-1.0, -1.0]),
+}
+
+
+def run_pairs() -> dict[str, tuple[list[float], list[float]]]:
+    """Of each program what it gives with the wait, and without."""
+    found = {}
+    for name, (program, _) in PAIRS.items():
+        torch.cuda.empty_cache()  # no other block of this size is free
+        found[name] = program(True), program(False)
+    return found
+
+
+class Watched(Slot):
+    """Notes whether the CPU has to wait when it wants to fill."""
+
+    held: list[bool] = []
+
+    def wait(self) -> None:
+        self.held.append(self._in_flight and not self._copied.query())
+        super().wait()
+
+
+def waits_of_the_cpu() -> list[bool]:
+    """Whether it was held at each fill, in a loop that reads its loss."""
+    Watched.held = []
+    with slots_of(Watched):
+        for batch in ol.BatchPrefetcher(host_batches()):
+            delay()
+            (batch[-1:] + 0).item()
+    return Watched.held
+
+
+def idle_moments() -> list[int]:
+    """The steps at whose launch the GPU had nothing to do, while the CPU runs ahead."""
+    done, idle = streams.Event(), []
+    for number, batch in enumerate(ol.BatchPrefetcher(host_batches())):
+        if number and done.query():
+            idle.append(number)
+        delay()
+        batch.add_(1)
+        done.record()
+    streams.synchronize()
+    return idle
+
+
+def left_behind() -> dict[str, int]:
+    """Threads, bytes of pinned memory in use and bytes of the GPU's: what is more."""
+
+    def count() -> dict[str, int]:
+        gc.collect()
+        pinned = torch.cuda.host_memory_stats()
+        return {
+            "threads": threading.active_count(),
+            "pinned": pinned.get("active_bytes.current", 0),
+            "device": torch.cuda.memory_allocated(),
+        }
+
+    def loops() -> None:
+        fed = ol.BatchPrefetcher(host_batches())
+        for _ in fed:
+            pass
+        for _ in fed:
+            break
+        pinned = [batch.pin_memory() for batch in host_batches()]
+        for _ in ol.BatchPrefetcher(pinned):
+            break
+        with contextlib.suppress(ZeroDivisionError):
+            for _ in fed:
+                1 / 0
+
+    torch.zeros(1, device="cuda")
+    before = count()
+    loops()
+    streams.synchronize()
+    after = count()
+    return {name: after[name] - before[name] for name in before}
+
+
+def pinned_in_use() -> int:
+    """Bytes of pinned memory in the middle of a loop."""
+    for _ in ol.BatchPrefetcher(host_batches()):
+        return int(torch.cuda.host_memory_stats().get("active_bytes.current", 0))
+    raise AssertionError
+
+
+def exposed_copy() -> dict[str, float]:
+    """Milliseconds of a step: on batches that are there, and on batches that come.
+
+    Steps take some three times as long as copies of pinned memory.
+    """
+    num, numel = 20, 16 * 1024 * 1024  # 64 MiB
+    factor = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    batch = torch.ones(numel).pin_memory()
+    there = batch.to("cuda")
+
+    def step(batch: Tensor) -> None:
+        out = factor
+        for _ in range(20):
+            out = out @ factor
+        batch.sum().add_(out[0, 0])
+
+    def on_device() -> None:
+        for _ in range(num):
+            step(there)
+
+    def fed() -> None:
+        for batch in ol.BatchPrefetcher([pinned] * num):
+            step(batch)
+
+    def copies() -> None:
+        for _ in range(num):
+            there.copy_(pinned, non_blocking=True)
+
+    pinned, found = batch, {}
+    for name, loop in {"there": on_device, "fed": fed, "copies": copies}.items():
+        times = []
+        for _ in range(5):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            begin.record()
+            loop()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) / num)
+        found[name] = min(times)
+    return found

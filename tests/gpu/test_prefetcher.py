@@ -1,0 +1,55 @@
+"""Each wait of the prefetcher is needed: without it values are wrong, and `virtual`
+calls it a hazard (tests/techniques/double_buffer/test_waits.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.gpu import prefetcher_programs as programs
+from tests.gpu.processes import run_on_gpus
+
+pytestmark = pytest.mark.gpu(1)
+
+
+def on_one(fn: Any) -> Any:
+    return run_on_gpus(fn, world_size=1)[0]
+
+
+@pytest.fixture(scope="module")
+def values() -> Any:
+    """By program: what it gives with the wait, and without."""
+    return on_one(programs.run_pairs)
+
+
+@pytest.mark.parametrize("name", programs.PAIRS)
+def test_batches_are_right_whatever_is_late(name: str, values: Any) -> None:
+    assert values[name][0] == programs.PAIRS[name][1]
+
+
+@pytest.mark.parametrize("name", programs.PAIRS)
+def test_without_the_wait_values_are_wrong(name: str, values: Any) -> None:
+    assert values[name][1] != programs.PAIRS[name][1]
+
+
+def test_the_cpu_waits_for_no_copy_in_a_loop_that_reads_its_loss() -> None:
+    held = on_one(programs.waits_of_the_cpu)
+    assert len(held) >= programs.NUM_BATCHES and not any(held)
+
+
+def test_the_gpu_has_work_when_a_batch_is_handed_out() -> None:
+    assert on_one(programs.idle_moments) == []
+
+
+def test_no_thread_and_no_memory_is_left() -> None:
+    assert on_one(programs.pinned_in_use) > 0
+    assert on_one(programs.left_behind) == {"threads": 0, "pinned": 0, "device": 0}
+
+
+def test_a_copy_that_is_shorter_than_the_step_is_hidden() -> None:
+    found = on_one(programs.exposed_copy)
+    print(found)
+    assert found["copies"] < found["there"]
+    # 2 %, and what the first copy of 20 costs, which has no step beside it.
+    assert found["fed"] < 1.02 * found["there"] + found["copies"] / 20
