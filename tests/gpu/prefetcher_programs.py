@@ -11,7 +11,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ def last_of(outs: list[Tensor]) -> list[float]:
 
 
 def slot_refilled(wait: bool) -> list[float]:
-    """Steps are slow, so copies begin late; the CPU fills the next batches meanwhile."""
+    """Steps are slow, so copies begin late; meanwhile the CPU fills the next ones."""
     poison()
     outs = []
     with slots_of(Slot if wait else RefilledAtOnce):
@@ -167,7 +167,7 @@ def run_pairs() -> dict[str, tuple[list[float], list[float]]]:
 class Watched(Slot):
     """Notes whether the CPU has to wait when it wants to fill."""
 
-    held: list[bool] = []
+    held: ClassVar[list[bool]] = []
 
     def wait(self) -> None:
         self.held.append(self._in_flight and not self._copied.query())
@@ -176,7 +176,7 @@ class Watched(Slot):
 
 def waits_of_the_cpu() -> list[bool]:
     """Whether it was held at each fill, in a loop that reads its loss."""
-    Watched.held = []
+    Watched.held.clear()
     with slots_of(Watched):
         for batch in ol.BatchPrefetcher(host_batches()):
             delay()
@@ -220,7 +220,7 @@ def left_behind() -> dict[str, int]:
             break
         with contextlib.suppress(ZeroDivisionError):
             for _ in fed:
-                1 / 0
+                raise ZeroDivisionError
 
     torch.zeros(1, device="cuda")
     before = count()
