@@ -1,0 +1,975 @@
+# %% [markdown]
+# # When is a gradient ready?
+#
+# **Lab 05: gradients and hooks.** Core: 60 minutes. Extras: 30 more. You need no GPU.
+#
+# After the core you can
+#
+# - say what can hide a gradient's message, and what cannot, in ms;
+# - say which **hook** is given what, and when;
+# - write a reducer that sends each gradient when it is ready, also where ranks differ;
+# - say when hooks cost more than they hide.
+#
+# It builds on lab 04: a collective with `async_op=True` travels beside the computation,
+# and `work.wait()` makes the *current stream* wait. Lab 06 adds **buckets**: gradients
+# that share a message. Here each gradient travels alone.
+#
+# **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
+# numbers, and draws what *your* code did. No exercise needs the one before it: where
+# yours is not finished, the course's own runs in its place and the cell says so.
+
+# %% name="setup"
+import torch
+import torch.distributed as dist
+
+import overlaplab as ol
+from overlaplab import streams, view
+from overlaplab.grading import check
+from overlaplab_course import lab05 as lab
+
+# %% [markdown]
+# ## 1. The waste (8 minutes)
+#
+# Four GPUs train one model, each on data of its own. After the backward pass every
+# gradient must become the mean over the four. What does that is a **reducer**. Training
+# calls it so:
+#
+#     reducer = AllAtEnd(model)
+#     for batch in batches:
+#         model(batch).backward()
+#         reducer.wait()  # now each .grad is the mean over the ranks
+#         optimizer.step()
+#         optimizer.zero_grad()
+
+
+# %% name="all-at-end"
+class AllAtEnd:
+    def __init__(self, model):
+        self.params = list(model.parameters())
+
+    def wait(self):
+        for param in self.params:
+            dist.all_reduce(param.grad)
+            param.grad /= dist.get_world_size()
+
+
+# %% [markdown]
+# The model has a table that is looked up (`embedding`), four matrices, and a `head`. The
+# board has round numbers. A look-up has nothing to multiply, so it takes no time.
+
+# %% name="model"
+print(lab.layers_table(lab.UNTIED))
+
+# %% name="waste"
+at_end = lab.play(AllAtEnd)
+view.draw(at_end.timeline, title="all messages at the end")
+
+# %% [markdown]
+# F is a layer's forward, B its backward: *two* products, one for the gradient of its
+# weight and one for the gradient of its input. The backward pass begins with the last
+# layer. Then look at the right half: six messages, and nobody computes.
+
+# %% name="waste-numbers"
+report = at_end.timeline.report()
+compute_ms, sent_ms = report.compute_ns / 1e6, report.communication_ns / 1e6
+backward_ms = sum(lab.UNTIED.backward_ms)
+print(f"compute {compute_ms:.0f} ms, of it the backward pass {backward_ms:.0f}")
+print(f"messages {sent_ms:.0f} ms, step {at_end.step_ms:.0f} ms")
+print(f"{100 * report.exposed_ns / report.step_ns:.0f} % of the step only sends")
+
+# %% [markdown]
+# Lab 01's bound, the longer of the two, says: no step under 21 ms.
+#
+# **Predict.** Now each message leaves when its gradient is ready and the wire is free.
+# How long is the step, in ms? The table above has what you need.
+
+# %% name="predict-step" kind="lab-only"
+step_ms = None
+
+# %% name="predicted-step" kind="solution-only"
+step_ms = 25
+
+# %% name="prompt-seen" fold=true
+prompt = lab.play(lab.ours("5.3"))
+lab.side_by_side("the step in ms", step_ms, f"{prompt.step_ms:.0f}")
+view.draw_many({"all at the end": at_end.timeline, "when ready": prompt.timeline})
+
+# %% [markdown]
+# On `comm` each message has the name of its gradient. There is far more computing than the
+# messages need, and yet most of them are exposed. Why?
+
+# %% name="prompt-numbers"
+report = prompt.timeline.report()
+print(f"hidden {report.hidden_ns / 1e6:.0f} of {sent_ms:.0f} ms,", end=" ")
+print(f"exposed {report.exposed_ns / 1e6:.0f}")
+
+# %% [markdown]
+# ## 2. The window (12 minutes)
+#
+# The forward pass hides nothing: no gradient exists yet. The layers behind which a
+# gradient arrives hide nothing of it either. All that is left to hide a gradient is the
+# *rest of the backward pass*. That is its **window**:
+#
+# - `head` is complete after the first layer of the backward pass. Its window is what the
+#   other layers take.
+# - `embedding` is complete when the backward pass is over. Its window is 0.
+#
+# Here are the windows of the run above: what was left when each gradient arrived.
+
+# %% name="windows-seen"
+print("window (ms):", lab.numbers(prompt.windows_ms()))
+print("message (ms):", lab.numbers(lab.UNTIED.message_ms))
+
+# %% [markdown]
+# What must be exposed, then? Take all gradients whose window is at most $w$. None of them
+# can leave earlier than $w$ before the end of the backward pass, and the wire sends one
+# after the other. So what they need beyond $w$ is exposed, whoever else travels. That
+# holds for every $w$, and the largest counts.
+#
+# **Exercise 5.1.** Write two functions.
+#
+# - `windows(backward_ms, layers)`: `layers[i]` is the name of layer i's weight, in the
+#   order of the *forward*; `backward_ms[i]` is how long its backward takes. Two layers may
+#   have the same weight. It is complete when the backward pass is through with both.
+#   Return a dict: name to window, in ms.
+# - `least_exposed(windows_ms, message_ms)`: both are dicts by name. Return how many ms
+#   must be exposed.
+#
+# About 5 lines and 4 lines. Both are compared with runs on models and ranks that you have not seen.
+#
+# <details><summary>Hint: which way to walk?</summary>
+#
+# The backward pass ends with layer 0. Walk through `layers` as they stand, and add up
+# what comes after each in the backward pass.
+#
+# </details>
+# <details><summary>Hint: least_exposed</summary>
+#
+# For each weight: the sum of the messages of all whose window is no larger, minus its
+# window. The largest of these.
+#
+# </details>
+
+
+# %% name="window" kind="exercise" exercise="5.1" reference=true
+def windows(backward_ms, layers):
+    """How much of the backward pass is left when each weight's gradient is complete."""
+    ### BEGIN SOLUTION
+    left, windows_ms = 0, {}
+    for took, name in zip(backward_ms, layers, strict=True):
+        windows_ms.setdefault(name, left)  # the first use gets its gradient last
+        left += took
+    return windows_ms
+    ### END SOLUTION
+
+
+def least_exposed(windows_ms, message_ms):
+    """What of the messages must show, however they are sent."""
+    ### BEGIN SOLUTION
+    exposed = 0
+    for window in windows_ms.values():
+        late = [name for name, w in windows_ms.items() if w <= window]
+        exposed = max(exposed, sum(message_ms[name] for name in late) - window)
+    return exposed
+    ### END SOLUTION
+
+
+# %% name="check-window" kind="check" exercise="5.1" points=3
+_ = check("5.1", windows, least_exposed)
+lab.keep("5.1", windows)
+
+# %% [markdown]
+# Many GPTs use one table twice: `embedding` and `head` are **tied**. That saves 6 ms on the
+# wire.
+#
+# **Predict.** Of the messages that are left, 14 ms, how much is exposed?
+
+# %% name="predict-tied" kind="lab-only"
+tied_exposed_ms = None
+
+# %% name="predicted-tied" kind="solution-only"
+tied_exposed_ms = 8
+
+# %% name="tied" fold=true
+tied = lab.play(lab.ours("5.3"), lab.TIED)
+exposed_ms = tied.timeline.report().exposed_ns / 1e6
+lab.side_by_side("exposed, in ms", tied_exposed_ms, f"{exposed_ms:.0f}")
+print("window (ms):", lab.numbers(tied.windows_ms()))
+print(
+    "yours (ms): ",
+    lab.numbers(lab.mine_or_ours("5.1")(lab.TIED.backward_ms, lab.TIED.layers)),
+)
+view.draw_many({"two tables": prompt.timeline, "one table, tied": tied.timeline})
+
+# %% [markdown]
+# Most of the model's largest gradient was there first, from the head. But it is complete
+# *last*, when the look-up has added its part. So nothing hides it.
+
+# %% [markdown]
+# ## 3. Which hook is given what? (10 minutes)
+#
+# A **hook** is a function that autograd calls in the middle of `backward()`. There are
+# several kinds. Two take a tensor, one takes a module:
+#
+# - `param.register_hook(hook)`
+# - `param.register_post_accumulate_grad_hook(hook)`
+# - `module.register_full_backward_hook(hook)`
+#
+# Which of them may send? Here is an experiment: one weight, used twice. Each use is a call
+# of a module that multiplies with it. `.grad` holds something already, as it does
+# with several micro-batches. Each hook notes a number that it was given, and what `.grad`
+# holds at that moment.
+
+
+# %% name="experiment" reference=true
+def experiment(weight, grad, factors):
+    seen = lab.Seen()
+    w = torch.nn.Parameter(torch.tensor(weight))
+    w.grad = torch.tensor(grad)
+
+    class Multiply(torch.nn.Module):
+        def forward(self, x):
+            return w * x
+
+    def tensor_hook(given):
+        seen.register_hook.append((given.item(), w.grad.item()))
+
+    def post_accumulate_hook(given):
+        seen.post_accumulate.append((given.item(), w.grad.item()))
+
+    def module_hook(module, grad_inputs, grad_outputs):
+        seen.module.append((grad_outputs[0].item(), w.grad.item()))
+
+    multiply = Multiply()
+    w.register_hook(tensor_hook)
+    w.register_post_accumulate_grad_hook(post_accumulate_hook)
+    multiply.register_full_backward_hook(module_hook)
+    first, second = (torch.tensor(f, requires_grad=True) for f in factors)
+    loss = multiply(first) + multiply(second)
+    print("backward() returns", loss.backward())
+    return seen
+
+
+# %% name="experiment-seen"
+seen = experiment(weight=3.0, grad=100.0, factors=(2.0, 5.0))
+print("(given, .grad), call by call")
+print("register_hook:                     ", seen.register_hook)
+print("register_post_accumulate_grad_hook:", seen.post_accumulate)
+print("register_full_backward_hook:       ", seen.module)
+
+# %% [markdown]
+# The weight is 3. The two uses have the gradients 2 and 5. `.grad` was 100. Find each number of
+# the output among these before you go on: 3, 2 + 5, 100 + 2 + 5.
+#
+# The experiment again, with numbers that your own number draws:
+
+# %% name="my-number"
+my_number = 5  # any whole number: your day of birth, your desk
+print(lab.hook_case(my_number))
+
+# %% [markdown]
+# **Exercise 5.2.** Fill in the table for *your* numbers: run `experiment` with them, or
+# work it out.
+#
+# - `"given"`: the number that the hook is given, as in the output above;
+# - `"grad"`: what `.grad` holds at the hook's *first* call;
+# - `"calls"`: how often it is called;
+# - `"backward returns"`: what `loss.backward()` returns, as a text: `"..."`;
+# - `"send from"`: the hook in which `.grad` is complete and can be sent, by name.
+
+# %% name="hooks-table" kind="exercise" exercise="5.2"
+### BEGIN SOLUTION
+case = lab.hook_case(my_number)
+both = sum(case.factors)
+hooks = {
+    "register_hook": {"given": both, "grad": case.grad, "calls": 1},
+    "register_post_accumulate_grad_hook": {
+        "given": case.weight,
+        "grad": case.grad + both,
+        "calls": 1,
+    },
+    "register_full_backward_hook": {"given": 1, "grad": case.grad, "calls": 2},
+    "backward returns": "None",
+    "send from": "register_post_accumulate_grad_hook",
+}
+### END SOLUTION
+### BEGIN STUB
+# hooks = {
+#     "register_hook": {"given": None, "grad": None, "calls": None},
+#     "register_post_accumulate_grad_hook": {"given": None, "grad": None, "calls": None},
+#     "register_full_backward_hook": {"given": None, "grad": None, "calls": None},
+#     "backward returns": None,
+#     "send from": None,
+# }
+### END STUB
+
+# %% name="check-hooks-table" kind="check" exercise="5.2" points=2
+_ = check("5.2", my_number, hooks)
+
+# %% [markdown]
+# Read your table once more, row by row.
+#
+# - `register_hook` is given the gradient *before* it is added to `.grad`. It may return another
+#   gradient, which then takes its place. What it sends is not what the optimizer sees.
+# - `register_post_accumulate_grad_hook` is given the **parameter**, when `.grad` is complete:
+#   both uses in it, once a backward pass. It must return `None`.
+# - A module's hook comes once for each *use*. At its first call `.grad` is not complete.
+#
+# And `backward()` returns `None`: `grad = loss.backward()` is no gradient.
+#
+# **Predict.** A training framework in public had this hook, registered after accumulation. Its
+# argument had once been called `grad`. On four ranks the weight is 3.0, and the gradients are
+# 1.0, 2.0, 3.0 and 4.0. What are the weight and the gradient of rank 0 after `backward()`?
+
+# %% name="predict-argument" kind="lab-only"
+weight_after, grad_after = None, None
+
+# %% name="predicted-argument" kind="solution-only"
+weight_after, grad_after = 12.0, 1.0
+
+# %% name="argument" fold=true
+
+
+def reduce_grad(grad):
+    dist.all_reduce(grad)
+
+
+def one_step():
+    w = torch.nn.Parameter(torch.tensor(3.0))
+    w.register_post_accumulate_grad_hook(reduce_grad)
+    (w * (dist.get_rank() + 1.0)).backward()
+    return w.item(), w.grad.item()
+
+
+seen = ol.run(one_step, world_size=4).values[0]
+lab.side_by_side("(weight, gradient)", (weight_after, grad_after), seen)
+
+# %% [markdown]
+# It summed the *weights*. No error, no warning; every rank goes on with its own gradient. Had
+# it asked for the mean, even the weights would have looked right.
+
+# %% [markdown]
+# ## 4. One message a gradient (12 minutes)
+#
+# **Exercise 5.3.** Write `PromptReducer(model)`. Training calls it as in section 1.
+#
+# - Each gradient is a message of its own. It leaves in the hook that completes it.
+# - After `wait()` each `.grad` is the mean over the ranks, for whatever the current stream
+#   gets next. There are `dist.get_world_size()` of them.
+# - Every message is waited for, but none before the backward pass has ended. The CPU never
+#   waits.
+# - A parameter with `requires_grad` False has no gradient, and refuses a hook. One that the
+#   loss does not use gets no gradient on any rank: its `.grad` stays `None`.
+# - The next step begins as the first did.
+#
+# About 10 lines.
+#
+# <details><summary>Hint: what to keep from the hook to wait()</summary>
+#
+# A list of pairs: the parameter and the work that `dist.all_reduce(...)` returned. Empty it
+# at the end of `wait()`.
+#
+# </details>
+# <details><summary>Hint: the order in wait()</summary>
+#
+# First `work.wait()`, then divide: the division is launched on the current stream, so it
+# comes after the sum.
+#
+# </details>
+
+
+# %% name="prompt-reducer" kind="exercise" exercise="5.3" reference=true
+class PromptReducer:
+    def __init__(self, model):
+        ### BEGIN SOLUTION
+        self.sent = []
+        for param in model.parameters():
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(self.send)
+        ### END SOLUTION
+
+    ### BEGIN SOLUTION
+    def send(self, param):
+        work = dist.all_reduce(param.grad, async_op=True)
+        self.sent.append((param, work))
+
+    ### END SOLUTION
+
+    def wait(self):
+        ### BEGIN SOLUTION
+        for param, work in self.sent:
+            work.wait()
+            param.grad /= dist.get_world_size()
+        self.sent.clear()
+        ### END SOLUTION
+
+
+# %% name="check-prompt" kind="check" exercise="5.3" points=3
+_ = check("5.3", PromptReducer)
+lab.keep("5.3", PromptReducer)
+
+# %% [markdown]
+# ### The same timeline again (1 minute)
+#
+# And the bill of exercise 5.1: does your reducer expose what it must, and no more?
+
+# %% name="again"
+mine = lab.play(lab.mine_or_ours("5.3"))
+print(f"must be exposed {lab.must_be_exposed(lab.UNTIED):.0f} ms,", end=" ")
+print(f"is exposed {mine.timeline.report().exposed_ns / 1e6:.0f} ms")
+so_far = {"all at the end": at_end.timeline, lab.whose("5.3"): mine.timeline}
+view.draw_many(so_far)
+
+# %% name="again-numbers"
+view.table(so_far)
+
+# %% [markdown]
+# ## 5. Ranks that differ (13 minutes)
+#
+# Messages of one communicator meet in the order of their launch: the first of rank 0 with
+# the first of rank 1, whatever is in them. A hook launches when a gradient is complete. So it
+# is the *data* that decide the order of messages. Four models:
+#
+# **Predict.** What becomes of three steps of a `PromptReducer` on three ranks: `"right"`,
+# `"wrong"` gradients without an error, or `"stuck"`?
+
+# %% name="predict-differ" kind="lab-only"
+expected = {
+    "two layers share a weight": None,
+    "no rank uses a layer": None,
+    "only rank 0 uses a layer": None,
+    "rank 0 uses two layers in the other order": None,
+}
+
+# %% name="predicted-differ" kind="solution-only"
+expected = {
+    "two layers share a weight": "right",
+    "no rank uses a layer": "right",
+    "only rank 0 uses a layer": "stuck",
+    "rank 0 uses two layers in the other order": "wrong",
+}
+
+# %% name="differ-seen" fold=true
+for what, net in lab.SITUATIONS.items():
+    lab.side_by_side(what, expected[what], lab.outcome(lab.ours("5.3"), net))
+
+# %% [markdown]
+# A weight used twice is no trouble: the hook comes once. A gradient that no rank has is no
+# trouble either. Here are the other two. First the one that stands still:
+
+# %% name="stuck-seen"
+print(lab.how_it_ended(lab.ours("5.3"), lab.SITUATIONS["only rank 0 uses a layer"]))
+
+# %% [markdown]
+# Rank 0 launched a message more than the others did, and waits for partners that never come.
+# And here is the worse one, because nobody notices. Which messages does each rank launch?
+
+# %% name="order-seen"
+order = "rank 0 uses two layers in the other order"
+print(lab.how_it_ended(lab.ours("5.3"), lab.SITUATIONS[order]))
+
+# %% [markdown]
+# Message 0 adds rank 0's gradient of one layer to the others' gradient of another. The shapes
+# fit, so all is quiet.
+#
+# **Exercise 5.4.** Complete `OrderedReducer`, so that all ranks launch the same messages
+# in the same order. It promises what `PromptReducer` does, and
+#
+# - messages are launched in the order of `self.params`, on every rank. A gradient that is
+#   ready waits until those before it are launched;
+# - a parameter that has no gradient on this rank, at the end of the backward pass, adds zeros. The
+#   mean is over *all* ranks. (A parameter that no rank used may end with zeros or `None`.)
+# - where everything arrives in order, each message still leaves at once.
+#
+# About 14 lines. `self.params` is all that is given: the trainable parameters, the last
+# registered first, much as gradients arrive.
+#
+# <details><summary>Hint: whose turn is it?</summary>
+#
+# As many messages as have been launched: `self.params[len(self.works)]` is next. In each
+# hook, note the arrival; then launch as long as the next one has arrived.
+#
+# </details>
+# <details><summary>Hint: what never came</summary>
+#
+# `wait()` comes after the backward pass, on every rank. What is not launched by then is
+# launched there, in the same order. Where `.grad` is `None`, make it
+# `torch.zeros_like(param)`.
+#
+# </details>
+
+
+# %% name="ordered-reducer" kind="exercise" exercise="5.4" reference=true
+class OrderedReducer:
+    def __init__(self, model):
+        self.params = [p for p in model.parameters() if p.requires_grad][::-1]
+        ### BEGIN SOLUTION
+        self.arrived, self.works = set(), []
+        for param in self.params:
+            param.register_post_accumulate_grad_hook(self.hook)
+        ### END SOLUTION
+
+    ### BEGIN SOLUTION
+    def hook(self, param):
+        self.arrived.add(param)
+        while self.is_next_there():
+            self.launch()
+
+    def is_next_there(self):
+        turn = len(self.works)
+        return turn < len(self.params) and self.params[turn] in self.arrived
+
+    def launch(self):
+        param = self.params[len(self.works)]
+        if param.grad is None:  # no use of it on this rank
+            param.grad = torch.zeros_like(param)
+        self.works.append(dist.all_reduce(param.grad, async_op=True))
+
+    ### END SOLUTION
+
+    def wait(self):
+        ### BEGIN SOLUTION
+        while len(self.works) < len(self.params):
+            self.launch()
+        for param, work in zip(self.params, self.works, strict=True):
+            work.wait()
+            param.grad /= dist.get_world_size()
+        self.arrived.clear()
+        self.works.clear()
+        ### END SOLUTION
+
+
+# %% name="check-ordered" kind="check" exercise="5.4" points=3
+_ = check("5.4", OrderedReducer)
+lab.keep("5.4", OrderedReducer)
+
+# %% name="ordered-seen"
+for what, net in lab.SITUATIONS.items():
+    print(f"{what}: {lab.outcome(lab.mine_or_ours('5.4'), net)}")
+print(lab.how_it_ended(lab.mine_or_ours("5.4"), lab.SITUATIONS[order]))
+
+# %% [markdown]
+# The price: a gradient that never comes holds up all behind it, to the end of the backward
+# pass. That is why DDP asks you to say `find_unused_parameters=True` where that can happen.
+
+# %% [markdown]
+# ## 6. When hooks cost more than they hide (9 minutes)
+#
+# On the board launching costs nothing. On a GPU each message costs the CPU time, and
+# each hook is Python. Now a GPT with 738.5 million parameters on two GPUs, recorded on the
+# virtual cluster, on other hardware: an H200's NVLink (44 us of latency), 15 us for a
+# launch, 80 for a collective.
+
+# %% name="eager"
+eager = lab.Setup("1 sequence", *(1, 15, 80, 44, 340))
+print(eager)
+
+# %% [markdown]
+# **Predict.** Which is shorter with one sequence a GPU: a message for `"each"` gradient, from hooks,
+# or `"one"` message for all, after the backward pass? And the step of `"each"`, in ms? Count
+# what the CPU has to launch.
+
+# %% name="predict-way" kind="lab-only"
+shorter, each_ms = None, None
+
+# %% name="predicted-way" kind="solution-only"
+shorter, each_ms = "one", 17
+
+# %% name="ways-seen" fold=true
+ways = {"each alone": eager.timeline("each"), "one for all": eager.timeline("one")}
+lab.side_by_side(
+    "the shorter way", shorter, min(eager.steps_ns, key=eager.steps_ns.get)
+)
+lab.side_by_side("each, in ms", each_ms, f"{eager.steps_ns['each'] / 1e6:.1f}")
+view.draw_many(ways)
+
+# %% [markdown]
+# Look at the lane `cpu` of the upper one: it is full to the end, and `default` has gaps. The
+# GPU waits for launches, and the wire does. What overlap saves, launching costs twice over.
+
+# %% name="setups"
+captured = lab.Setup("captured", *(1, 0, 0, 44, 340))
+longer = lab.Setup("8 sequences", *(8, 15, 80, 44, 340))
+setups = {
+    "1 sequence": eager,
+    "captured in a CUDA graph": captured,
+    "8 sequences": longer,
+}
+print(lab.steps_table(setups))
+
+# %% [markdown]
+# Three things can set the pace of a message for each gradient: the GPU, the CPU that
+# launches, and the wire, where each message pays its latency. `captured` takes the CPU out, and
+# the wire still loses. With 8 sequences the GPU has so much to do that nothing else shows.
+#
+# **Exercise 5.5.** Write `choose_way(costs)`: return `"each"` or `"one"`, whichever has the
+# shorter step. It is asked on ten machines; a choice may lose 3 %. No constant passes.
+#
+# | of `costs` | |
+# |---|---|
+# | `compute_ms` | all kernels of forward and backward, back to back; a third is the forward |
+# | `launch_ms` | what the CPU takes to launch those kernels |
+# | `collective_ms` | what the CPU takes to launch one message |
+# | `num_gradients`, `latency_ms` | the messages of `"each"`; what each costs on the wire beside its bytes |
+# | `wire_ms`, `last_ms` | what the bytes of all gradients take; of the last one |
+#
+# About 8 lines: estimate both steps, then compare.
+#
+# <details><summary>Hint: one</summary>
+#
+# First the slower of computing and launching. Then one message with everything in it.
+#
+# </details>
+# <details><summary>Hint: each</summary>
+#
+# The longest of three chains. The GPU computes, then the last gradient travels. The CPU
+# launches kernels and messages, then the last gradient travels. The forward, which hides
+# nothing; then the wire has all messages one after the other.
+#
+# </details>
+
+
+# %% name="choose-way" kind="exercise" exercise="5.5"
+def choose_way(costs):
+    """ "each" or "one", whichever has the shorter step."""
+    ### BEGIN SOLUTION
+    c, n = costs, costs.num_gradients
+    gpu, cpu = c.compute_ms, c.launch_ms + n * c.collective_ms
+    wire = c.compute_ms / 3 + n * c.latency_ms + c.wire_ms
+    each = max(max(gpu, cpu) + c.latency_ms + c.last_ms, wire)
+    one = max(gpu, c.launch_ms) + c.collective_ms + c.latency_ms + c.wire_ms
+    return "each" if each < one else "one"
+    ### END SOLUTION
+
+
+# %% name="check-choose-way" kind="check" exercise="5.5" points=2
+_ = check("5.5", choose_way)
+
+# %% [markdown]
+# Between the two ends lie buckets: few messages, so that the CPU and the latency do not count,
+# and enough of them that the wire starts early. That is lab 06.
+
+# %% [markdown]
+# ## Takeaways (1 minute)
+
+# %% name="takeaways" fold=true
+hidden_ms = mine.timeline.report().hidden_ns / 1e6
+launched_ms = eager.num_gradients * eager.costs.collective_ms
+step_each_ms, step_one_ms = (ns / 1e6 for ns in eager.steps_ns.values())
+mine_case = lab.hook_case(my_number)
+grads = [mine_case.grad, mine_case.grad + sum(mine_case.factors)]
+print(f"""1. Only the rest of the backward pass hides a gradient: {hidden_ms:.0f} of {sent_ms:.0f} ms here, though
+   {compute_ms:.0f} ms are computed. What is used first is complete last; a tied table is, too.
+2. Send from register_post_accumulate_grad_hook: it is given the parameter, once a backward
+   pass, and .grad has every use in it ({grads[1]:g} in your case, where register_hook
+   sees {grads[0]:g}). Launch in one order on all ranks.
+3. A message costs the CPU {eager.collective_us:.0f} us: {eager.num_gradients} of them are {launched_ms:.0f} ms, and the step takes
+   {step_each_ms:.1f} ms instead of {step_one_ms:.1f} with one message for all.""")
+
+# %% [markdown]
+# ---
+# **Stop line.** That is the core. You may close the laptop here.
+#
+# ---
+
+# %% [markdown]
+# # Extras
+#
+# ## 7. Two repairs of five (18 minutes)
+#
+# Five reducers that people really write. Your number draws two of them, and a net for each.
+# Leave the other three.
+
+# %% name="repair-cases"
+first, second = lab.repair_cases(my_number)
+print(f"first:  {first}\nsecond: {second}")
+
+# %% [markdown]
+# The idea behind `Alder`: what is launched on a side stream runs beside the rest.
+
+
+# %% name="alder" kind="exercise" exercise="5.6a" reference=true broken=true
+class Alder:
+    def __init__(self, model):
+        self.params = list(model.parameters())
+        self.side = streams.Stream()
+        ### BEGIN SOLUTION
+        for param in self.params:
+            param.register_post_accumulate_grad_hook(self.send)
+        ### END SOLUTION
+        ### BEGIN STUB
+        ### END STUB
+
+    def send(self, param):
+        self.side.wait_stream(streams.current_stream())
+        with streams.stream(self.side):
+            dist.all_reduce(param.grad)
+            param.grad /= dist.get_world_size()
+
+    def wait(self):
+        ### BEGIN SOLUTION
+        # all is sent already, by the hooks
+        ### END SOLUTION
+        ### BEGIN STUB
+        # for param in self.params:
+        #     self.send(param)
+        ### END STUB
+        streams.current_stream().wait_stream(self.side)
+
+
+# %% [markdown]
+# `Birch`: a gradient is sent as soon as autograd has it.
+
+
+# %% name="birch" kind="exercise" exercise="5.6a" reference=true broken=true
+class Birch:
+    def __init__(self, model):
+        self.params, self.works = list(model.parameters()), []
+        for param in self.params:
+            ### BEGIN SOLUTION
+            param.register_post_accumulate_grad_hook(lambda p: self.send(p.grad))
+            ### END SOLUTION
+            ### BEGIN STUB
+            # param.register_hook(self.send)
+            ### END STUB
+
+    def send(self, grad):
+        self.works.append(dist.all_reduce(grad, async_op=True))
+
+    def wait(self):
+        for work in self.works:
+            work.wait()
+        for param in self.params:
+            param.grad /= dist.get_world_size()
+        self.works.clear()
+
+
+# %% [markdown]
+# `Cedar`: one order on all ranks, and the early layers first, while the later ones compute.
+
+
+# %% name="cedar" kind="exercise" exercise="5.6a" reference=true broken=true
+class Cedar:
+    def __init__(self, model):
+        self.queue = list(model.parameters())
+        ### BEGIN SOLUTION
+        self.queue.reverse()  # the last layer's gradient comes first
+        ### END SOLUTION
+        ### BEGIN STUB
+        ### END STUB
+        self.arrived, self.works = set(), []
+        for param in self.queue:
+            param.register_post_accumulate_grad_hook(self.hook)
+
+    def hook(self, param):
+        self.arrived.add(param)
+        for param in self.queue[len(self.works) :]:
+            if param not in self.arrived:
+                return
+            self.works.append(dist.all_reduce(param.grad, async_op=True))
+
+    def wait(self):
+        for work in self.works:
+            work.wait()
+        for param in self.queue:
+            param.grad.div_(dist.get_world_size())
+        self.arrived, self.works = set(), []
+
+
+# %% [markdown]
+# `Elm`: gradients go into a buffer as they come. When it is full, it leaves.
+
+
+# %% name="elm" kind="exercise" exercise="5.6a" reference=true broken=true
+class Elm:
+    def __init__(self, model, room=3000):
+        self.room, self.filled, self.sent = room, [], []
+        ### BEGIN SOLUTION
+        self.order, self.arrived = list(model.parameters())[::-1], []
+        ### END SOLUTION
+        ### BEGIN STUB
+        ### END STUB
+        for param in model.parameters():
+            param.register_post_accumulate_grad_hook(self.hook)
+
+    def hook(self, param):
+        ### BEGIN SOLUTION
+        self.arrived.append(param)
+        for param in self.order[:]:  # in one order, whatever arrives first
+            if not any(param is other for other in self.arrived):
+                return
+            self.fill(self.order.pop(0))
+        ### END SOLUTION
+        ### BEGIN STUB
+        # self.fill(param)
+        ### END STUB
+
+    def fill(self, param):
+        self.filled.append(param)
+        if sum(p.numel() for p in self.filled) >= self.room:
+            self.send()
+
+    def send(self):
+        buffer = torch.cat([param.grad.flatten() for param in self.filled])
+        work = dist.all_reduce(buffer, async_op=True)
+        self.sent.append((self.filled, buffer, work))
+        self.filled = []
+
+    def wait(self):
+        if self.filled:
+            self.send()
+        for params, buffer, work in self.sent:
+            work.wait()
+            buffer /= dist.get_world_size()
+            parts = buffer.split([param.numel() for param in params])
+            for param, part in zip(params, parts, strict=True):
+                param.grad.copy_(part.view_as(param))
+        ### BEGIN SOLUTION
+        self.order, self.arrived = [p for params, *_ in self.sent for p in params], []
+        ### END SOLUTION
+        ### BEGIN STUB
+        ### END STUB
+        self.sent.clear()
+
+
+# %% [markdown]
+# `Fir`: one message a gradient, in one order.
+
+
+# %% name="fir" kind="exercise" exercise="5.6a" reference=true broken=true
+class Fir:
+    def __init__(self, model):
+        self.queue = list(model.parameters())[::-1]
+        self.arrived, self.works = set(), []
+        for param in self.queue:
+            param.register_post_accumulate_grad_hook(self.hook)
+
+    def hook(self, param):
+        self.arrived.add(param)
+        for param in self.queue[len(self.works) :]:
+            if param not in self.arrived:
+                return
+            self.works.append(dist.all_reduce(param.grad, async_op=True))
+
+    def wait(self):
+        for work in self.works:
+            work.wait()
+        ### BEGIN SOLUTION
+        for param in self.queue:
+            param.grad /= dist.get_world_size()
+        ### END SOLUTION
+        ### BEGIN STUB
+        ### END STUB
+        self.arrived, self.works = set(), []
+
+
+# %% name="first-seen"
+five = {"Alder": Alder, "Birch": Birch, "Cedar": Cedar, "Elm": Elm, "Fir": Fir}
+seen = first.play(five[first.name])
+print(lab.repair_report(seen))
+view.draw(seen.timeline, title=f"{first.name}, as you have it now")
+
+# %% [markdown]
+# **Exercises 5.6a and 5.6b.** Diagnose each of your two as given (run the cell above
+# before you repair it). Then repair it: the mean on every rank, no race, and a step as short as
+# with a message a gradient that leaves when it is ready. The net has two branches, and
+# the data decide which runs first.
+#
+# - `"kind"`, and the one entry that goes with it:
+#   - `"behind the backward pass"`: messages are queued behind all of it. `"exposed_ms"`: how
+#     much of them is exposed, as the figure says;
+#   - `"front layers first"`: all wait for the gradient that comes last. `"exposed_ms"`, too;
+#   - `"before it was accumulated"`: a race. `"read_by"`: the operator that, by the first finding,
+#     reads the gradient beside the message;
+#   - `"other gradients on other ranks"`: `"message"`: the first that does not carry the same on
+#     ranks 0 and 1, counted from 0;
+#   - `"a sum"`: `"factor"`: how many times too large the gradients are.
+
+# %% name="first-diagnosis" kind="exercise" exercise="5.6a"
+### BEGIN SOLUTION
+first_diagnosis = first.truth()
+### END SOLUTION
+### BEGIN STUB
+# first_diagnosis = {"kind": None}
+### END STUB
+
+# %% name="check-first" kind="check" exercise="5.6a" points=2
+_ = check("5.6a", my_number, first_diagnosis, *five.values())
+
+# %% name="second-seen"
+seen = second.play(five[second.name])
+print(lab.repair_report(seen))
+view.draw(seen.timeline, title=f"{second.name}, as you have it now")
+
+# %% name="second-diagnosis" kind="exercise" exercise="5.6b"
+### BEGIN SOLUTION
+second_diagnosis = second.truth()
+### END SOLUTION
+### BEGIN STUB
+# second_diagnosis = {"kind": None}
+### END STUB
+
+# %% name="check-second" kind="check" exercise="5.6b" points=2
+_ = check("5.6b", my_number, second_diagnosis, *five.values())
+
+# %% [markdown]
+# ## 8. On real GPUs (8 minutes, with 9)
+#
+# The virtual cluster is a model. Here is what GPUs did, stored: nothing is measured now. The GPT of
+# section 6. `serial` is one message for all, after the backward pass; `per parameter` is your
+# `PromptReducer`; `ours` has buckets.
+
+# %% name="gpu-steps" fold=true
+print(lab.measured_table())
+print(lab.machine())
+
+# %% [markdown]
+# Read the row `per parameter`. With 1 and 2 sequences hooks cost: their steps are about
+# twice the serial ones. With 8 they save a little. Here is the prediction beside it:
+
+# %% name="gpu-predicted" fold=true
+h200 = ol.PROFILES["h200-nvlink"]
+for batch in (1, 2, 8):
+    setup = lab.Setup("", batch, 15, 80, 44, 340)
+    for way, stored in (("each", "per parameter"), ("one", "serial")):
+        ms, said = lab.measured_ms(stored, batch), setup.on(h200, way).step_ns / 1e6
+        print(f"batch {batch}, {way:<4}: predicted {said:.1f} ms, measured {ms:.1f}")
+
+extra_ms = lab.measured_ms("per parameter", 1) - lab.measured_ms("serial", 1)
+print(
+    f"\nbatch 1: each message costs {1e3 * extra_ms / setup.num_gradients:.0f} us,",
+    end=" ",
+)
+print(f"the profile charges {h200.collective_launch_ns / 1e3:.0f}")
+
+# %% [markdown]
+# At batch 1 and 2 the CPU sets the pace, and the model is far too kind to hooks: it charges
+# a launch, and *nothing* for the Python around it. At batch 8, where the GPU sets the pace, it
+# is right.
+#
+# ## 9. Where the model lies
+#
+# A gradient is ready when its layer's *whole* backward is through: autograd calls hooks between
+# layers, not between the two products of one layer. With a layer as large as a head that
+# delays a message by a third of the layer. Some frameworks compute the two apart for that.
+#
+# All ranks are equally fast here. A message starts when the *last* rank has its gradient, so
+# one slow rank moves all windows. And nothing on the board slows anything: on GPUs, hidden
+# messages slow the backward pass that hides them (lab 02).
+#
+# ## In production
+#
+# - PyTorch DDP: `Reducer::autograd_hook` in `torch/csrc/distributed/c10d/reducer.cpp`, one for each
+#   parameter's node that accumulates; `mark_variable_ready` counts its bucket down, and
+#   `find_unused_parameters` walks the graph to mark what will never come.
+# - FSDP2: `RegisterPostBackwardFunction` in
+#   `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` is a function on the *inputs* of a
+#   layer group, whose backward comes when the group's gradients are there. What is left is sent at the end:
+#   `_root_post_backward_final_callback` in `_fsdp_state.py`.
+# - Megatron-LM: `_make_backward_post_hook` in
+#   `megatron/core/distributed/distributed_data_parallel.py` adds `.grad` to a gradient buffer of its
+#   own, and `register_grad_ready` counts.
+# - This package: `ol.HookReducer` is exercise 5.3 with its refusals, `ol.BucketedReducer` lab 06.
+#
+# Further reading: the page *Autograd mechanics* of PyTorch's documentation, section *Backward
+# hooks execution*: which hook runs when, in one list.
