@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from overlaplab.techniques.double_buffer import (
         DoubleBufferedReducer as DoubleBufferedReducer,
     )
+    from overlaplab.techniques.double_buffer import (
+        DoubleBufferedWeights as DoubleBufferedWeights,
+    )
     from overlaplab.techniques.zero import Zero3 as Zero3
     from overlaplab.timeline import Span as Span
     from overlaplab.timeline import Timeline as Timeline
@@ -59,7 +62,11 @@ _HOMES = {
         "SerialReducer",
         "plan_buckets",
     ),
-    "techniques.double_buffer": ("BatchPrefetcher", "DoubleBufferedReducer"),
+    "techniques.double_buffer": (
+        "BatchPrefetcher",
+        "DoubleBufferedReducer",
+        "DoubleBufferedWeights",
+    ),
     "techniques.zero": ("Zero3",),
     "diagnosis": ("diagnose",),
     "errors": (
