@@ -14,6 +14,8 @@ import click
 import torch.distributed as dist
 
 from overlaplab.bench import data_parallel, traces, zero3
+from overlaplab.bench.double_buffer import measure as double_buffer
+from overlaplab.bench.double_buffer.plan import BRIEF, PARTS, REHEARSAL, Plan
 from overlaplab.bench.options import (
     SETTINGS,
     backend_option,
@@ -25,12 +27,13 @@ from overlaplab.bench.options import (
 from overlaplab.bench.predict.command import predict
 from overlaplab.bench.sharded import WAYS
 from overlaplab.bench.workload import (
+    LINKS,
     MAIN,
     MODELS,
     device_description,
     write_from_rank_0,
 )
-from overlaplab.processes import find_world_size, run_ranks
+from overlaplab.processes import find_world_size, run_ranks, under_torchrun
 
 
 @click.group(context_settings=SETTINGS)
@@ -151,6 +154,59 @@ def zero3_command(
     with tempfile.TemporaryDirectory() as folder:
         file = out or Path(folder, "zero3.json")
         zero3.measure(head, models or zero3.MODEL_NAMES, plan, file, end, on_all_ranks)
+
+
+@benchmarks.command("double-buffer")
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="[both]")
+@click.option(
+    "--link",
+    "links",
+    multiple=True,
+    type=click.Choice(list(LINKS)),
+    help="Of the reducers.  [both]",
+)
+@click.option("--batches", multiple=True, type=int, help="Of the reducers.")
+@click.option("--quick", is_flag=True, help="Fewer sizes and rounds.")
+@click.option("--minutes", default=3.5, help="Of each part, about.")
+@backend_option
+@world_size_option
+@out_option
+def double_buffer_command(
+    parts: tuple[str, ...],
+    links: tuple[str, ...],
+    batches: tuple[int, ...],
+    quick: bool,
+    minutes: float,
+    backend: str,
+    world_size: int | None,
+    out: Path | None,
+) -> None:
+    """`ol.BatchPrefetcher` and `ol.DoubleBufferedReducer` beside their peers."""
+    plan = BRIEF if quick else Plan()
+    if backend == "gloo":
+        plan = REHEARSAL
+    plan = replace(plan, batches=batches or plan.batches)
+    parts, links = parts or PARTS, links or tuple(LINKS)
+    num_jobs = ("prefetch" in parts) + ("reducer" in parts) * len(links)
+    if under_torchrun() and num_jobs > 1:
+        raise ValueError(
+            "torchrun's processes start NCCL once, and each part and link needs a "
+            "start of its own. Choose one: --part prefetch, or --part reducer --link "
+            "nvlink"
+        )
+    head = heading("double-buffer", backend)
+    size = find_world_size(backend, world_size)
+    on_all_ranks = partial(run_ranks, backend=backend, world_size=size)
+    with tempfile.TemporaryDirectory() as folder:
+        double_buffer.measure(
+            head,
+            parts,
+            links,
+            plan,
+            out or Path(folder, "double_buffer.json"),
+            minutes,
+            on_all_ranks,
+        )
 
 
 def measure_cases(

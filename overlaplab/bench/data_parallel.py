@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -29,7 +27,6 @@ from overlaplab.profiling.profile import profile
 
 CASES = dict.fromkeys(("gpt-738m", "gpt-162m", "gpt-1.4b"), (1, 2, 8))
 PROFILED = ("compute", "ddp best", "ours best", "ddp captured", "ours captured")
-NORM_RTOL = 2e-3  # bfloat16 averages differ in their last bit by the order of sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +86,7 @@ class _Case:
         self.model, self.batch, self.plan = model, batch, plan
         self.groups = _graph_groups()
         self.not_measured: dict[str, str] = {}
-        self.norm = self._reference_norm()
+        self.norm = variants.reference_norm(model, batch)
 
     def run(self) -> dict[str, Any]:
         bucketed, ddp = variants.bucketed, variants.ddp
@@ -223,7 +220,7 @@ class _Case:
         for _ in range(self.plan.warmup if variant.micro_batches == 1 else 2):
             variant.step()
         if variant.averages:
-            self._check_gradients(variant)
+            variants.check_gradients(variant, self.norm)
         return variant
 
     def accumulate(self) -> dict[str, Any]:
@@ -252,34 +249,6 @@ class _Case:
             "variants": {name: samples.to_json() for name, samples in times.items()},
             "ratio_to_ddp_best": ratios,
         }
-
-    # Right first.
-
-    def _reference_norm(self) -> float:
-        variant = variants.compute(self.model, self.batch)
-        variant.step()
-        for parameter in variant.model.parameters():
-            assert parameter.grad is not None
-            total = parameter.grad.float()
-            dist.all_reduce(total)
-            parameter.grad.copy_(total / dist.get_world_size())
-        return variants.gradient_norm(variant.model)
-
-    def _check_gradients(self, variant: Variant) -> None:
-        norm = variants.gradient_norm(variant.model)
-        both = torch.tensor([norm, -norm], dtype=torch.float64, device=streams.device())
-        dist.all_reduce(both, dist.ReduceOp.MAX)
-        if both[0].item() != -both[1].item():
-            raise AssertionError(
-                f"{variant.name}: ranks have different gradients (norms from "
-                f"{-both[1].item()!r} to {both[0].item()!r})"
-            )
-        expected = self.norm * variant.micro_batches
-        if not math.isclose(norm, expected, rel_tol=NORM_RTOL * variant.micro_batches):
-            raise AssertionError(
-                f"{variant.name}: gradient norm {norm!r}, a plain all-reduce gives "
-                f"{expected!r}"
-            )
 
     def _profile(self, kind: str, variant: Variant) -> dict[str, Any]:
         if kind not in PROFILED or streams.device().type != "cuda":

@@ -66,7 +66,11 @@ def run_block(step: Step, num_steps: int) -> list[int]:
 
 
 def time_in_turn(
-    steps: Mapping[str, Step], *, num_rounds: int, steps_a_round: int
+    steps: Mapping[str, Step],
+    *,
+    num_rounds: int,
+    steps_a_round: int,
+    settling: int = 0,
 ) -> dict[str, Samples]:
     """Time every step function in `num_rounds` rounds. Collective.
 
@@ -74,6 +78,7 @@ def time_in_turn(
         steps: warmed up; the same names in the same order on all ranks.
         num_rounds: blocks a variant.
         steps_a_round: counted steps a block.
+        settling: steps before each block, for what has worked ahead meanwhile.
 
     Returns:
         For each name its samples: at every step the slowest rank's time.
@@ -85,6 +90,8 @@ def time_in_turn(
         for _ in range(num_rounds):
             for name, step in steps.items():
                 dist.barrier()
+                for _ in range(settling):
+                    step()
                 mine[name] += run_block(step, steps_a_round)
     finally:
         gc.enable()

@@ -8,6 +8,7 @@ backward and the averaging of gradients; there is no optimizer.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,8 +27,10 @@ from overlaplab.techniques.data_parallel import (
     Reducer,
     SerialReducer,
 )
+from overlaplab.techniques.double_buffer import DoubleBufferedReducer
 
 Batch = tuple[Tensor, ...]
+NORM_RTOL = 2e-3  # bfloat16 averages differ in their last bit by the order of sums
 DDP_GRAPH_WARMUP = 11  # "at least 11 DDP-enabled eager iterations" (PyTorch's notes)
 
 
@@ -69,7 +72,7 @@ def compute(model: nn.Module, batch: Batch) -> Variant:
 
 def _reducer(
     name: str,
-    ours: Reducer,
+    ours: Reducer | DoubleBufferedReducer,
     twin: nn.Module,
     batch: Batch,
     micro_batches: int = 1,
@@ -107,6 +110,14 @@ def bucketed(
     ours = BucketedReducer(twin, bucket_mib=mib, process_group=group)
     name = f"ours {mib:g}" if mib else "ours default"
     return _reducer(name, ours, twin, batch, micro_batches, bucket_mib=mib)
+
+
+def delayed(model: nn.Module, batch: Batch, mib: float | None = None) -> Variant:
+    """Our reducer that gives each average one step late."""
+    twin = share_parameters(model)
+    ours = DoubleBufferedReducer(twin, bucket_mib=mib)
+    name = f"delayed {mib:g}" if mib else "delayed default"
+    return _reducer(name, ours, twin, batch, bucket_mib=mib)
 
 
 def hooks(model: nn.Module, batch: Batch) -> Variant:
@@ -213,3 +224,40 @@ def gradient_norm(model: nn.Module) -> float:
         if p.grad is not None
     ]
     return float(torch.stack(squares).sum().sqrt())
+
+
+def reference_norm(model: nn.Module, batch: Batch) -> float:
+    """Of gradients averaged by a plain all-reduce each."""
+    variant = compute(model, batch)
+    variant.step()
+    for parameter in variant.model.parameters():
+        assert parameter.grad is not None
+        total = parameter.grad.float()
+        dist.all_reduce(total)
+        parameter.grad.copy_(total / dist.get_world_size())
+    return gradient_norm(variant.model)
+
+
+def check_gradients(variant: Variant, expected: float) -> None:
+    """Right first: what a variant's step has left in `.grad`, on every rank.
+
+    Args:
+        expected: the norm for one micro-batch, of `reference_norm`.
+
+    Raises:
+        AssertionError: ranks differ, or it is another norm.
+    """
+    norm = gradient_norm(variant.model)
+    both = torch.tensor([norm, -norm], dtype=torch.float64, device=streams.device())
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    if both[0].item() != -both[1].item():
+        raise AssertionError(
+            f"{variant.name}: ranks have different gradients (norms from "
+            f"{-both[1].item()!r} to {both[0].item()!r})"
+        )
+    expected *= variant.micro_batches
+    if not math.isclose(norm, expected, rel_tol=NORM_RTOL * variant.micro_batches):
+        raise AssertionError(
+            f"{variant.name}: gradient norm {norm!r}, a plain all-reduce gives "
+            f"{expected!r}"
+        )

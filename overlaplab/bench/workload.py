@@ -31,6 +31,9 @@ def plans(of: str, kind: type[_Plan]) -> dict[str, _Plan]:
     return msgspec.convert(_PLANS[of], dict[str, kind])  # type: ignore[valid-type]
 
 
+# How ranks reach one another -> what is set before NCCL starts. Without P2P they talk
+# through the host's memory.
+LINKS: dict[str, dict[str, str]] = {"nvlink": {}, "p2p-off": {"NCCL_P2P_DISABLE": "1"}}
 MODELS = plans("models", TransformerConfig)
 MAIN = "gpt-738m"
 

@@ -17,13 +17,12 @@ from overlaplab.bench.options import (
 from overlaplab.bench.predict.compare import claim, compare, errors_table
 from overlaplab.bench.predict.measure import (
     GPU,
-    LINKS,
     REHEARSAL,
     describe,
     measure_on_link,
 )
 from overlaplab.bench.predict.zero3 import predict_zero3
-from overlaplab.bench.workload import device_description, write_json
+from overlaplab.bench.workload import LINKS, device_description, write_json
 from overlaplab.calibrate.plan import CPU as CPU_PLAN
 from overlaplab.calibrate.plan import GPU as GPU_PLAN
 from overlaplab.hardware import find_hardware

@@ -24,6 +24,7 @@ from overlaplab.bench.profiled import of_last_to_come, profile_in_turn
 from overlaplab.bench.timing import agree, time_in_turn
 from overlaplab.bench.variants import Variant
 from overlaplab.bench.workload import (
+    LINKS,
     MODELS,
     build,
     plans,
@@ -39,8 +40,6 @@ from overlaplab.calibrate.plan import CalibrationPlan
 PROFILED_STEPS = 2
 LEAST_ROUNDS = 2
 AHEAD_NS = 100_000_000
-# Set before NCCL starts; without P2P the GPUs talk through the host's memory.
-LINKS: dict[str, dict[str, str]] = {"nvlink": {}, "p2p-off": {"NCCL_P2P_DISABLE": "1"}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""The benchmark of what two of everything wins: `double-buffer`."""
