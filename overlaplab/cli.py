@@ -109,12 +109,44 @@ def demo_command(
 @main.command("grade")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
-def grade_command(path: Path, as_json: bool) -> None:
+@click.option(
+    "--csv",
+    "table",
+    type=click.Path(path_type=Path),
+    help="PATH is a folder: a row for each notebook below it, written here.",
+)
+@click.option(
+    "--html",
+    "pages",
+    type=click.Path(path_type=Path),
+    help="With --csv: a folder for a page of feedback for each notebook.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1), help="Notebooks at a time.  [default: all cores]"
+)
+def grade_command(
+    path: Path,
+    as_json: bool,
+    table: Path | None,
+    pages: Path | None,
+    jobs: int | None,
+) -> None:
     """Run a learner's notebook in a process of its own and print its marks.
 
     The exit code is 0 for full marks only, else 1; 2 if PATH is no lab's notebook; 4 if
     this machine was too busy to judge an exercise, which is neither right nor wrong.
+
+    Of a folder, with --csv, every notebook is graded, several at a time. Started again
+    it goes on where it was ended, and grades what has changed. The exit code is 0 if
+    all were graded, whatever their marks, 1 if one could not be, 4 as above.
     """
+    if table is not None:
+        _grade_class(path, table, pages, jobs)
+        return
+    if path.is_dir() or pages is not None or jobs is not None:
+        raise ValueError(
+            f"{path}: give --csv FILE to grade a folder; --html and --jobs are for that"
+        )
     from overlaplab.grading.notebook import grade_notebook
 
     # One line on a terminal, rewritten; a line that stays for each exercise.
@@ -135,6 +167,22 @@ def grade_command(path: Path, as_json: bool) -> None:
     if not report.all_judged:
         sys.exit(NOT_JUDGED_CODE)
     sys.exit(0 if report.full_marks else 1)
+
+
+def _grade_class(
+    folder: Path, table: Path, pages: Path | None, jobs: int | None
+) -> None:
+    from overlaplab.grading.classroom import NOT_GRADED, NOT_JUDGED, grade_class
+
+    def done(number: int, total: int, row: object) -> None:
+        click.echo(f"{number}/{total} {row}", err=True)
+
+    report = grade_class(folder, table, pages=pages, num_jobs=jobs, done=done)
+    click.echo(str(report))
+    outcomes = {row.outcome for row in report.rows}
+    if NOT_JUDGED in outcomes:
+        sys.exit(NOT_JUDGED_CODE)
+    sys.exit(1 if NOT_GRADED in outcomes else 0)
 
 
 @main.command("doctor")

@@ -188,10 +188,10 @@ class _Server:
         raise EOFError(f"the judging process is gone (code {self.process.poll()})")
 
     def close(self) -> None:
-        """End the server."""
-        self._connection.close()
+        """End the server and its forks; whoever waits for an answer gets EOFError."""
         self.process.kill()
         self.process.wait()
+        self._connection.close()
         self._scratch.cleanup()
 
 
@@ -254,11 +254,17 @@ class Judge:
     def __init__(self, modules: Sequence[str] = ()) -> None:
         self._modules = modules
         self._server = _Server(modules)
+        self._closed = False
 
     def __enter__(self) -> Judge:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End its processes; from any thread. What it still does comes to nothing."""
+        self._closed = True
         self._server.close()
 
     def exercises(self, lab: str = "") -> tuple[Exercise, ...]:
@@ -270,8 +276,8 @@ class Judge:
         try:
             answer = self._server.ask({"exercises": lab or None})
         except EOFError:  # gone, whoever killed it
-            self._restart()
             try:
+                self._restart()
                 answer = self._server.ask({"exercises": lab or None})
             except EOFError as error:
                 raise NotebookError(f"nothing can be graded: {error}") from None
@@ -409,4 +415,6 @@ class Judge:
 
     def _restart(self) -> None:
         self._server.close()
+        if self._closed:
+            raise EOFError("grading was ended")
         self._server = _Server(self._modules)

@@ -40,7 +40,9 @@ from overlaplab.grading.playing import play
 with contextlib.suppress(ImportError):
     import IPython.core.interactiveshell  # noqa: F401
 
-_SET_CHILD_SUBREAPER = 36  # of Linux's prctl: orphans of its forks come to this process
+# Of Linux's prctl.
+_SET_PDEATHSIG = 1  # a fork ends with this process
+_SET_CHILD_SUBREAPER = 36  # orphans of its forks come to this process
 
 # Of an exercise: what the parent needs.
 _NAMES = ("id", "title", "solution", "points", "timeout_s", "optional")
@@ -48,14 +50,18 @@ _NAMES = ("id", "title", "solution", "points", "timeout_s", "optional")
 
 def serve(connection: Connection) -> None:
     """Answer the parent until it hangs up."""
-    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(_SET_CHILD_SUBREAPER, 1)
     while True:
         try:
             request = orjson.loads(connection.recv_bytes())
         except EOFError:
             return
         connection.send_bytes(orjson.dumps(_answer(request, connection)))
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _answer(request: Mapping[str, Any], connection: Connection) -> Mapping[str, Any]:
@@ -73,6 +79,7 @@ def _answer(request: Mapping[str, Any], connection: Connection) -> Mapping[str, 
     process = os.fork()
     if process == 0:
         try:
+            _prctl(_SET_PDEATHSIG, signal.SIGKILL)
             os.setsid()
             connection.close()  # no verdict is written here but by the server
             os.chdir(request["folder"])

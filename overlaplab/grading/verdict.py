@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from overlaplab.timeline import Timeline
+
+_OF_A_CHECK = ("name", "passed", "seen", "expected")
+_FIELDS = ("exercise", "title", "passed", "judged", "ran", "hint", "step_ns")
+_FIELDS += ("target_ns", "error", "note")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +122,18 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values: everything but the timeline."""
-        fields = "exercise title passed judged ran hint step_ns target_ns error"
-        checks = "name passed seen expected"
-        return {name: getattr(self, name) for name in fields.split()} | {
-            "checks": [{n: getattr(c, n) for n in checks.split()} for c in self.checks]
-        }
+        checks = [{n: getattr(c, n) for n in _OF_A_CHECK} for c in self.checks]
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        return fields | {"unjudged": list(self.unjudged), "checks": checks}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Verdict:
+        """Of what `to_dict` gave: it says the same."""
+        return cls(
+            **{name: values[name] for name in _FIELDS},
+            unjudged=tuple(values["unjudged"]),
+            checks=tuple(CheckResult(**check) for check in values["checks"]),
+        )
 
 
 def _indent(title: str, text: str) -> list[str]:
