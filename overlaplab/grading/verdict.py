@@ -10,8 +10,10 @@ from typing import Any
 from overlaplab.timeline import Timeline
 
 _OF_A_CHECK = ("name", "passed", "seen", "expected")
-_FIELDS = ("exercise", "title", "passed", "judged", "ran", "hint", "step_ns")
-_FIELDS += ("target_ns", "error", "note")
+_FIELDS = (
+    *("exercise", "title", "passed", "judged", "ran", "hint", "error", "note"),
+    *("step_ns", "target_ns"),
+)
 
 
 @dataclass(frozen=True, slots=True)
