@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
 from typing import Any
 
 import torch
@@ -124,35 +125,37 @@ class _Batches(Iterator[Any]):
     def __init__(
         self, source: Iterator[Any], device: torch.device, copying: Any, depth: int
     ) -> None:
-        self._source: Iterator[Any] | None = source
+        self.has_ended = False
         self._device = device
         self._slots = [Slot(device, copying) for _ in range(depth)]
+        self._depth = depth
         self._ahead: deque[tuple[Any, Slot]] = deque()
-        self._num_taken = 0
-        self._raised: Exception | None = None  # by the loader, behind those
+        self._raised: BaseException | None = None  # behind those
+        self._sends = _send_all(source, device, self._slots, self._ahead)
         self._provider = streams.provider()
 
-    @property
-    def has_ended(self) -> bool:
-        return self._source is None
-
     def __next__(self) -> Any:
-        while self._may_take():
-            self._take()
-        if self._ahead:
-            return self._hand_out()
+        while len(self._ahead) < self._depth and self._raised is None:
+            self._raised = next(self._sends)
+        if self._ahead and not _is_urgent(self._raised):
+            batch, slot = self._ahead.popleft()
+            with _on(self._device):
+                slot.hand_out(streams.current_stream())
+            return batch
         error, self._raised = self._raised, None
-        if error is None or isinstance(error, StopIteration):
+        if isinstance(error, StopIteration):
             self.close()
             raise StopIteration
         try:
+            assert error is not None
             raise error
         finally:
             del error  # its traceback holds this frame
 
     def close(self) -> None:
         """Drop what is ahead, once it has arrived, and let all memory go."""
-        self._source = None
+        self.has_ended = True
+        self._sends.close()
         if streams.provider() is self._provider:  # otherwise its streams are gone
             for slot in self._slots:
                 slot.wait()
@@ -163,53 +166,58 @@ class _Batches(Iterator[Any]):
         if not sys.is_finalizing():
             self.close()
 
-    def _may_take(self) -> bool:
-        return len(self._ahead) < len(self._slots) and self._raised is None
 
-    def _take(self) -> None:
-        """Take one batch from the loader and send it."""
-        assert self._source is not None
+def _send_all(
+    source: Iterator[Any],
+    device: torch.device,
+    slots: list[Slot],
+    ahead: deque[tuple[Any, Slot]],
+) -> Generator[BaseException | None]:
+    """Put the batches of `source` into `ahead`, one each time; yields what was raised.
+
+    A generator, for an error keeps the frames that it went through, their callers and
+    all that those hold. It may have to wait for its turn, and nobody may ask for it:
+    the caller of a generator is not kept.
+    """
+    for number in count():
+        raised: list[BaseException | None] = [None]
         try:
-            item = next(self._source)
-        except StopIteration:
-            self._raised = StopIteration()
-            return
-        except Exception as error:
-            self._raised = error
-            return
-        self._refuse_overwritten()
-        slot = self._slots[self._num_taken % len(self._slots)]
-        slot.wait()
-        name = f"batch {self._num_taken}"
-        try:
-            with _on(self._device), streams.annotate(name), _ordinary_tensors():
-                batch = slot.send(item, name)
-        except Exception as error:
+            _send_next(source, device, slots, ahead, number)
+        except BaseException as error:
+            raised.append(error)
+        yield raised.pop()
+
+
+def _send_next(
+    source: Iterator[Any],
+    device: torch.device,
+    slots: list[Slot],
+    ahead: deque[tuple[Any, Slot]],
+    number: int,
+) -> None:
+    """Take a batch from the loader, launch its copy and put it into `ahead`."""
+    item = next(source)
+    overwritten = [tensor for slot in slots for tensor in slot.overwritten()]
+    if overwritten:
+        for slot in slots:
             slot.wait()
-            self._raised = error
-            return
-        self._num_taken += 1
-        self._ahead.append((batch, slot))
+        ahead.clear()
+        raise RuntimeError(
+            "the loader has yielded a tensor in pinned memory, of shape "
+            f"{tuple(overwritten[0].shape)}, and has written into it since: its copy "
+            "to the device reads it, and may not have ended. Repair: yield a new "
+            "tensor each time, one that is not pinned (the prefetcher pins), or take "
+            f"turns with {len(slots) + 1} of them"
+        )
+    slot, name = slots[number % len(slots)], f"batch {number}"
+    slot.wait()
+    with _on(device), streams.annotate(name), _ordinary_tensors():
+        ahead.append((slot.send(item, name), slot))
 
-    def _hand_out(self) -> Any:
-        # Not in `__next__`: an error that is kept for later keeps that frame.
-        batch, slot = self._ahead.popleft()
-        with _on(self._device):
-            slot.hand_out(streams.current_stream())
-        return batch
 
-    def _refuse_overwritten(self) -> None:
-        for slot in self._slots:
-            tensor = slot.find_overwritten()
-            if tensor is not None:
-                self.close()
-                raise RuntimeError(
-                    f"the loader yielded a tensor of shape {tuple(tensor.shape)} in "
-                    "pinned memory and has written into it since: its copy to the "
-                    "device reads it from there, and may not have ended. Repair: yield "
-                    "a new tensor each time, one that is not pinned (the prefetcher "
-                    f"pins), or take turns with {len(self._slots) + 1} of them"
-                )
+def _is_urgent(error: BaseException | None) -> bool:
+    """An interrupt does not wait for its turn."""
+    return error is not None and not isinstance(error, Exception)
 
 
 @contextmanager

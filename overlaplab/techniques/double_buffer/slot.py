@@ -92,9 +92,9 @@ class Slot:
                 tensor.record_stream(current)
         self._arriving.clear()
 
-    def find_overwritten(self) -> Tensor | None:
-        """A tensor that was written while a copy reads it, as far as torch knows."""
-        return next((t for t, n in self._kept if leaves.version(t) != n), None)
+    def overwritten(self) -> list[Tensor]:
+        """What was written while a copy may read it, as far as torch knows."""
+        return [kept for kept, number in self._kept if leaves.version(kept) != number]
 
     def _place(self, leaf: Any) -> Any:
         """What stands for a leaf on the device."""
