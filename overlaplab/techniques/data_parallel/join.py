@@ -124,6 +124,10 @@ class JoinableReducer(StepwiseReducer, Joinable):
         self._ending = _Ending(self, **kwargs)
         return self._ending
 
+    def broadcast_buffers(self) -> None:
+        self._refuse_in_join("reducer.broadcast_buffers()")
+        super().broadcast_buffers()
+
     def abandon(self) -> None:
         self._refuse_in_join("reducer.abandon()")
         super().abandon()

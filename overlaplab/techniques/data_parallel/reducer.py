@@ -83,8 +83,3 @@ class BucketedReducer(JoinableReducer):
         for info, average in self._finish():
             info.parameter.grad = average
         self._end_step()
-
-    def broadcast_buffers(self) -> None:
-        """Give the first rank's buffers (running means) to all. Collective; blocks."""
-        self._refuse_in_join("reducer.broadcast_buffers()")
-        self._facts.broadcast(parameters=False)

@@ -128,6 +128,10 @@ class StepwiseReducer:
         with self._arrivals.pausing():
             yield
 
+    def broadcast_buffers(self) -> None:
+        """Give the first rank's buffers (running means) to all. Collective; blocks."""
+        self._facts.broadcast(parameters=False)
+
     def abandon(self) -> None:
         """Give up the step after an error in it; zero the gradients afterwards.
 

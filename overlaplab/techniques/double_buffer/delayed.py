@@ -17,7 +17,7 @@ from torch import nn
 from overlaplab.techniques.buckets import size_text
 from overlaplab.techniques.data_parallel.agreement import Average
 from overlaplab.techniques.data_parallel.steps import StepwiseReducer
-from overlaplab.techniques.double_buffer.pending import State, loaded, saved
+from overlaplab.techniques.double_buffer.pending import Given, State, loaded, saved
 from overlaplab.techniques.in_flight import InFlight, Wire
 
 
@@ -87,6 +87,7 @@ class DoubleBufferedReducer(StepwiseReducer):
         # The step before: on the way in `_before`, or waited for in `_average`.
         self._before = InFlight(self._wire)
         self._average: list[Average] | None = None
+        self._given: Given | None = None
 
     @property
     def extra_bytes(self) -> int:
@@ -129,6 +130,8 @@ class DoubleBufferedReducer(StepwiseReducer):
             RuntimeError: as `BucketedReducer.wait`; or a gradient of the step before
                 was written while its average was on the way.
         """
+        if not self._arrivals.is_open:
+            self._refuse_kept("reducer.wait()")
         self._send_rest()
         average = self._settle()
         own = self._finish_own() if self._flags.changed else None
@@ -138,7 +141,7 @@ class DoubleBufferedReducer(StepwiseReducer):
         self._average = own
         if own is None:
             self._before, self._in_flight = self._in_flight, self._before
-        _give(average)
+        self._give(average)
         self._end_step()
 
     def flush(self) -> bool:
@@ -161,7 +164,7 @@ class DoubleBufferedReducer(StepwiseReducer):
         for info in self.parameters:
             if info.parameter.requires_grad:
                 info.parameter.grad = None
-        _give(average)
+        self._give(average)
         return True
 
     def state_dict(self) -> State:
@@ -212,6 +215,11 @@ class DoubleBufferedReducer(StepwiseReducer):
             self._average = None
             super().remove()
 
+    def _backward_begins(self) -> None:
+        if not self._arrivals.is_open:
+            self._refuse_kept("this backward")
+        super()._backward_begins()
+
     def _open(self) -> None:
         first = self.parameters[0].parameter
         if first.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -244,6 +252,21 @@ class DoubleBufferedReducer(StepwiseReducer):
         elsewhere = self._finish()
         return _averages(self._in_flight) + elsewhere
 
+    def _give(self, average: list[Average] | None) -> None:
+        for info, grad in average or ():
+            dtype = info.parameter.dtype  # another one after `model.to(dtype)`
+            info.parameter.grad = grad if grad.dtype is dtype else grad.to(dtype)
+        self._given = Given.of(average) if average else None
+
+    def _refuse_kept(self, what: str) -> None:
+        """Raise if `.grad` still has an average as it was given."""
+        if self._given is not None and self._given.is_there:
+            raise RuntimeError(
+                f"{what} finds in .grad the average that reducer.wait() or flush() "
+                "left there, and would send it once more. Zero the gradients in every "
+                "step (optimizer.zero_grad()), and call reducer.wait() once a step."
+            )
+
     def _refuse_open(self, what: str) -> None:
         if self._arrivals.is_open:
             raise RuntimeError(
@@ -259,9 +282,3 @@ def _averages(in_flight: InFlight) -> list[Average]:
         for payload in in_flight.payloads
         for pair in zip(payload.holders, payload.grads, strict=True)
     ]
-
-
-def _give(average: list[Average] | None) -> None:
-    for info, grad in average or ():
-        dtype = info.parameter.dtype  # another one after `model.to(dtype)`
-        info.parameter.grad = grad if grad.dtype is dtype else grad.to(dtype)

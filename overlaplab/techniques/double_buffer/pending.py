@@ -1,8 +1,10 @@
-"""An average that has not been given yet, as a checkpoint holds it."""
+"""An average that has not been given yet, in a checkpoint; and one that has been."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +13,37 @@ from overlaplab.techniques.data_parallel.agreement import Average
 from overlaplab.techniques.model_facts import ParameterInfo
 
 State = dict[str, dict[str, Tensor] | None]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A gradient that was left in `.grad`; it is not kept alive.
+
+    Args:
+        info: of its parameter.
+        grad: the gradient.
+        version: autograd's count of writes, then.
+    """
+
+    info: ParameterInfo
+    grad: weakref.ref[Tensor]
+    version: int
+
+    @classmethod
+    def of(cls, average: list[Average]) -> Given:
+        """One of those that arrive last: when a backward begins, it is as it was."""
+        info, _ = min(average, key=lambda pair: pair[0].index)
+        grad = info.parameter.grad
+        assert grad is not None
+        return cls(info, weakref.ref(grad), grad._version)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is in `.grad` and nobody has written it, to zero it for one."""
+        grad = self.info.parameter.grad
+        return (
+            grad is not None and grad is self.grad() and grad._version == self.version
+        )
 
 
 def saved(average: list[Average] | None) -> State:

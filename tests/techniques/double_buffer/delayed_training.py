@@ -1,4 +1,4 @@
-"""Training with gradients one step late, on ranks, and the same in one process."""
+"""Training with gradients one step late, on every rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from overlaplab.models import TOY_NETS
+from overlaplab.grading.fixtures import toy_fixture
 from overlaplab.techniques.double_buffer import DoubleBufferedReducer
 
 NUM_STEPS = 20
@@ -22,88 +22,51 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
 
 
-def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
+def make_reducer(model: nn.Module) -> DoubleBufferedReducer:
+    return DoubleBufferedReducer(model, bucket_mib=SMALL_MIB)
 
 
 def train(
     net_name: str,
     set_to_none: bool = True,
     num_steps: int = NUM_STEPS,
-    flushes: Collection[int] = (),
-    resumes: Collection[int] = (),
+    flush_after: Collection[int] = (),
+    resume_after: Collection[int] = (),
 ) -> dict[str, Tensor]:
-    """This rank's parameters after the steps and a last flush.
+    """This rank's parameters after the steps, of which the first is 1, and a flush.
 
     Args:
         net_name: of `TOY_NETS`.
         set_to_none: how gradients are zeroed.
-        num_steps: of training, before the last flush.
-        flushes: steps after which the pending average is flushed.
-        resumes: steps after which all is saved, built anew and loaded.
+        num_steps: before the last flush.
+        flush_after: steps after which the pending average is flushed, too.
+        resume_after: steps after which all is saved, built anew and loaded.
     """
-    net = TOY_NETS[net_name]
-    torch.manual_seed(7 + dist.get_rank())  # ranks differ until the broadcast
-    model = net.make_model()
-    reducer = DoubleBufferedReducer(model, bucket_mib=SMALL_MIB)
-    optimizer = make_optimizer(model)
-    for step in range(num_steps):
-        model(net.make_batch(dist.get_rank(), step)).backward()
+    fixture, rank = toy_fixture(net_name), dist.get_rank()
+    model = fixture.build(rank)
+    reducer, optimizer = make_reducer(model), make_optimizer(model)
+    for step in range(1, num_steps + 1):
+        fixture.loss(model, *fixture.make_batch(rank, step)).backward()
         reducer.wait()
         optimizer.step()
         optimizer.zero_grad(set_to_none=set_to_none)
-        if step in flushes and reducer.flush():
+        if step in flush_after and reducer.flush():
             optimizer.step()
             optimizer.zero_grad(set_to_none=set_to_none)
-        if step in resumes:
+        if step in resume_after:
             saved = io.BytesIO()
             torch.save([x.state_dict() for x in (model, optimizer, reducer)], saved)
             saved.seek(0)
             reducer.remove()
-            model = net.make_model()
-            reducer = DoubleBufferedReducer(model, bucket_mib=SMALL_MIB)
-            optimizer = make_optimizer(model)
+            model = fixture.build(rank)
+            reducer, optimizer = make_reducer(model), make_optimizer(model)
             states = torch.load(saved)
             for x, state in zip((model, optimizer, reducer), states, strict=True):
                 x.load_state_dict(state)
     if reducer.flush():
         optimizer.step()
     reducer.remove()
-    return snapshot(model)
-
-
-def train_alone(
-    net_name: str,
-    world_size: int,
-    num_steps: int = NUM_STEPS,
-    flushes: Collection[int] = (),
-) -> dict[str, Tensor]:
-    """The oracle: one process, the ranks' batches concatenated, a queue of one."""
-    net = TOY_NETS[net_name]
-    torch.manual_seed(7)
-    model = net.make_model()
-    optimizer = make_optimizer(model)
-    parameters = list(model.parameters())
-    nothing: list[Any] = [None] * len(parameters)
-
-    def update(gradients: list[Any]) -> None:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-        optimizer.zero_grad()
-
-    late = nothing
-    for step in range(num_steps):
-        batches = [net.make_batch(rank, step) for rank in range(world_size)]
-        model(torch.cat(batches)).backward()
-        now = [p.grad for p in parameters]
-        update(late)
-        late = now
-        if step in flushes:
-            update(late)
-            late = nothing
-    update(late)
-    return snapshot(model)
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def train_all(set_to_none: bool, nets: Collection[str]) -> dict[str, Any]:
@@ -112,10 +75,11 @@ def train_all(set_to_none: bool, nets: Collection[str]) -> dict[str, Any]:
 
 def train_with_flushes(net: str, num_steps: int) -> dict[int, dict[str, Tensor]]:
     """By the step after which there was a flush."""
-    return {k: train(net, True, num_steps, flushes=(k,)) for k in range(num_steps)}
+    steps = range(1, num_steps + 1)
+    return {k: train(net, True, num_steps, flush_after=(k,)) for k in steps}
 
 
 def train_with_resumes(net: str, num_steps: int) -> dict[int, dict[str, Tensor]]:
-    """By the step after which all was loaded anew; -1: never."""
-    every = range(-1, num_steps)
-    return {k: train(net, True, num_steps, resumes=(k,)) for k in every}
+    """By the step after which all was loaded anew; 0: never."""
+    steps = range(num_steps + 1)
+    return {k: train(net, True, num_steps, resume_after=(k,)) for k in steps}

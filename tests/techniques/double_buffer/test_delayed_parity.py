@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
-import overlaplab as ol
+from overlaplab.grading.fixtures import late_oracle, toy_fixture
 from overlaplab.models import TOY_NETS
-from tests.guards import GUARD_S
+from tests.ranks import run_untimed, values_of
 from tests.techniques.double_buffer import delayed_training as training
 
 NETS = tuple(TOY_NETS)
@@ -27,69 +28,70 @@ GRID = [
     for net in NETS
 ]
 SHORT = 5
-# Where a rank has no gradient of its own, and the plain case.
-RESUMED = ("mlp", "alternating")
+# The plain case, and one in which each rank lacks other gradients in every step.
+FLUSHED = ("mlp", "alternating")
 
 
 @cache
-def run_of(cluster: str, world_size: int, set_to_none: bool) -> ol.Run:
+def values(cluster: str, world_size: int, set_to_none: bool) -> tuple[Any, ...]:
     """One run for all nets of a row of the grid."""
-    return ol.run(
-        training.train_all,
-        set_to_none,
-        NETS,
+    args = (training.train_all, set_to_none, NETS)
+    return values_of(*args, cluster=cluster, world_size=world_size)
+
+
+def expected(
+    net: str,
+    world_size: int,
+    set_to_none: bool = True,
+    num_steps: int = training.NUM_STEPS,
+    flush_after: tuple[int, ...] = (),
+) -> Any:
+    return late_oracle(
+        toy_fixture(net, set_to_none=set_to_none),
+        make_optimizer=training.make_optimizer,
+        steps=num_steps,
         world_size=world_size,
-        cluster=cluster,
-        timeout_s=GUARD_S,
-    )
+        flush_after=(*flush_after, num_steps),
+    )[1]
 
 
 @pytest.mark.parametrize(("cluster", "world_size", "set_to_none", "net"), GRID)
 def test_ranks_train_as_one_process_whose_gradients_are_one_step_late(
     cluster: str, world_size: int, set_to_none: bool, net: str
 ) -> None:
-    run = run_of(cluster, world_size, set_to_none)
-    expected = training.train_alone(net, world_size)
+    by_rank = values(cluster, world_size, set_to_none)
     # bfloat16 keeps 8 bits, and its layer passes its rounding on to the others.
     tolerance = 2e-2 if net == "mixed_dtypes" else 1e-6
-    for rank, values in enumerate(run.values):
-        for name, want in expected.items():
-            got = values[net][name]
+    for name, want in expected(net, world_size, set_to_none).items():
+        for rank, of_rank in enumerate(by_rank):
+            got = of_rank[net][name]
             assert got.shape == want.shape
-            assert torch.equal(got, run.values[0][net][name]), f"rank {rank} {name}"
+            assert torch.equal(got, by_rank[0][net][name]), f"rank {rank} {name}"
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-def test_no_hazard_is_seen_and_no_work_is_left_behind() -> None:
-    assert run_of("virtual", 2, True).warnings == ()
-    assert run_of("virtual", 2, False).warnings == ()
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_no_hazard_is_seen_and_no_work_is_left_behind(set_to_none: bool) -> None:
+    nets = ("mlp", "alternating", "mixed_dtypes", "channels_last", "branches")
+    assert run_untimed(training.train_all, set_to_none, nets).warnings == ()
 
 
-@pytest.mark.parametrize("net", RESUMED)
+@pytest.mark.parametrize("net", FLUSHED)
 def test_a_flush_after_any_step_is_an_update_with_the_last_average(net: str) -> None:
-    run = ol.run(training.train_with_flushes, net, SHORT, world_size=2)
-    assert run.warnings == ()
-    for k, got in run.values[0].items():
-        want = training.train_alone(net, 2, SHORT, flushes=(k,))
+    found, _ = values_of(training.train_with_flushes, net, SHORT)
+    assert list(found) == [1, 2, 3, 4, 5]
+    for step, got in found.items():
+        want = expected(net, 2, True, SHORT, (step,) if step < SHORT else ())
         for name in want:
             torch.testing.assert_close(got[name], want[name], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("cluster", "world_size"), [("virtual", 2), ("gloo", 2)])
-@pytest.mark.parametrize("net", RESUMED)
+@pytest.mark.parametrize("cluster", ["virtual", "gloo"])
+@pytest.mark.parametrize("net", FLUSHED)
 def test_training_that_is_resumed_ends_bit_by_bit_where_it_would_have(
-    cluster: str, world_size: int, net: str
+    cluster: str, net: str
 ) -> None:
-    run = ol.run(
-        training.train_with_resumes,
-        net,
-        SHORT,
-        world_size=world_size,
-        cluster=cluster,
-        timeout_s=GUARD_S,
-    )
-    assert run.warnings == ()
-    for by_step in run.values:
-        for k in range(SHORT):
-            for name, want in by_step[-1].items():
-                assert torch.equal(by_step[k][name], want), f"after step {k}: {name}"
+    for of_rank in values_of(training.train_with_resumes, net, SHORT, cluster=cluster):
+        for step in range(1, SHORT + 1):
+            for name, want in of_rank[0].items():
+                assert torch.equal(of_rank[step][name], want), f"step {step}: {name}"
