@@ -1,7 +1,7 @@
 # %% [markdown]
 # # How large should a message be?
 #
-# **Lab 06: gradient bucketing.** Core: 65 minutes. Extras: 41 more. You need no GPU.
+# **Lab 06: gradient bucketing.** Core: 65 minutes. Extras: 46 more. You need no GPU.
 #
 # After the core you can
 #
@@ -739,7 +739,108 @@ print(f"""1. With a slow wire, cut into n* = sqrt(Tb / alpha) buckets: {number:.
 #
 # Each stands alone. Take what you like.
 #
-# ## 7. Two repairs (15 minutes)
+# ## 7. Two rules that you will meet (5 minutes)
+#
+# Texts on overlap give two rules for the size of a bucket. Try both on what you have.
+#
+# The first is a formula. It weighs the fraction of the communication that buckets of
+# $B$ hide against the latency of a bucket:
+#
+# $$B^* = \underset{B}{\mathrm{argmax}} \left[ \mathrm{overlap}(B) - \frac{\alpha}{B} \right]$$
+#
+# First take it apart by its units. A unit is a set of powers: bytes a second are
+# `{"byte": 1, "s": -1}`, and a fraction has none.
+
+
+# %% name="rule-units"
+def over(above, below):
+    """The unit of a quotient."""
+    powers = {unit: above.get(unit, 0) - below.get(unit, 0) for unit in above | below}
+    return {unit: power for unit, power in powers.items() if power}
+
+
+second, byte, fraction = {"s": 1}, {"byte": 1}, {}
+print(f"overlap(B): {fraction}, alpha / B: {over(second, byte)}")
+print(f"Tb / alpha: {over(second, second)}, M / n*: {over(byte, fraction)}")
+
+# %% [markdown]
+# The formula subtracts seconds per byte from a fraction. Section 6 takes the root of a
+# plain number, and its size $M/n^*$ comes out in bytes.
+#
+# **Predict.** Whoever calculates all the same has to choose units. The 24 layers on
+# Ethernet again. Which size does the formula call best with alpha in seconds and $B$ in
+# bytes, and which with microseconds and MiB?
+
+# %% name="predict-rule" kind="lab-only"
+seconds_and_bytes_mib, microseconds_and_mib = None, None
+
+# %% name="predicted-rule" kind="solution-only"
+seconds_and_bytes_mib, microseconds_and_mib = 25, 25
+
+# %% name="rule-tried" fold=true
+hides = {
+    mib: ol.replay(program, hardware=lab.ETHERNET, buckets=min(mib * MIB, sum(sizes)))
+    .report()
+    .overlap_fraction
+    for mib in caps
+}
+alpha_s = lab.ETHERNET.link.latency_ns / 1e9
+by_rule = {}
+for alpha_unit, per_second in (("s", 1), ("ms", 1e3), ("us", 1e6)):
+    for size_unit, per_mib in (("bytes", MIB), ("MiB", 1), ("GiB", 1 / 1024)):
+
+        def score(mib, per_second=per_second, per_mib=per_mib):
+            return hides[mib] - alpha_s * per_second / (mib * per_mib)
+
+        by_rule[alpha_unit, size_unit] = max(caps, key=score)
+lab.side_by_side("seconds and bytes", seconds_and_bytes_mib, by_rule["s", "bytes"])
+lab.side_by_side("microseconds and MiB", microseconds_and_mib, by_rule["us", "MiB"])
+for (alpha_unit, size_unit), mib in by_rule.items():
+    print(f"alpha in {alpha_unit:<2}, B in {size_unit:<5}: B* = {mib:>3} MiB")
+steps = sweeps["Ethernet, 10k tokens"]
+print(f"the shortest step: {min(steps, key=steps.get)} MiB")
+
+# %% [markdown]
+# One model, one link, three answers, and the units alone choose among them. Where the
+# second term is too small to count, the formula asks for the largest hidden fraction,
+# which is not the shortest step either: latency is communication, too, and to hide more
+# of it lifts the fraction. What you want short is a time, and each term of the sum in
+# section 6 is one.
+#
+# The second rule: *25 to 50 MB work well for most.* Exercise 6.4a asked for a size on
+# twelve pairs of a model and a link. Count.
+
+# %% name="rule-counted" fold=true
+pairs = lab.unseen_pairs()
+
+
+def num_good(sizes_mib):
+    """On how many pairs one of the sizes is within 2 % of the best."""
+    return sum(
+        min(pair.step_ns(mib * MIB) for mib in sizes_mib)
+        <= 1.02 * pair.step_ns(pair.best_cap_bytes)
+        for pair in pairs
+    )
+
+
+rules = {"25 MiB": [25], "50 MiB": [50], "some size from 25 to 50 MiB": range(25, 51)}
+for rule, sizes_mib in rules.items():
+    print(f"{rule}: good on {num_good(sizes_mib)} of {len(pairs)} pairs")
+constant_mib = max(range(1, 501), key=lambda mib: num_good([mib]))
+print(f"the best constant, {constant_mib} MiB: good on {num_good([constant_mib])}")
+print()
+for pair in pairs:
+    lost = pair.step_ns(25 * MIB) / pair.step_ns(pair.best_cap_bytes) - 1
+    best_mib = pair.best_cap_bytes / MIB
+    print(f"{pair.name:<58} best {best_mib:5.1f} MiB, 25 MiB loses {100 * lost:3.0f} %")
+
+# %% [markdown]
+# Time runs here from the start of the backward pass to the last byte, and *good* is
+# within 2 % of the best of 120 sizes. *Most* is too much to say, even of the best
+# constant: the pair decides. Where you do not know, sweep.
+
+# %% [markdown]
+# ## 8. Two repairs (15 minutes)
 #
 # Two reducers that people really write. Your number draws your own net: what you find is
 # not what your neighbour finds.
@@ -913,7 +1014,7 @@ second_diagnosis = {"kind": "race", "bucket": first_packed, "written_on": "strea
 _ = check("6.5b", my_number, second_diagnosis, SecondReducer)
 
 # %% [markdown]
-# ## 8. The settings of DDP (8 minutes)
+# ## 9. The settings of DDP (8 minutes)
 #
 # `torch.nn.parallel.DistributedDataParallel` is such a reducer. It runs on the virtual
 # cluster too. Here is each of its settings, tried on a small transformer in slow
@@ -966,7 +1067,7 @@ wishes = {
 _ = check("6.6", wishes)
 
 # %% [markdown]
-# ## 9. Knobs (10 minutes)
+# ## 10. Knobs (10 minutes)
 #
 # The 24 layers again, now with knobs. Under the timeline are the shares of its
 # critical path, and what half the latency or twice the bandwidth would save. Without
@@ -1025,7 +1126,7 @@ for name, settings in found.items():
 _ = check("6.7", found)
 
 # %% [markdown]
-# ## 10. On real GPUs (8 minutes, with 11)
+# ## 11. On real GPUs (8 minutes, with 12)
 #
 # The virtual cluster is a model. Here is what GPUs did, stored: nothing is measured
 # now. First the two ends of this lab, and DDP, on NVLink.
@@ -1138,7 +1239,7 @@ print(lab.measure_it_here())
 # noisy: a rank between eager rows means little. At batch 8 the two are equal.
 
 # %% [markdown]
-# ## 11. Where the model lies
+# ## 12. Where the model lies
 #
 # Launching costs nothing in this lab, as if each step were one CUDA graph. In eager
 # mode launching is a lane of its own, and the short step on NVLink waits for it:

@@ -15,6 +15,7 @@ from overlaplab_course.lab06.given import (
     record_reducer,
     three_runs,
 )
+from overlaplab_course.lab06.pairs import cases as unseen_pairs
 from overlaplab_course.lab06.show import (
     backward_ns,
     draw_valleys,
