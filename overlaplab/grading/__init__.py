@@ -43,8 +43,10 @@ the graders in pyproject.toml, and is installed (`pip install -e .`) beside this
 
 Its notebook defines `make_reducer` in one cell and checks it in another:
 
-    from overlaplab.grading import check
+    from overlaplab.grading import check, solved
     check("90.1", make_reducer)
+    if solved("90.1"):  # a cell that shows the answer
+        draw_the_reference()
 
 `overlaplab grade NOTEBOOK` knows the lab by the numbers in these calls, and marks every
 exercise of it. A function of an installed course is no answer: a learner's own must be
@@ -77,6 +79,7 @@ from overlaplab.grading.exercise import (
     exercises,
     find_exercise,
 )
+from overlaplab.grading.kept import solved
 from overlaplab.grading.verdict import CheckResult, Verdict
 from overlaplab.grading.violation import Violation
 
@@ -95,6 +98,7 @@ __all__ = [
     "exercises",
     "find_exercise",
     "judge",
+    "solved",
 ]
 
 

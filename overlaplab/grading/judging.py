@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -33,8 +34,11 @@ from overlaplab.grading.exercise import (
     StopGradingError,
     find_exercise,
 )
+from overlaplab.grading.kept import note
 from overlaplab.grading.verdict import Verdict
 
+# Number of the process whose kernels go on behind a check that failed: JupyterLab's.
+RUN_ON = "OVERLAPLAB_RUN_ON"
 BUSY = "not judged: this machine is busy, time was over before the code had its share"
 
 
@@ -49,15 +53,18 @@ class CheckFailed(AssertionError):
 def check(exercise_id: str, *solutions: object) -> Verdict:
     """Run the check of `exercise_id` on the learner's object(s), print and draw it.
 
+    A check that does not pass raises, so that whatever runs the notebook sees it. The
+    JupyterLab that `make lab` opens goes on instead: there "Run All" comes to the end.
+
     Args:
         exercise_id: "6.3".
         solutions: what the exercise asks for, in the order that its text gives.
 
     Returns:
-        The verdict, if it passed.
+        The verdict: one that passed, unless the notebook goes on.
 
     Raises:
-        CheckFailed: it did not; what was seen has been printed.
+        CheckFailed: it did not pass; what was seen has been printed.
         ValueError: there is no such exercise.
     """
     exercise = find_exercise(exercise_id)
@@ -66,11 +73,23 @@ def check(exercise_id: str, *solutions: object) -> Verdict:
         verdict = judge(exercise, *solutions)
     print(verdict)
     _draw(verdict)
-    if not verdict.judged:
-        raise CheckFailed(f"{exercise_id} could not be judged; see above")
+    note(exercise_id, verdict.passed)
     if not verdict.passed:
-        raise CheckFailed(f"{exercise_id} is not solved yet; see above")
+        what = "is not solved yet" if verdict.judged else "could not be judged"
+        failed = CheckFailed(f"{exercise_id} {what}; see above")
+        if not _goes_on():
+            raise failed
+        print(f"CheckFailed: {failed}", file=sys.stderr)  # red in a notebook
     return verdict
+
+
+def _goes_on() -> bool:
+    """Whether this is a kernel of the server that was told so by its variable.
+
+    A program that runs notebooks starts their kernels itself, even from a terminal of
+    that server, and sees what fails.
+    """
+    return os.environ.get(RUN_ON) == str(os.getppid())
 
 
 def judge(exercise: Exercise, *solutions: object) -> Verdict:

@@ -1,10 +1,32 @@
-"""What a lab keeps of its learner: solutions that passed."""
+"""What a notebook keeps of its learner: which checks passed, and what with.
+
+Where a check that fails does not stop the notebook (see `judging.check`), the cells
+below it ask here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any
+
+_checked: dict[str, bool] = {}
+
+
+def note(exercise_id: str, passed: bool) -> None:
+    """How the last check of an exercise ended in this process."""
+    _checked[exercise_id] = passed
+
+
+def solved(exercise_id: str) -> bool:
+    """Whether the last check of the exercise passed; says so if not.
+
+    For cells that show what the exercise asks for.
+    """
+    if passed := _checked.get(exercise_id, False):
+        return passed
+    print(f"(Solve {exercise_id} first: this cell shows what it asks for.)")
+    return False
 
 
 class Kept:
@@ -24,7 +46,8 @@ class Kept:
 
     def keep(self, exercise_id: str, solution: object) -> None:
         """Keep what passed its check: later cells run it. Stands below the check."""
-        self._mine[exercise_id] = solution
+        if _checked.get(exercise_id, True):
+            self._mine[exercise_id] = solution
 
     def mine_or_ours(self, exercise_id: str) -> Any:
         """The learner's solution if it passed its check, else the course's own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -20,9 +21,12 @@ from overlaplab.grading import (
     exercise,
     find_exercise,
     judge,
+    judging,
+    solved,
 )
 from overlaplab.grading.exercise import _REGISTRY, Exercise
 from overlaplab.grading.judging import describe_error
+from overlaplab.grading.kept import Kept
 from overlaplab.grading.laws import Violation
 from overlaplab.techniques.data_parallel import BucketedReducer
 from tests.grading import lab98  # noqa: F401  (registers its exercises)
@@ -57,6 +61,24 @@ def test_a_wrong_solution_prints_seen_and_expected_and_raises_without_our_frames
     assert caught.value._render_traceback_() == [
         "CheckFailed: 98.1 is not solved yet; see above"
     ]
+
+
+def test_a_kernel_of_make_lab_goes_on_behind_a_check_that_failed(capsys, monkeypatch):
+    kept = Kept({"98.1": abs})
+    monkeypatch.setenv(judging.RUN_ON, str(os.getppid()))
+    assert not check("98.1", lambda x: 3 * x).passed
+    shown = capsys.readouterr()
+    assert shown.err == "CheckFailed: 98.1 is not solved yet; see above\n"
+    assert "seen:     gradient of x" in shown.out
+    kept.keep("98.1", max)
+    assert "98.1" not in kept and not solved("98.1")
+    assert check("98.1", lambda x: 2 * x).passed
+    kept.keep("98.1", max)
+    assert "98.1" in kept and solved("98.1")
+    monkeypatch.setenv(judging.RUN_ON, str(os.getpid()))  # another server's kernel
+    with pytest.raises(CheckFailed):
+        check("98.1", lambda x: 3 * x)
+    assert not solved("98.1")
 
 
 def test_the_hint_of_the_first_failure_is_the_one_that_is_shown(capsys):
