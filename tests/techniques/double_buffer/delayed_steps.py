@@ -46,14 +46,12 @@ def backward(model: nn.Module, step: int) -> None:
     model(batch(step)).sum().backward()
 
 
-def steps(
-    flush_after: int | None = None, num_steps: int = 3
-) -> tuple[Seen, list[bool]]:
+def steps(flush_after: int | None = None) -> tuple[Seen, list[bool]]:
     """`.grad` after each wait and flush; what flush said, at the end twice."""
     model = weight()
     reducer = DoubleBufferedReducer(model)
     seen, flushes = [], []
-    for step in range(num_steps):
+    for step in range(3):
         model.zero_grad()
         backward(model, step)
         reducer.wait()
@@ -158,6 +156,7 @@ def converts_between_steps() -> list[tuple[float, torch.dtype] | None]:
         reducer.wait()
         grad = model.weight.grad
         seen.append(None if grad is None else (grad.item(), grad.dtype))
+    reducer.remove()
     return seen
 
 
@@ -357,6 +356,7 @@ def reduced_in_float32() -> Tensor:
         value = (256.0, 1.0)[dist.get_rank()]
         model.weight.grad = torch.full((1, 1), value, dtype=torch.bfloat16)
         reducer.wait()
+    reducer.remove()
     assert model.weight.grad is not None
     return model.weight.grad
 
@@ -377,4 +377,5 @@ def fake_steps() -> list[bool]:
         net[0](torch.randn(8, 64)).square().mean().backward()
         reducer.wait()
         seen += [net[0].weight.grad is None, net[2].weight.grad is None]
+    reducer.remove()
     return seen

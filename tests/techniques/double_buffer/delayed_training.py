@@ -69,8 +69,10 @@ def train(
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def train_all(set_to_none: bool, nets: Collection[str]) -> dict[str, Any]:
-    return {net: train(net, set_to_none) for net in nets}
+def train_all(
+    set_to_none: bool, nets: Collection[str], num_steps: int = NUM_STEPS
+) -> dict[str, Any]:
+    return {net: train(net, set_to_none, num_steps) for net in nets}
 
 
 def train_with_flushes(net: str, num_steps: int) -> dict[int, dict[str, Tensor]]:

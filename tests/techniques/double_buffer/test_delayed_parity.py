@@ -73,7 +73,7 @@ def test_ranks_train_as_one_process_whose_gradients_are_one_step_late(
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_no_hazard_is_seen_and_no_work_is_left_behind(set_to_none: bool) -> None:
     nets = ("mlp", "alternating", "mixed_dtypes", "channels_last", "branches")
-    assert run_untimed(training.train_all, set_to_none, nets).warnings == ()
+    assert run_untimed(training.train_all, set_to_none, nets, SHORT).warnings == ()
 
 
 @pytest.mark.parametrize("net", FLUSHED)
