@@ -12,8 +12,8 @@ from overlaplab.grading import find_exercise, judge
 from overlaplab.hardware import find_hardware, with_link
 from overlaplab.program import PayloadTensor, ProgramBuilder, replay
 from overlaplab_course.lab06 import checks
-from overlaplab_course.lab06.pairs import cases
 from overlaplab_course.lab06.given import MIB, NUM_RANKS, pack
+from overlaplab_course.lab06.pairs import cases
 
 CONSTANTS_MIB = (1, 5, 10, 25, 50, 100, 200)
 
