@@ -15,6 +15,11 @@
 # yours is not finished, the course's own runs in its place and the cell says so.
 
 # %% name="setup"
+import itertools
+
+import torch
+import torch.distributed as dist
+
 import overlaplab as ol
 from overlaplab import streams, view
 from overlaplab.grading import check
@@ -351,8 +356,427 @@ view.draw(waiting.timeline, title="two slots, each step reads its loss")
 # is the third buffer of the same kind: one thread fills while the other empties.
 
 # %% [markdown]
+# ## 4. One gradient step late (16 minutes)
+#
+# Gradients are a buffer, too: the backward pass fills it, the messages empty it. With one
+# set, the next backward pass may not begin before the messages have left and the optimizer
+# has used what came.
+#
+# Here is a net of six equal layers on two ranks, four steps of it. Each gradient is sent
+# when it is there, as in labs 05 and 06. A slow link: all messages of a step take nearly as
+# long as its forward, backward and update together.
+
+# %% name="from-hooks"
+undelayed = lab.train(lab.FromHooks)
+print(lab.costs_text(undelayed))
+view.draw(undelayed.timeline, title="one set of gradients")
+
+# %% [markdown]
+# Only the rest of the backward pass can hide a gradient, and that is too short. `default` is
+# empty while the last messages travel.
+#
+# What if the optimizer took the average of the step *before*? Then the messages of a step had
+# the whole next step to travel, forward and backward. That needs a second set of gradients:
+# one travels while the other is filled.
+#
+# ```
+#   backward 1 fills A | A travels ..................| A is used |
+#                      | forward 2   backward 2 fills B          | B travels .........
+#                                                    | update 2  |
+# ```
+#
+# **Predict.** How many ms do the four steps take then? The line above the figure has what you
+# need. After the last step nothing is left to compute beside its messages.
+
+# %% name="predict-late" kind="lab-only"
+late_ms = None
+
+# %% name="predicted-late" kind="solution-only"
+late_ms = 29
+
+# %% name="late-seen" fold=true
+ours = lab.ours_late()
+lab.side_by_side("four steps, ms", late_ms, f"{ours.step_ns / 1e6:.0f}")
+both = {"one set of gradients": undelayed, "two sets, one step late": ours}
+view.draw_many({name: run.timeline for name, run in both.items()})
+
+# %% [markdown]
+# *Gradients 1* travel under forward and backward 2. What remains is the message of the last
+# step. But this is *another algorithm*. With weights $w_n$ and the gradient $g_n$ that
+# step $n$ computes from them:
+#
+# $$w_{n+1} = w_n - \eta\, g_{n-1} \quad\text{in the place of}\quad w_{n+1} = w_n - \eta\, g_n$$
+#
+# Step 1 has no average yet and must change nothing, and after the last step one update is
+# due. Here is the loop around your class:
+
+
+# %% name="late-loop"
+def train_late(model, batches, optimizer, reducer):
+    for batch in batches:
+        model(batch).backward()
+        reducer.wait()  # now .grad holds the averages of the step before, or None
+        optimizer.step()
+        optimizer.zero_grad()  # drops what .grad holds
+    if reducer.flush():  # now .grad holds the last averages
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# %% [markdown]
+# **Exercise 8.3.** Write the class `LateReducer`.
+#
+# - `wait()` is called after each backward pass, when every parameter's `.grad` has this rank's
+#   gradient. It sends them: each once, averaged over the ranks. It leaves in `.grad` the
+#   averages of the step before, ready for what the current stream gets next. In the first
+#   step there are none: leave `None`, and an optimizer does nothing. (Zeros would move momentum
+#   and weight decay.)
+# - `flush()` leaves the last averages in `.grad` and returns True; where nothing travels, it
+#   returns False. Then training may go on, as from step 1.
+# - At most two sets of gradients exist at any time. The CPU waits for nothing.
+#
+# About 14 lines. Weights are equal on all ranks at the start.
+#
+# <details><summary>Hint: two sets without a copy</summary>
+#
+# `.grad` is a reference. Take the tensors out of the parameters and send *them*; put the
+# other set's tensors in. In the next backward pass autograd makes new ones, since `.grad` is
+# None by then.
+#
+# </details>
+# <details><summary>Hint: what to keep</summary>
+#
+# `self.travelling = (grads, works)`, or None. `work.wait()` before a gradient is used, and not
+# earlier.
+#
+# </details>
+# <details><summary>Hint: the mean</summary>
+#
+# An all-reduce adds up. `grad /= dist.get_world_size()` divides in place; `grad / n` is a third
+# set.
+#
+# </details>
+
+
+# %% name="late-reducer" kind="exercise" exercise="8.3" reference=true
+class LateReducer:
+    """Gives each step the averages of the step before."""
+
+    def __init__(self, model):
+        self.parameters = list(model.parameters())
+        self.travelling = None
+
+    def wait(self):
+        ### BEGIN SOLUTION
+        grads = [p.grad for p in self.parameters]
+        works = [dist.all_reduce(grad, async_op=True) for grad in grads]
+        self.flush()
+        self.travelling = grads, works
+        ### END SOLUTION
+
+    def flush(self):
+        ### BEGIN SOLUTION
+        if self.travelling is None:
+            for parameter in self.parameters:
+                parameter.grad = None
+            return False
+        for parameter, grad, work in zip(
+            self.parameters, *self.travelling, strict=True
+        ):
+            work.wait()
+            grad /= dist.get_world_size()
+            parameter.grad = grad
+        self.travelling = None
+        return True
+        ### END SOLUTION
+
+
+# %% name="check-late" kind="check" exercise="8.3" points=4
+_ = check("8.3", LateReducer)
+lab.keep("8.3", LateReducer)
+
+# %% name="late-again"
+both[f"two sets ({lab.whose('8.3')})"] = lab.train(lab.mine_or_ours("8.3"))
+for name, run in both.items():
+    print(f"{name:<24} {lab.costs_text(run)}")
+
+# %% [markdown]
+# ### What does it do to the loss? (4 minutes)
+#
+# The smallest model: one weight $w$ with the loss $w^2/2$, so that the gradient is $w$.
+# Undelayed, $w_{n+1} = w_n - \eta\, w_n$ shrinks as long as $\eta < 2$.
+#
+# **Predict.** Up to which learning rate does $w_{n+1} = w_n - \eta\, w_{n-1}$ shrink?
+
+# %% name="predict-rate" kind="lab-only"
+largest_rate = None
+
+# %% name="predicted-rate" kind="solution-only"
+largest_rate = 1.0
+
+# %% name="rates" fold=true
+for late in (False, True):
+    rates = [r / 100 for r in range(50, 251, 5)]
+    shrinks = [r for r in rates if max(map(abs, lab.walk(r, late=late)[-6:])) < 0.5]
+    name = "one step late" if late else "undelayed"
+    print(
+        f"{name}: of rates in steps of 0.05 the largest that shrinks is {max(shrinks)}"
+    )
+largest_late = max(shrinks)
+lab.side_by_side("late, it shrinks up to", largest_rate, "1, and no longer at 1")
+print("w at rate 1.1, late:", [f"{w:.1f}" for w in lab.walk(1.1, late=True)[:14]])
+
+# %% [markdown]
+# Half of it. A late gradient pushes where the weight *was*, and the weight swings. With
+# momentum it is worse. Here is a small net, trained by SGD with momentum 0.9, both ways:
+
+# %% name="losses"
+runs = {
+    rate: (lab.losses(rate, late=False), lab.losses(rate, late=True))
+    for rate in (0.02, 0.05, 0.1)
+}
+for rate, (at_once, late) in runs.items():
+    print(f"rate {rate}: the loss at the end is {lab.last(at_once):.2f},", end=" ")
+    print(f"one step late {lab.last(late):.2f}")
+lab.draw_losses(runs)
+
+# %% [markdown]
+# At the small rate one hardly sees a difference. At the middle one the late curve is behind,
+# and where undelayed training is best the late one explodes. So the time that is won is not
+# the whole bill: look at the loss at *your* learning rate before you take it.
+#
+# The library's `ol.DoubleBufferedReducer` is this class with buckets that leave from hooks.
+
+# %% [markdown]
+# ## 5. Two sets of weights (9 minutes)
+#
+# In 8.3 the update still stands in line: it writes the weights that the next step reads. With
+# two sets of weights, one is read while the other is updated. Here is a program that people
+# really write. A step reads `front`; beside it, `back` is updated with the gradient of the
+# step before, as soon as its message has come. Then they change places: two names change, and no
+# byte is moved.
+
+# %% name="my-number"
+my_number = 4  # any whole number: your day of birth, your desk
+
+# %% name="two-sets-case"
+case = lab.two_sets(my_number)
+print(case)
+
+
+# %% name="train-two" kind="exercise" exercise="8.4" broken=true reference=true
+def train_two(front, back, batches, gradient):
+    main, updating = streams.current_stream(), streams.Stream()
+    rate = lab.RATE / dist.get_world_size()  # the all-reduce adds up
+    sent = None  # the gradient of the step before, and its message
+    for batch in batches:
+        updating.wait_stream(main)  # whoever read `back` has ended
+        if sent is not None:
+            grad, work = sent
+            with streams.stream(updating):
+                work.wait()
+                ### BEGIN SOLUTION
+                # `back` lacks a gradient that `front` has: build on `front`.
+                torch.sub(front, grad, alpha=rate, out=back)
+                ### END SOLUTION
+                ### BEGIN STUB
+                # back.sub_(grad, alpha=rate)
+                ### END STUB
+        fresh = gradient(front, batch)  # beside the message and the update
+        message = dist.all_reduce(fresh, async_op=True)
+        main.wait_stream(updating)
+        if sent is not None:
+            front, back = back, front  # by reference
+        sent = fresh, message
+    sent[1].wait()  # the last gradient comes too late for anybody
+    return front
+
+
+# %% name="two-sets-seen"
+seen = case.play(train_two)
+print(f"{len(seen.findings)} findings")
+print(seen.story())
+view.draw(seen.timeline, title="as you have it now")
+
+# %% [markdown]
+# The lanes `set A` and `set B` show who touches each set: a gradient reads it; an update (a thin
+# line: it takes next to no time here) writes it. No finding, no wait too many, every message beside a gradient. And yet the training is
+# broken.
+#
+# **Exercise 8.4.** Fill in what the program does *as given* (run the cell above before you repair
+# it). Then repair it, in the place of one line.
+#
+# - `"kind"`: `"race"`: a set is read while it is written; `"drift"`: the two sets become two
+#   different models; `"stale"`: gradients come two steps late; `"sum"`: they are not averaged.
+# - `"gradients"`: how many gradients are in the weights that it returns?
+# - `"first_missing"`: the first batch, from 0, whose gradient they lack.
+#
+# Repaired, the weights are those of 8.3, with plain gradient descent: every gradient once, one
+# step late, except the last batch's. Two sets, messages beside gradients, nothing waits longer.
+#
+# <details><summary>Hint: the diagnosis</summary>
+#
+# Which set is returned? The last one that was updated. Count the lines that write it.
+#
+# </details>
+# <details><summary>Hint: the repair</summary>
+#
+# `front` has every gradient so far, `back` lacks the last one. The next weights are `front` minus
+# the new gradient. Where do they go?
+#
+# </details>
+# <details><summary>Hint: in one operator</summary>
+#
+# `torch.sub(a, b, alpha=rate, out=c)` writes `a - rate * b` into `c`.
+#
+# </details>
+
+# %% name="two-sets-diagnosis" kind="exercise" exercise="8.4"
+### BEGIN SOLUTION
+diagnosis = {
+    "kind": "drift",
+    "gradients": case.num_gradients,
+    "first_missing": case.first_missing,
+}
+### END SOLUTION
+### BEGIN STUB
+# diagnosis = {"kind": None, "gradients": None, "first_missing": None}
+### END STUB
+
+# %% name="check-two-sets" kind="check" exercise="8.4" points=3
+_ = check("8.4", my_number, diagnosis, train_two)
+
+# %% [markdown]
+# As given, set A is trained on every second batch, set B on the others: two models, each on half
+# of the data, and the loss that you watch belongs to one and then to the other. Nothing reports
+# it. With two sets the rule is: **build the back from the front, never from what the back held.**
+#
+# That is also how a *serving* model gets new weights while it answers: `ol.DoubleBufferedWeights`
+# copies them into the set that nobody reads, on a stream of its own, and swaps.
+
+# %% [markdown]
+# ## 6. The bill (10 minutes)
+#
+# Each second buffer costs its bytes, and wins at most what stood in line. Here are both, counted
+# in the runs of this lab:
+
+# %% name="own-bill" fold=true
+print(lab.own_bill(so_far["one slot of each kind"], undelayed))
+
+# %% [markdown]
+# Now a whole training, on 8 nodes with 100 Gbit/s Ethernet: images, so that a batch is large. A
+# step copies its batch, computes, and sends its gradients in eight messages from the backward
+# pass on. After every fourth step the weights are copied to the host, for whoever evaluates them.
+# The optimizer may not write them meanwhile, unless there is a second set.
+
+# %% name="bill-line"
+job = lab.EXAMPLE
+for name, ms in job.ms.items():
+    print(f"{name:<10} {ms:5.1f} ms a step")
+print(job.mib)
+
+# %% [markdown]
+# `messages` is all the time that the wire is busy, `exposed` the part with no computing beside
+# it. `publish` is the copy of the weights, its time spread over the four steps.
+#
+# **Predict.** You may double one of the three, `"batch"`, `"gradients"` or `"weights"`. Which
+# wins most?
+
+# %% name="predict-bill" kind="lab-only"
+wins_most = None
+
+# %% name="predicted-bill" kind="solution-only"
+wins_most = "gradients"
+
+# %% name="bill" fold=true
+won = {name: job.step_ms([]) - job.step_ms([name]) for name in job.mib}
+lab.side_by_side("wins most", wins_most, max(won, key=won.get))
+print(lab.bill_table())
+
+# %% [markdown]
+# What is doubled leaves the line of the compute stream: `copy`, `exposed` or `publish` is gone from
+# the sum. But its engine still has to be done with it in every step. With batch and gradients
+# doubled the step is as long as its `messages`, and a third buffer wins nothing any more.
+#
+# **Exercise 8.5.** Write `what_to_double(ms, mib, free_mib)`.
+#
+# - `ms`: the five numbers of a step, as printed above. `mib`: what a second buffer takes.
+#   `free_mib`: memory for second buffers.
+# - Return the list of what to double. Of the choices that fit take those whose step is within 1 %
+#   of the best, and of these the one with the fewest MiB.
+#
+# It is asked for ten trainings on four machines, and your answer is timed there. It may lose a
+# fifth of what there was to gain. No constant answer passes. About 10 lines; the eight choices are
+# there.
+#
+# <details><summary>Hint: in line</summary>
+#
+# `compute`, and for each buffer that is not doubled `copy`, `exposed` or `publish`.
+#
+# </details>
+# <details><summary>Hint: beside</summary>
+#
+# The step is no shorter than `copy` if the batch is doubled, `messages` if gradients are,
+# `publish` if weights are.
+#
+# </details>
+
+
+# %% name="what-to-double" kind="exercise" exercise="8.5"
+def what_to_double(ms, mib, free_mib):
+    """The fewest second buffers with a step within 1 % of the best that fits."""
+    choices = [c for n in range(4) for c in itertools.combinations(mib, n)]
+
+    def step_ms(doubled):
+        ### BEGIN SOLUTION
+        in_line = {"batch": "copy", "gradients": "exposed", "weights": "publish"}
+        beside = {**in_line, "gradients": "messages"}
+        line = ms["compute"] + sum(ms[in_line[b]] for b in mib if b not in doubled)
+        return max([line, *(ms[beside[b]] for b in doubled)])
+        ### END SOLUTION
+
+    ### BEGIN SOLUTION
+    def size(doubled):
+        return sum(mib[b] for b in doubled)
+
+    fitting = [c for c in choices if size(c) <= free_mib]
+    best = min(map(step_ms, fitting))
+    return list(min((c for c in fitting if step_ms(c) <= 1.01 * best), key=size))
+    ### END SOLUTION
+
+
+# %% name="check-bill" kind="check" exercise="8.5" points=3
+_ = check("8.5", what_to_double)
+
+# %% [markdown]
+# How good is the sum? Here is one of the ten: a language model on four nodes with InfiniBand.
+
+# %% name="hidden-not-saved" fold=true
+nodes = lab.EXAMPLE_IB
+line_ms = nodes.ms["exposed"]
+won_ms = nodes.step_ms([]) - nodes.step_ms(["gradients"])
+print(f"gradients one step late: {line_ms:.1f} ms are no longer exposed,", end=" ")
+print(f"and the step is {won_ms:.1f} ms shorter")
+
+# %% [markdown]
+# Hidden is not saved: on this machine messages and kernels slow one another, so what goes beside
+# the computing makes it longer. A bill of exposed time alone promises too much.
+
+# %% [markdown]
 # ## Takeaways (1 minute)
 
 # %% name="takeaways" fold=true
-print(f"""1. With one slot everybody takes turns: {slots_ms[0]:.0f} ms. With two, the slowest of CPU, copy engine
-   and GPU sets the pace: {slots_ms[1]:.0f} ms.""")
+step_ms = [run.step_ns / 1e6 / 4 for run in (undelayed, ours)]
+print(f"""1. With one slot copies and steps take turns: {slots_ms[0]:.0f} ms. With two, the slowest of CPU, copy
+   engine and GPU sets the pace: {slots_ms[1]:.0f} ms. A slot is free when its reader has ended:
+   the CPU waits for the copy, the copy for the step.
+2. Gradients one step late hide behind a whole step, {step_ms[1]:.1f} ms instead of {step_ms[0]:.1f}. It is another
+   algorithm: the largest learning rate is half (under 1 instead of 2 on w * w / 2).
+3. Double what stands in line, and stop when an engine is full: on {job.profile} a step
+   of {job.step_ms([]):.0f} ms becomes {job.step_ms(["batch", "gradients"]):.0f} with two second buffers and no less with three.""")
+
+# %% [markdown]
+# ---
+# **Stop line.** That is the core. You may close the laptop here.
+#
+# ---

@@ -124,7 +124,7 @@ def _judge_batches(sheet: Sheet, sentence: str, seen: Fed, right: Fed) -> None:
     for rank, (mine, ours) in enumerate(zip(seen.values, right.values, strict=True)):
         steps, wanted = len(mine[0]), len(ours[0])
         if steps != wanted:
-            facts = {"rank": rank, "steps": steps, "wanted": wanted}
+            facts: dict[str, Any] = {"rank": rank, "steps": steps, "wanted": wanted}
             LAB.refuse(sheet, sentence, True, **facts)
             return
         sheet.verify(

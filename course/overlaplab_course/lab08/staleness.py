@@ -1,0 +1,75 @@
+"""What a gradient that comes one step late does to a loss: numbers and curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from matplotlib.figure import Figure
+
+from overlaplab.view.stacking import Picture
+
+
+def walk(rate: float, *, late: bool, steps: int = 60) -> list[float]:
+    """Gradient descent on w * w / 2 from w = 1: w before each step.
+
+    The gradient is w itself; the first step of the late one does nothing.
+    """
+    w, before, seen = 1.0, 0.0, []
+    for _ in range(steps):
+        seen.append(w)
+        w, before = w - rate * (before if late else w), w
+    return seen
+
+
+def losses(rate: float, *, late: bool, steps: int = 60) -> list[float]:
+    """SGD with momentum on a small net and 512 fixed samples: the loss at each step."""
+    draw = torch.Generator().manual_seed(8)
+    inputs = torch.randn(512, 8, generator=draw)
+    targets = 2 * torch.tanh(inputs @ torch.randn(8, 4, generator=draw) / 2)
+    weights = [
+        (torch.randn(shape, generator=draw) / shape[0] ** 0.5).requires_grad_()
+        for shape in ((8, 64), (64, 4))
+    ]
+    optimizer = torch.optim.SGD(weights, lr=rate, momentum=0.9)
+    waiting: list[torch.Tensor | None] = [None, None]
+    seen = []
+    for step in range(steps):
+        rows = slice(64 * (step % 8), 64 * (step % 8) + 64)
+        out = torch.tanh(inputs[rows] @ weights[0]) @ weights[1]
+        loss = (out - targets[rows]).square().mean()
+        seen.append(min(loss.item(), 1e3))
+        fresh: list[torch.Tensor | None] = [*torch.autograd.grad(loss, weights)]
+        now, waiting = (waiting, fresh) if late else (fresh, waiting)
+        for weight, grad in zip(weights, now, strict=True):
+            weight.grad = grad
+        optimizer.step()
+    return seen
+
+
+def last(values: Sequence[float], number: int = 8) -> float:
+    """The mean of the last ones: a whole turn through the samples."""
+    return sum(values[-number:]) / number
+
+
+def draw_losses(
+    runs: Mapping[float, tuple[Sequence[float], Sequence[float]]],
+) -> Figure:
+    """A panel for each learning rate: the loss at each step, undelayed and late."""
+    figure = Picture(figsize=(9, 2.6))
+    width = 0.88 / len(runs)
+    for place, (rate, (at_once, late)) in enumerate(runs.items()):
+        ax = figure.add_axes((0.07 + place * width, 0.2, width - 0.03, 0.6))
+        ax.plot(at_once, "-", color="#0072b2", label="undelayed")
+        ax.plot(late, "--", color="#d55e00", label="one step late")
+        ax.set_ylim(0, 2.0)
+        ax.set_title(f"learning rate {rate:g}", fontsize=10)
+        ax.set_xlabel("step")
+        if place:
+            ax.set_yticklabels([])
+        else:
+            ax.set_ylabel("loss")
+            ax.legend(frameon=False, fontsize=9)
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
+    return figure

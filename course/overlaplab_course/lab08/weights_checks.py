@@ -1,0 +1,78 @@
+"""The grader of lab 08's repair, 8.4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from overlaplab.grading import Violation
+from overlaplab.grading.forms import Examined, Repair
+from overlaplab_course.lab08 import reference
+from overlaplab_course.lab08.alternating import TrainTwo, two_sets
+from overlaplab_course.lab08.feed_checks import LAB
+
+DIAGNOSIS, SAFE, ONE_MODEL, FREE_CPU, KEPT = LAB.sentences("8.4")
+
+
+def _truth(number: int) -> Mapping[str, object]:
+    case = two_sets(number)
+    return {
+        "kind": "drift",
+        "gradients": case.num_gradients,
+        "first_missing": case.first_missing,
+    }
+
+
+def _play(number: int, program: TrainTwo) -> Examined:
+    return two_sets(number).play(program)
+
+
+def _wrong(number: int, seen: Examined, right: Examined) -> list[Violation]:
+    expected = "front minus the new gradient, step after step"
+    return [
+        Violation(
+            "values",
+            f"the weights that rank {rank} returns are not those of one model",
+            expected,
+            rank=rank,
+        )
+        for rank, (mine, ours) in enumerate(zip(seen.values, right.values, strict=True))
+        if not isinstance(mine, torch.Tensor)
+        or mine.shape != ours.shape
+        or not torch.allclose(mine, ours, rtol=1e-4, atol=1e-5)
+    ]
+
+
+def _cpu_waits(seen: Examined) -> list[Violation]:
+    return [
+        Violation(
+            "cpu",
+            f"on rank {op.rank} the CPU waits in {op.name}"
+            + (f" [{op.source}]" if op.source else ""),
+            "streams wait for events and works; the CPU goes on",
+            "work.wait() makes a stream wait, synchronize makes the CPU wait",
+            rank=op.rank,
+        )
+        for ops in seen.program.ranks
+        for op in ops
+        if op.kind == "host_wait" and op.label != "set up"
+    ]
+
+
+REPAIR = Repair(
+    diagnosis=DIAGNOSIS,
+    safe=SAFE,
+    values=ONE_MODEL,
+    kept=KEPT,
+    truth=_truth,
+    play=_play,
+    reference=reference.train_two,
+    wrong=_wrong,
+    ran="your training on the batches of number {number}, 2 ranks",
+    also={FREE_CPU: _cpu_waits},
+    where=LAB.cases("8.4", "where")[DIAGNOSIS],
+    what="the weights",
+    title="your repair",
+)
+LAB.grader("8.4")(REPAIR.grade)
