@@ -6,6 +6,7 @@ visible in values, on `virtual` it is a finding.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 
 import overlaplab as ol
 from overlaplab import streams
+from overlaplab.models import TOY_NETS
 from overlaplab.techniques.data_parallel import AllReduce
 from tests.gpu.stream_programs import delay
+from tests.techniques.double_buffer import delayed_training
 
 WIDTH = 256
 NUM_LAYERS = 3
@@ -52,6 +55,10 @@ class SlowWire(AllReduce):
     def finish(self, launched: Any) -> None:
         if self._waits:
             super().finish(launched)
+
+    def is_idle(self) -> bool:
+        """Whether the device has begun all that was launched."""
+        return bool(self._stream.query())
 
     def settle(self) -> None:
         """Let the current stream wait for all, so that the program ends."""
@@ -243,6 +250,120 @@ def a_front_that_is_read_late(wait: bool) -> float:
     weights.update_from(second)
     streams.current_stream().wait_stream(serving)
     return off(found, OLD)
+
+
+def late_as_one_process() -> dict[tuple[str, bool], float]:
+    """Of each toy net: the largest difference after twenty steps of AdamW."""
+    found = {}
+    for net in TOY_NETS:
+        for set_to_none in (True, False):
+            got = delayed_training.train(net, set_to_none)
+            want = delayed_training.late_oracle_of(
+                net, dist.get_world_size(), set_to_none
+            )
+            found[net, set_to_none] = max(
+                float((got[name].float() - want[name].float()).abs().max())
+                for name in want
+                if want[name].numel()
+            )
+    return found
+
+
+def forwards_that_are_held_up() -> list[bool]:
+    """Of each step: whether its messages are over when the next forward is."""
+    model, wire = make_model(), SlowWire()
+    reducer = ol.DoubleBufferedReducer(model, bucket_mib=BUCKET_MIB, wire=wire)
+    loss_of(model, batch_of(dist.get_rank(), 0)).backward()  # sets everything up
+    reducer.wait()
+    reducer.flush()
+    streams.synchronize()
+    found = []
+    for step in range(3):
+        model.zero_grad()
+        loss_of(model, batch_of(dist.get_rank(), step)).backward()
+        reducer.wait()
+        answer(model)
+        forward = streams.current_stream().record_event()
+        forward.synchronize()
+        found.append(wire.is_idle())
+    reducer.remove()
+    return found
+
+
+def waits_of_the_cpu() -> dict[str, str]:
+    """What makes the CPU wait in a steady step: "" is nothing."""
+    model = make_model()
+    reducer = ol.DoubleBufferedReducer(model, bucket_mib=BUCKET_MIB)
+    optimizer = make_optimizer(model)
+    weights = ol.DoubleBufferedWeights(copy.deepcopy(model).bfloat16())
+    batch = batch_of(dist.get_rank(), 0)
+
+    def step() -> None:
+        loss_of(model, batch).backward()
+        reducer.wait()
+        weights.wait()
+        optimizer.step()
+        optimizer.zero_grad()
+        weights.update_from(model)
+
+    calls: dict[str, Callable[[], object]] = {"step": step, "swap": weights.swap}
+    for _ in range(3):
+        for call in calls.values():
+            call()
+    found = {}
+    streams.synchronize()
+    for name, call in calls.items():
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call()
+            found[name] = ""
+        except RuntimeError as error:
+            found[name] = str(error)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    reducer.remove()
+    return found
+
+
+def steps_ahead() -> bool:
+    """Whether the CPU is through with steps whose messages are held up."""
+    model, wire = make_model(), SlowWire()
+    reducer = ol.DoubleBufferedReducer(model, bucket_mib=BUCKET_MIB, wire=wire)
+    for step in range(4):
+        loss_of(model, batch_of(dist.get_rank(), step)).backward()
+        reducer.wait()
+        model.zero_grad()
+    is_ahead = not streams.current_stream().record_event().query()
+    reducer.remove()
+    streams.synchronize()
+    return is_ahead
+
+
+def captured() -> tuple[str, list[bool]]:
+    """What a capture of the step says; then whether `.grad` is there, step by step."""
+    model = make_model()
+    reducer = ol.DoubleBufferedReducer(model, bucket_mib=BUCKET_MIB)
+
+    def step(batch: Tensor) -> None:
+        model.zero_grad()
+        loss_of(model, batch).backward()
+        reducer.wait()
+
+    batch, says = batch_of(dist.get_rank(), 0), ""
+    captured_step = ol.capture_step(step)
+    try:
+        for _ in range(5):
+            captured_step(batch)
+    except ol.CaptureError as error:
+        says = str(error)
+    captured_step.release()
+    reducer.flush()
+    found = []
+    for _ in range(2):
+        step(batch)
+        found.append(model[0].weight.grad is not None)
+    reducer.remove()
+    return says, found
 
 
 OF_GRADIENTS: tuple[Callable[[bool], float], ...] = (

@@ -3,18 +3,52 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from overlaplab.grading.fixtures import toy_fixture
+from overlaplab import streams
+from overlaplab.grading.fixtures import Fixture, late_oracle, toy_fixture
 from overlaplab.techniques.double_buffer import DoubleBufferedReducer
 
 NUM_STEPS = 20
 SMALL_MIB = 0.0005  # a few parameters of a toy net a bucket
+
+
+def fixture_of(net_name: str, set_to_none: bool = True) -> Fixture:
+    """The net and its data on this rank's device."""
+    fixture, device = toy_fixture(net_name, set_to_none=set_to_none), streams.device()
+
+    def make_batch(rank: int, step: int) -> tuple[Tensor, ...]:
+        return tuple(t.to(device) for t in fixture.make_batch(rank, step))
+
+    return replace(
+        fixture,
+        make_model=lambda: fixture.make_model().to(device),
+        make_batch=make_batch,
+    )
+
+
+def late_oracle_of(
+    net_name: str,
+    world_size: int,
+    set_to_none: bool = True,
+    num_steps: int = NUM_STEPS,
+    flush_after: Collection[int] = (),
+) -> Mapping[str, Tensor]:
+    """One process's parameters after the same, on this rank's device."""
+    _, parameters = late_oracle(
+        fixture_of(net_name, set_to_none),
+        make_optimizer=make_optimizer,
+        steps=num_steps,
+        world_size=world_size,
+        flush_after=(*flush_after, num_steps),
+    )
+    return parameters
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -42,7 +76,7 @@ def train(
         flush_after: steps after which the pending average is flushed, too.
         resume_after: steps after which all is saved, built anew and loaded.
     """
-    fixture, rank = toy_fixture(net_name), dist.get_rank()
+    fixture, rank = fixture_of(net_name), dist.get_rank()
     model = fixture.build(rank)
     reducer, optimizer = make_reducer(model), make_optimizer(model)
     for step in range(1, num_steps + 1):

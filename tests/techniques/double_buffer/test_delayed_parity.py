@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from overlaplab.grading.fixtures import late_oracle, toy_fixture
 from overlaplab.models import TOY_NETS
 from tests.ranks import run_untimed, values_of
 from tests.techniques.double_buffer import delayed_training as training
@@ -39,22 +38,6 @@ def values(cluster: str, world_size: int, set_to_none: bool) -> tuple[Any, ...]:
     return values_of(*args, cluster=cluster, world_size=world_size)
 
 
-def expected(
-    net: str,
-    world_size: int,
-    set_to_none: bool = True,
-    num_steps: int = training.NUM_STEPS,
-    flush_after: tuple[int, ...] = (),
-) -> Any:
-    return late_oracle(
-        toy_fixture(net, set_to_none=set_to_none),
-        make_optimizer=training.make_optimizer,
-        steps=num_steps,
-        world_size=world_size,
-        flush_after=(*flush_after, num_steps),
-    )[1]
-
-
 @pytest.mark.parametrize(("cluster", "world_size", "set_to_none", "net"), GRID)
 def test_ranks_train_as_one_process_whose_gradients_are_one_step_late(
     cluster: str, world_size: int, set_to_none: bool, net: str
@@ -62,7 +45,8 @@ def test_ranks_train_as_one_process_whose_gradients_are_one_step_late(
     by_rank = values(cluster, world_size, set_to_none)
     # bfloat16 keeps 8 bits, and its layer passes its rounding on to the others.
     tolerance = 2e-2 if net == "mixed_dtypes" else 1e-6
-    for name, want in expected(net, world_size, set_to_none).items():
+    expected = training.late_oracle_of(net, world_size, set_to_none)
+    for name, want in expected.items():
         for rank, of_rank in enumerate(by_rank):
             got = of_rank[net][name]
             assert got.shape == want.shape
@@ -81,9 +65,10 @@ def test_a_flush_after_any_step_is_an_update_with_the_last_average(net: str) -> 
     found, _ = values_of(training.train_with_flushes, net, SHORT)
     assert list(found) == [1, 2, 3, 4, 5]
     for step, got in found.items():
-        want = expected(net, 2, True, SHORT, (step,) if step < SHORT else ())
-        for name in want:
-            torch.testing.assert_close(got[name], want[name], rtol=1e-6, atol=1e-6)
+        flush_after = (step,) if step < SHORT else ()
+        expected = training.late_oracle_of(net, 2, True, SHORT, flush_after)
+        for name, want in expected.items():
+            torch.testing.assert_close(got[name], want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("cluster", ["virtual", "gloo"])
