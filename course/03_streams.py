@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Who waits for whom?
 #
-# **Lab 03: streams and events.** Core: 65 minutes. Extras: 37 more. You need no GPU.
+# **Lab 03: streams and events.** Core: 67 minutes. Extras: 37 more. You need no GPU.
 #
 # After the core you can
 #
@@ -224,6 +224,46 @@ view.table(so_far)
 # it only `opt 2` is left to compute.
 #
 # What you wrote is the heart of every scheduler that spreads a graph over streams.
+
+# %% [markdown]
+# ### How much is hidden? (2 minutes)
+#
+# Here are your streams on another machine: a launch takes the CPU 0.5 ms, and the wire
+# needs twice as long.
+
+# %% name="other-machine"
+other = lab.play(job, lab.mine_or_ours("3.1"), lab.EAGER)
+view.draw(other.timeline, title="slow launches, a slow wire")
+
+# %% name="other-machine-numbers"
+report = other.timeline.report()
+for name in ("step", "compute", "communication", "hidden", "exposed", "saved"):
+    print(f"{name:<14}{getattr(report, f'{name}_ns') / 1e6:5.1f} ms")
+
+# %% [markdown]
+# **Exercise 3.1b.** The **overlap fraction** is the part of the communication that is
+# hidden. What is it in this run? A number from 0 to 1, within 0.01.
+#
+# It is not the **saved fraction**, saved / communication: at the beginning the GPU waits
+# for the CPU's launches, and where nothing runs nothing is saved. Nor is it the
+# **efficiency**, which asks what was saved of what could be saved.
+#
+# <details><summary>Hint: which two numbers?</summary>
+#
+# Hidden over communication. Neither the computation nor the step comes into it.
+#
+# </details>
+
+# %% name="fraction" kind="exercise" exercise="3.1b"
+### BEGIN SOLUTION
+overlap_fraction = report.hidden_ns / report.communication_ns
+### END SOLUTION
+### BEGIN STUB
+# overlap_fraction = None
+### END STUB
+
+# %% name="check-fraction" kind="check" exercise="3.1b" points=1
+_ = check("3.1b", other, overlap_fraction)
 
 # %% [markdown]
 # ## 3. The fewest waits (11 minutes)

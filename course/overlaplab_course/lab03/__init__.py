@@ -18,6 +18,7 @@ from overlaplab_course.lab03.given import (
     turn,
 )
 from overlaplab_course.lab03.jobs import (
+    EAGER,
     Pipeline,
     backward_job,
     pipeline,

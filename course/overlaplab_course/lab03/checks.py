@@ -17,6 +17,7 @@ from overlaplab.grading import Sheet, Violation, laws
 from overlaplab.grading.forms import Examined, Repair, judge_results, judge_step
 from overlaplab.grading.violation import ms
 from overlaplab.program import Finding
+from overlaplab_course.lab03 import fraction_checks as _fraction_checks  # noqa: F401
 from overlaplab_course.lab03 import given, reference
 from overlaplab_course.lab03.checks_extra import LAB
 from overlaplab_course.lab03.jobs import (

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from overlaplab import streams
 from overlaplab.cluster.run import run
 from overlaplab.grading.forms import Examined
-from overlaplab.hardware import Link, find_hardware
+from overlaplab.hardware import Hardware, Link, find_hardware
 from overlaplab.timeline import Span, Timeline
 from overlaplab.view import Table
 
@@ -42,6 +42,15 @@ SLOW = replace(
         "round numbers: a unit of computing, sending or copying takes 1 ms; a copy "
         "from memory that is not pinned takes twice as long"
     ),
+)
+
+EAGER = replace(
+    SLOW,
+    name="slow motion, slow launches and wire",
+    link=replace(SLOW.link, bytes_per_s=SLOW.link.bytes_per_s // 2),
+    launch_ns=500_000,
+    collective_launch_ns=500_000,
+    source="round numbers: a launch takes 0.5 ms, a unit of sending 2 ms",
 )
 
 Wait = tuple[str, str]  # (who must have ended, who waits for it)
@@ -144,12 +153,13 @@ class Played(Labelled):
     job: Job
 
 
-def play(job: Job, issue: Issue) -> Played:
+def play(job: Job, issue: Issue, hardware: Hardware = SLOW) -> Played:
     """Run `issue(tasks)` for `job` on two ranks.
 
     The caller's stream writes the input before, and reads every buffer after.
     """
-    return Played(run(_on_rank, job, issue, world_size=NUM_RANKS, hardware=SLOW), job)
+    ran = run(_on_rank, job, issue, world_size=NUM_RANKS, hardware=hardware)
+    return Played(ran, job)
 
 
 def _on_rank(job: Job, issue: Issue) -> dict[str, torch.Tensor]:
