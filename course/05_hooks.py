@@ -19,6 +19,8 @@
 # yours is not finished, the course's own runs in its place and the cell says so.
 
 # %% name="setup"
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -385,15 +387,14 @@ class PromptReducer:
         self.sent = []
         for param in model.parameters():
             if param.requires_grad:
-                param.register_post_accumulate_grad_hook(self.send)
+                param.register_post_accumulate_grad_hook(self.hook)
         ### END SOLUTION
 
-    ### BEGIN SOLUTION
-    def send(self, param):
+    def hook(self, param):
+        ### BEGIN SOLUTION
         work = dist.all_reduce(param.grad, async_op=True)
         self.sent.append((param, work))
-
-    ### END SOLUTION
+        ### END SOLUTION
 
     def wait(self):
         ### BEGIN SOLUTION
@@ -461,8 +462,10 @@ for what, net in lab.SITUATIONS.items():
 print(lab.how_it_ended(lab.ours("5.3"), lab.SITUATIONS["only rank 0 uses a layer"]))
 
 # %% [markdown]
-# Rank 0 launched a message more than the others did, and waits for partners that never come.
-# And here is the worse one, because nobody notices. Which messages does each rank launch?
+# In three steps rank 0 launches twice as many messages as the others. In its message 3 it waits
+# for partners that never come. (Messages 0 to 2 have met, with other gradients in them.)
+#
+# And here is the worse one, because nobody notices. Whose gradients does each rank send?
 
 # %% name="order-seen"
 order = "rank 0 uses two layers in the other order"
@@ -509,28 +512,21 @@ class OrderedReducer:
             param.register_post_accumulate_grad_hook(self.hook)
         ### END SOLUTION
 
-    ### BEGIN SOLUTION
     def hook(self, param):
+        ### BEGIN SOLUTION
         self.arrived.add(param)
-        while self.is_next_there():
-            self.launch()
-
-    def is_next_there(self):
-        turn = len(self.works)
-        return turn < len(self.params) and self.params[turn] in self.arrived
-
-    def launch(self):
-        param = self.params[len(self.works)]
-        if param.grad is None:  # no use of it on this rank
-            param.grad = torch.zeros_like(param)
-        self.works.append(dist.all_reduce(param.grad, async_op=True))
-
-    ### END SOLUTION
+        for next_one in self.params[len(self.works) :]:
+            if next_one not in self.arrived:
+                return
+            self.works.append(dist.all_reduce(next_one.grad, async_op=True))
+        ### END SOLUTION
 
     def wait(self):
         ### BEGIN SOLUTION
-        while len(self.works) < len(self.params):
-            self.launch()
+        for param in self.params[len(self.works) :]:  # held up, or never came
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+            self.works.append(dist.all_reduce(param.grad, async_op=True))
         for param, work in zip(self.params, self.works, strict=True):
             work.wait()
             param.grad /= dist.get_world_size()
@@ -561,7 +557,14 @@ print(lab.how_it_ended(lab.mine_or_ours("5.4"), lab.SITUATIONS[order]))
 # launch, 80 for a collective.
 
 # %% name="eager"
-eager = lab.Setup("1 sequence", *(1, 15, 80, 44, 340))
+eager = lab.Setup(
+    name="1 sequence",
+    sequences=1,  # of 1024 tokens, on each GPU
+    launch_us=15,
+    collective_us=80,
+    latency_us=44,
+    gbyte_per_s=340,
+)
 print(eager)
 
 # %% [markdown]
@@ -588,14 +591,9 @@ view.draw_many(ways)
 # GPU waits for launches, and the wire does. What overlap saves, launching costs twice over.
 
 # %% name="setups"
-captured = lab.Setup("captured", *(1, 0, 0, 44, 340))
-longer = lab.Setup("8 sequences", *(8, 15, 80, 44, 340))
-setups = {
-    "1 sequence": eager,
-    "captured in a CUDA graph": captured,
-    "8 sequences": longer,
-}
-print(lab.steps_table(setups))
+captured = replace(eager, name="captured in a CUDA graph", launch_us=0, collective_us=0)
+longer = replace(eager, name="8 sequences", sequences=8)
+print(lab.steps_table([eager, captured, longer]))
 
 # %% [markdown]
 # Three things can set the pace of a message for each gradient: the GPU, the CPU that
@@ -751,29 +749,29 @@ class Birch:
 # %% name="cedar" kind="exercise" exercise="5.6a" reference=true broken=true
 class Cedar:
     def __init__(self, model):
-        self.queue = list(model.parameters())
+        self.order = list(model.parameters())
         ### BEGIN SOLUTION
-        self.queue.reverse()  # the last layer's gradient comes first
+        self.order.reverse()  # the last layer's gradient comes first
         ### END SOLUTION
         ### BEGIN STUB
         ### END STUB
-        self.arrived, self.works = set(), []
-        for param in self.queue:
+        self.turn, self.arrived, self.works = 0, set(), []
+        for param in self.order:
             param.register_post_accumulate_grad_hook(self.hook)
 
     def hook(self, param):
         self.arrived.add(param)
-        for param in self.queue[len(self.works) :]:
-            if param not in self.arrived:
-                return
-            self.works.append(dist.all_reduce(param.grad, async_op=True))
+        while self.turn < len(self.order) and self.order[self.turn] in self.arrived:
+            grad = self.order[self.turn].grad
+            self.works.append(dist.all_reduce(grad, async_op=True))
+            self.turn += 1
 
     def wait(self):
         for work in self.works:
             work.wait()
-        for param in self.queue:
+        for param in self.order:
             param.grad.div_(dist.get_world_size())
-        self.arrived, self.works = set(), []
+        self.turn, self.arrived, self.works = 0, set(), []
 
 
 # %% [markdown]
@@ -785,7 +783,8 @@ class Elm:
     def __init__(self, model, room=3000):
         self.room, self.filled, self.sent = room, [], []
         ### BEGIN SOLUTION
-        self.order, self.arrived = list(model.parameters())[::-1], []
+        self.order = list(model.parameters())[::-1]
+        self.turn, self.arrived = 0, set()
         ### END SOLUTION
         ### BEGIN STUB
         ### END STUB
@@ -794,11 +793,10 @@ class Elm:
 
     def hook(self, param):
         ### BEGIN SOLUTION
-        self.arrived.append(param)
-        for param in self.order[:]:  # in one order, whatever arrives first
-            if not any(param is other for other in self.arrived):
-                return
-            self.fill(self.order.pop(0))
+        self.arrived.add(param)
+        while self.turn < len(self.order) and self.order[self.turn] in self.arrived:
+            self.fill(self.order[self.turn])  # in one order, whatever arrives first
+            self.turn += 1
         ### END SOLUTION
         ### BEGIN STUB
         # self.fill(param)
@@ -825,7 +823,7 @@ class Elm:
             for param, part in zip(params, parts, strict=True):
                 param.grad.copy_(part.view_as(param))
         ### BEGIN SOLUTION
-        self.order, self.arrived = [p for params, *_ in self.sent for p in params], []
+        self.turn, self.arrived = 0, set()
         ### END SOLUTION
         ### BEGIN STUB
         ### END STUB
@@ -833,34 +831,29 @@ class Elm:
 
 
 # %% [markdown]
-# `Fir`: one message a gradient, in one order.
+# `Fir`: each gradient in a message of its own, when it is complete.
 
 
 # %% name="fir" kind="exercise" exercise="5.6a" reference=true broken=true
 class Fir:
     def __init__(self, model):
-        self.queue = list(model.parameters())[::-1]
-        self.arrived, self.works = set(), []
-        for param in self.queue:
+        self.params, self.works = list(model.parameters()), []
+        for param in self.params:
             param.register_post_accumulate_grad_hook(self.hook)
 
     def hook(self, param):
-        self.arrived.add(param)
-        for param in self.queue[len(self.works) :]:
-            if param not in self.arrived:
-                return
-            self.works.append(dist.all_reduce(param.grad, async_op=True))
+        self.works.append(dist.all_reduce(param.grad, async_op=True))
 
     def wait(self):
         for work in self.works:
             work.wait()
         ### BEGIN SOLUTION
-        for param in self.queue:
-            param.grad /= dist.get_world_size()
+        for param in self.params:
+            param.grad.div_(dist.get_world_size())
         ### END SOLUTION
         ### BEGIN STUB
         ### END STUB
-        self.arrived, self.works = set(), []
+        self.works.clear()
 
 
 # %% name="first-seen"
@@ -930,7 +923,7 @@ print(lab.machine())
 # %% name="gpu-predicted" fold=true
 h200 = ol.PROFILES["h200-nvlink"]
 for batch in (1, 2, 8):
-    setup = lab.Setup("", batch, 15, 80, 44, 340)
+    setup = replace(eager, sequences=batch)
     for way, stored in (("each", "per parameter"), ("one", "serial")):
         ms, said = lab.measured_ms(stored, batch), setup.on(h200, way).step_ns / 1e6
         print(f"batch {batch}, {way:<4}: predicted {said:.1f} ms, measured {ms:.1f}")

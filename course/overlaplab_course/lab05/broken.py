@@ -42,24 +42,24 @@ class Birch:
 
 class Cedar:
     def __init__(self, model):
-        self.queue = list(model.parameters())
-        self.arrived, self.works = set(), []
-        for param in self.queue:
+        self.order = list(model.parameters())
+        self.turn, self.arrived, self.works = 0, set(), []
+        for param in self.order:
             param.register_post_accumulate_grad_hook(self.hook)
 
     def hook(self, param):
         self.arrived.add(param)
-        for param in self.queue[len(self.works) :]:
-            if param not in self.arrived:
-                return
-            self.works.append(dist.all_reduce(param.grad, async_op=True))
+        while self.turn < len(self.order) and self.order[self.turn] in self.arrived:
+            grad = self.order[self.turn].grad
+            self.works.append(dist.all_reduce(grad, async_op=True))
+            self.turn += 1
 
     def wait(self):
         for work in self.works:
             work.wait()
-        for param in self.queue:
+        for param in self.order:
             param.grad.div_(dist.get_world_size())
-        self.arrived, self.works = set(), []
+        self.turn, self.arrived, self.works = 0, set(), []
 
 
 class Elm:
@@ -96,19 +96,14 @@ class Elm:
 
 class Fir:
     def __init__(self, model):
-        self.queue = list(model.parameters())[::-1]
-        self.arrived, self.works = set(), []
-        for param in self.queue:
+        self.params, self.works = list(model.parameters()), []
+        for param in self.params:
             param.register_post_accumulate_grad_hook(self.hook)
 
     def hook(self, param):
-        self.arrived.add(param)
-        for param in self.queue[len(self.works) :]:
-            if param not in self.arrived:
-                return
-            self.works.append(dist.all_reduce(param.grad, async_op=True))
+        self.works.append(dist.all_reduce(param.grad, async_op=True))
 
     def wait(self):
         for work in self.works:
             work.wait()
-        self.arrived, self.works = set(), []
+        self.works.clear()

@@ -13,7 +13,7 @@ from typing import Any
 
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
-from overlaplab.grading.forms import as_number, find_slip, need_dict
+from overlaplab.grading.forms import as_number, find_slip, need_dict, write_number
 from overlaplab_course.lab05 import reducer_checks, reference  # noqa: F401 (registers)
 from overlaplab_course.lab05.given import HookCase, Model, Played, Seen, hook_case, play
 from overlaplab_course.lab05.setups import WAYS, Costs, Setup
@@ -78,7 +78,7 @@ def _judge_windows(
         sheet.expect(
             sentence,
             _near(said, right[name]),
-            seen=f"the window of {name}: {answer.get(name)!r}",
+            seen=f"the window of {name}: {write_number(said)}",
             expected=f"{right[name]:g} ms of {whole:g}, as in the run below",
             hint=LAB.hint(sentence, why),
         )
@@ -106,7 +106,8 @@ def _judge_exposed(
     sheet.expect(
         EXPOSED,
         _near(said, exposed),
-        seen=f"you say {said} ms for windows {rounded} and messages {messages}",
+        seen=f"you say {write_number(said)} ms for windows {rounded} "
+        f"and messages {messages}",
         expected=f"{exposed:.2f} ms, as in the run below",
         hint=LAB.hint(EXPOSED, why),
     )

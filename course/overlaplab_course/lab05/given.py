@@ -100,13 +100,9 @@ class Model:
     @property
     def backward_ms(self) -> list[float]:
         """The backward pass of each layer, in the order of `layers`: two products."""
-        last = len(self.layers) - 1
-        return [
-            4e-6 * self.tokens * self.width * (self.rows if i == last else self.width)
-            if i
-            else 0.0  # a look-up: nothing to multiply
-            for i in range(last + 1)
-        ]
+        heights = [self.width] * (len(self.layers) - 2) + [self.rows]
+        flops = (4 * self.tokens * self.width * height for height in heights)
+        return [0.0, *(number / 1e6 for number in flops)]  # a look-up has no product
 
     @property
     def products(self) -> tuple[str, ...]:
@@ -249,7 +245,7 @@ class Detour(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.trunk = nn.Parameter(torch.randn(8, 8) / 3)
-        self.extra = nn.Parameter(torch.randn(8, 4) / 3)
+        self.extra = nn.Parameter(torch.randn(8, 8) / 3)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.tanh(x @ self.trunk)

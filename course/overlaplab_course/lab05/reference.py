@@ -58,9 +58,9 @@ class PromptReducer:
         self.sent = []
         for param in model.parameters():
             if param.requires_grad:
-                param.register_post_accumulate_grad_hook(self.send)
+                param.register_post_accumulate_grad_hook(self.hook)
 
-    def send(self, param):
+    def hook(self, param):
         work = dist.all_reduce(param.grad, async_op=True)
         self.sent.append((param, work))
 
@@ -80,22 +80,16 @@ class OrderedReducer:
 
     def hook(self, param):
         self.arrived.add(param)
-        while self.is_next_there():
-            self.launch()
-
-    def is_next_there(self):
-        turn = len(self.works)
-        return turn < len(self.params) and self.params[turn] in self.arrived
-
-    def launch(self):
-        param = self.params[len(self.works)]
-        if param.grad is None:  # no use of it on this rank
-            param.grad = torch.zeros_like(param)
-        self.works.append(dist.all_reduce(param.grad, async_op=True))
+        for next_one in self.params[len(self.works) :]:
+            if next_one not in self.arrived:
+                return
+            self.works.append(dist.all_reduce(next_one.grad, async_op=True))
 
     def wait(self):
-        while len(self.works) < len(self.params):
-            self.launch()
+        for param in self.params[len(self.works) :]:  # held up, or never came
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+            self.works.append(dist.all_reduce(param.grad, async_op=True))
         for param, work in zip(self.params, self.works, strict=True):
             work.wait()
             param.grad /= dist.get_world_size()
@@ -140,40 +134,40 @@ class Birch:
 
 class Cedar:
     def __init__(self, model):
-        self.queue = list(model.parameters())
-        self.queue.reverse()  # the last layer's gradient comes first
-        self.arrived, self.works = set(), []
-        for param in self.queue:
+        self.order = list(model.parameters())
+        self.order.reverse()  # the last layer's gradient comes first
+        self.turn, self.arrived, self.works = 0, set(), []
+        for param in self.order:
             param.register_post_accumulate_grad_hook(self.hook)
 
     def hook(self, param):
         self.arrived.add(param)
-        for param in self.queue[len(self.works) :]:
-            if param not in self.arrived:
-                return
-            self.works.append(dist.all_reduce(param.grad, async_op=True))
+        while self.turn < len(self.order) and self.order[self.turn] in self.arrived:
+            grad = self.order[self.turn].grad
+            self.works.append(dist.all_reduce(grad, async_op=True))
+            self.turn += 1
 
     def wait(self):
         for work in self.works:
             work.wait()
-        for param in self.queue:
+        for param in self.order:
             param.grad.div_(dist.get_world_size())
-        self.arrived, self.works = set(), []
+        self.turn, self.arrived, self.works = 0, set(), []
 
 
 class Elm:
     def __init__(self, model, room=3000):
         self.room, self.filled, self.sent = room, [], []
-        self.order, self.arrived = list(model.parameters())[::-1], []
+        self.order = list(model.parameters())[::-1]
+        self.turn, self.arrived = 0, set()
         for param in model.parameters():
             param.register_post_accumulate_grad_hook(self.hook)
 
     def hook(self, param):
-        self.arrived.append(param)
-        for param in self.order[:]:  # in one order, whatever arrives first
-            if not any(param is other for other in self.arrived):
-                return
-            self.fill(self.order.pop(0))
+        self.arrived.add(param)
+        while self.turn < len(self.order) and self.order[self.turn] in self.arrived:
+            self.fill(self.order[self.turn])  # in one order, whatever arrives first
+            self.turn += 1
 
     def fill(self, param):
         self.filled.append(param)
@@ -195,27 +189,22 @@ class Elm:
             parts = buffer.split([param.numel() for param in params])
             for param, part in zip(params, parts, strict=True):
                 param.grad.copy_(part.view_as(param))
-        self.order, self.arrived = [p for params, *_ in self.sent for p in params], []
+        self.turn, self.arrived = 0, set()
         self.sent.clear()
 
 
 class Fir:
     def __init__(self, model):
-        self.queue = list(model.parameters())[::-1]
-        self.arrived, self.works = set(), []
-        for param in self.queue:
+        self.params, self.works = list(model.parameters()), []
+        for param in self.params:
             param.register_post_accumulate_grad_hook(self.hook)
 
     def hook(self, param):
-        self.arrived.add(param)
-        for param in self.queue[len(self.works) :]:
-            if param not in self.arrived:
-                return
-            self.works.append(dist.all_reduce(param.grad, async_op=True))
+        self.works.append(dist.all_reduce(param.grad, async_op=True))
 
     def wait(self):
         for work in self.works:
             work.wait()
-        for param in self.queue:
-            param.grad /= dist.get_world_size()
-        self.arrived, self.works = set(), []
+        for param in self.params:
+            param.grad.div_(dist.get_world_size())
+        self.works.clear()

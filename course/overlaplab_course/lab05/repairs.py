@@ -90,23 +90,27 @@ class RepairCase:
 
     def truth(self) -> dict[str, object]:
         """The right diagnosis, read off the run of what was handed out."""
-        if self.name == "Fir":
-            return {"kind": self.kind, "factor": self.ranks}
-        seen = self.play(getattr(broken, self.name))
-        if self.name == "Birch":
-            return {"kind": self.kind, "read_by": _reader(seen)}
-        if self.name == "Elm":
-            sends = [seen.evidence.sends_of(rank, 1) for rank in (0, 1)]
-            carried = [[{n for n, _ in s.covers} for s in of_rank] for of_rank in sends]
-            pairs = enumerate(zip(*carried, strict=False))
-            first = next(i for i, (here, there) in pairs if here != there)
-            return {"kind": self.kind, "message": first}
-        exposed_ns = seen.timeline.report().exposed_ns
-        return {"kind": self.kind, "exposed_ms": exposed_ns / 1e6}
+        return {"kind": self.kind, **_shown(self)}
 
     def __str__(self) -> str:
         sizes = " x ".join(map(str, self.widths))
         return f"{self.name}, on a trunk of {sizes} and {self.ranks} ranks"
+
+
+@lru_cache(maxsize=32)
+def _shown(case: RepairCase) -> dict[str, object]:
+    """What the diagnosis asks for beside the kind."""
+    if case.name == "Fir":
+        return {"factor": case.ranks}
+    seen = case.play(getattr(broken, case.name))
+    if case.name == "Birch":
+        return {"read_by": _reader(seen)}
+    if case.name == "Elm":
+        sends = [seen.evidence.sends_of(rank, 1) for rank in (0, 1)]
+        carried = [[{n for n, _ in s.covers} for s in of_rank] for of_rank in sends]
+        pairs = enumerate(zip(*carried, strict=False))
+        return {"message": next(i for i, (here, there) in pairs if here != there)}
+    return {"exposed_ms": seen.timeline.report().exposed_ns / 1e6}
 
 
 def _reader(seen: Played) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from overlaplab.errors import DeadlockError, MismatchError
@@ -81,13 +81,13 @@ def how_it_ended(make_reducer: MakeReducer, fixture: Fixture, ranks: int = 3) ->
         return str(error)
 
 
-def steps_table(setups: Mapping[str, Setup]) -> str:
+def steps_table(setups: Sequence[Setup]) -> str:
     """Both ways on each machine: the step, and what bounds it."""
     rows = []
-    for name, setup in setups.items():
+    for setup in setups:
         each, one = (setup.timeline(way) for way in ("each", "one"))
         ms = (f"{t.step_ns / 1e6:.1f}" for t in (each, one))
-        rows.append((name, *ms, bound_of(each), bound_of(one)))
+        rows.append((setup.name, *ms, bound_of(each), bound_of(one)))
     head = ("", "each (ms)", "one (ms)", "each waits for", "one waits for")
     return stored.text_table(head, rows)
 
