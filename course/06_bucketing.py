@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 import overlaplab as ol
 from overlaplab import streams, view
-from overlaplab.grading import check
+from overlaplab.grading import check, solved
 from overlaplab.models import Transformer, TransformerConfig
 from overlaplab_course import lab06 as lab
 from overlaplab_course.lab06.given import ReducerState
@@ -687,14 +687,16 @@ reading["tail"] = lab.messages(runs["C"])[-1].names[-1]
 _ = check("6.4b", reading)
 
 # %% name="three-shares"
-for letter, given in runs.items():
-    half = 1 - given.timeline(latency=0.5).step_ns / given.timeline().step_ns
-    twice = 1 - given.timeline(bandwidth=2).step_ns / given.timeline().step_ns
-    print(
-        f"{letter} {lab.shares_text(given.timeline())}; half the latency saves", end=" "
-    )
-    print(f"{100 * half:.0f} %, twice the bandwidth {100 * twice:.0f} %")
-view.shares_bar({letter: given.timeline() for letter, given in runs.items()})
+if solved("6.4b"):
+    for letter, given in runs.items():
+        half = 1 - given.timeline(latency=0.5).step_ns / given.timeline().step_ns
+        twice = 1 - given.timeline(bandwidth=2).step_ns / given.timeline().step_ns
+        print(
+            f"{letter} {lab.shares_text(given.timeline())}; half the latency saves",
+            end=" ",
+        )
+        print(f"{100 * half:.0f} %, twice the bandwidth {100 * twice:.0f} %")
+    view.shares_bar({letter: given.timeline() for letter, given in runs.items()})
 
 # %% [markdown]
 # Look at C. Almost all of its step computes; neither half the latency nor twice the

@@ -137,6 +137,7 @@ def _ask(name: str, function: Callable[..., Any], *args: float) -> list[float | 
 # would say it.
 
 FORMULA = LAB.sentences("1.3")[0]
+_CLOSE_MS = 0.15  # numbers to one decimal
 WHYS = {one["word"]: one for one in LAB.tables("1.3")[1:]}
 
 
@@ -152,7 +153,7 @@ def grade_formula(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
         said, why = as_number(entry.get("formula_ms")), entry.get("verdict")
         if said is None:
             wrong.append(f"{letter}: formula_ms is {entry.get('formula_ms')!r}")
-        elif abs(said - card.formula_ms) > 0.15:
+        elif abs(said - card.formula_ms) > _CLOSE_MS:
             wrong.append(f"{letter}: {said:g} ms{_formula_slip(card, said)}")
         word = why.strip().casefold() if isinstance(why, str) else ""
         if word != card.why and card.timeline is not None:
@@ -160,7 +161,9 @@ def grade_formula(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
         truth, expected = WHYS[card.why], f"one of {', '.join(WHYS)}"
         if word in WHYS:
             expected = "the word that the numbers beside it call for"
-        seen = f"{letter}: you say {why!r}; {_describe(card)}"
+        counted = said is not None and abs(said - card.formula_ms) <= _CLOSE_MS
+        facts = _describe(card) if counted else "the formula's number comes first"
+        seen = f"{letter}: you say {why!r}; {facts}"
         hint, fine = truth["help"] if word in WHYS else "", word == card.why
         sheet.expect(truth["says"], fine, seen=seen, expected=expected, hint=hint)
     for timeline, title in figures[:1]:
