@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,10 @@ from overlaplab.grading.exercise import Exercise
 _START_S = 600.0
 _GRACE_S = 15.0
 _MOST_DEATHS = 5
+# Of a child: code of the learner's may write to its connection.
+_MOST_BYTES = 256 * 2**20  # of one message
+_SILENCE_S = 30.0  # in the middle of one
+_LENGTH = struct.Struct("!i")  # before each, as `Connection` writes it
 
 
 # An exercise, the names of its objects, and the cell before which to take them; None:
@@ -98,13 +103,35 @@ class _Child:
         return message if isinstance(message, dict) else None
 
     def receive_bytes(self, timeout_s: float) -> bytes | None:
-        """The next message as it is; None at the deadline."""
+        """The next message as it is; None at the deadline.
+
+        Raises:
+            EOFError: the child is gone, or what it sends is no message.
+        """
         try:
             if not self._connection.poll(max(0.0, timeout_s)):
                 return None
-            return self._connection.recv_bytes()
-        except (OSError, ValueError):  # reset, or no length where one should be
+            (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+            if not 0 <= length <= _MOST_BYTES:
+                raise EOFError
+            return self._read(length)
+        except OSError:  # reset
             raise EOFError from None
+
+    def _read(self, num_bytes: int) -> bytes:
+        """That many bytes of a message that has begun.
+
+        `Connection.recv_bytes` would wait for the rest of it without end.
+        """
+        found = bytearray()
+        while len(found) < num_bytes:
+            if not self._connection.poll(_SILENCE_S):
+                raise EOFError
+            part = os.read(self._connection.fileno(), num_bytes - len(found))
+            if not part:
+                raise EOFError
+            found += part
+        return bytes(found)
 
     def how_it_ended(self) -> tuple[str, bool]:
         """("was killed by SIGKILL", whether that can only be its code's doing)."""

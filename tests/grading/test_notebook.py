@@ -354,3 +354,27 @@ def test_a_lab_that_is_not_installed_is_refused(tmp_path):
         NotebookError, match="exercises of lab 97, which is not installed"
     ):
         grade_notebook(path)
+
+
+FLOOD = """
+import os, struct, time
+for fd in range(3, 256):
+    try:
+        if "socket" in os.readlink(f"/proc/self/fd/{fd}"):
+            os.write(fd, struct.pack("!i", LENGTH) + b"{")
+    except OSError:
+        pass
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("length", [100, 600_000_000, -7])
+def test_half_a_message_or_a_flood_costs_its_cell_alone(
+    tmp_path, grade, monkeypatch, length
+):
+    """A cell writes to the connection by which its process answers, and is silent."""
+    monkeypatch.setattr(children, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(children, "_GRACE_S", 0.5)
+    path = write(tmp_path, "factor = 2", FLOOD.replace("LENGTH", str(length)))
+    report, seen = grade(path)
+    assert report.full_marks, seen
