@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -32,12 +33,18 @@ _FREE_SHARE = 0.5  # of the CPU time: until then nobody looks, and nothing is ch
 _PATIENT_LOOKS = 10  # while what the user's code called has not returned
 
 _interruptible: set[CodeType] = set()
+_of_ranks: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def interruptible(function: F) -> F:
     """Mark a function of ours that waits for the user's code and may be stopped."""
     _interruptible.add(function.__code__)
     return function
+
+
+def note_thread(thread: threading.Thread) -> None:
+    """A rank has started `thread`: what it computes is the user's."""
+    _of_ranks.add(thread)
 
 
 class OutOfTimeError(BaseException):
@@ -136,7 +143,11 @@ class Deadline:
         ranks: list[Stack] = []
         if any(code in _interruptible for code, _ in own):
             threads = threading.enumerate()
-            idents = {t.ident for t in threads if t.name.startswith(RANK_THREADS)}
+            idents = {
+                thread.ident
+                for thread in threads
+                if thread.name.startswith(RANK_THREADS) or thread in _of_ranks
+            }
             frames = sys._current_frames()
             del frames[threading.get_ident()]  # this one: a circle, freed by gc alone
             ranks = [stack_of(f) for ident, f in frames.items() if ident in idents]

@@ -13,8 +13,8 @@ class Labels:
     """The labels that one rank is inside of, and its step."""
 
     def __init__(self) -> None:
-        # With what operators got of a step outside of it.
-        self._labels: list[tuple[str, Mapping[str, Any]]] = []
+        # Where a step began with it: with what operators got of a step before.
+        self._labels: list[tuple[str, Mapping[str, Any] | None]] = []
         self._of_step: Mapping[str, Any] = NO_ATTRIBUTES  # what they get of a step
         self._step = 0  # the last one that began
 
@@ -25,15 +25,17 @@ class Labels:
 
     def enter_label(self, name: str) -> None:
         """What is launched from now on is called so; a step may begin."""
-        self._labels.append((name, self._of_step))
         number = step_number(name, self._step)
+        self._labels.append((name, None if number is None else self._of_step))
         if number is not None:
             self.begin_step(number)
 
     def leave_label(self) -> None:
         """As it was before the last `enter_label`."""
         if self._labels:
-            _, self._of_step = self._labels.pop()
+            _, before = self._labels.pop()
+            if before is not None:
+                self._of_step = before
 
     def begin_step(self, number: int) -> Callable[[], None]:
         """What is launched is of step `number` until the result is called. A step

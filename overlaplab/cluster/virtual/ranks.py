@@ -2,8 +2,13 @@
 
 A rank keeps the turn until it needs what it has not got (`block`), then the next rank
 in round robin goes on; each rank has one lock on which it sleeps. So the order of
-everything is a function of the program and not of the machine. This file knows
-nothing of tensors' contents, streams or collectives.
+everything is a function of the program and not of the machine. Threads that a rank
+starts (threads.py) take turns with it and with all others in the same way. This file
+knows nothing of tensors' contents, streams or collectives.
+
+Who waits with a time-out gets no more than it waits for as long as anybody else can
+move; then the one whose time would be over first goes on, and the clock of the waits
+(`clock_s`) is there. Nobody sleeps for it.
 """
 
 from __future__ import annotations
@@ -12,14 +17,16 @@ import ctypes
 import sys
 import threading
 import time
+from _thread import allocate_lock
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from overlaplab.cluster.settings import (
     first_state,
     process_state,
     set_process_state,
 )
+from overlaplab.cluster.virtual.tracing import suspend_tracing
 from overlaplab.deadline import (
     RANK_THREADS,
     WALL_FACTOR,
@@ -32,6 +39,8 @@ from overlaplab.errors import DeadlockError
 # A rank that asks "is it done?" this often without doing anything else, while nobody
 # else can move, waits for what will never come.
 _MAX_IDLE_POLLS = 1000
+# So often one time-out may follow the other, while nobody gets what it waits for.
+_MAX_TIMEOUTS = 10_000
 
 
 class Stop(BaseException):
@@ -44,21 +53,35 @@ class RankThread:
     Args:
         rank: global rank.
         main: the rank's whole job; called in its thread.
+        thread: a new one if None.
     """
 
-    def __init__(self, rank: int, main: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        main: Callable[[], Any],
+        thread: threading.Thread | None = None,
+    ) -> None:
         self.rank = rank
         self.main = main
-        self.lock = threading.Lock()
+        self.home = self  # whose process state it has
+        self.helpers: list[Helper] = []  # threads that the rank started
+        self.lock = allocate_lock()
         self.lock.acquire()
         self.can_move: Callable[[], bool] | None = None
         self.waits_for: Any = None
+        self.due_s: float | None = None  # when its wait is over, on `Turns.clock_s`
+        self.timed_out = False
         self.finished = False
+        self.is_dismissed = False  # it ends where it waits
+        self.num_asked = 0  # of locks and events, since it let others go on
+        self.resumed: Callable[[], None] | None = None  # called when it goes on
         self.result: Any = None
         self.error: BaseException | None = None
         self.state: tuple[Any, ...] = ()
+        self.has_begun = False
         self.idle_polls = 0
-        self.thread = threading.Thread(
+        self.thread = thread or threading.Thread(
             target=self._run, name=f"{RANK_THREADS}{rank}", daemon=True
         )
         self.turns: Turns | None = None
@@ -67,6 +90,29 @@ class RankThread:
         assert self.turns is not None
         self.turns.run_rank(self)
 
+    def __str__(self) -> str:
+        return f"rank {self.rank}"
+
+
+class Helper(RankThread):
+    """A thread that a rank started.
+
+    Args:
+        home: the rank's own.
+        thread: Python's.
+        main: what it does, as a member of its rank.
+    """
+
+    def __init__(
+        self, home: RankThread, thread: threading.Thread, main: Callable[[], Any]
+    ) -> None:
+        super().__init__(home.rank, main, thread)
+        self.home = home
+        self.is_daemon = False
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, in thread {self.thread.name!r},"
+
 
 class Turns:
     """Hands the turn from rank to rank; notices that no rank can move.
@@ -74,17 +120,28 @@ class Turns:
     Args:
         ranks: every rank that has a thread.
         explain: makes the error when no rank can move.
+        is_fake: tensors have no values.
     """
 
     def __init__(
-        self, ranks: list[RankThread], explain: Callable[[], DeadlockError]
+        self,
+        ranks: list[RankThread],
+        explain: Callable[[], DeadlockError],
+        *,
+        is_fake: bool = False,
     ) -> None:
         self.ranks = ranks
+        self.is_fake = is_fake
+        self.threads = list(ranks)  # and behind each those that it started
+        self.clock_s = 0.0
+        self.strangers: list[threading.Thread] = []  # of libraries; they take no turns
         self.stopping = False
         self.on_the_wall = False
         self.first_error: tuple[int, BaseException] | None = None
         self._explain = explain
-        self._caller = threading.Lock()
+        self._live = ranks[0].home  # whose process state is in place
+        self._num_timeouts = 0  # one after the other
+        self._caller = allocate_lock()
         self._caller.acquire()
         for rank in ranks:
             rank.turns = self
@@ -113,8 +170,8 @@ class Turns:
         """The body of a rank's thread."""
         me.lock.acquire()
         try:
-            if not self.stopping:
-                set_process_state(me.state)
+            if not (self.stopping or me.is_dismissed):
+                self._go_on(me)
                 me.result = me.main()
         except Stop:
             pass
@@ -127,8 +184,9 @@ class Turns:
         if self.stopping:
             return
         if self.first_error is None:
-            following = self._next(me)
+            following = self._next(me) or self._next_timeout()
             if following is not None:
+                self._keep_state(me, following)
                 following.lock.release()
                 return
             if not all(rank.finished for rank in self.ranks):
@@ -141,35 +199,88 @@ class Turns:
         except Exception as error:  # raised in this thread, it would let the run hang
             return error
 
-    def block(self, me: RankThread, can_move: Callable[[], bool], what: Any) -> None:
+    def add(self, helper: Helper) -> None:
+        """A thread of a rank is about to start; it has its first turn later."""
+        helper.turns = self
+        after = helper.home.helpers[-1] if helper.home.helpers else helper.home
+        self.threads.insert(self.threads.index(after) + 1, helper)
+        helper.home.helpers.append(helper)
+
+    def block(
+        self,
+        me: RankThread,
+        can_move: Callable[[], bool],
+        what: Any,
+        timeout_s: float | None = None,
+    ) -> bool:
         """Hand on the turn until `can_move()`; returns at once if it is true.
 
         Args:
-            me: the calling rank.
-            can_move: pure; asked by other ranks' threads.
+            me: the calling thread.
+            can_move: pure; asked by other threads.
             what: what is waited for, for the report.
+            timeout_s: of the clock of waits.
+
+        Returns:
+            False where the time is over.
 
         Raises:
             DeadlockError: no rank can move.
         """
         self.check()
-        while not can_move():
+        me.due_s = None if timeout_s is None else self.clock_s + timeout_s
+        while not me.timed_out and not can_move():
+            if me.is_dismissed:
+                raise Stop
             me.can_move, me.waits_for = can_move, what
-            following = self._next(me)
-            if following is None:
-                raise self._explain()
+            following = self._next(me) or self._next_timeout()
+            if following is not None:
+                self._hand_over(me, following)
+            elif not self._await_strangers():
+                self._give_up(me)
+        in_time = not me.timed_out
+        if in_time:
+            self._num_timeouts = 0
+        me.can_move = me.waits_for = me.due_s = None
+        me.timed_out = False
+        return in_time
+
+    def wait_for_helpers(self, me: RankThread) -> None:
+        """At the end of a rank: wait for its threads, and end the daemons.
+
+        Raises:
+            DeadlockError: one of them never ends.
+        """
+
+        def all_ended() -> bool:
+            return all(h.finished or h.is_daemon for h in me.helpers)
+
+        def are_gone() -> bool:
+            return all(helper.finished for helper in me.helpers)
+
+        self.block(me, all_ended, "waits at its end for the threads that it started")
+        for helper in me.helpers:
+            helper.is_dismissed = True
+        self.block(me, are_gone, "ends its daemons")
+
+    def let_others(self, me: RankThread) -> None:
+        """Let every other thread that can move go first."""
+        self.check()
+        following = self._next(me)
+        if following is not None:
             self._hand_over(me, following)
-        me.can_move = me.waits_for = None
 
     def yield_turn(self, me: RankThread, what: Any) -> None:
         """Let every other rank that can move go first (a poll: `is_completed`)."""
         self.check()
         following = self._next(me)
         if following is None or following is me:
+            following = self._next_timeout()
+        if following is None or following is me:
             me.idle_polls += 1
             if me.idle_polls > _MAX_IDLE_POLLS:
                 me.waits_for = what
-                raise self._explain()
+                self._give_up(me)
             return
         me.idle_polls = 0
         self._hand_over(me, following)
@@ -187,7 +298,7 @@ class Turns:
         """
         self.stopping = True
         stuck = []
-        for rank in self.ranks:
+        for rank in self.threads:
             thread = rank.thread
             if thread.ident is None:
                 continue
@@ -211,60 +322,67 @@ class Turns:
 
     def _next(self, me: RankThread) -> RankThread | None:
         """The next rank in round robin that can move; `me` last; None if none."""
-        start = self.ranks.index(me) + 1
-        for rank in self.ranks[start:] + self.ranks[:start]:
+        start = self.threads.index(me) + 1
+        for rank in self.threads[start:] + self.threads[:start]:
             if rank.finished:
                 continue
-            if rank.can_move is None or rank.can_move():
+            if rank.can_move is None or rank.is_dismissed or rank.can_move():
                 return rank
         return None
+
+    def _next_timeout(self) -> RankThread | None:
+        """Nobody can move: the one whose time is over first, where anybody's is."""
+        due = [r for r in self.threads if not r.finished and r.due_s is not None]
+        if not due or self._num_timeouts >= _MAX_TIMEOUTS:
+            return None
+        first = min(due, key=lambda rank: rank.due_s or 0.0)
+        self.clock_s = max(self.clock_s, first.due_s or 0.0)
+        first.timed_out = True
+        self._num_timeouts += 1
+        return first
+
+    def _await_strangers(self) -> bool:
+        """Whether a thread that takes no turns could still free what is waited for."""
+        if not any(thread.is_alive() for thread in self.strangers):
+            return False
+        time.sleep(0.001)
+        self.check()
+        return True
+
+    def _give_up(self, me: RankThread) -> NoReturn:
+        """No rank can move: an error of the rank; where a helper notices, of the run,
+        for a pool of threads keeps its members' errors to itself."""
+        error = self._why_nobody_moves()
+        if me is me.home:
+            raise error
+        if self.first_error is None:
+            self.first_error = (me.rank, error)
+        self.stopping = True
+        self._caller.release()
+        raise Stop
 
     def _hand_over(self, me: RankThread, following: RankThread) -> None:
         if following is me:
             return
         resume_tracing = suspend_tracing()
-        me.state = process_state()
+        self._keep_state(me, following)
         following.lock.release()
         me.lock.acquire()
         resume_tracing()  # also where the run stops: the trace undoes it on its way out
         self.check()
-        set_process_state(me.state)
+        self._go_on(me)
+        if me.is_dismissed:
+            raise Stop
 
+    def _keep_state(self, me: RankThread, following: RankThread) -> None:
+        if following.home is not me.home and not me.home.finished:
+            me.home.state = process_state()
 
-_GLOBALS = (
-    ("torch.fx._symbolic_trace", "CURRENT_PATCHER"),
-    ("torch.fx._symbolic_trace", "_is_fx_tracing_flag"),
-    ("torch.fx.experimental.proxy_tensor", "_CURRENT_MAKE_FX_TRACER"),
-)
-
-
-def suspend_tracing() -> Callable[[], None]:
-    """Undo what the calling rank's FX trace patched; the result patches it again.
-
-    `make_fx` and `symbolic_trace` patch torch for the whole process. Two ranks that
-    trace in turn would undo one another's patches in the wrong order and leave some for
-    ever; so a rank that hands on its turn takes its trace along.
-    """
-    active = {
-        (module, name): value
-        for module, name in _GLOBALS
-        if (value := getattr(sys.modules.get(module), name, None))
-    }
-    if not active:
-        return _nothing
-    patcher = active.get(_GLOBALS[0])
-    if patcher is not None:
-        patcher.revert_all_patches()
-    for module, name in active:
-        setattr(sys.modules[module], name, False if "flag" in name else None)
-
-    def resume() -> None:
-        for (module, name), value in active.items():
-            setattr(sys.modules[module], name, value)
-        if patcher is not None:
-            patcher.reapply_all_patches()
-
-    return resume
-
-
-def _nothing() -> None: ...
+    def _go_on(self, me: RankThread) -> None:
+        """`me` has the turn: its process's state comes back."""
+        if self._live is not me.home or not me.home.has_begun:
+            set_process_state(me.home.state)
+            self._live = me.home
+            me.home.has_begun = True
+        if me.resumed is not None:
+            me.resumed()

@@ -27,7 +27,7 @@ from overlaplab.cluster.virtual.lanes import (
 )
 from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.source import ForwardLines, user_line
-from overlaplab.cluster.virtual.storage import PAGEABLE, StorageTable
+from overlaplab.cluster.virtual.storage import NOT_PLACING, PAGEABLE, StorageTable
 from overlaplab.program.access import num_bytes
 from overlaplab.program.record import (
     Access,
@@ -62,11 +62,34 @@ class Recorder(Labels):
         self.storages = StorageTable(rank, self.ops)
         self.lanes: dict[str, Lane] = {}
         self.communicator_lanes: set[str] = set()
+        self._num_streams = 0
+        self.unseen: list[Unseen] = []  # in the order of launch
+        self._others: dict[RankThread, Any] = {}  # what belongs to other threads
+        self._begin_thread()
+
+    def switch_to(self, thread: RankThread) -> None:
+        """A thread of the rank goes on: its streams, labels and backward passes are
+        its own."""
+        if thread is not self.thread:
+            self._others[self.thread] = self._own_state(), self.storages.own_state()
+            mine = self._others.pop(thread, None)
+            if mine is None:
+                self._begin_thread()
+            else:
+                vars(self).update(mine[0])
+                self.storages.set_own_state(mine[1])
+            self.thread = thread
+
+    def _own_state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _OF_A_THREAD}
+
+    def _begin_thread(self) -> None:
+        """As a new thread of a process has it: outside of everything."""
+        self._labels: list[Any] = []
         self.moving = ""  # the call that moves a tensor, while it does
         self.looks_away = False  # from what is not the program's
         self._forward_lines = ForwardLines()
         self._user_lane = self.lane(DEFAULT_LANE)
-        self._num_streams = 0
         # Autograd's sequence number counts up in the forward pass: from `_starts[i]`
         # on, nodes were made while `_start_lanes[i]` was current.
         self._starts: list[int] = [0]
@@ -75,7 +98,7 @@ class Recorder(Labels):
         self._num_nodes = 0  # that were made until the last operator of one
         # A stream that a hook entered while its node runs.
         self._hook_lane: Lane | None = None
-        self.unseen: list[Unseen] = []  # in the order of launch
+        self.storages.set_own_state(NOT_PLACING)
 
     def lane(self, name: str) -> Lane:
         """The lane called `name`, made at its first mention."""
@@ -305,10 +328,12 @@ class Recorder(Labels):
         """Block until the collectives that `lane` waits for have met."""
         self.turns.check()
         while lane.unmet:
+            meeting = lane.unmet[0]
             try:
-                self.meet(lane.unmet[0])
+                self.meet(meeting)
             finally:  # an error of the collective is raised once
-                lane.unmet.pop(0)
+                # Another thread of the rank may have waited for it, too.
+                lane.unmet = [one for one in lane.unmet if one is not meeting]
 
     def meet(self, meeting: Meets) -> None:
         """Block until all ranks of `meeting` have arrived: this rank sees its results
@@ -326,8 +351,9 @@ class Recorder(Labels):
             self.turns.block(self.thread, partial(getattr, one, "complete"), one)
         with _disable_current_modes(), torch.no_grad():
             for unseen in due:
-                self.unseen.remove(unseen)
-                unseen.meeting.give(self.rank)
+                if unseen in self.unseen:  # no other thread of the rank was faster
+                    self.unseen.remove(unseen)
+                    unseen.meeting.give(self.rank)
 
     def phase(self, differentiable: bool) -> str:
         """Of the operator that is being launched.
@@ -392,6 +418,13 @@ class Recorder(Labels):
             for name in task.lanes():
                 caller.wait(self.lanes[name].frontier())
             self._mark(caller)
+
+
+# What `_begin_thread` sets.
+_OF_A_THREAD = (
+    *("_labels", "moving", "looks_away", "_forward_lines", "_user_lane", "_starts"),
+    *("_start_lanes", "_task", "_num_nodes", "_hook_lane"),
+)
 
 
 def _total(accesses: Iterable[Access]) -> int:

@@ -32,24 +32,26 @@ def deadlock(ranks: Sequence[RankThread], program: Program) -> DeadlockError:
     """Name each rank, what it waits in, and the first place where orders differ.
 
     Args:
-        ranks: none of which can move.
+        ranks: none of which can move, and the threads that they started.
         program: what they have launched until now.
     """
     waiting = {}
-    for number, rank in enumerate(ranks):
+    for rank in ranks:
         if isinstance(rank.waits_for, Meeting) and not rank.finished:
             arrival = rank.waits_for.arrivals[rank.rank]
-            waiting[number] = arrival.op
+            waiting[rank.rank] = arrival.op
     error = find_deadlock(program, waiting=waiting)
-    keys = [
-        f"  rank {rank.rank} {rank.waits_for}{_standing(rank)}"
-        for rank in ranks
-        if isinstance(rank.waits_for, KeyWait) and not rank.finished
-    ]
-    if not keys:
+    others = [r for r in ranks if isinstance(r.waits_for, KeyWait | str)]
+    others = [rank for rank in others if not rank.finished]
+    if not others:
         assert error is not None, "no rank can move, and the record shows no reason"
         return error
-    lines = ["no rank can move.", *keys, "No rank that could still set it is left."]
+    lines = ["no rank can move."]
+    lines += [f"  {rank} {rank.waits_for}{_standing(rank)}" for rank in others]
+    if any(isinstance(rank.waits_for, KeyWait) for rank in others):
+        lines.append("No rank that could still set it is left.")
+    else:
+        lines.append("No thread that could still free them is left.")
     if error is not None:
         lines += ["Besides:", str(error)]
     return DeadlockError("\n".join(lines))
@@ -78,7 +80,7 @@ def failure(rank: int, error: BaseException) -> RankError:
 
 def timed_out(turns: Turns, timeout_s: float) -> RunTimeoutError:
     """Where each rank was when the time was over."""
-    ranks, frames = turns.ranks, sys._current_frames()
+    ranks, frames = turns.threads, sys._current_frames()
     what = f"{timeout_s:g} s of CPU time"
     if turns.on_the_wall:
         what = f"{WALL_FACTOR * timeout_s:g} s, with CPU time left: it slept or waited"
@@ -92,7 +94,9 @@ def timed_out(turns: Turns, timeout_s: float) -> RunTimeoutError:
             where = f"was at {line}" if line else "was outside the user's code"
             if isinstance(rank.waits_for, Meeting):
                 where += " (waiting for its turn)"
-        lines.append(f"  rank {rank.rank} {where}")
+            elif isinstance(rank.waits_for, str):
+                where += f" ({rank.waits_for})"
+        lines.append(f"  {rank} {where}")
     if len(ranks) > _MOST_RANKS:
         lines.append(f"  and {len(ranks) - _MOST_RANKS} more ranks")
         lines.append("With fake=True one rank stands for all that do the same.")

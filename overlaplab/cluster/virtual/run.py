@@ -29,6 +29,7 @@ from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.resizing import resizing_storages
 from overlaplab.cluster.virtual.streams import VirtualProvider, backward_streams
+from overlaplab.cluster.virtual.threads import end_threads, quiet_pools, rank_threads
 from overlaplab.cluster.virtual.work import serving_cpp
 from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.program.garbage import no_collections
@@ -123,7 +124,7 @@ class _Run:
         self.ranks = [
             RankThread(rank, self._main_of(rank)) for rank in range(num_recorded)
         ]
-        self.turns = Turns(self.ranks, self._explain)
+        self.turns = Turns(self.ranks, self._explain, is_fake=fake)
         self.recorders = [Recorder(r.rank, self.turns, r) for r in self.ranks]
 
     def run(self, timeout_s: float) -> tuple[tuple[Any, ...], Program]:
@@ -137,6 +138,7 @@ class _Run:
             naming_parameters(world.current_recorder),
             serving_cpp(world.current_recorder),
             backward_streams(world.current_recorder),
+            rank_threads(lambda: self.fake_mode or contextlib.nullcontext()),
         )
         with world.worlds_of_threads(), contextlib.ExitStack() as stack:
             for patching in calls:
@@ -149,7 +151,8 @@ class _Run:
                 if not in_time:
                     raise report.timed_out(self.turns, timeout_s)
             finally:
-                self.abandoned = bool(self.turns.stop())
+                with quiet_pools():
+                    self.abandoned = bool(self.turns.stop())
                 self.jobs.clear()  # the copies; what returns is in the results
         if self.turns.first_error is not None:
             number, error = self.turns.first_error
@@ -179,6 +182,7 @@ class _Run:
                     fake = self.fake_mode or contextlib.nullcontext()
                     with fake, RecordMode(recorder, fake=self.fake):
                         result = fn(*args, **kwargs)
+                        end_threads(recorder)
                     for lane in list(recorder.lanes.values()):
                         recorder.settle(lane)
                     return result
@@ -191,7 +195,7 @@ class _Run:
         return main
 
     def _explain(self) -> DeadlockError:
-        return report.deadlock(self.ranks, self._program())
+        return report.deadlock(self.turns.threads, self._program())
 
     def _program(self) -> Program:
         """What has been recorded until now."""

@@ -30,6 +30,12 @@ PINNED = "pinned"
 HOST = frozenset({PAGEABLE, PINNED})
 
 
+_OF_A_THREAD = tuple(
+    ["_placing", "placing_on_host", "placing_on_device", "is_loading", "is_arriving"]
+)
+NOT_PLACING = ("", False, False, False, False)  # `own_state` at the start of a thread
+
+
 @dataclass(slots=True)
 class _Storage:
     number: int
@@ -80,11 +86,12 @@ class StorageTable:
         self._alive: dict[int, _Storage] = {}
         self._all: list[_Storage] = []
         self._names: list[TensorName] = []
-        self._placing = ""
-        self.placing_on_host = False  # new storages are the host's
-        self.placing_on_device = False  # ... the GPU's, and somebody said so
-        self.is_loading = False  # what nobody places is the host's (loading.py)
-        self.is_arriving = False  # pinning takes no copy (loading.py)
+        self._placing: str
+        self.placing_on_host: bool  # new storages are the host's
+        self.placing_on_device: bool  # ... the GPU's, and somebody said so
+        self.is_loading: bool  # what nobody places is the host's (loading.py)
+        self.is_arriving: bool  # pinning takes no copy (loading.py)
+        self.set_own_state(NOT_PLACING)
         self.has_numbers = False
         self.has_host = False
         self.has_resized = False  # a storage gave its memory back, and lives
@@ -194,6 +201,15 @@ class StorageTable:
             yield
         finally:
             self._placing, self.is_loading = before
+
+    def own_state(self) -> tuple[Any, ...]:
+        """What belongs to the thread that runs."""
+        return tuple(getattr(self, name) for name in _OF_A_THREAD)
+
+    def set_own_state(self, state: tuple[Any, ...]) -> None:
+        """Put back what `own_state` returned."""
+        for name, value in zip(_OF_A_THREAD, state, strict=True):
+            setattr(self, name, value)
 
     @contextlib.contextmanager
     def arriving(self) -> Iterator[None]:

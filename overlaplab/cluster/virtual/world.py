@@ -25,7 +25,6 @@ from overlaplab.cluster.membership import Init, Member, accepting_init
 from overlaplab.cluster.virtual.communicator import Communicator
 from overlaplab.cluster.virtual.group import VirtualGroup
 from overlaplab.cluster.virtual.meeting import Meetings
-from overlaplab.cluster.virtual.ranks import RankThread, Turns
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.streams import torch_cpu_streams
 from overlaplab.streams import install_thread_provider
@@ -113,7 +112,7 @@ def join(recorder: Recorder, meetings: Meetings, world_size: int, store: Any) ->
         comms=[],
     )
     # Kept here: C++ holds the store, but not the Python object with its methods.
-    _rank.store = RankStore(store, recorder.turns, recorder.thread)
+    _rank.store = RankStore(store, recorder)
     _rank.num_worlds = 0
 
     def connect(init: Init) -> None:
@@ -133,6 +132,18 @@ def join(recorder: Recorder, meetings: Meetings, world_size: int, store: Any) ->
 def _member() -> Member | None:
     member: Member | None = getattr(_rank, "member", None)
     return member
+
+
+def inherit() -> Callable[[], None]:
+    """The result makes the thread that calls it a thread of the calling one's rank."""
+    mine = dict(vars(_rank))
+
+    def become() -> None:
+        vars(_rank).update(mine)
+        for group, name in _rank.world.pg_names.items():  # C++ has a list a thread
+            _c10d_native._register_process_group(name, group)
+
+    return become
 
 
 def leave(*, late: bool) -> None:
@@ -236,15 +247,13 @@ class RankStore(BaseStore):  # type: ignore[misc]
 
     Args:
         shared: the run's.
-        turns: hands on the turn.
-        thread: the rank's own.
+        recorder: the rank's.
     """
 
-    def __init__(self, shared: Any, turns: Turns, thread: RankThread) -> None:
+    def __init__(self, shared: Any, recorder: Recorder) -> None:
         super().__init__()
         self._shared = shared
-        self._turns = turns
-        self._thread = thread
+        self._recorder = recorder
 
     def get(self, key: str) -> Any:
         self._until(lambda: self._shared.check([key]), (key,))
@@ -273,4 +282,5 @@ class RankStore(BaseStore):  # type: ignore[misc]
 
     def _until(self, there: Callable[[], bool], keys: tuple[str, ...]) -> None:
         if not there():
-            self._turns.block(self._thread, there, KeyWait(keys))
+            recorder = self._recorder
+            recorder.turns.block(recorder.thread, there, KeyWait(keys))
