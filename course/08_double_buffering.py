@@ -26,7 +26,7 @@ from overlaplab.grading import check
 from overlaplab_course import lab08 as lab
 
 # %% [markdown]
-# ## 1. The waste (7 minutes)
+# ## 1. The waste (6 minutes)
 #
 # A batch goes through three hands before a step has computed with it. The CPU **fills**
 # pinned memory with it. The copy engine **copies** it to the device. The GPU computes.
@@ -98,7 +98,7 @@ view.draw_many(
 # You build it in two halves: first the device's side (section 2), then the host's (3).
 
 # %% [markdown]
-# ## 2. The next batch, beside the step (11 minutes)
+# ## 2. The next batch, beside the step (10 minutes)
 #
 # Here batches come pinned, each in memory of its own, as from
 # `DataLoader(..., pin_memory=True)`. So the CPU has nothing to fill. The device's memory
@@ -213,7 +213,7 @@ view.draw_many({name: run.timeline for name, run in fed.items()})
 # batches there are.
 
 # %% [markdown]
-# ## 3. When may a slot be filled again? (14 minutes)
+# ## 3. When may a slot be filled again? (11 minutes)
 #
 # Real loaders give ordinary, pageable memory. Somebody has to put each batch into pinned
 # memory, and pinning new memory is slow: the operating system takes part. So one keeps two
@@ -260,32 +260,34 @@ lab.side_by_side("device A is free from moment", device_free, 3)
 # tensors, as many as the batch has: views. A batch that is shorter leaves old rows behind
 # it in the slot, and nobody may read those.
 #
-# **Exercise 8.2.** Write `double_buffered(loader, pinned, device)`, a generator.
+# **Exercise 8.2.** Below is `double_buffered(loader, pinned, device)`, a generator like 8.1, with
+# everything in it but the waits. Put them in: the three of the table, and no others.
 #
 # - `loader` as before, but batches are tuples of *pageable* tensors. `pinned` and `device`
 #   are lists of two slots; a slot is a tuple of tensors, each with room for a whole batch.
-# - Batch `i` goes through `pinned[i % 2]` and `device[i % 2]`. Yield it as views of the
+# - Batch `i` goes through `pinned[i % 2]` and `device[i % 2]`. It is yielded as views of the
 #   device slot. Allocate nothing.
-# - Fills, copies and steps go on side by side. Here a fill takes the CPU time.
-# - Nobody waits longer than the table asks for. Again some steps end with `loss.item()`.
+# - Fills, copies and steps go on side by side. Here a fill takes the CPU time. Again some
+#   steps end with `loss.item()`.
 #
-# About 18 lines; start from your 8.1.
+# About 9 lines more. You may write all of it otherwise.
 #
 # <details><summary>Hint: two lists of events</summary>
 #
-# `copied = [None, None]` and `read = [None, None]`, by slot. `copied[slot]` is waited for
-# twice: by the CPU before the next fill, and by the current stream before the step.
+# `copied[slot]`: recorded behind the slot's copies. It is waited for twice, by the CPU before
+# the next fill, and by the current stream before the step. `read[slot]`: recorded behind the
+# step.
 #
 # </details>
-# <details><summary>Hint: load</summary>
+# <details><summary>Hint: the first time</summary>
 #
-# In this order: the CPU waits for `copied[slot]`; it fills; the copy stream waits for
-# `read[slot]`; the copies are launched; `copied[slot]` is recorded anew.
+# A slot that nobody has used yet has no event. `if copied[slot] is not None: ...`
 #
 # </details>
-# <details><summary>Hint: read</summary>
+# <details><summary>Hint: behind the step</summary>
 #
-# Right behind the `yield` of batch `i`: `read[i % 2] = main.record_event()`.
+# What stands right behind a `yield` runs when the loop asks for the next batch. The step has
+# been launched then: `read[i % 2] = main.record_event()`.
 #
 # </details>
 
@@ -297,36 +299,65 @@ def double_buffered(loader, pinned, device):
 
     def load(i, batch):
         """Fill a pinned slot with batch i, launch its copies; return the views."""
-        ### BEGIN SOLUTION
         slot = i % 2
         host, ours = lab.part(pinned[slot], batch), lab.part(device[slot], batch)
+        ### BEGIN SOLUTION
         if copied[slot] is not None:
             copied[slot].synchronize()  # until then the copy engine reads it
+        ### END SOLUTION
+        ### BEGIN STUB
+        # # may the CPU fill it?
+        ### END STUB
         for target, source in zip(host, batch, strict=True):
-            target.copy_(source)
+            target.copy_(source)  # the CPU fills
+        ### BEGIN SOLUTION
         if read[slot] is not None:
-            copying.wait_event(read[slot])
+            copying.wait_event(read[slot])  # until then a step reads it
+        ### END SOLUTION
+        ### BEGIN STUB
+        # # may the copy engine write it?
+        ### END STUB
         with streams.stream(copying):
             for target, source in zip(ours, host, strict=True):
                 target.copy_(source, non_blocking=True)
+            ### BEGIN SOLUTION
             copied[slot] = copying.record_event()
+            ### END SOLUTION
+            ### BEGIN STUB
+            # # who will want to know that it has ended?
+            ### END STUB
         return ours
-        ### END SOLUTION
 
-    ### BEGIN SOLUTION
-    ahead = None
-    for i, batch in enumerate(loader):
-        following = load(i, batch)
-        if ahead is not None:
-            main.wait_event(copied[(i - 1) % 2])
-            yield ahead
-            read[(i - 1) % 2] = main.record_event()
-        ahead = following
-    if ahead is not None:
+    def step_with(i, batch):
+        """Hand batch i out, in order behind its copies."""
+        ### BEGIN SOLUTION
         main.wait_event(copied[i % 2])
-        yield ahead
-    ### END SOLUTION
+        yield batch
+        read[i % 2] = main.record_event()
+        ### END SOLUTION
+        ### BEGIN STUB
+        # yield batch
+        ### END STUB
 
+    coming = None
+    for i, batch in enumerate(loader):
+        before, coming = coming, (i, load(i, batch))
+        if before is not None:
+            yield from step_with(*before)
+    if coming is not None:
+        yield from step_with(*coming)
+
+
+# %% name="slots-seen"
+mine = lab.feed_slots(double_buffered)
+print(f"{len(mine.findings)} findings")
+for finding in mine.findings[:1]:
+    print(finding)
+view.draw(mine.timeline, title="as you have it now")
+
+# %% [markdown]
+# A finding names the bytes, and the two who touch them with nothing between. `the CPU` in it
+# means a fill.
 
 # %% name="check-double-buffered" kind="check" exercise="8.2" points=4
 _ = check("8.2", double_buffered)
@@ -353,10 +384,17 @@ view.draw(waiting.timeline, title="two slots, each step reads its loss")
 
 # %% [markdown]
 # Hence the *thread* of `DataLoader(pin_memory=True)`: it fills while your thread waits. It
-# is the third buffer of the same kind: one thread fills while the other empties.
+# is a third buffer of the same kind: one thread fills while the other empties.
+#
+# The library's `ol.BatchPrefetcher` is 8.2 for batches of any nesting, with slots that grow and
+# loaders that raise. In the loop above, without `loss.item()`:
+
+# %% name="library-batches"
+theirs = lab.feed_slots(lambda loader, pinned, device: ol.BatchPrefetcher(loader))
+print(f"ol.BatchPrefetcher: {theirs.step_ns / 1e6:.0f} ms")
 
 # %% [markdown]
-# ## 4. One gradient step late (16 minutes)
+# ## 4. One gradient step late (12 minutes)
 #
 # Gradients are a buffer, too: the backward pass fills it, the messages empty it. With one
 # set, the next backward pass may not begin before the messages have left and the optimizer
@@ -545,10 +583,15 @@ lab.draw_losses(runs)
 # and where undelayed training is best the late one explodes. So the time that is won is not
 # the whole bill: look at the loss at *your* learning rate before you take it.
 #
-# The library's `ol.DoubleBufferedReducer` is this class with buckets that leave from hooks.
+# The library's `ol.DoubleBufferedReducer` is this class with buckets that leave from hooks. Here
+# with small ones, in the same loop:
+
+# %% name="library-late"
+theirs = lab.train(lambda model: ol.DoubleBufferedReducer(model, bucket_mib=0.02))
+print(lab.costs_text(theirs))
 
 # %% [markdown]
-# ## 5. Two sets of weights (9 minutes)
+# ## 5. Two sets of weights (7 minutes)
 #
 # In 8.3 the update still stands in line: it writes the weights that the next step reads. With
 # two sets of weights, one is read while the other is updated. Here is a program that people
@@ -655,7 +698,7 @@ _ = check("8.4", my_number, diagnosis, train_two)
 # copies them into the set that nobody reads, on a stream of its own, and swaps.
 
 # %% [markdown]
-# ## 6. The bill (10 minutes)
+# ## 6. The bill (9 minutes)
 #
 # Each second buffer costs its bytes, and wins at most what stood in line. Here are both, counted
 # in the runs of this lab:
@@ -780,3 +823,182 @@ print(f"""1. With one slot copies and steps take turns: {slots_ms[0]:.0f} ms. Wi
 # **Stop line.** That is the core. You may close the laptop here.
 #
 # ---
+
+# %% [markdown]
+# # Extras
+#
+# Each stands alone. Take what you like.
+#
+# ## 7. More than two? (6 minutes)
+#
+# `depth` of `ol.BatchPrefetcher` is the number of slots of each kind: 2 is 8.2.
+#
+# **Predict.** Section 1's six batches took 29 ms with two slots. How many ms with four?
+
+# %% name="predict-four" kind="lab-only"
+four_slots_ms = None
+
+# %% name="predicted-four" kind="solution-only"
+four_slots_ms = 32
+
+# %% name="depths" fold=true
+depths = {depth: lab.feed_at_depth(depth) for depth in (1, 2, 3, 4)}
+lab.side_by_side("four slots, ms", four_slots_ms, f"{depths[4].step_ns / 1e6:.0f}")
+for depth, run in depths.items():
+    print(
+        f"depth {depth}: {run.step_ns / 1e6:.0f} ms, GPU idle {run.gpu_idle_ns / 1e6:.0f}"
+    )
+view.draw_many({f"depth {depth}": depths[depth].timeline for depth in (2, 4)})
+
+# %% [markdown]
+# Two are enough where every fill and every copy is shorter than a step: when a step ends, the next
+# batch is there. A third slot has nothing to win, takes its memory, and here even costs time,
+# since the first step waits until all slots have been filled once.
+#
+# What a deeper buffer can do is to even out *differences*. Here is a loader in which every fill
+# takes 1 ms, but one takes 14. Two slots hold one batch in store; the GPU runs out of work.
+# Three hold more. Still more only make the first step late.
+
+# %% name="stutter" fold=true
+for depth in (2, 3, 4, 5):
+    run = lab.feed_at_depth(depth, stutter=True)
+    print(
+        f"depth {depth}: {run.step_ns / 1e6:.0f} ms, GPU idle {run.gpu_idle_ns / 1e6:.0f}"
+    )
+
+# %% [markdown]
+# So depth is for loaders that stutter, as those that read files do. On average they must be
+# faster than the steps, or no depth helps. Gradients never stutter: a third set would make them
+# two steps late, and win nothing.
+#
+# ## 8. Buckets are buffers (4 minutes)
+#
+# A flat bucket is filled by the backward pass and emptied by the wire. With two of them, one fills
+# while the other travels: two times the cap in memory. Here are 48 gradients of 8 MiB each on two
+# links. A bucket waits until the one before the last has left.
+
+# %% name="buckets" fold=true
+print(lab.buckets_table())
+
+# %% [markdown]
+# On the fast link the step hardly knows how large its buckets are. (So the advice to take *smaller
+# buckets where computing sets the pace* does nothing for the step.) But a cap of 128 MiB takes 256
+# MiB of memory, and saves nothing over one of 16. On the slow link large buckets are dear twice: the
+# first leaves late, the last has nothing beside it, and the memory comes on top. Take the smallest
+# cap that is as fast.
+#
+# ## 9. Swap by copy (6 minutes)
+#
+# A model answers while new weights arrive from the host. They are loaded into the set that nobody
+# reads, beside the answer. So far right. But look at the last line of the loop.
+
+
+# %% name="serve" kind="exercise" exercise="8.6" broken=true reference=true
+def serve(front, back, versions, answer):
+    main, loading = streams.current_stream(), streams.Stream()
+    for version in versions:  # each in pinned memory
+        loading.wait_stream(main)  # whoever read `back` has ended
+        with streams.stream(loading):
+            back.copy_(version, non_blocking=True)
+        answer(front)  # beside the copy
+        main.wait_stream(loading)
+        ### BEGIN SOLUTION
+        front, back = back, front
+        ### END SOLUTION
+        ### BEGIN STUB
+        # front.copy_(back)  # from now on the new ones
+        ### END STUB
+    answer(front)
+
+
+# %% name="serve-seen"
+served = lab.serve(serve)
+print(f"{served.step_ns / 1e6:.0f} ms, {len(served.findings)} findings;", end=" ")
+print(f"{served.copied_bytes(0) / 2**10:.0f} KiB copied on the device")
+view.draw(served.timeline, title="as you have it now")
+
+# %% [markdown]
+# **Exercise 8.6.** Repair it: the same answers, and no weights copied on the device. One line.
+#
+# <details><summary>Hint</summary>
+#
+# A name is a reference.
+#
+# </details>
+
+# %% name="check-serve" kind="check" exercise="8.6" points=1
+_ = check("8.6", serve)
+
+# %% [markdown]
+# In a real module the names are inside its parameters: `parameter.data = other` changes what a
+# parameter refers to. `ol.DoubleBufferedWeights.swap()` does that, for every parameter and buffer.
+#
+# ## 10. A trainer with all three (5 minutes)
+#
+# Six layers, five pageable batches, and a copy of the model that is evaluated elsewhere. First as
+# one writes it, then with two of everything.
+
+
+# %% name="trainers"
+def plainly(model, loader, optimizer, served):
+    reducer = ol.BucketedReducer(model, bucket_mib=0.02)
+    for batch in loader:
+        model(batch.to(ol.device())).backward()
+        reducer.wait()
+        optimizer.step()
+        optimizer.zero_grad()
+        served.load_state_dict(model.state_dict())
+
+
+def two_of_everything(model, loader, optimizer, served):
+    reducer = ol.DoubleBufferedReducer(model, bucket_mib=0.02)
+    weights = ol.DoubleBufferedWeights(served)
+
+    def update():
+        weights.wait()  # the last copy has been read from the model
+        optimizer.step()
+        optimizer.zero_grad()
+        weights.update_from(model)  # beside what follows
+
+    for batch in ol.BatchPrefetcher(loader):
+        model(batch).backward()
+        reducer.wait()
+        update()
+    if reducer.flush():
+        update()
+    weights.swap()
+
+
+trained = {f.__name__: lab.play_trainer(f) for f in (plainly, two_of_everything)}
+print(lab.trainers_table(trained))
+view.draw_many({name: run.timeline for name, run in trained.items()})
+
+# %% [markdown]
+# Three waits, and each has its place: `weights.wait()` before the optimizer writes what is being
+# copied, `reducer.wait()` before it reads what has travelled, and the prefetcher's own before the
+# step. Take one away and the findings tell.
+#
+# ## 11. Where the model lies (2 minutes)
+#
+# - A fill takes what the loop says, and only in sections 1, 3 and 7. On a machine it competes for the
+#   host's memory with the copy, and with the other ranks' fills.
+# - Kernels on two streams share the GPU evenly here. An update beside a forward pass is hidden, and
+#   not saved.
+# - Allocating and pinning memory are free here. On a machine pinning is slow: the reason for slots.
+# - The loss curves are those of one small net. How much a late gradient costs depends on the model,
+#   the learning rate and the optimizer.
+#
+# ## In production
+#
+# - PyTorch: `_pin_memory_loop` in `torch/utils/data/_utils/pin_memory.py`, the thread that fills.
+# - NVIDIA Apex: `data_prefetcher` in `examples/imagenet/main_amp.py` is 8.1, with two comments on
+#   `record_stream` and its alternative that you can now read.
+# - NVIDIA DALI: `prefetch_queue_depth` of a `Pipeline`, 2 by itself.
+# - DeepSpeed: `ipg_buffer` and `ipg_index` in `deepspeed/runtime/zero/stage_1_and_2.py`: two flat
+#   buckets that change places where `overlap_comm` and `contiguous_gradients` are on.
+# - PyTorch: `async_save` in `torch/distributed/checkpoint/state_dict_saver.py` and the stagers in
+#   `staging.py` beside it: weights go to the host while training goes on.
+# - This package: `overlaplab/techniques/double_buffer/`.
+#
+# Further reading: D. Narayanan et al., *Memory-Efficient Pipeline-Parallel DNN Training*, ICML 2021:
+# two sets of weights and gradients one step late in a pipeline, and what it does to accuracy.

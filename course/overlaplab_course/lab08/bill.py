@@ -189,3 +189,39 @@ def bill_table(job: Job = EXAMPLE) -> str:
         for choice in CHOICES
     ]
     return stored.text_table(("doubled", "step, ms", "won, ms", "MiB more"), rows)
+
+
+_GRADIENTS, _GRADIENT_MIB, _BACKWARD_MS = 48, 8, 1
+
+
+def _bucketed(profile: str, cap_mib: int) -> float:
+    """The backward pass and its messages in ms, with two flat buckets in turn."""
+    hardware = find_hardware(profile)
+    flops = hardware.flops_per_s["bfloat16"] * _BACKWARD_MS // 1000
+    b = ProgramBuilder(num_ranks=1, represents=8)
+    works, held = list[int](), 0
+    for gradient in range(1, _GRADIENTS + 1):
+        if held == 0 and len(works) > 1:
+            b.wait(0, works[-2])  # the bucket that is filled now has left
+        b.compute(0, "backward", flops=flops, dtype="bfloat16")
+        held += _GRADIENT_MIB
+        size = _GRADIENT_MIB * _MIB
+        b.compute(0, "fill", read_bytes=size, write_bytes=size)
+        if held >= cap_mib or gradient == _GRADIENTS:
+            works.append(b.collective(0, "all_reduce", bytes=held * _MIB))
+            held = 0
+    for work in works[-2:]:
+        b.wait(0, work)
+    b.compute(0, "update", read_bytes=1)
+    return resolve(b.build(), hardware).step_ns / 1e6
+
+
+def buckets_table(caps: Sequence[int] = (8, 16, 32, 64, 128, 192)) -> str:
+    """Step and memory by the cap of two flat buckets, on a fast and a slow link."""
+    profiles = ("h200-nvlink", "ethernet-100g")
+    rows = [
+        (str(cap), str(2 * cap), *(f"{_bucketed(p, cap):.1f}" for p in profiles))
+        for cap in caps
+    ]
+    head = ("cap, MiB", "two, MiB", *(f"{profile}, ms" for profile in profiles))
+    return stored.text_table(head, rows)

@@ -44,6 +44,7 @@ class Loop(NamedTuple):
         step_ms: what a step computes.
         reads_loss: a step ends with `loss.item()`, so that the CPU waits.
         num_ranks: each has batches of its own.
+        slow_fills_ms: by batch, where its fill takes another time.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Loop(NamedTuple):
     step_ms: int = 4
     reads_loss: bool = True
     num_ranks: int = 2
+    slow_fills_ms: tuple[tuple[int, int], ...] = ()
 
     @property
     def copy_ms(self) -> int:
@@ -97,10 +99,15 @@ class Fed(Examined):
     @cached_property
     def told(self) -> Program:
         """The record with a name for each fill, copy and step, and times of fills."""
-        per_byte_ns = self.loop.fill_ms * 1e6 / (16384 * self.loop.copy_ms)
+        slow_ms = {f"fill {batch}": ms for batch, ms in self.loop.slow_fills_ms}
+
+        def fill_ns(op: Op) -> int:
+            fill_ms = slow_ms.get(op.label, self.loop.fill_ms)
+            return int(fill_ms * 1e6 * _filled(op) / (16384 * self.loop.copy_ms))
+
         ranks = (
             tuple(
-                replace(op, duration_ns=int(per_byte_ns * _filled(op)))
+                replace(op, duration_ns=fill_ns(op))
                 for op in lanes.named(self.program, rank)
             )
             for rank in range(len(self.program.ranks))

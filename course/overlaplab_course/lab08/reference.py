@@ -46,26 +46,28 @@ def double_buffered(loader, pinned, device):
         if copied[slot] is not None:
             copied[slot].synchronize()  # until then the copy engine reads it
         for target, source in zip(host, batch, strict=True):
-            target.copy_(source)
+            target.copy_(source)  # the CPU fills
         if read[slot] is not None:
-            copying.wait_event(read[slot])
+            copying.wait_event(read[slot])  # until then a step reads it
         with streams.stream(copying):
             for target, source in zip(ours, host, strict=True):
                 target.copy_(source, non_blocking=True)
             copied[slot] = copying.record_event()
         return ours
 
-    ahead = None
-    for i, batch in enumerate(loader):
-        following = load(i, batch)
-        if ahead is not None:
-            main.wait_event(copied[(i - 1) % 2])
-            yield ahead
-            read[(i - 1) % 2] = main.record_event()
-        ahead = following
-    if ahead is not None:
+    def step_with(i, batch):
+        """Hand batch i out, in order behind its copies."""
         main.wait_event(copied[i % 2])
-        yield ahead
+        yield batch
+        read[i % 2] = main.record_event()
+
+    coming = None
+    for i, batch in enumerate(loader):
+        before, coming = coming, (i, load(i, batch))
+        if before is not None:
+            yield from step_with(*before)
+    if coming is not None:
+        yield from step_with(*coming)
 
 
 class LateReducer:
@@ -116,3 +118,15 @@ def train_two(front, back, batches, gradient):
         sent = fresh, message
     sent[1].wait()  # the last gradient comes too late for anybody
     return front
+
+
+def serve(front, back, versions, answer):
+    main, loading = streams.current_stream(), streams.Stream()
+    for version in versions:  # each in pinned memory
+        loading.wait_stream(main)  # whoever read `back` has ended
+        with streams.stream(loading):
+            back.copy_(version, non_blocking=True)
+        answer(front)  # beside the copy
+        main.wait_stream(loading)
+        front, back = back, front
+    answer(front)

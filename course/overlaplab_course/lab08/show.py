@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from overlaplab.techniques.double_buffer import BatchPrefetcher
 from overlaplab.view import format_bytes
 from overlaplab_course import stored
-from overlaplab_course.lab08 import given, late, reference
-from overlaplab_course.lab08.given import Fed
+from overlaplab_course.lab08 import given, late
+from overlaplab_course.lab08.given import Fed, Loop
 from overlaplab_course.lab08.late import Trained
 from overlaplab_course.lab10.ring import most_bytes
 
@@ -15,6 +16,8 @@ from overlaplab_course.lab10.ring import most_bytes
 @lru_cache(maxsize=4)
 def ours_in_slots(*, reads_loss: bool = False) -> Fed:
     """The loop of section 1 with the course's own double buffer."""
+    from overlaplab_course.lab08 import reference
+
     loop = given.FILLED[0]._replace(reads_loss=reads_loss)
     return given.feed_slots(reference.double_buffered, loop)
 
@@ -22,7 +25,18 @@ def ours_in_slots(*, reads_loss: bool = False) -> Fed:
 @lru_cache(maxsize=1)
 def ours_late() -> Trained:
     """Four steps of section 4 with the course's own late reducer."""
+    from overlaplab_course.lab08 import reference
+
     return late.train(reference.LateReducer)
+
+
+@lru_cache(maxsize=8)
+def feed_at_depth(depth: int, *, stutter: bool = False) -> Fed:
+    """Section 1's loop with the library's prefetcher; or one whose loader stutters."""
+    loop = given.FILLED[0]
+    if stutter:
+        loop = Loop("one slow fill", 12, (1, 1), 1, 4, False, 2, ((7, 14),))
+    return given.feed_slots(lambda x, *_: iter(BatchPrefetcher(x, depth=depth)), loop)
 
 
 def own_bill(one_slot: Fed, undelayed: Trained) -> str:
