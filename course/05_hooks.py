@@ -1,7 +1,7 @@
 # %% [markdown]
 # # When is a gradient ready?
 #
-# **Lab 05: gradients and hooks.** Core: 60 minutes. Extras: 30 more. You need no GPU.
+# **Lab 05: gradients and hooks.** Core: 60 minutes. Extras: 26 more. You need no GPU.
 #
 # After the core you can
 #
@@ -30,7 +30,7 @@ from overlaplab.grading import check
 from overlaplab_course import lab05 as lab
 
 # %% [markdown]
-# ## 1. The waste (8 minutes)
+# ## 1. The waste (7 minutes)
 #
 # Four GPUs train one model, each on data of its own. After the backward pass every
 # gradient must become the mean over the four. What does that is a **reducer**. Training
@@ -97,19 +97,20 @@ lab.side_by_side("the step in ms", step_ms, f"{prompt.step_ms:.0f}")
 view.draw_many({"all at the end": at_end.timeline, "when ready": prompt.timeline})
 
 # %% [markdown]
-# On `comm` each message has the name of its gradient. There is far more computing than the
-# messages need, and yet most of them are exposed. Why?
+# On `comm` each message has the name of its gradient. There is as much to compute as to send,
+# and yet most of the messages are exposed: what is outlined has no computing beside it. Why?
 
 # %% name="prompt-numbers"
 report = prompt.timeline.report()
 print(f"hidden {report.hidden_ns / 1e6:.0f} of {sent_ms:.0f} ms,", end=" ")
-print(f"exposed {report.exposed_ns / 1e6:.0f}")
+print(f"exposed {report.exposed_ns / 1e6:.0f}\n")
+print(view.text(prompt.timeline))
 
 # %% [markdown]
 # ## 2. The window (12 minutes)
 #
-# The forward pass hides nothing: no gradient exists yet. The layers behind which a
-# gradient arrives hide nothing of it either. All that is left to hide a gradient is the
+# The forward pass hides nothing: no gradient exists yet. Nor do the layers whose backward
+# comes before a gradient is complete. All that can hide a gradient's message is the
 # *rest of the backward pass*. That is its **window**:
 #
 # - `head` is complete after the first layer of the backward pass. Its window is what the
@@ -119,8 +120,7 @@ print(f"exposed {report.exposed_ns / 1e6:.0f}")
 # Here are the windows of the run above: what was left when each gradient arrived.
 
 # %% name="windows-seen"
-print("window (ms):", lab.numbers(prompt.windows_ms()))
-print("message (ms):", lab.numbers(lab.UNTIED.message_ms))
+print(lab.windows_table(lab.UNTIED, {"window": prompt.windows_ms()}))
 
 # %% [markdown]
 # What must be exposed, then? Take all gradients whose window is at most $w$. None of them
@@ -196,19 +196,16 @@ tied_exposed_ms = 8
 tied = lab.play(lab.ours("5.3"), lab.TIED)
 exposed_ms = tied.timeline.report().exposed_ns / 1e6
 lab.side_by_side("exposed, in ms", tied_exposed_ms, f"{exposed_ms:.0f}")
-print("window (ms):", lab.numbers(tied.windows_ms()))
-print(
-    "yours (ms): ",
-    lab.numbers(lab.mine_or_ours("5.1")(lab.TIED.backward_ms, lab.TIED.layers)),
-)
+said = lab.mine_or_ours("5.1")(lab.TIED.backward_ms, lab.TIED.layers)
+print(lab.windows_table(lab.TIED, {"window": tied.windows_ms(), "yours": said}))
 view.draw_many({"two tables": prompt.timeline, "one table, tied": tied.timeline})
 
 # %% [markdown]
-# Most of the model's largest gradient was there first, from the head. But it is complete
-# *last*, when the look-up has added its part. So nothing hides it.
+# Half of the largest gradient was there first, from the head. But it is complete *last*, when
+# the look-up has added its part. So nothing hides it.
 
 # %% [markdown]
-# ## 3. Which hook is given what? (10 minutes)
+# ## 3. Which hook is given what? (8 minutes)
 #
 # A **hook** is a function that autograd calls in the middle of `backward()`. There are
 # several kinds. Two take a tensor, one takes a module:
@@ -312,16 +309,21 @@ _ = check("5.2", my_number, hooks)
 # Read your table once more, row by row.
 #
 # - `register_hook` is given the gradient *before* it is added to `.grad`. It may return another
-#   gradient, which then takes its place. What it sends is not what the optimizer sees.
+#   gradient, which then takes its place. It is no place to send from: autograd reads the
+#   gradient, to add it, while the message overwrites it.
 # - `register_post_accumulate_grad_hook` is given the **parameter**, when `.grad` is complete:
 #   both uses in it, once a backward pass. It must return `None`.
 # - A module's hook comes once for each *use*. At its first call `.grad` is not complete.
 #
 # And `backward()` returns `None`: `grad = loss.backward()` is no gradient.
 #
-# **Predict.** A training framework in public had this hook, registered after accumulation. Its
-# argument had once been called `grad`. On four ranks the weight is 3.0, and the gradients are
-# 1.0, 2.0, 3.0 and 4.0. What are the weight and the gradient of rank 0 after `backward()`?
+# **Predict.** A training framework in public once had such a hook, registered after accumulation:
+#
+#     def reduce_grad(grad):
+#         dist.all_reduce(grad)
+#
+# On four ranks the weight is 3.0, and the gradients are 1.0, 2.0, 3.0 and 4.0. What are the
+# weight and the gradient of rank 0 after `backward()`?
 
 # %% name="predict-argument" kind="lab-only"
 weight_after, grad_after = None, None
@@ -351,7 +353,7 @@ lab.side_by_side("(weight, gradient)", (weight_after, grad_after), seen)
 # it asked for the mean, even the weights would have looked right.
 
 # %% [markdown]
-# ## 4. One message a gradient (12 minutes)
+# ## 4. One message a gradient (9 minutes)
 #
 # **Exercise 5.3.** Write `PromptReducer(model)`. Training calls it as in section 1.
 #
@@ -410,6 +412,10 @@ _ = check("5.3", PromptReducer)
 lab.keep("5.3", PromptReducer)
 
 # %% [markdown]
+# With several micro-batches the hook comes in each of them, and only the last should send:
+# that is what `no_sync()` of DDP is for.
+
+# %% [markdown]
 # ### The same timeline again (1 minute)
 #
 # And the bill of exercise 5.1: does your reducer expose what it must, and no more?
@@ -428,8 +434,8 @@ view.table(so_far)
 # ## 5. Ranks that differ (13 minutes)
 #
 # Messages of one communicator meet in the order of their launch: the first of rank 0 with
-# the first of rank 1, whatever is in them. A hook launches when a gradient is complete. So it
-# is the *data* that decide the order of messages. Four models:
+# the first of rank 1, whatever is in them. And a hook launches when a gradient is complete. So
+# where data decide which layers run, and when, they decide about messages too. Four models:
 #
 # **Predict.** What becomes of three steps of a `PromptReducer` on three ranks: `"right"`,
 # `"wrong"` gradients without an error, or `"stuck"`?
@@ -463,7 +469,8 @@ print(lab.how_it_ended(lab.ours("5.3"), lab.SITUATIONS["only rank 0 uses a layer
 
 # %% [markdown]
 # In three steps rank 0 launches twice as many messages as the others. In its message 3 it waits
-# for partners that never come. (Messages 0 to 2 have met, with other gradients in them.)
+# for partners that never come. (Messages 0 to 2 did meet: one layer's gradient with another's,
+# one step's with the next one's.)
 #
 # And here is the worse one, because nobody notices. Whose gradients does each rank send?
 
@@ -545,8 +552,19 @@ for what, net in lab.SITUATIONS.items():
 print(lab.how_it_ended(lab.mine_or_ours("5.4"), lab.SITUATIONS[order]))
 
 # %% [markdown]
-# The price: a gradient that never comes holds up all behind it, to the end of the backward
-# pass. That is why DDP asks you to say `find_unused_parameters=True` where that can happen.
+# The order has a price. Here is the model of section 1 with one more matrix, `spare`, that no rank
+# uses. It is the last one registered, so its turn comes first:
+
+# %% name="price" fold=true
+spare = lab.play(lab.mine_or_ours("5.4"), replace(lab.UNTIED, unused=("spare",)))
+in_order = lab.play(lab.mine_or_ours("5.4"))
+print(f"all are used: {in_order.step_ms:.0f} ms; with `spare`: {spare.step_ms:.0f} ms")
+view.draw_many({"all are used": in_order.timeline, "with spare": spare.timeline})
+
+# %% [markdown]
+# A gradient that never comes holds up all behind it, to the end of the backward pass. DDP has a
+# setting against that, `find_unused_parameters=True`: it looks *before* each backward pass what will
+# not come.
 
 # %% [markdown]
 # ## 6. When hooks cost more than they hide (9 minutes)
@@ -588,7 +606,7 @@ view.draw_many(ways)
 
 # %% [markdown]
 # Look at the lane `cpu` of the upper one: it is full to the end, and `default` has gaps. The
-# GPU waits for launches, and the wire does. What overlap saves, launching costs twice over.
+# GPU waits for launches, and so does the wire.
 
 # %% name="setups"
 captured = replace(eager, name="captured in a CUDA graph", launch_us=0, collective_us=0)
@@ -598,7 +616,7 @@ print(lab.steps_table([eager, captured, longer]))
 # %% [markdown]
 # Three things can set the pace of a message for each gradient: the GPU, the CPU that
 # launches, and the wire, where each message pays its latency. `captured` takes the CPU out, and
-# the wire still loses. With 8 sequences the GPU has so much to do that nothing else shows.
+# still the latencies lose. With 8 sequences the GPU has so much to do that nothing else shows.
 #
 # **Exercise 5.5.** Write `choose_way(costs)`: return `"each"` or `"one"`, whichever has the
 # shorter step. It is asked on ten machines; a choice may lose 3 %. No constant passes.
@@ -863,10 +881,10 @@ print(lab.repair_report(seen))
 view.draw(seen.timeline, title=f"{first.name}, as you have it now")
 
 # %% [markdown]
-# **Exercises 5.6a and 5.6b.** Diagnose each of your two as given (run the cell above
-# before you repair it). Then repair it: the mean on every rank, no race, and a step as short as
-# with a message a gradient that leaves when it is ready. The net has two branches, and
-# the data decide which runs first.
+# **Exercises 5.6a and 5.6b.** Diagnose each of your two as given: run its cell (above,
+# or below) before you repair it. Then repair it: the mean on every rank, no race, and a step as short as
+# with a message a gradient that leaves when it is ready. The net has two branches, `left`
+# and `right`, and for `Elm` rank 0 runs them in another order than the other ranks.
 #
 # - `"kind"`, and the one entry that goes with it:
 #   - `"behind the backward pass"`: messages are queued behind all of it. `"exposed_ms"`: how
@@ -909,8 +927,8 @@ _ = check("5.6b", my_number, second_diagnosis, *five.values())
 # ## 8. On real GPUs (8 minutes, with 9)
 #
 # The virtual cluster is a model. Here is what GPUs did, stored: nothing is measured now. The GPT of
-# section 6. `serial` is one message for all, after the backward pass; `per parameter` is your
-# `PromptReducer`; `ours` has buckets.
+# section 6. `serial` is one message for all, after the backward pass; `per parameter` does what
+# your `PromptReducer` does; `ours` has buckets.
 
 # %% name="gpu-steps" fold=true
 print(lab.measured_table())
@@ -928,23 +946,26 @@ for batch in (1, 2, 8):
         ms, said = lab.measured_ms(stored, batch), setup.on(h200, way).step_ns / 1e6
         print(f"batch {batch}, {way:<4}: predicted {said:.1f} ms, measured {ms:.1f}")
 
+seen_ms = lab.measured_ms("serial", 8) - lab.measured_ms("per parameter", 8)
+said_ms = (setup.on(h200, "one").step_ns - setup.on(h200, "each").step_ns) / 1e6
+print(f"\nbatch 8: hooks save {said_ms:.1f} ms predicted, {seen_ms:.1f} measured")
 extra_ms = lab.measured_ms("per parameter", 1) - lab.measured_ms("serial", 1)
 print(
-    f"\nbatch 1: each message costs {1e3 * extra_ms / setup.num_gradients:.0f} us,",
+    f"batch 1: each message costs {1e3 * extra_ms / setup.num_gradients:.0f} us,",
     end=" ",
 )
 print(f"the profile charges {h200.collective_launch_ns / 1e3:.0f}")
 
 # %% [markdown]
 # At batch 1 and 2 the CPU sets the pace, and the model is far too kind to hooks: it charges
-# a launch, and *nothing* for the Python around it. At batch 8, where the GPU sets the pace, it
-# is right.
+# a launch, and *nothing* for the Python around it. At batch 8 the GPU sets the pace: both steps
+# are predicted a little too short, and that hooks win, by little, is right.
 #
 # ## 9. Where the model lies
 #
 # A gradient is ready when its layer's *whole* backward is through: autograd calls hooks between
-# layers, not between the two products of one layer. With a layer as large as a head that
-# delays a message by a third of the layer. Some frameworks compute the two apart for that.
+# layers, not between the two products of one layer. So the message of `head` left 3 ms after its
+# gradient was there: half of that layer's backward.
 #
 # All ranks are equally fast here. A message starts when the *last* rank has its gradient, so
 # one slow rank moves all windows. And nothing on the board slows anything: on GPUs, hidden
@@ -954,7 +975,7 @@ print(f"the profile charges {h200.collective_launch_ns / 1e3:.0f}")
 #
 # - PyTorch DDP: `Reducer::autograd_hook` in `torch/csrc/distributed/c10d/reducer.cpp`, one for each
 #   parameter's node that accumulates; `mark_variable_ready` counts its bucket down, and
-#   `find_unused_parameters` walks the graph to mark what will never come.
+#   `search_unused_parameters` walks the graph to mark what will never come.
 # - FSDP2: `RegisterPostBackwardFunction` in
 #   `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py` is a function on the *inputs* of a
 #   layer group, whose backward comes when the group's gradients are there. What is left is sent at the end:
@@ -962,7 +983,7 @@ print(f"the profile charges {h200.collective_launch_ns / 1e3:.0f}")
 # - Megatron-LM: `_make_backward_post_hook` in
 #   `megatron/core/distributed/distributed_data_parallel.py` adds `.grad` to a gradient buffer of its
 #   own, and `register_grad_ready` counts.
-# - This package: `ol.HookReducer` is exercise 5.3 with its refusals, `ol.BucketedReducer` lab 06.
+# - This package: `ol.HookReducer` is exercise 5.4, with refusals; `ol.BucketedReducer` is lab 06.
 #
 # Further reading: the page *Autograd mechanics* of PyTorch's documentation, section *Backward
 # hooks execution*: which hook runs when, in one list.

@@ -24,11 +24,11 @@ from overlaplab_course.lab05.show import (
     measured_ms,
     measured_table,
     must_be_exposed,
-    numbers,
     orders,
     outcome,
     repair_report,
     steps_table,
+    windows_table,
 )
 
 _OURS = {"5.1": "windows", "5.3": "PromptReducer", "5.4": "OrderedReducer"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from typing import Any
 
 from overlaplab.errors import DeadlockError, MismatchError
@@ -26,9 +27,13 @@ def layers_table(model: Model) -> str:
     return stored.text_table(("", "weight", "backward (ms)", "message (ms)"), rows)
 
 
-def numbers(ms: Mapping[str, float]) -> str:
-    """Milliseconds by name, in one line."""
-    return ", ".join(f"{name} {value:g}" for name, value in ms.items())
+def windows_table(model: Model, windows: Mapping[str, Mapping[str, float]]) -> str:
+    """Windows by weight, the last one used first; beside them each message, in ms."""
+    rows = [
+        (name, *(f"{ms.get(name, nan):g}" for ms in windows.values()), f"{message:g}")
+        for name, message in reversed(model.message_ms.items())
+    ]
+    return stored.text_table(("in ms", *windows, "message"), rows)
 
 
 def orders(seen: Played, step: int = 1) -> str:
@@ -36,7 +41,9 @@ def orders(seen: Played, step: int = 1) -> str:
     lines = []
     for rank in range(seen.ranks):
         sends = seen.evidence.sends_of(rank, step)
-        carried = (" + ".join(name for name, _ in s.covers) or "?" for s in sends)
+        carried = (
+            " + ".join(name for name, _ in s.covers) or "no gradient" for s in sends
+        )
         numbered = (f"{i}: {names}" for i, names in enumerate(carried))
         lines.append(f"rank {rank}  " + "   ".join(numbered))
     return "\n".join(lines)
