@@ -185,7 +185,7 @@ def _send_all(
             _send_next(source, device, slots, ahead, number)
         except BaseException as error:
             raised.append(error)
-        yield raised.pop()
+        yield raised.pop()  # it is not kept here either
 
 
 def _send_next(

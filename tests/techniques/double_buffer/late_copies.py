@@ -121,6 +121,7 @@ def late_copies() -> Iterator[LateDevice]:
         if not non_blocking:
             return cast(Tensor, copy_(target, source))
         assert source.is_pinned(), "a copy from pageable memory holds up the CPU"
+        assert source.stride() == target.stride(), "so does one that moves elements"
         device.current.launch(target, source)
         return target
 

@@ -93,6 +93,8 @@ class Make:
             made.requires_grad_()
         elif layout == 4:
             made = self._pin(made)
+        elif layout == 5 and shape:
+            made = self._pin(made)[::2]
         return made
 
 

@@ -219,3 +219,13 @@ def test_one_prefetcher_serves_one_device_and_then_another() -> None:
     for device in (late_copies, late_copies, contextlib.nullcontext):
         with device():
             assert [int(batch[0]) for batch in fed] == [1, 2]
+
+
+def test_what_was_ahead_on_another_device_is_not_handed_out() -> None:
+    fed = ol.BatchPrefetcher(iter(host(*range(4))))
+    with late_copies():
+        for batch in fed:
+            assert int(batch[0]) == 0
+            break
+    with late_copies():
+        assert [int(batch[0]) for batch in fed] == [2, 3]

@@ -167,9 +167,9 @@ BATCHES: Mapping[str, Any] = {
 
 
 def content(value: Any) -> Any:
-    """All that is in a batch, with types; tensors as lists."""
+    """All that is in a batch, with types, but for the signs of its numbers."""
     if isinstance(value, Tensor):
-        return type(value), value.tolist()
+        return type(value), value.abs().tolist()
     if isinstance(value, Mapping):
         inside: Any = [(key, content(child)) for key, child in value.items()]
     elif isinstance(value, Sequence) and not isinstance(value, str):
@@ -197,11 +197,9 @@ def test_the_same_nesting_comes_out_and_the_batch_is_not_changed(kind: str) -> N
     out = replace_leaves(batch, negated)
     assert type(out) is type(batch)
     assert content(batch) == content(same)
-    assert content(replace_leaves(out, negated)) == content(
-        replace_leaves(replace_leaves(same, negated), negated)
-    )
-    assert [abs(sign) for sign in signs(out)] == [abs(sign) for sign in signs(batch)]
-    assert all(a != b for a, b in zip(signs(out), signs(batch), strict=True) if b)
+    assert content(out) == content(batch)
+    assert signs(out) == [-sign for sign in signs(batch)]
+    assert signs(batch) == signs(same)
 
 
 @pytest.mark.parametrize("kind", BATCHES)
@@ -248,11 +246,8 @@ def test_items_that_exist_only_while_they_are_looked_at_are_not_mixed_up() -> No
         def __len__(self) -> int:
             return 50
 
-    seen: list[float] = []
-    with pytest.raises(TypeError, match=r"Fresh\(content\)|no other can be made"):
-        # Its class takes no content.
-        Fresh.__init__ = lambda self: None  # type: ignore[method-assign,assignment]
-        replace_leaves(Fresh(), lambda leaf: seen.append(leaf.item()) or -leaf)
+    seen, other = [], tensor()
+    replace_leaves(Fresh([]), lambda leaf: seen.append(leaf.item()) or other)
     assert seen == [float(i) for i in range(50)]
 
 

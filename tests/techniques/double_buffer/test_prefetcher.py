@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import traceback
 import weakref
@@ -182,8 +183,9 @@ def test_an_error_comes_in_its_place_and_once(place: int) -> None:
     assert caught.value.__context__ is None
 
 
-def test_an_error_that_nobody_asks_for_keeps_nothing() -> None:
-    """The loop is left while an error waits for its turn."""
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_an_error_keeps_nothing(is_asked_for: bool) -> None:
+    """The loop is left while it waits for its turn, or behind it."""
     gc.collect()
     gc.disable()
     try:
@@ -191,6 +193,9 @@ def test_an_error_that_nobody_asks_for_keeps_nothing() -> None:
             batches = iter(ol.BatchPrefetcher(broken_at(1)))
             next(batches)
             assert device.pinned
+            if is_asked_for:
+                with contextlib.suppress(Broken):
+                    next(batches)
             dead = weakref.ref(batches)
             del batches
             assert dead() is None and not device.pinned
