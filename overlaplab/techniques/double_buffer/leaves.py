@@ -37,6 +37,8 @@ def check_graph(leaf: Tensor) -> None:
 def core(leaf: Tensor) -> Tensor:
     """`leaf` without the dimensions in which it repeats itself."""
     found = leaf.detach()
+    if leaf.is_contiguous():
+        return found
     for dim, stride in enumerate(leaf.stride()):
         if stride == 0 and leaf.shape[dim] > 1:
             found = found.narrow(dim, 0, 1)
@@ -47,7 +49,7 @@ def like(leaf: Tensor, moved: Tensor) -> Tensor:
     """`moved`, the core of `leaf` elsewhere, as `leaf` was."""
     if moved.shape != leaf.shape:
         moved = moved.expand(leaf.shape)
-    if isinstance(leaf, nn.Parameter):
+    if type(leaf) is not Tensor and isinstance(leaf, nn.Parameter):
         return nn.Parameter(moved, leaf.requires_grad)
     return moved.requires_grad_() if leaf.requires_grad else moved
 

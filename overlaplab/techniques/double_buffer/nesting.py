@@ -18,7 +18,7 @@ Replace = Callable[[Any], Any]
 # By id: an object (kept, so that no other gets its id) and what it was replaced by.
 _Done = dict[int, tuple[Any, Any]]
 
-_ATOMS = frozenset({bool, bytes, bytearray, complex, float, int, range, str})
+_ATOMS = frozenset({bool, bytearray, complex, float, int, range})
 
 
 def replace_leaves(batch: Any, replace: Replace) -> Any:
@@ -55,7 +55,7 @@ def has_method(value: Any, name: str) -> bool:
 
 
 def _replaced(value: Any, replace: Replace, done: _Done) -> Any:
-    if value is None or type(value) in _ATOMS:
+    if value is None or type(value) in _ATOMS or isinstance(value, (str, bytes)):
         return value
     known = done.get(id(value))
     if known is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -46,7 +46,7 @@ class BatchPrefetcher:
 
     Args:
         loader: an iterable of batches. What it yields in pinned memory it must not
-            overwrite until `depth` further batches were asked of it.
+            overwrite before it has yielded `depth` further batches.
         device: where to; None is `ol.device()`. On a CPU batches pass as they are, and
             none is taken ahead.
         depth: how many batches are on the device or on their way when you get one,
@@ -211,20 +211,18 @@ def _send_next(
         )
     slot, name = slots[number % len(slots)], f"batch {number}"
     slot.wait()
-    with _on(device), streams.annotate(name), _ordinary_tensors():
+    with (
+        _on(device),
+        streams.annotate(name),
+        torch.inference_mode(False),  # of the loop, which may train on it later
+        torch.no_grad(),
+    ):
         ahead.append((slot.send(item, name), slot))
 
 
 def _is_urgent(error: BaseException | None) -> bool:
     """An interrupt does not wait for its turn."""
     return error is not None and not isinstance(error, Exception)
-
-
-@contextmanager
-def _ordinary_tensors() -> Iterator[None]:
-    """The loop may be in inference mode now and train on the batch later."""
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 def _goes_on(loader: Any) -> bool:

@@ -208,11 +208,18 @@ def test_a_batch_in_which_nothing_changes_is_itself(kind: str) -> None:
     assert replace_leaves(batch, lambda leaf: leaf) is batch
 
 
+class Text(str):
+    """What it consists of is text again, without end."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([self])
+
+
 UNKNOWN = (
     *(None, True, 1, 2.0, 1j, "text", b"bytes", bytearray(b"x"), range(3), object),
     *(torch.float32, torch.device("cpu"), torch.Size([2]), torch.Tensor, print),
     *(np.ones(2), SimpleNamespace(x=tensor()), {1, 2}, frozenset({tensor()})),
-    *(["a", ("b", {"c": 1})], Data, Data("no tensor"), Pair(1, 2)),
+    *(Text("text"), ["a", ("b", {"c": 1})], Data, Data("no tensor"), Pair(1, 2)),
 )
 
 
