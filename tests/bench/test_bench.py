@@ -14,6 +14,7 @@ from overlaplab.bench.kernels import kernel_sums
 from overlaplab.bench.timing import Samples
 from overlaplab.errors import CaptureError, RankError
 from tests.guards import GUARD_S
+from tests.ranks import values_of
 
 MS = 1_000_000
 
@@ -90,7 +91,7 @@ def rehearse() -> dict[str, Any]:
 
 
 def test_a_rehearsal_on_cpus_checks_every_variant_against_a_plain_all_reduce() -> None:
-    first, second = ol.run(rehearse, cluster="gloo", timeout_s=GUARD_S).values
+    first, second = values_of(rehearse, cluster="gloo")
     assert set(first["variants"]) == {
         "compute",
         "serial",
@@ -123,7 +124,7 @@ def wrong_gradients() -> None:
 
 def test_a_variant_with_wrong_gradients_is_not_timed() -> None:
     with pytest.raises(RankError, match="doubled"):
-        ol.run(wrong_gradients, cluster="gloo", timeout_s=GUARD_S)
+        values_of(wrong_gradients, cluster="gloo")
 
 
 def test_gpus_that_are_not_there_are_refused(

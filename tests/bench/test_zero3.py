@@ -18,14 +18,14 @@ from overlaplab.bench.predict.zero3 import predict_zero3
 from overlaplab.bench.sharded import WAYS, Training
 from overlaplab.bench.workload import build_model
 from overlaplab.hardware import find_hardware
-from tests.guards import GUARD_S
+from tests.ranks import values_of
 
 EAGER = [way for way in WAYS if "captured" not in way]  # all that a CPU can run
 PLAN = zero3.Plan(batches=(1, 2), tokens=8, warmup=1, rounds=1, steps_a_round=2)
 
 
 def on_gloo(fn: Callable[..., Any], *args: Any) -> None:
-    ol.run(fn, *args, cluster="gloo", timeout_s=GUARD_S)
+    values_of(fn, *args, cluster="gloo")
 
 
 def rehearse(

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import overlaplab as ol
 from tests.guards import GUARD_S
+from tests.ranks import values_of
 
 # Of DDP, then divide_by_initial_world_size, then a communication hook.
 SETTINGS = [
@@ -51,9 +52,7 @@ def train_all():
 
 @cache
 def run_of(cluster, ranks):
-    return ol.run(
-        train_all, world_size=ranks, cluster=cluster, timeout_s=GUARD_S
-    ).values
+    return values_of(train_all, cluster=cluster, world_size=ranks)
 
 
 @pytest.mark.parametrize("setting", range(len(SETTINGS)))

@@ -55,40 +55,49 @@ def full_values(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def train_case(case: str, num_steps: int) -> dict[str, Tensor]:
-    """As `programs.train_case`."""
+def train_case(case: str, steps: tuple[int, ...]) -> dict[int, dict[str, Tensor]]:
+    """As `programs.train_case`; values after each of `steps`."""
     make, losses = CASES[case]
     torch.manual_seed(3)
     model = shard_with_fsdp2(make())
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimizer = programs.make_optimizer(named)
-    for step in range(num_steps):
+    found = {}
+    for step in range(max(steps)):
         for loss in losses(model, random_batch(dist.get_rank(), step, WIDTH), step):
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return full_values(model)
+        if step + 1 in steps:
+            found[step + 1] = full_values(model)
+    return found
 
 
-def train_fixture(name: str, num_steps: int) -> dict[str, Tensor]:
-    """As `training.train`."""
+def train_fixture(name: str, steps: tuple[int, ...]) -> dict[int, dict[str, Tensor]]:
+    """As `training.train`; values after each of `steps`."""
     model = training.make_model(name)
     root = shard_with_fsdp2(model, whole=name in training.WHOLE)
     optimizer = training.make_optimizer(root.parameters())
-    for step in range(num_steps):
+    found = {}
+    for step in range(max(steps)):
         training.loss_of(root, name, step, [dist.get_rank()]).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return full_values(root)
-
-
-def train_all(num_steps: int) -> dict[str, tuple[Any, Any]]:
-    """Of each case and fixture what Zero3 gives, and what FSDP2 gives."""
-    found = {}
-    for case in CASES:
-        ours = programs.train_case(case, prefetch=1, num_steps=num_steps)
-        found[case] = ours, train_case(case, num_steps)
-    for name in FIXTURES:
-        ours, _ = training.train(name, (num_steps,))
-        found[name] = ours, train_fixture(name, num_steps)
+        if step + 1 in steps:
+            found[step + 1] = full_values(root)
     return found
+
+
+def train_all(steps: tuple[int, ...]) -> dict[str, dict[int, dict[str, Tensor]]]:
+    """Each case and fixture with FSDP2: values after each of `steps`."""
+    found = {case: train_case(case, steps) for case in CASES}
+    return found | {name: train_fixture(name, steps) for name in FIXTURES}
+
+
+def train_all_with_zero3(num_steps: int) -> dict[str, dict[str, Any]]:
+    """The same with Zero3."""
+    cases = {
+        case: programs.train_case(case, prefetch=1, num_steps=num_steps)
+        for case in CASES
+    }
+    return cases | {name: training.train(name, (num_steps,))[0] for name in FIXTURES}

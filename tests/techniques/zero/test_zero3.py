@@ -14,6 +14,7 @@ from overlaplab.models import TOY_NETS
 from overlaplab.models.toy_nets import WIDTH, random_batch
 from overlaplab.techniques.zero import Zero3
 from tests.guards import GUARD_S
+from tests.ranks import run_untimed
 from tests.techniques.zero import misuse, settings
 from tests.techniques.zero.programs import Blocks
 
@@ -21,7 +22,7 @@ CLUSTERS = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
 
 
 def values(fn: Callable[..., Any], *args: Any, **settings: Any) -> tuple[Any, ...]:
-    run = ol.run(fn, *args, timeout_s=GUARD_S, **settings)
+    run = run_untimed(fn, *args, **settings)
     assert run.warnings == ()
     return run.values
 
