@@ -63,6 +63,7 @@ def test_every_way_to_feed_is_timed_at_every_length(rehearsal: Rehearsal) -> Non
             assert len(row["samples_ms"]) == REHEARSAL.steps_a_round
         assert case["ratio_to_best_peer"][case["best_peer"]] == 1
         assert prefetched.table(case).count("of the best peer") == 8
+        assert prefetched.table(case).count("of the best with its loader") == 3
 
 
 def test_every_kind_of_reducer_is_timed_beside_the_others(rehearsal: Rehearsal) -> None:
@@ -97,6 +98,7 @@ def test_exposed_is_a_step_minus_the_one_that_computes_only() -> None:
     assert found["variants"]["pinned, blocking"]["exposed_percent"] == 50
     assert found["best_peer"] == "torch's workers"
     assert found["ratio_to_best_peer"]["ours, pinned"] == pytest.approx(10 / 12, 1e-3)
+    assert found["ratio_to_same_loader"] == {"ours, pinned": round(10 / 18, 4)}
 
     steps = {"compute": 60, "ddp": 80, "bucketed": 100, "delayed": 70}
     rows = delayed.compared({k: Samples((v * MS,)) for k, v in steps.items()}, {})

@@ -128,7 +128,12 @@ def ours_workers(loaders: Loaders) -> Iterator[Tensor]:
     return iter(BatchPrefetcher(loaders.workers()))
 
 
-OURS = "ours"  # how the names of ways with `ol.BatchPrefetcher` begin
+# The ways of ours -> the peers that have the same loader.
+PEERS = {
+    "ours, pinned": ("pinned, blocking", "pinned, non_blocking"),
+    "ours, pageable": ("pageable, pinned in the loop",),
+    "ours, torch's workers": ("torch's workers",),
+}
 WAYS: Mapping[str, Callable[[Loaders], Iterator[Tensor]]] = {
     "pinned, blocking": pinned_blocking,
     "pinned, non_blocking": pinned_non_blocking,

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.bench.double_buffer.feeding import OURS, WAYS, Compute, Loaders, pin
+from overlaplab.bench.double_buffer.feeding import PEERS, WAYS, Compute, Loaders, pin
 from overlaplab.bench.double_buffer.plan import Plan
 from overlaplab.bench.timing import Samples, agree, run_block, slowest, time_in_turn
 from overlaplab.bench.workload import release_memory
@@ -131,18 +131,18 @@ def compared(times: dict[str, Samples]) -> dict[str, Any]:
             "exposed_ms": round(exposed_ns / 1e6, 4),
             "exposed_percent": round(100 * exposed_ns / medians[way], 2),
         }
-    peers = {
-        way: ns
-        for way, ns in medians.items()
-        if way != ALONE and not way.startswith(OURS)
-    }
     found: dict[str, Any] = {"variants": rows}
+    peers = [way for way in medians if way != ALONE and way not in PEERS]
     if peers:
-        best = min(peers, key=lambda way: peers[way])
-        found["best_peer"] = best
+        found["best_peer"] = best = min(peers, key=lambda way: medians[way])
         found["ratio_to_best_peer"] = {
-            way: round(ns / peers[best], 4) for way, ns in medians.items()
+            way: round(ns / medians[best], 4) for way, ns in medians.items()
         }
+    found["ratio_to_same_loader"] = {
+        way: round(medians[way] / min(medians[peer] for peer in beside), 4)
+        for way, those in PEERS.items()
+        if way in medians and (beside := [peer for peer in those if peer in medians])
+    }
     return found
 
 
@@ -154,10 +154,13 @@ def table(case: dict[str, Any]) -> str:
     ]
     for way, row in case["variants"].items():
         ratio = case.get("ratio_to_best_peer", {}).get(way, math.nan)
-        lines.append(
+        line = (
             f"  {way:<30}{row['median_ms']:9.3f} ms  exposed {row['exposed_ms']:8.3f} "
             f"ms, {row['exposed_percent']:6.2f} % of the step  {ratio:6.3f} of the "
             "best peer"
         )
+        if (same := case["ratio_to_same_loader"].get(way)) is not None:
+            line += f", {same:6.3f} of the best with its loader"
+        lines.append(line)
     lines += [f"  {way}: {why}" for way, why in case["not_measured"].items()]
     return "\n".join(lines)
