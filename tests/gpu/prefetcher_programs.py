@@ -15,12 +15,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader, TensorDataset
 
 import overlaplab as ol
 from overlaplab import streams
 from overlaplab.techniques.double_buffer import prefetcher
 from overlaplab.techniques.double_buffer.slot import Slot
 from tests.gpu.stream_programs import NUM, delay
+from tests.techniques.double_buffer import odd_tensors as tensors
+from tests.techniques.double_buffer import random_loaders as loaders
 
 NUM_BATCHES = 6
 
@@ -202,6 +206,7 @@ def left_behind() -> dict[str, int]:
 
     def count() -> dict[str, int]:
         gc.collect()
+        torch.empty(1, pin_memory=True)  # looks which blocks are free by now
         pinned = torch.cuda.host_memory_stats()
         return {
             "threads": threading.active_count(),
@@ -278,3 +283,70 @@ def exposed_copy() -> dict[str, float]:
             times.append(begin.elapsed_time(end) / num)
         found[name] = min(times)
     return found
+
+
+def differences_of_odd_tensors() -> dict[str, str]:
+    """What arrives otherwise than with `Tensor.to`, from pageable and pinned memory."""
+    found, makers = {}, tensors.odd_tensors()
+    for kind, made in makers.items():
+        right = made.detach().to("cuda")
+        for source in (made, made.detach().pin_memory()):
+            (moved,) = ol.BatchPrefetcher([source])
+            expanded = source.stride() if "expanded" in kind else right.stride()
+            if (
+                moved.tolist() != right.tolist()
+                or moved.stride() not in (right.stride(), expanded)
+                or moved.dtype != right.dtype
+                or moved.requires_grad != source.requires_grad
+            ):
+                found[f"{kind}, pinned: {source.is_pinned()}"] = repr(moved)
+    return found
+
+
+def kinds_that_move_themselves() -> list[Any]:
+    """A sparse and a quantized tensor, a subclass and a packed sequence, by value."""
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8)
+    batch = {
+        "sparse": torch.eye(2).to_sparse(),
+        "quantized": quantized,
+        "subclass": torch.ones(2).as_subclass(tensors.Marked),
+        "packed": pack_sequence([torch.ones(2), torch.zeros(1)]),
+    }
+    (moved,) = ol.BatchPrefetcher([batch])
+    assert [type(moved[k]) for k in batch] == [type(batch[k]) for k in batch]
+    assert all(moved[k].is_cuda for k in ("sparse", "quantized", "subclass"))
+    return [
+        moved["sparse"].to_dense().tolist(),
+        moved["quantized"].dequantize().tolist(),
+        moved["subclass"].tolist(),
+        moved["packed"].data.tolist(),
+    ]
+
+
+def random_loaders(num: int) -> None:
+    """As on a CPU, with pinned memory of torch."""
+    for seed in range(num):
+        loaders.compare(seed, Tensor.pin_memory)
+
+
+def batches_of_workers() -> tuple[list[float], list[float]]:
+    """A DataLoader with two workers that pins: without the prefetcher, and with it."""
+    data = TensorDataset(torch.arange(64.0).reshape(16, 4))
+    loader = DataLoader(data, 3, num_workers=2, pin_memory=True)
+    return (
+        [float(batch.cuda().sum()) for (batch,) in loader],
+        [float(batch.sum()) for (batch,) in ol.BatchPrefetcher(loader)],
+    )
+
+
+def batches_of_another_device() -> list[float]:
+    """The process computes on GPU 0; batches go to GPU 1."""
+    torch.cuda.set_device(0)
+    outs = []
+    for batch in ol.BatchPrefetcher(host_batches(), device="cuda:1"):
+        assert batch.device == torch.device("cuda", 1)
+        with torch.cuda.device(1):
+            delay()
+        outs.append(batch[-1:] + 0)
+    torch.cuda.synchronize(1)
+    return last_of(outs)

@@ -53,3 +53,31 @@ def test_a_copy_that_is_shorter_than_the_step_is_hidden() -> None:
     assert found["copies"] < found["there"]
     # 2 %, and what the first copy of 20 costs, which has no step beside it.
     assert found["fed"] < 1.02 * found["there"] + found["copies"] / 20
+
+
+def test_odd_tensors_arrive_as_with_to() -> None:
+    assert on_one(programs.differences_of_odd_tensors) == {}
+
+
+def test_what_moves_itself_is_right() -> None:
+    assert on_one(programs.kinds_that_move_themselves) == [
+        [[1.0, 0.0], [0.0, 1.0]],
+        [1.0, 1.0, 1.0],
+        [1.0, 1.0],
+        [1.0, 0.0, 1.0],
+    ]
+
+
+def test_random_loaders_give_what_they_give_without_a_prefetcher() -> None:
+    run_on_gpus(programs.random_loaders, 1000, world_size=1)
+
+
+def test_batches_of_workers_that_pin_are_the_same() -> None:
+    plain, fed = on_one(programs.batches_of_workers)
+    assert fed == plain
+
+
+@pytest.mark.gpu(2)
+def test_batches_go_to_a_gpu_that_is_not_the_current_one() -> None:
+    found = on_one(programs.batches_of_another_device)
+    assert found == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]

@@ -7,38 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import overlaplab as ol
+from overlaplab import streams
 from tests.techniques.double_buffer.late_copies import late_copies
+from tests.techniques.double_buffer.odd_tensors import odd_tensors
 from tests.techniques.double_buffer.test_prefetcher import host, on_virtual
 
 # -- tensors
-
-
-def odd_tensors() -> dict[str, Tensor]:
-    plain = torch.arange(12.0, device="cpu").reshape(3, 4)
-    return {
-        "transposed": plain.t(),
-        "permuted": plain.reshape(2, 3, 2).permute(2, 0, 1),
-        "channels last": torch.rand(2, 3, 4, 5, device="cpu").to(
-            memory_format=torch.channels_last
-        ),
-        "expanded": plain[:1].expand(5, 4),
-        "expanded scalar": torch.tensor(3.0, device="cpu").expand(2, 2),
-        "sliced": plain[:, ::2],
-        "overlapping": plain.flatten().unfold(0, 4, 2),
-        "no dimension": torch.tensor(7, device="cpu"),
-        "no element": torch.empty(0, 3, device="cpu"),
-        "conjugated": torch.tensor([1 + 2j], device="cpu").conj(),
-        "negative": torch.tensor([1 + 2j], device="cpu").conj().imag,
-        "float8": plain.to(torch.float8_e4m3fn),
-        "bool": plain > 3,
-        "a parameter": nn.Parameter(plain.clone()),
-        "a leaf": plain.clone().requires_grad_(),
-    }
 
 
 @pytest.mark.parametrize("kind", odd_tensors())
@@ -165,6 +144,54 @@ def test_batches_of_a_loader_that_pins_are_copied_from_where_they_are() -> None:
     assert [op.attributes["pinned"] for op in copies] == [True, True]
     fills = [op for op in ops if op.kind == "host" and op.label.startswith("batch")]
     assert fills == []
+
+
+# -- streams of the loop
+
+
+@pytest.mark.parametrize("keep", ["join", "record_stream"])
+def test_a_loop_may_use_a_batch_on_streams_of_its_own(keep: str) -> None:
+    """As any tensor: it joins them before it drops the batch, or says who uses it."""
+
+    def program() -> list[float]:
+        own, outs = streams.Stream(), []
+        for batch in ol.BatchPrefetcher(host(*range(5))):
+            own.wait_stream(streams.current_stream())
+            with streams.stream(own):
+                outs.append(batch * 2)
+            if keep == "join":
+                streams.current_stream().wait_stream(own)
+            else:
+                batch.record_stream(own)
+        streams.synchronize()
+        return [float(out[0]) for out in outs]
+
+    assert on_virtual(program) == [0.0, 2.0, 4.0, 6.0, 8.0]
+
+
+def test_each_batch_may_be_asked_for_on_another_stream() -> None:
+    def program() -> list[float]:
+        own = [streams.Stream() for _ in range(2)]
+        batches, outs = iter(ol.BatchPrefetcher(host(*range(6)))), []
+        for number in range(6):
+            with streams.stream(own[number % 2]):
+                batch = next(batches)
+                outs.append(batch * 2)
+        streams.synchronize()
+        return [float(out[0]) for out in outs]
+
+    assert on_virtual(program) == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+
+
+def test_batches_without_values_are_copied_on_the_clock() -> None:
+    def program() -> list[tuple[int, ...]]:
+        data = [torch.zeros(2**20, n, device="cpu") for n in (1, 2)]
+        return [tuple(batch.shape) for batch in ol.BatchPrefetcher(data)]
+
+    run = ol.run(program, world_size=1, fake=True)
+    assert run.values[0] == [(2**20, 1), (2**20, 2)] and run.warnings == ()
+    copies = [op for op in run.program.ranks[0] if op.kind == "memcpy"]
+    assert [op.read_bytes for op in copies] == [2**22, 2**23]
 
 
 # -- devices and arguments
