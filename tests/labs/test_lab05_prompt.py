@@ -339,7 +339,19 @@ def the_course_s_own(model):
     return reference.PromptReducer(model)
 
 
-RIGHT = (the_course_s_own, MeanAskedFor, DividesFirst, OneStreamWaits, OfACopy)
+def that_of_the_next_exercise(model):
+    """One order, and zeros for what never came: more than is asked."""
+    return reference.OrderedReducer(model)
+
+
+RIGHT = (
+    that_of_the_next_exercise,
+    the_course_s_own,
+    MeanAskedFor,
+    DividesFirst,
+    OneStreamWaits,
+    OfACopy,
+)
 
 
 @pytest.mark.parametrize("right", RIGHT, ids=lambda c: c.__name__)

@@ -90,23 +90,23 @@ def _judge_windows(
 def _judge_exposed(
     sheet: Sheet, model: Model, seen: Played, least_exposed: LeastExposed
 ) -> None:
-    messages, right = dict(model.message_ms), seen.windows_ms()
-    rounded = {name: round(ms, 4) for name, ms in right.items()}
-    said = as_number(least_exposed(dict(rounded), dict(messages)))
+    messages, found = dict(model.message_ms), seen.windows_ms()
+    right = {name: found[name] for name in model.names}  # in the order of `windows`
+    said = as_number(least_exposed(dict(right), dict(messages)))
     exposed = seen.timeline.report().exposed_ns / 1e6
     sheet.show(seen.timeline, step_ns=seen.evidence.step_ns[1], title="the run")
-    in_order = sorted(rounded, key=lambda name: rounded[name])
+    in_order = sorted(right, key=lambda name: right[name])
     numbers = {
         "total": max(0.0, sum(messages.values()) - sum(model.backward_ms)),
         "last": messages[in_order[0]],
-        "alone": sum(max(0.0, messages[n] - w) for n, w in rounded.items()),
+        "alone": sum(max(0.0, messages[n] - w) for n, w in right.items()),
     }
     known = {key: n for key, n in numbers.items() if not _near(n, exposed)}
     why = find_slip(said, {key: key for key in numbers}, known, _near)
     sheet.expect(
         EXPOSED,
         _near(said, exposed),
-        seen=f"you say {write_number(said)} ms for windows {rounded} "
+        seen=f"you say {write_number(said)} ms for windows {right} "
         f"and messages {messages}",
         expected=f"{exposed:.2f} ms, as in the run below",
         hint=LAB.hint(EXPOSED, why),

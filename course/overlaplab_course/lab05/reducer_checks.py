@@ -69,13 +69,17 @@ def cpu_waits_ns(seen: Played) -> int:
 
 
 def _judge_in_order(
-    sheet: Sheet, make_reducer: MakeReducer, says: Mapping[str, str]
+    sheet: Sheet,
+    make_reducer: MakeReducer,
+    says: Mapping[str, str],
+    flag_bytes: int = 0,
 ) -> None:
     """All that one message a gradient promises, on nets without surprises.
 
     Args:
         says: the exercise's sentence for "mean", "once", "prompt", "waited", "safe",
             "cpu" and "memory".
+        flag_bytes: that may travel beside the gradients in each step.
     """
     drawn = []
     for what, model in IN_ORDER.items():
@@ -100,7 +104,9 @@ def _judge_in_order(
         hint = LAB.hint(MEAN, _what_it_is(seen)) if wrong else ""
         sheet.verify(says["mean"], wrong, hint=hint)
         sheet.stop_if_wrong()
-        sheet.verify(says["once"], laws.bytes_law(seen.evidence))
+        sheet.verify(
+            says["once"], laws.bytes_law(seen.evidence, extra_bytes=flag_bytes)
+        )
         late = laws.overlap_law(seen.evidence, _each_alone(seen), best_ns)
         late = late or _too_long(step_ns, best_ns)
         sheet.verify(says["prompt"], late)
@@ -183,6 +189,7 @@ def grade_prompt(sheet: Sheet, make_reducer: MakeReducer) -> None:
 
 ORDER, SOME, RIGHT, AT_ONCE = LAB.sentences("5.4")[:4]
 _REST = LAB.sentences("5.4")[4:]
+FLAG_BYTES = 256  # who used what may travel, too
 ORDERED_SAYS = dict(zip(_KEYS, (RIGHT, RIGHT, AT_ONCE, *_REST), strict=True))
 
 
@@ -196,7 +203,7 @@ def _differing() -> dict[str, Fixture]:
 @LAB.grader("5.4")
 def grade_ordered(sheet: Sheet, make_reducer: MakeReducer) -> None:
     """As 5.3, then nets on which ranks see other gradients or another order."""
-    _judge_in_order(sheet, make_reducer, ORDERED_SAYS)
+    _judge_in_order(sheet, make_reducer, ORDERED_SAYS, FLAG_BYTES)
     fixtures_by_name, stuck = _differing(), LAB.cases("5.4", "stuck")
     number = 0
     for sentence, nets in LAB.cases("5.4", "nets").items():
