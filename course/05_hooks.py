@@ -476,11 +476,13 @@ print(lab.how_it_ended(lab.ours("5.3"), lab.SITUATIONS["only rank 0 uses a layer
 
 # %% name="order-seen"
 order = "rank 0 uses two layers in the other order"
-print(lab.how_it_ended(lab.ours("5.3"), lab.SITUATIONS[order]))
+seen = lab.play(lab.ours("5.3"), lab.SITUATIONS[order])
+print(lab.orders(seen))
+view.draw(lab.named(seen.evidence, step=1), title="three ranks, step 1")
 
 # %% [markdown]
-# Message 0 adds rank 0's gradient of one layer to the others' gradient of another. The shapes
-# fit, so all is quiet.
+# Look down at any one message: what is added up there is rank 0's gradient of one layer and
+# the others' gradient of another. The shapes fit, so all is quiet.
 #
 # **Exercise 5.4.** Complete `OrderedReducer`, so that all ranks launch the same messages
 # in the same order. It promises what `PromptReducer` does, and

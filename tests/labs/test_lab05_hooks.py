@@ -92,6 +92,12 @@ def test_what_backward_returns_and_where_to_send_are_asked(entry, answer, faults
     assert f"{entry!r}: {answer!r}" in found[lab.READY]
 
 
+def test_a_row_that_is_missing_is_an_entry_that_is_missing(faults):
+    table = {n: row for n, row in right_table().items() if n != POST}
+    found = faults(judge(find_exercise("5.2"), NUMBER, {**table, POST: 17}))
+    assert list(found) == [lab.GIVEN, lab.GRAD, lab.CALLS]
+
+
 def test_a_neighbours_table_is_refused():
     assert not judge(find_exercise("5.2"), NUMBER + 1, right_table()).passed
 

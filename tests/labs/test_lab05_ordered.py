@@ -217,6 +217,10 @@ def test_the_net_that_fails_is_named_and_drawn():
     verdict = judge(find_exercise("5.4"), InOrderOfArrival)
     assert "'branches': ranks use two layers in different orders" in str(verdict)
     assert verdict.timeline_title == "your run on 'branches', step 1"
+    assert verdict.timeline is not None
+    sent = [s for s in verdict.timeline.spans if s.kind == "communication"]
+    first = [next(s.name for s in sent if s.rank == rank) for rank in (0, 1)]
+    assert first == ["b.bias", "a.bias"]
 
 
 class ByNumber(Ordered):

@@ -12,6 +12,7 @@ from overlaplab_course.lab05.given import (
     Model,
     Seen,
     hook_case,
+    named,
     play,
     record_gpt,
 )

@@ -143,7 +143,8 @@ def grade_hooks(sheet: Sheet, my_number: int, hooks: Mapping[str, Any]) -> None:
     right = true_answers(case)
     for sentence, field in LAB.cases("5.2", "field").items():
         for name, row in right.items():
-            said = need_dict(answers.get(name), f"hooks[{name!r}]").get(field)
+            entries = answers.get(name)
+            said = entries.get(field) if isinstance(entries, Mapping) else None
             given = as_number(said)
             sheet.expect(
                 sentence,

@@ -204,6 +204,19 @@ def backward_end_ns(evidence: Evidence, step: int) -> int:
     )
 
 
+def named(evidence: Evidence, step: int) -> Timeline:
+    """One step on all ranks; each message has the name of its gradients."""
+    whose = {
+        (send.rank, send.op): " ".join(name for name, _ in send.covers)
+        for rank in range(evidence.num_ranks)
+        for send in evidence.sends_of(rank, step)
+    }
+    timeline = evidence.step_timeline(step)
+    names = (whose.get((s.rank, s.attributes.get("op", -1))) for s in timeline.spans)
+    pairs = zip(timeline.spans, names, strict=True)
+    return Timeline.of([replace(s, name=name or s.name) for s, name in pairs])
+
+
 def drawn(evidence: Evidence, products: Sequence[str] = (), step: int = 2) -> Timeline:
     """Rank 0 of one step, in whole microseconds; what takes less is left out.
 
@@ -212,17 +225,12 @@ def drawn(evidence: Evidence, products: Sequence[str] = (), step: int = 2) -> Ti
     Args:
         products: names of the step's products, in order; equal neighbours become one.
     """
-    whose = {
-        send.op: " ".join(name for name, _ in send.covers) or send.operation
-        for send in evidence.sends_of(0, step)
-    }
     names = list(products)
     spans: list[Span] = []
-    for span in evidence.step_timeline(step).of_rank(0).spans:
+    for span in named(evidence, step).of_rank(0).spans:
         start_ns, end_ns = (round(ns, -3) for ns in (span.start_ns, span.end_ns))
         name, attributes = span.name, dict(span.attributes)
         if span.kind == "communication":
-            name = whose.get(attributes["op"], name)
             attributes |= {"ready_ns": start_ns, "wire_ns": end_ns - start_ns}
         elif start_ns == end_ns:
             continue

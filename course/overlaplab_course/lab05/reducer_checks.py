@@ -154,9 +154,9 @@ def _judge_net(
     wrong = wrong_gradients(seen.trained, fixture, ranks)
     found = [*laws.same_order_law(seen.evidence), *wrong]
     if found:
-        title = f"your run on {fixture.name!r}, step {found[0].step or 1}"
-        timeline = seen.evidence.step_timeline(found[0].step or 1)
-        sheet.show(timeline, title=title)
+        step = found[0].step or 1
+        title = f"your run on {fixture.name!r}, step {step}"
+        sheet.show(given.named(seen.evidence, step), title=title)
     named = [replace(v, message=f"net {fixture.name!r}: {v.message}") for v in found]
     sheet.verify(sentence, named)
     seen_kinds = {says["waited"]: ("unwaited",), says["safe"]: ("hazard", "unmatched")}
