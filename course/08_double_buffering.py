@@ -1,14 +1,19 @@
 # %% [markdown]
 # # One fills while the other empties
 #
-# **Lab 08: double buffering.** Core: 60 minutes. You need no GPU.
+# **Lab 08: double buffering.** Core: 60 minutes. Extras: 23 more. You need no GPU.
 #
 # After the core you can
 #
 # - write a **prefetcher**, which brings the next batch to the GPU beside the step;
-# - say when a buffer may be filled again, and who has to wait for that.
+# - say when a buffer may be filled again, and who has to wait for that;
+# - send gradients beside the next step, and say what that does to the training;
+# - keep two sets of weights that stay one model;
+# - tell from a bill which buffer to have twice.
 #
-# It builds on lab 03: streams, events, pinned memory.
+# It builds on lab 03 (streams, events, pinned memory) and on lab 04: a collective with
+# `async_op=True` travels beside the computation, and `work.wait()` makes the *current stream*
+# wait.
 #
 # **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
 # numbers, and draws what *your* code did. No exercise needs the one before it: where
@@ -215,10 +220,10 @@ view.draw_many({name: run.timeline for name, run in fed.items()})
 # %% [markdown]
 # ## 3. When may a slot be filled again? (11 minutes)
 #
-# Real loaders give ordinary, pageable memory. Somebody has to put each batch into pinned
-# memory, and pinning new memory is slow: the operating system takes part. So one keeps two
-# pinned slots and fills them in turn. With two *device* slots, too, nothing is allocated at
-# all while the loop runs.
+# Real loaders give ordinary, pageable memory. A copy from there holds up the CPU, whatever
+# `non_blocking` says. So somebody has to put each batch into pinned memory first, and pinning
+# new memory is slow: the operating system takes part. One keeps two pinned slots and fills them
+# in turn. With two *device* slots, too, nothing is allocated at all while the loop runs.
 #
 # But now memory is used again by *you*, not by an allocator that looks after it. Three
 # moments in the life of batch 0, which goes through `pinned A` and `device A`:
@@ -418,9 +423,9 @@ view.draw(undelayed.timeline, title="one set of gradients")
 # one travels while the other is filled.
 #
 # ```
-#   backward 1 fills A | A travels ..................| A is used |
-#                      | forward 2   backward 2 fills B          | B travels .........
-#                                                    | update 2  |
+#  compute | backward 1 | forward 2 | backward 2 | update 2 | forward 3 | backward 3 | update 3
+#  set A   |   filled   | travels .............. |   used   |           |   filled   | travels
+#  set B   |            |           |   filled   | travels ..........................|   used
 # ```
 #
 # **Predict.** How many ms do the four steps take then? The line above the figure has what you
@@ -643,11 +648,11 @@ view.draw(seen.timeline, title="as you have it now")
 
 # %% [markdown]
 # The lanes `set A` and `set B` show who touches each set: a gradient reads it; an update (a thin
-# line: it takes next to no time here) writes it. No finding, no wait too many, every message beside a gradient. And yet the training is
-# broken.
+# line: it takes next to no time here) writes it. No finding, no wait too many, every message
+# beside a gradient. And yet the training is broken.
 #
-# **Exercise 8.4.** Fill in what the program does *as given* (run the cell above before you repair
-# it). Then repair it, in the place of one line.
+# **Exercise 8.4.** Fill in what the program does *as given* (run the cell above before you
+# repair it). Then repair it, in the place of one line.
 #
 # - `"kind"`: `"race"`: a set is read while it is written; `"drift"`: the two sets become two
 #   different models; `"stale"`: gradients come two steps late; `"sum"`: they are not averaged.
@@ -690,12 +695,14 @@ diagnosis = {
 _ = check("8.4", my_number, diagnosis, train_two)
 
 # %% [markdown]
-# As given, set A is trained on every second batch, set B on the others: two models, each on half
-# of the data, and the loss that you watch belongs to one and then to the other. Nothing reports
-# it. With two sets the rule is: **build the back from the front, never from what the back held.**
+# As given, set A is trained on every second batch, set B on the others: two models, each on
+# half of the data, and the loss that you watch belongs to one and then to the other. Nothing
+# reports it. With two sets the rule is: **build the back from the front, never from what the
+# back held.**
 #
-# That is also how a *serving* model gets new weights while it answers: `ol.DoubleBufferedWeights`
-# copies them into the set that nobody reads, on a stream of its own, and swaps.
+# So does `ol.DoubleBufferedWeights`, for a *serving* model that gets new weights while it answers:
+# an update writes every tensor of the set that nobody reads, on a stream of its own. Then they
+# change places (section 9).
 
 # %% [markdown]
 # ## 6. The bill (9 minutes)
@@ -976,7 +983,7 @@ view.draw_many({name: run.timeline for name, run in trained.items()})
 # %% [markdown]
 # Three waits, and each has its place: `weights.wait()` before the optimizer writes what is being
 # copied, `reducer.wait()` before it reads what has travelled, and the prefetcher's own before the
-# step. Take one away and the findings tell.
+# step. Nobody waits for everything.
 #
 # ## 11. Where the model lies (2 minutes)
 #
