@@ -173,6 +173,7 @@ def saves_and_loads() -> tuple[dict[str, Any], Seen]:
         seen.append(average(model))
         if step == 1:
             state = reducer.state_dict()
+            reducer.state_dict()["average"]["weight"].fill_(-1.0)
     kept = {name: t.clone() for name, t in state["average"].items()}
     reducer.load_state_dict(state)
     state["average"]["weight"].fill_(-1.0)
@@ -181,6 +182,33 @@ def saves_and_loads() -> tuple[dict[str, Any], Seen]:
     reducer.load_state_dict({"average": None})
     assert not reducer.pending and not reducer.flush()
     return kept, seen
+
+
+def of_any_stride() -> tuple[bool, float]:
+    """An expanded gradient, which cannot be written into, and a state in between."""
+    model = weight()
+    model.weight = nn.Parameter(torch.ones(2, 2))
+    reducer = DoubleBufferedReducer(model)
+    model.weight.grad = torch.full((1, 1), 1.0 + dist.get_rank()).expand(2, 2)
+    reducer.wait()
+    reducer.state_dict()
+    is_none = model.weight.grad is None
+    reducer.flush()
+    (value,) = set(model.weight.grad.flatten().tolist())
+    return is_none, value
+
+
+def unused_in_the_last_step() -> list[list[float | None]]:
+    """Layer 1 is in step 0 alone; nothing is zeroed before the flush."""
+    model = nn.Sequential(weight(), weight())
+    reducer, seen = DoubleBufferedReducer(model), []
+    for step in range(2):
+        model.zero_grad()
+        (model(batch(step)) if step == 0 else model[0](batch(step))).sum().backward()
+        reducer.wait()
+        seen.append(average(model))
+    reducer.flush()
+    return [*seen, average(model)]
 
 
 def accumulates_into(kept: bool) -> None:

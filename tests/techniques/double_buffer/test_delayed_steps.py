@@ -125,6 +125,18 @@ def test_a_state_is_a_copy_of_the_pending_average_by_name(cluster: str) -> None:
     assert seen == [NOTHING, [1.5], [11.5], [11.5]]
 
 
+def test_a_gradient_of_any_stride_is_late_and_a_state_leaves_grad_alone() -> None:
+    assert values(delayed_steps.of_any_stride) == (True, 1.5)
+
+
+def test_a_flush_gives_none_where_the_last_step_had_nothing() -> None:
+    assert values(delayed_steps.unused_in_the_last_step) == [
+        [None, None],
+        [1.5, 1.5],
+        [11.5, None],
+    ]
+
+
 def test_steps_of_two_reducers_may_alternate() -> None:
     assert values(delayed_steps.two_models) == [
         [NOTHING, [1.5], [11.5]],

@@ -333,6 +333,19 @@ def serve_under_an_update() -> tuple[Tensor, Tensor]:
     return found, weights.model[0].bias - source[0].bias.bfloat16()
 
 
+def dropped_under_its_update() -> Tensor:
+    source = nn.Linear(LARGE, LARGE)
+    weights = DoubleBufferedWeights(nn.Linear(LARGE, LARGE))
+    weights.update_from(source)
+    del weights, source
+    return torch.ones(LARGE, LARGE) + torch.ones(LARGE, LARGE)
+
+
+def test_memory_that_is_dropped_under_a_copy_is_not_handed_out_before_its_end() -> None:
+    run = ol.run(dropped_under_its_update, world_size=1, hardware="chalk")
+    assert run.warnings == ()
+
+
 def test_a_forward_runs_beside_the_copy_and_a_swap_moves_nothing() -> None:
     run = ol.run(serve_under_an_update, world_size=1, hardware="chalk")
     assert run.warnings == ()
