@@ -2,12 +2,13 @@
 
 The way of a gradient: autograd accumulates it into `.grad` and calls the hook of
 `Arrivals`, which counts. When its bucket and all before it are full, `Arrivals` calls
-`BucketedReducer._launch`. `InFlight.launch` makes its stream wait for those that wrote
-the gradient, `load`s it (itself, or a copy where it cannot travel) and gives it to the
+`_launch` in `steps`. `InFlight.launch` makes its stream wait for those that wrote the
+gradient, `load`s it (itself, or a copy where it cannot travel) and gives it to the
 `Wire`. The user's `wait()` launches the buckets that are not full, makes the current
 stream wait (`Wire.finish`) and writes copies back (`unload`): `.grad` is the average.
 
-What is not special to data parallelism stands in `techniques/`: `buckets`, `arrivals`,
+`steps` is the course of a step, which `double_buffer`'s reducer shares. What is not
+special to data parallelism stands in `techniques/`: `buckets`, `arrivals`,
 `in_flight`, `model_facts`. Off the main way: `agreement` (a parameter without a
 gradient, a frozen layer) and `join` (ranks with different numbers of batches).
 """

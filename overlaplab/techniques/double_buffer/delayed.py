@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from overlaplab.techniques.buckets import size_text
 from overlaplab.techniques.data_parallel.agreement import Average
@@ -29,9 +29,9 @@ class DoubleBufferedReducer(StepwiseReducer):
     messages of step n leave during its backward and have until the `wait()` of step
     n + 1: its whole forward and backward hide them, and a step is as long as the longer
     of computing and sending. What it costs: a second set of gradients (`extra_bytes`),
-    and gradients of old weights, which want a smaller learning rate: with 1/L of the
-    largest curvature L plain gradient descent is at its edge, where undelayed it has
-    half of its room left. `flush()` gives the last average after the last step.
+    and gradients of old weights, which want a smaller learning rate. Where the loss has
+    the curvature L, plain gradient descent is stable up to 1/L; in time, up to 2/L.
+    `flush()` gives the last average after the last step.
 
     Everything else is as in `BucketedReducer`: buckets, the communicator, what happens
     with parameters that some rank does not use, what is refused and when. There is no
@@ -91,8 +91,11 @@ class DoubleBufferedReducer(StepwiseReducer):
 
     @property
     def extra_bytes(self) -> int:
-        """What it keeps beside the gradients of one step: a second set of them."""
-        return self._facts.num_bytes
+        """Of a second set of gradients, and of copies if they travel as such."""
+        trains = [p for p in self._facts.tensors if p.requires_grad]
+        return sum(
+            p.numel() * sum(d.itemsize for d in self._dtypes_of(p)) for p in trains
+        )
 
     @property
     def pending(self) -> bool:
@@ -251,6 +254,10 @@ class DoubleBufferedReducer(StepwiseReducer):
         """Where something froze or trains again: as in `BucketedReducer`, at once."""
         elsewhere = self._finish()
         return _averages(self._in_flight) + elsewhere
+
+    def _dtypes_of(self, parameter: Tensor) -> set[torch.dtype]:
+        """Of its gradient, and of the copy on the wire if there is one."""
+        return {parameter.dtype, self._wire.dtype_of(parameter.dtype)}
 
     def _give(self, average: list[Average] | None) -> None:
         for info, grad in average or ():

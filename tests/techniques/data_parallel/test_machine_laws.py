@@ -151,9 +151,7 @@ right_steps = st.lists(
 )
 
 
-@given(right_steps)
-@settings(max_examples=300)
-def test_steps_in_order_are_right_on_every_rank(steps: Any) -> None:
+def script_of(steps: Any) -> list[Action]:
     script: list[Action] = []
     for before, last, after, then, change in steps:
         script += [*before, (last, (0, 1)), *after, ("wait", (0, 1))]
@@ -162,7 +160,13 @@ def test_steps_in_order_are_right_on_every_rank(steps: Any) -> None:
             script.append(("none", (0, 1)))
         if change:
             script.append((change, (0, 1)))
-    check(script)
+    return script
+
+
+@given(right_steps)
+@settings(max_examples=300)
+def test_steps_in_order_are_right_on_every_rank(steps: Any) -> None:
+    check(script_of(steps))
 
 
 @given(st.lists(actions(EVERYTHING), max_size=12))

@@ -6,6 +6,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -40,8 +41,10 @@ def train(kind: str, batch: int, num_steps: int = NUM_STEPS, **settings: Any) ->
 
 
 @cache
-def run_of(kind: str, batch: int, num_steps: int = NUM_STEPS) -> ol.Run:
-    run = ol.run(train, kind, batch, num_steps, hardware="chalk")
+def run_of(
+    kind: str, batch: int, num_steps: int = NUM_STEPS, **settings: Any
+) -> ol.Run:
+    run = ol.run(train, kind, batch, num_steps, hardware="chalk", **settings)
     assert run.warnings == ()
     return run
 
@@ -152,17 +155,36 @@ def test_the_next_forward_waits_for_the_step_before_and_not_for_this_one() -> No
         assert end_ns(step - 1) <= forward_ns < end_ns(step)
 
 
-def test_there_are_two_sets_of_gradients_however_long_it_trains() -> None:
-    def gradients(kind: str, num_steps: int) -> tuple[int, int]:
-        """Their bytes where they are most, and all bytes at their peak."""
-        (memory,) = run_of(kind, WIRE_BOUND, num_steps).timeline.of_rank(0).memory
-        return max(dict(memory.kinds)["gradients"]), memory.peak_bytes
+def memory_of(kind: str, num_steps: int, **settings: Any) -> tuple[int, int]:
+    """Bytes of gradients where they are most, and all bytes at their peak."""
+    run = run_of(kind, WIRE_BOUND, num_steps, **settings)
+    (memory,) = run.timeline.of_rank(0).memory
+    return max(dict(memory.kinds)["gradients"]), memory.peak_bytes
 
+
+def test_there_are_two_sets_of_gradients_however_long_it_trains() -> None:
     set_bytes = 3 * LAYER_BYTES
-    one, peak = gradients("BucketedReducer", NUM_STEPS)
+    one, peak = memory_of("BucketedReducer", NUM_STEPS)
     assert one == set_bytes
     for num_steps in (2, NUM_STEPS, 12):
-        two, higher = gradients("DoubleBufferedReducer", num_steps)
+        two, higher = memory_of("DoubleBufferedReducer", num_steps)
         assert two == 2 * set_bytes
         # And the flags of the last bucket of the step before.
         assert set_bytes <= higher - peak < set_bytes + 100
+
+
+def extra_bytes(**settings: Any) -> int:
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(3)))
+    return ol.DoubleBufferedReducer(model, **settings).extra_bytes
+
+
+@pytest.mark.parametrize("reduce_dtype", [None, torch.float64])
+def test_what_it_says_that_it_costs_is_what_the_peak_grows_by(
+    reduce_dtype: torch.dtype | None,
+) -> None:
+    (said,) = ol.run(extra_bytes, world_size=1, reduce_dtype=reduce_dtype).values
+    one, two = (
+        memory_of(kind, NUM_STEPS, reduce_dtype=reduce_dtype)[1]
+        for kind in ("BucketedReducer", "DoubleBufferedReducer")
+    )
+    assert said <= two - one < said + 100
