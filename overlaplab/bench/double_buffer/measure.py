@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from overlaplab.bench.double_buffer import delayed, prefetched
@@ -65,6 +66,7 @@ def measure(
 
 def measure_prefetch(plan: Plan, out: Path, end: float) -> None:
     """All sizes of batches. Collective; rank 0 writes, and says what it found."""
+    torch.set_num_threads(plan.fill_threads)
     sizes = list(plan.batches_mib)
     for number, mib in enumerate(sizes):
         until = time.time() + (end - time.time()) / (len(sizes) - number)

@@ -18,6 +18,10 @@ class Plan:
     lengths: tuple[float, ...] = (1.25, 3.0)
     least_ms: float = 2.0
     matmul_width: int = 4096
+    fill_threads: int = (
+        8  # that fill pinned memory; torch's own number may be that of a
+    )
+    # host of which this process has a part only
     settling: int = 8  # steps before each block: what worked ahead is used up
     model: str = MAIN
     batches: tuple[int, ...] = (1, 2, 8)  # sequences on each rank, of the reducers
