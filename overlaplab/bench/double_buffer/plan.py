@@ -18,10 +18,8 @@ class Plan:
     lengths: tuple[float, ...] = (1.25, 3.0)
     least_ms: float = 2.0
     matmul_width: int = 4096
-    fill_threads: int = (
-        8  # that fill pinned memory; torch's own number may be that of a
-    )
-    # host of which this process has a part only
+    # that fill pinned memory; torch's own number may be that of a whole host
+    fill_threads: int = 8
     settling: int = 8  # steps before each block: what worked ahead is used up
     model: str = MAIN
     batches: tuple[int, ...] = (1, 2, 8)  # sequences on each rank, of the reducers
