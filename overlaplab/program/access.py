@@ -20,6 +20,26 @@ def num_bytes(access: Access) -> int:
     return total
 
 
+def runs(
+    size: tuple[int, ...], stride: tuple[int, ...], item: int
+) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Canonical (run_bytes, dims) of a strided tensor with at least one element."""
+    dims = sorted(
+        ((n, s * item) for n, s in zip(size, stride, strict=True) if n > 1 and s),
+        key=lambda dim: dim[1],
+    )
+    run = item
+    outer: list[tuple[int, int]] = []
+    for n, step in dims:
+        if not outer and step == run:
+            run *= n
+        elif outer and step == outer[-1][0] * outer[-1][1]:
+            outer[-1] = (outer[-1][0] * n, outer[-1][1])
+        else:
+            outer.append((n, step))
+    return run, tuple(reversed(outer))
+
+
 def byte_runs(access: Access) -> list[tuple[int, int]]:
     """The contiguous runs of an access, [start, end) in its storage.
 

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from multiprocessing.pool import ThreadPool
 
 import pytest
 import torch
@@ -562,6 +563,34 @@ def test_a_deadlock_of_two_locks_is_named():
     assert "rank 0 waits for thread 'Thread-" in text
 
 
+@pytest.mark.parametrize("how", ["closure", "class", "pool"])
+def test_memory_of_a_thread_is_free_when_it_has_ended(how):
+    class Keeping(threading.Thread):
+        def run(self):
+            self.value = torch.ones(8)
+
+    def step():
+        def work(value):
+            value.add_(1)
+
+        if how == "closure":
+            start(work, torch.ones(8)).join()
+        elif how == "class":
+            thread = Keeping()
+            thread.start()
+            thread.join()
+            del thread
+        else:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(work, torch.ones(8))
+        torch.zeros(4)
+        dist.barrier()
+
+    _, program = recorded(step)
+    zeros = next(o.index for o in program.ranks[0] if o.name == "zeros")
+    assert program.storages[0].freed == zeros
+
+
 def test_what_a_thread_does_not_catch_ends_the_run():
     def step():
         def work():
@@ -645,6 +674,18 @@ def test_threading_is_as_it_was_after_a_run():
     recorded(step)
     assert [getattr(threading, name) for name in names] == before
     assert (queue.SimpleQueue, time.sleep, vars(threading.Thread).copy()) == others
+
+
+def test_a_librarys_threads_may_answer_a_rank():
+    def step():
+        answers = queue.Queue()
+        with ThreadPool(1) as pool:
+            pool.apply_async(sum, ([1, 2],), callback=answers.put)
+            return answers.get()
+
+    _, program = recorded(step)
+    assert recorded(step) == (3, program)
+    assert brief(program) == []
 
 
 def test_threads_outside_of_ranks_are_pythons_own():

@@ -17,6 +17,7 @@ import ctypes
 import sys
 import threading
 import time
+import weakref
 from _thread import allocate_lock
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -26,9 +27,9 @@ from overlaplab.cluster.settings import (
     process_state,
     set_process_state,
 )
+from overlaplab.cluster.virtual.rank_thread import Helper, RankThread, Stop
 from overlaplab.cluster.virtual.tracing import suspend_tracing
 from overlaplab.deadline import (
-    RANK_THREADS,
     WALL_FACTOR,
     interruptible,
     is_importing,
@@ -41,77 +42,6 @@ from overlaplab.errors import DeadlockError
 _MAX_IDLE_POLLS = 1000
 # So often one time-out may follow the other, while nobody gets what it waits for.
 _MAX_TIMEOUTS = 10_000
-
-
-class Stop(BaseException):
-    """Unwinds a rank's thread after another rank failed; never seen by users."""
-
-
-class RankThread:
-    """One rank: its thread, its lock, what it waits for, its process state.
-
-    Args:
-        rank: global rank.
-        main: the rank's whole job; called in its thread.
-        thread: a new one if None.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        main: Callable[[], Any],
-        thread: threading.Thread | None = None,
-    ) -> None:
-        self.rank = rank
-        self.main = main
-        self.home = self  # whose process state it has
-        self.helpers: list[Helper] = []  # threads that the rank started
-        self.lock = allocate_lock()
-        self.lock.acquire()
-        self.can_move: Callable[[], bool] | None = None
-        self.waits_for: Any = None
-        self.due_s: float | None = None  # when its wait is over, on `Turns.clock_s`
-        self.timed_out = False
-        self.finished = False
-        self.is_dismissed = False  # it ends where it waits
-        self.num_asked = 0  # of locks and events, since it let others go on
-        self.resumed: Callable[[], None] | None = None  # called when it goes on
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.state: tuple[Any, ...] = ()
-        self.has_begun = False
-        self.idle_polls = 0
-        self.thread = thread or threading.Thread(
-            target=self._run, name=f"{RANK_THREADS}{rank}", daemon=True
-        )
-        self.turns: Turns | None = None
-
-    def _run(self) -> None:
-        assert self.turns is not None
-        self.turns.run_rank(self)
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}"
-
-
-class Helper(RankThread):
-    """A thread that a rank started.
-
-    Args:
-        home: the rank's own.
-        thread: Python's.
-        main: what it does, as a member of its rank.
-    """
-
-    def __init__(
-        self, home: RankThread, thread: threading.Thread, main: Callable[[], Any]
-    ) -> None:
-        super().__init__(home.rank, main, thread)
-        self.home = home
-        self.is_daemon = False
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}, in thread {self.thread.name!r},"
 
 
 class Turns:
@@ -141,10 +71,11 @@ class Turns:
         self._explain = explain
         self._live = ranks[0].home  # whose process state is in place
         self._num_timeouts = 0  # one after the other
+        self._ended: list[weakref.ref[threading.Thread]] = []  # about to, of helpers
         self._caller = allocate_lock()
         self._caller.acquire()
         for rank in ranks:
-            rank.turns = self
+            rank.body = self.run_rank
 
     @interruptible
     def run(self, timeout_s: float) -> bool:
@@ -185,6 +116,8 @@ class Turns:
             return
         if self.first_error is None:
             following = self._next(me) or self._next_timeout()
+            if isinstance(me, Helper):
+                self._forget(me)
             if following is not None:
                 self._keep_state(me, following)
                 following.lock.release()
@@ -201,10 +134,16 @@ class Turns:
 
     def add(self, helper: Helper) -> None:
         """A thread of a rank is about to start; it has its first turn later."""
-        helper.turns = self
         after = helper.home.helpers[-1] if helper.home.helpers else helper.home
         self.threads.insert(self.threads.index(after) + 1, helper)
         helper.home.helpers.append(helper)
+
+    def _forget(self, helper: Helper) -> None:
+        """It has ended."""
+        self.threads.remove(helper)
+        helper.home.helpers.remove(helper)
+        self._ended.append(weakref.ref(helper.thread))
+        helper.forget()
 
     def block(
         self,
@@ -259,7 +198,7 @@ class Turns:
             return all(helper.finished for helper in me.helpers)
 
         self.block(me, all_ended, "waits at its end for the threads that it started")
-        for helper in me.helpers:
+        for helper in list(me.helpers):
             helper.is_dismissed = True
         self.block(me, are_gone, "ends its daemons")
 
@@ -297,6 +236,10 @@ class Turns:
         next operator.
         """
         self.stopping = True
+        for reference in self._ended:
+            if (ended := reference()) is not None:
+                ended.join(join_s)
+            del ended
         stuck = []
         for rank in self.threads:
             thread = rank.thread

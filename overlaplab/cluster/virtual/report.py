@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import (
 )
 
 from overlaplab.cluster.virtual.meeting import Meeting, Meetings
-from overlaplab.cluster.virtual.ranks import RankThread, Turns
+from overlaplab.cluster.virtual.rank_thread import RankThread
+from overlaplab.cluster.virtual.ranks import Turns
 from overlaplab.cluster.virtual.source import is_user_code, user_line
 from overlaplab.cluster.virtual.world import KeyWait
 from overlaplab.deadline import WALL_FACTOR

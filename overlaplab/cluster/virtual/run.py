@@ -25,7 +25,8 @@ from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.modes import RecordMode, unseen_shapes
 from overlaplab.cluster.virtual.naming import naming_parameters
 from overlaplab.cluster.virtual.placement import host_syncs, patched, placing_calls
-from overlaplab.cluster.virtual.ranks import RankThread, Turns
+from overlaplab.cluster.virtual.rank_thread import RankThread
+from overlaplab.cluster.virtual.ranks import Turns
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.resizing import resizing_storages
 from overlaplab.cluster.virtual.streams import VirtualProvider, backward_streams

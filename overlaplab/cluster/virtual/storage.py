@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import is_fake
 from overlaplab.cluster.virtual.source import user_line
 from overlaplab.errors import ReleasedMemoryError
 from overlaplab.program.access import num_bytes as access_bytes
-from overlaplab.program.access import overlap
+from overlaplab.program.access import overlap, runs
 from overlaplab.program.record import Access, StorageLife, TensorName
 
 # Where a storage is. "" is the GPU's memory, too: nobody said so.
@@ -382,23 +382,3 @@ class StorageTable:
         storage.place = place
         self.has_numbers |= place == NUMBER
         self.has_host |= place in HOST
-
-
-def runs(
-    size: tuple[int, ...], stride: tuple[int, ...], item: int
-) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Canonical (run_bytes, dims) of a strided tensor with at least one element."""
-    dims = sorted(
-        ((n, s * item) for n, s in zip(size, stride, strict=True) if n > 1 and s),
-        key=lambda dim: dim[1],
-    )
-    run = item
-    outer: list[tuple[int, int]] = []
-    for n, step in dims:
-        if not outer and step == run:
-            run *= n
-        elif outer and step == outer[-1][0] * outer[-1][1]:
-            outer[-1] = (outer[-1][0] * n, outer[-1][1])
-        else:
-            outer.append((n, step))
-    return run, tuple(reversed(outer))

@@ -36,6 +36,7 @@ import sys
 import sysconfig
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import _base
 from functools import cache, partial
@@ -48,18 +49,17 @@ from overlaplab import ours
 from overlaplab.cluster.virtual import world
 from overlaplab.cluster.virtual.modes import RecordMode
 from overlaplab.cluster.virtual.placement import patched
-from overlaplab.cluster.virtual.ranks import Helper
+from overlaplab.cluster.virtual.rank_thread import Helper
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.deadline import note_thread
 from overlaplab.streams import install_thread_provider, thread_provider
 
 # Made for those who call them.
-_TOOLS = frozenset(
-    module.__file__ for module in (threading, queue, pools, _base, contextlib)
-)
+_TOOLS = {m.__file__ for m in (threading, queue, pools, _base, contextlib)} | {__file__}
 _ASKED_TOO_OFTEN = 64
 _WAITS = "waits for another thread (a lock, condition, event, queue or future)"
 _allocate = _thread.allocate_lock
+_helpers: weakref.WeakKeyDictionary[Any, Helper] = weakref.WeakKeyDictionary()
 
 Enter = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -229,13 +229,17 @@ def _start(rank: Recorder, thread: Any, start: Any, enter: Enter) -> None:
             world.leave(late=turns.stopping)
             install_thread_provider(None)
 
+    def run_in_turns() -> None:
+        del thread.run  # nothing of ours keeps the thread, and what it has
+        turns.run_rank(helper)
+
     helper = Helper(home, thread, main)
     helper.is_daemon = thread.daemon
     for one in (home, helper):
         one.resumed = partial(rank.switch_to, one)
     note_thread(thread)
-    thread.helper = helper
-    thread.run = partial(turns.run_rank, helper)
+    _helpers[thread] = helper
+    thread.run = run_in_turns
     daemon, thread._daemonic = thread.daemon, True  # if it hangs, Python still ends
     try:
         with rank.looking_away():  # both sides of this event run at once
@@ -264,7 +268,7 @@ def end_threads(rank: Recorder) -> None:
 
 def _helper(thread: Any) -> tuple[Recorder | None, Helper | None]:
     """The calling rank, and what `thread` is in a run."""
-    return world.current_recorder(), getattr(thread, "helper", None)
+    return world.current_recorder(), _helpers.get(thread)
 
 
 def _ended(helper: Helper) -> bool:
