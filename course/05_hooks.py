@@ -926,6 +926,20 @@ second_diagnosis = second.truth()
 _ = check("5.6b", my_number, second_diagnosis, *five.values())
 
 # %% [markdown]
+# <details><summary>All five, when you have done yours</summary>
+#
+# - `Alder`: when `wait()` is called, the whole backward pass has been launched, and the side
+#   stream waits for all of it. Another stream hides nothing; an early launch does.
+# - `Birch`: the hook comes before `.grad` is written. Autograd copies or adds the gradient while
+#   the message is overwriting it.
+# - `Cedar`: the first layers' gradients come *last*. "Early layers first" is everything at the end.
+# - `Elm`: what shares a message must follow from a plan that all ranks have, not from what
+#   arrives. Lab 06 writes such a plan.
+# - `Fir`: `all_reduce` adds up. A learning rate that was found on two ranks is too large on four.
+#
+# </details>
+
+# %% [markdown]
 # ## 8. On real GPUs (8 minutes, with 9)
 #
 # The virtual cluster is a model. Here is what GPUs did, stored: nothing is measured now. The GPT of

@@ -47,6 +47,11 @@ def test_the_bound_of_the_lesson_is_what_prompt_messages_reach(model):
 def test_the_numbers_that_the_text_says():
     assert sum(lab.UNTIED.message_ms.values()) == 20
     assert sum(lab.TIED.message_ms.values()) == 14
+    seen = lab.play(reference.PromptReducer)
+    assert seen.timeline.report().compute_ns == 21_000_000
+    head = next(g for g in seen.evidence.gradients_of(0, 2) if g.name == "head")
+    sent = seen.evidence.sends_of(0, 2)[0]
+    assert (sent.start_ns - head.ready_ns) / 1e6 == pytest.approx(3, abs=0.01)
     assert lab.must_be_exposed(lab.UNTIED) == 12
     assert lab.must_be_exposed(lab.TIED) == 8
 
