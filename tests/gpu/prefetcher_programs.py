@@ -202,16 +202,23 @@ def idle_moments() -> list[int]:
     return idle
 
 
+def pinned_bytes() -> int:
+    """What is in use, by either of the names that versions of torch have for it."""
+    stats = torch.cuda.host_memory_stats()
+    in_use = stats.get("active_bytes.current", stats.get("allocated_bytes.current"))
+    assert in_use is not None, stats
+    return int(in_use)
+
+
 def left_behind() -> dict[str, int]:
     """Threads, bytes of pinned memory in use and bytes of the GPU's: what is more."""
 
     def count() -> dict[str, int]:
         gc.collect()
         torch._C._host_emptyCache()  # type: ignore[attr-defined]  # looks what is free
-        pinned = torch.cuda.host_memory_stats()
         return {
             "threads": threading.active_count(),
-            "pinned": pinned.get("active_bytes.current", 0),
+            "pinned": pinned_bytes(),
             "device": torch.cuda.memory_allocated(),
         }
 
@@ -239,7 +246,7 @@ def left_behind() -> dict[str, int]:
 def pinned_in_use() -> int:
     """Bytes of pinned memory in the middle of a loop."""
     for _ in ol.BatchPrefetcher(host_batches()):
-        return int(torch.cuda.host_memory_stats().get("active_bytes.current", 0))
+        return pinned_bytes()
     raise AssertionError
 
 

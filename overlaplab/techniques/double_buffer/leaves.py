@@ -61,6 +61,13 @@ def pin_itself(leaf: Any) -> Any:
     return leaf.pin_memory()
 
 
+def can_be_recorded(leaf: Any) -> bool:
+    """Whether its `record_stream` works, if it has one."""
+    if isinstance(leaf, Tensor):
+        return leaf.layout == torch.strided and not leaf.is_quantized
+    return has_method(leaf, "record_stream")
+
+
 def move_itself(leaf: Any, device: torch.device) -> Any:
     """What its own `to` returns, if it has one."""
     if not has_method(leaf, "to"):

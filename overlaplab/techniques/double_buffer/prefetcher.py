@@ -28,9 +28,9 @@ class BatchPrefetcher:
     it is. What is in pinned memory already is copied from there, what is on the device
     already stays; a tensor that is in a batch twice arrives as one. Strides are those
     that `Tensor.to` gives, but that an expanded tensor stays expanded. A leaf that
-    requires a gradient arrives as one. Objects with a `to` of their own, sparse and
-    quantized tensors and subclasses move themselves, on your stream: that copy is not
-    beside the step.
+    requires a gradient arrives as one. Subclasses of Tensor, and objects with a `to`
+    (and `pin_memory`) of their own, move themselves: beside the step, too, if they have
+    a `record_stream`; if not, and for sparse and quantized tensors, on your stream.
 
     Errors of the loader are raised in their place, after the batches before them.
     Nothing of an epoch is taken before you begin it. A loop that you leave drops the

@@ -48,7 +48,8 @@ class Slot:
         # From where, to where, and at which byte of the slot or None: past it.
         self._copies: list[tuple[Tensor, Tensor, int | None]] = []
         self._num_bytes = 0
-        self._arriving: list[Tensor] = []
+        self._arriving: list[Tensor] = []  # of the owner's memory
+        self._beside: list[Any] = []  # of the copy stream's
         self._kept: list[tuple[Any, int]] = []  # what a copy reads, and its version
 
     def wait(self) -> None:
@@ -87,10 +88,11 @@ class Slot:
     def hand_out(self, current: Any) -> None:
         """The batch is `current`'s: what it does next comes after the copies."""
         current.wait_event(self._copied)
-        if current != self._owner:
-            for tensor in self._arriving:
-                tensor.record_stream(current)
+        others = self._arriving if current != self._owner else ()
+        for moved in (*others, *self._beside):
+            moved.record_stream(current)
         self._arriving.clear()
+        self._beside.clear()
 
     def overwritten(self) -> list[Tensor]:
         """What was written while a copy may read it, as far as torch knows."""
@@ -103,18 +105,27 @@ class Slot:
                 return leaf
             leaves.check_graph(leaf)
         if not leaves.is_plain(leaf):
-            pinned = leaves.pin_itself(leaf)
-            self._kept.append((pinned, leaves.version(pinned)))
-            moved = leaves.move_itself(pinned, self._device)
-            if isinstance(moved, Tensor):
-                self._arriving.append(moved)
-            return moved
+            return self._moved_by_itself(leaf)
         core = leaves.core(leaf)
         target = torch.empty_like(core, device=self._device)
         self._arriving.append(target)
         if core.numel():
             self._copies.append((core, target, self._reserve(core, target)))
         return leaves.like(leaf, target)
+
+    def _moved_by_itself(self, leaf: Any) -> Any:
+        """It allocates and copies on one stream: the copies' only if it can be told
+        afterwards who else uses its memory."""
+        leaf = leaves.pin_itself(leaf)
+        self._kept.append((leaf, leaves.version(leaf)))
+        beside = leaves.can_be_recorded(leaf)
+        with streams.stream(self._copying if beside else self._owner):
+            moved = leaves.move_itself(leaf, self._device)
+        if beside:
+            self._beside.append(moved)
+        elif isinstance(moved, Tensor):
+            self._arriving.append(moved)
+        return moved
 
     def _reserve(self, core: Tensor, target: Tensor) -> int | None:
         """Where in the slot it gets its bytes; None if it needs none."""

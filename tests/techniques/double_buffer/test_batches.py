@@ -102,17 +102,28 @@ class Graph:
     """As batches of graph libraries."""
 
     def __init__(self, x: Tensor) -> None:
-        self.x, self.was_pinned = x, False
+        self.x, self.was_pinned = x, x.is_pinned()
 
     def pin_memory(self) -> Graph:
-        pinned = Graph(self.x.pin_memory())
-        pinned.was_pinned = True
-        return pinned
+        return type(self)(self.x.pin_memory())
 
-    def to(self, device: torch.device) -> Graph:  # takes no `non_blocking`
-        moved = Graph(self.x.to(device))
+    def to(self, device: torch.device, non_blocking: bool = False) -> Graph:
+        moved = type(self)(self.x.to(device, non_blocking=non_blocking))
         moved.was_pinned = self.was_pinned
         return moved
+
+
+class Recorded(Graph):
+    def record_stream(self, stream: Any) -> None:
+        self.x.record_stream(stream)
+
+
+class OnlyTo:
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> OnlyTo:  # takes no `non_blocking`
+        return OnlyTo(self.x.to(device))
 
 
 class Pins:
@@ -126,11 +137,33 @@ class Pins:
 
 def test_objects_with_methods_of_their_own_are_pinned_and_moved() -> None:
     def program() -> Any:
-        ((graph, pins),) = ol.BatchPrefetcher([(Graph(*host(1)), Pins())])
-        assert graph.x.device == ol.device()
-        return type(graph) is Graph, graph.was_pinned, pins.pinned
+        batch = Graph(*host(1)), OnlyTo(*host(2)), Pins()
+        ((graph, only, pins),) = ol.BatchPrefetcher([batch])
+        assert graph.x.device == only.x.device == ol.device()
+        assert (type(graph), type(only)) == (Graph, OnlyTo)
+        return graph.was_pinned, pins.pinned, graph.x.tolist(), only.x.tolist()
 
-    assert on_virtual(program) == (True, True, True)
+    assert on_virtual(program) == (True, True, [1.0] * 3, [2.0] * 3)
+
+
+@pytest.mark.parametrize("kind", [Graph, Recorded])
+def test_objects_move_beside_the_step_if_their_memory_can_be_recorded(
+    kind: type[Graph],
+) -> None:
+    def program() -> list[float]:
+        sums = []
+        for graph in ol.BatchPrefetcher(kind(x) for x in host(*range(6))):
+            sums.append((graph.x * 2).sum())
+            del graph  # before the next copy is launched
+        streams.synchronize()
+        return [float(total) for total in sums]
+
+    run = ol.run(program, world_size=1)
+    assert run.warnings == ()
+    assert run.values[0] == [6.0 * i for i in range(6)]
+    copies = [op for op in run.program.ranks[0] if op.kind == "memcpy"]
+    on_steps_stream = {op.stream == "default" for op in copies}
+    assert len(copies) == 6 and on_steps_stream == {kind is Graph}
 
 
 def test_batches_of_a_loader_that_pins_are_copied_from_where_they_are() -> None:
