@@ -313,7 +313,15 @@ def waits_of_the_cpu() -> dict[str, str]:
         optimizer.zero_grad()
         weights.update_from(model)
 
-    calls: dict[str, Callable[[], object]] = {"step": step, "swap": weights.swap}
+    state = model.state_dict()
+    if streams.device().type == "cuda":
+        state = {name: tensor.cpu().pin_memory() for name, tensor in state.items()}
+
+    calls: dict[str, Callable[[], object]] = {
+        "step": step,
+        "swap": weights.swap,
+        "update from pinned memory": lambda: weights.update_from(state),
+    }
     for _ in range(3):
         for call in calls.values():
             call()

@@ -235,5 +235,6 @@ class DoubleBufferedWeights:
 
 def _hold_for(stream: Any, tensor: Tensor) -> None:
     """If `tensor` is freed, its memory waits for what `stream` has to do by then."""
-    if isinstance(stream, torch.Stream):
+    # Pinned memory does so by itself; a CPU process has no streams.
+    if isinstance(stream, torch.Stream) and stream.device.type == tensor.device.type:
         tensor.record_stream(stream)
