@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import overlaplab as ol
 from overlaplab.errors import OverlaplabError
 from overlaplab.techniques.data_parallel import BucketedReducer
+from tests.ranks import values_of
 from tests.techniques.data_parallel.misuse import Stop, weight
 
 Action = tuple[str, tuple[int, ...]]  # what, and on which ranks (or which layer)
@@ -128,7 +128,7 @@ def play(script: list[Action]) -> list[list[tuple[float | None, float]]]:
 
 def check(script: list[Action]) -> None:
     """Equal and right on both ranks."""
-    first, second = ol.run(play, script, world_size=2, hardware="chalk").values
+    first, second = values_of(play, script)
     assert len(first) == len(second)
     for one, other in zip(first, second, strict=True):
         for (mine, alone), (theirs, their_own) in zip(one, other, strict=True):
