@@ -125,8 +125,9 @@ print(lab.windows_table(lab.UNTIED, {"window": prompt.windows_ms()}))
 # %% [markdown]
 # What must be exposed, then? Take all gradients whose window is at most $w$. None of them
 # can leave earlier than $w$ before the end of the backward pass, and the wire sends one
-# after the other. So what they need beyond $w$ is exposed, whoever else travels. That
-# holds for every $w$, and the largest counts.
+# after the other. So what they need beyond $w$ is exposed, whoever else travels. With
+# $w = 0$ those are `w0` and `embedding`: their 8 ms must show. That holds for every $w$, and
+# the largest result counts.
 #
 # **Exercise 5.1.** Write two functions.
 #
@@ -358,8 +359,8 @@ lab.side_by_side("(weight, gradient)", (weight_after, grad_after), seen)
 # **Exercise 5.3.** Write `PromptReducer(model)`. Training calls it as in section 1.
 #
 # - Each gradient is a message of its own. It leaves in the hook that completes it.
-# - After `wait()` each `.grad` is the mean over the ranks, for whatever the current stream
-#   gets next. There are `dist.get_world_size()` of them.
+# - After `wait()` each `.grad` is the mean over the ranks (`dist.get_world_size()` of them),
+#   for whatever the current stream gets next.
 # - Every message is waited for, but none before the backward pass has ended. The CPU never
 #   waits.
 # - A parameter with `requires_grad` False has no gradient, and refuses a hook. One that the
