@@ -155,9 +155,12 @@ def _locked(system: System) -> Iterator[Remark]:
 
 
 def _cores(facts: Facts) -> Iterator[Remark]:
-    """Whether each rank can have a core of its own."""
+    """Whether each rank, and each thread of torch, can have a core of its own."""
     if facts.cores < len(facts.gpus):
         yield remark("few cores", cores=facts.cores, gpus=len(facts.gpus))
+    threads = facts.section("torch").facts.get("threads", 0)
+    if threads > facts.cores:
+        yield remark("many threads", threads=threads, cores=facts.cores)
 
 
 def _memory(facts: Facts) -> Iterator[Remark]:

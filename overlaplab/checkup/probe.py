@@ -23,7 +23,7 @@ GLOO_TIMEOUT_S = 10
 
 
 def look_at_torch() -> dict[str, Any]:
-    """Versions. Raises ImportError where there is no torch."""
+    """Versions, and threads. Raises ImportError where there is no torch."""
     import torch
 
     dist = torch.distributed
@@ -34,6 +34,7 @@ def look_at_torch() -> dict[str, Any]:
         "hip": getattr(torch.version, "hip", None),
         "nccl": _dotted(torch.cuda.nccl.version()) if has_nccl else None,  # type: ignore[no-untyped-call]
         "gloo": dist.is_available() and dist.is_gloo_available(),
+        "threads": torch.get_num_threads(),
     }
 
 

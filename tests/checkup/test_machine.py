@@ -143,6 +143,17 @@ def test_fewer_cores_than_gpus_is_a_warning() -> None:
     assert found.status == "warning" and "launch-bound" in found.means
 
 
+def test_more_threads_than_cores_is_a_warning() -> None:
+    """A container of 16 cores on a host of 192: torch counts those of the host."""
+    torch = {**SERVER.section("torch").facts, "threads": 96}
+    facts = with_section(SERVER, torch=Section(torch))
+    found = remark(facts, "torch works on the CPU with 96 threads, on 32 core(s)")
+    assert found.status == "warning" and "pinned memory" in found.means
+    assert "OMP_NUM_THREADS" in found.do and "no more than 32" in found.do
+    few = with_section(SERVER, torch=Section({**torch, "threads": 32}))
+    assert not any("threads, on" in r.what for r in judge(few).remarks)
+
+
 def test_little_shared_memory_is_a_warning_where_gpus_share_it() -> None:
     facts = with_system(shared_bytes=64 * 2**20, is_container=True)
     found = remark(facts, "/dev/shm has 64 MiB")

@@ -42,7 +42,9 @@ class BatchPrefetcher:
     There is no thread. The loader's work and the filling are the caller's, before a
     step is launched: free while the CPU runs ahead of the GPU, and exposed in a loop
     that reads its loss each step. DataLoader's workers and `pin_memory=True` take both
-    away; what stays, the copies, is what this hides.
+    away; what stays, the copies, is what this hides. Torch fills with
+    `torch.get_num_threads()` threads: more than there are cores take far longer, and in
+    a container torch may count those of the host (`overlaplab doctor` says so).
 
     Args:
         loader: an iterable of batches. What it yields in pinned memory it must not
