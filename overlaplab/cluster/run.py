@@ -78,6 +78,10 @@ def run(
     same world. Under `torchrun` every process calls `run`, and each is one rank of
     `cluster="gloo"` or `"nccl"`.
 
+    On the virtual cluster tensors lie in the GPU's memory unless the program says
+    otherwise: `device="cpu"`, `.cpu()`, `pin_memory`, or a `DataLoader` that yields
+    them. Threads that `fn` starts are its rank's, and one of all runs at a time.
+
     Args:
         fn: may be defined in a notebook cell.
         args, kwargs: its arguments; tensors that share memory share it in the copies.

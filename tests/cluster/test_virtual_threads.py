@@ -1,5 +1,6 @@
 """Threads of a rank: members of it, one of which runs at a time."""
 
+import contextlib
 import queue
 import random
 import threading
@@ -11,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import overlaplab as ol
@@ -264,6 +267,51 @@ def test_two_runs_are_equal():
     assert one[1] == other[1]
     assert {total for _, _, total in one[0]} == {9}
     assert find_findings(one[1]) == ()
+
+
+def plan_of(threads, items):
+    """Threads that hand `items` on from queue to queue, each in its own way."""
+
+    def step():
+        queues = [queue.Queue(maxsize=size) for size, _, _ in threads]
+        queues.append(queue.Queue())
+        lock, passed = threading.Lock(), []
+
+        def work(number, sleeps, locks):
+            while (item := queues[number].get()) is not None:
+                for _ in range(sleeps):
+                    time.sleep(0.1 * item.item())
+                with lock if locks else contextlib.nullcontext():
+                    passed.append((number, item.item()))
+                    queues[number + 1].put(item + 1)
+            queues[number + 1].put(None)
+
+        for number, (_, sleeps, locks) in enumerate(threads):
+            start(work, number, sleeps, locks)
+        for item in range(items):
+            queues[0].put(torch.tensor([float(item)]) + 0)
+            if item % 2:
+                dist.barrier()
+        queues[0].put(None)
+        return [item.item() for item in iter(queues[-1].get, None)], passed
+
+    return step
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 2), st.booleans()), max_size=4
+    ),
+    st.integers(0, 5),
+)
+@settings(max_examples=30, deadline=None)
+def test_lines_of_threads_lose_nothing_and_repeat_exactly(threads, items):
+    step = plan_of(threads, items)
+    one, other = (run_virtual(step, world_size=2) for _ in range(2))
+    assert one == other
+    for arrived, passed in one[0]:
+        assert arrived == [item + len(threads) for item in range(items)]
+        assert len(passed) == len(threads) * items
 
 
 def test_nobody_sleeps_and_who_sleeps_shorter_wakes_first():
