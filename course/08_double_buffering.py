@@ -567,7 +567,8 @@ for late in (False, True):
     )
 largest_late = max(shrinks)
 lab.side_by_side("late, it shrinks up to", largest_rate, "1, and no longer at 1")
-print("w at rate 1.1, late:", [f"{w:.1f}" for w in lab.walk(1.1, late=True)[:14]])
+swings = ", ".join(f"{w:.1f}" for w in lab.walk(1.1, late=True)[:14])
+print(f"w at rate 1.1, one step late: {swings}")
 
 # %% [markdown]
 # Half of it. A late gradient pushes where the weight *was*, and the weight swings. With
@@ -983,7 +984,8 @@ view.draw_many({name: run.timeline for name, run in trained.items()})
 # %% [markdown]
 # Three waits, and each has its place: `weights.wait()` before the optimizer writes what is being
 # copied, `reducer.wait()` before it reads what has travelled, and the prefetcher's own before the
-# step. Nobody waits for everything.
+# step. Nobody waits for everything. (The first message brings rank 0's weights to all. *Saved* in
+# the titles counts messages, not copies: look at the step.)
 #
 # ## 11. Where the model lies (2 minutes)
 #

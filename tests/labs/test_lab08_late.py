@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.grading import find_exercise, judge
+from overlaplab.grading import find_exercise, fixtures, judge
 from overlaplab_course import lab08 as lab
 from overlaplab_course.lab08 import late
 from overlaplab_course.lab08 import late_checks as checks
@@ -226,6 +226,34 @@ class SaysNothing(Late):
         self.travelling = sent
 
 
+class FromAStreamThatWaitsForNobody(Late):
+    """Right values here: the messages leave before their gradients are there."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.side = streams.Stream()
+
+    def send(self, grads):
+        with streams.stream(self.side):
+            return super().send(grads)
+
+
+class FlushesTwiceTheAverage(Late):
+    def flush(self):
+        said = super().flush()
+        if said and self.travelling is None:
+            for parameter in self.parameters:
+                parameter.grad.mul_(2)
+        return said
+
+    def wait(self):
+        grads = [p.grad for p in self.parameters]
+        sent = grads, self.send(grads)
+        if not Late.flush(self):
+            self.nothing_yet()
+        self.travelling = sent
+
+
 class TheCpuWaits(Late):
     def flush(self):
         streams.synchronize()
@@ -255,6 +283,8 @@ WRONG = {
     TwoStepsLate: (checks.LATE, "step 2"),
     SendsWhatTheOptimizerUses: (checks.SAFE, "all_reduce"),
     NeverWaits: (checks.SAFE, "all_reduce"),
+    FromAStreamThatWaitsForNobody: (checks.SAFE, "all_reduce"),
+    FlushesTwiceTheAverage: (checks.FLUSH, "the update with what flush() gave"),
     AThirdSetForTheMean: (checks.TWO_SETS, "sets of gradients more"),
     AThirdSetForTheWire: (checks.TWO_SETS, "sets of gradients more"),
     KeepsWhatItGave: (checks.TWO_SETS, "sets of gradients more"),
@@ -370,3 +400,17 @@ def test_half_of_the_learning_rate_is_the_edge():
     assert abs(lab.walk(0.99, late=True)[-1]) < 1
     assert max(map(abs, lab.walk(1.05, late=True)[-6:])) > 1
     assert abs(lab.walk(1.99, late=False)[-1]) < 1
+
+
+def test_the_oracle_is_that_of_the_package():
+    for case in late.CASES:
+        _, weights = fixtures.late_oracle(
+            case.fixture,
+            make_optimizer=late.make_optimizer,
+            steps=case.num_steps,
+            world_size=case.num_ranks,
+            flush_after=[
+                sum(case.segments[: i + 1]) for i in range(len(case.segments))
+            ],
+        )
+        assert checks._same(late.right(case)[-1], weights)

@@ -17,7 +17,7 @@ from overlaplab.view import format_bytes
 from overlaplab_course import stored
 from overlaplab_course.lab03.jobs import SET_UP
 from overlaplab_course.lab08 import late
-from overlaplab_course.lab10.ring import most_bytes
+from overlaplab_course.peaks import most_bytes
 
 NUM_BATCHES = 5
 # A batch takes 2 ms from pinned memory and 4 from pageable.

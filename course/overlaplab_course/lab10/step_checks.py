@@ -36,10 +36,10 @@ from overlaplab_course.lab10.ring import (
     count_ahead,
     find_gathers,
     find_overwritten,
-    most_bytes,
     wire_bytes,
     with_ring,
 )
+from overlaplab_course.peaks import most_bytes
 
 LAB = Declared(__file__)
 VALUES, SAFE, ONCE, ONE_SLOT, CPU = LAB.sentences("10.2")
