@@ -24,9 +24,10 @@ _ATOMS = frozenset({bool, bytearray, complex, float, int, range})
 def replace_leaves(batch: Any, replace: Replace) -> Any:
     """`batch` with `replace(leaf)` in the place of every leaf.
 
-    Leaves are tensors, and objects whose class has a method `to` or `pin_memory`.
-    Looked into are mappings (their values), sequences, dataclasses and attrs classes.
-    All else is kept as it is, sets too.
+    Leaves are tensors, and objects whose class has a method `pin_memory`, or `to`
+    unless they are mappings or sequences. Looked into are those (mappings: their
+    values), dataclasses and attrs classes. All else is kept as it is, sets too. It is
+    what torch's DataLoader does, which knows no dataclasses and no `to`.
 
     Args:
         batch: not changed.
@@ -45,8 +46,10 @@ def replace_leaves(batch: Any, replace: Replace) -> Any:
 
 
 def moves_itself(value: Any) -> bool:
-    """Whether the class of `value` has a method `to` or `pin_memory`."""
-    return has_method(value, "to") or has_method(value, "pin_memory")
+    """Whether its class has `pin_memory`, or `to` and no items to look at."""
+    if has_method(value, "pin_memory"):
+        return True
+    return has_method(value, "to") and not isinstance(value, (Mapping, Sequence))
 
 
 def has_method(value: Any, name: str) -> bool:

@@ -276,14 +276,26 @@ def test_an_object_with_a_method_to_is_a_leaf_and_one_with_a_field_is_not() -> N
     assert seen == [leaf]
 
 
-def test_a_dict_with_a_method_to_moves_itself() -> None:
-    class Encoding(UserDict):  # type: ignore[type-arg]
-        def to(self, device: Any) -> Encoding:
-            return self
+class Encoding(UserDict):  # type: ignore[type-arg]
+    """As what tokenizers give."""
 
-    batch, seen = Encoding(x=tensor()), []
-    replace_leaves([batch], lambda found: seen.append(found) or found)
-    assert seen == [batch]
+    def to(self, device: Any) -> Encoding:
+        raise AssertionError
+
+
+class Pinning(Encoding):
+    def pin_memory(self) -> Pinning:
+        return self
+
+
+def test_a_dict_with_a_method_to_is_looked_into_unless_it_pins_itself() -> None:
+    x = tensor()
+    plain, pinning, seen = Encoding(x=x), Pinning(x=tensor()), []
+    replace_leaves([plain, pinning], lambda found: seen.append(found) or found)
+    assert len(seen) == 2 and seen[0] is x and seen[1] is pinning
+    moved = replace_leaves(plain, negated)
+    assert type(moved) is Encoding and moved["x"].tolist() == [-1.0, -1.0]
+    assert plain["x"] is x
 
 
 def test_a_container_that_cannot_be_made_anew_is_refused() -> None:

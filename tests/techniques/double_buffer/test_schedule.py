@@ -212,3 +212,23 @@ def test_what_is_pinned_is_copied_from_where_it_is() -> None:
     labelled = [op for op in ops if op.label.startswith("batch")]
     assert [op.kind for op in labelled] == ["memcpy"] * 5
     assert all(op.attributes["pinned"] for op in labelled)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("drops", [True, False])
+def test_as_many_batches_as_slots_are_on_the_device_and_the_one_before(
+    depth: int, drops: bool
+) -> None:
+    def program() -> None:
+        host = [torch.ones(WIDTH, WIDTH, device="cpu") for _ in range(8)]
+        for batch in ol.BatchPrefetcher(host, depth=depth):
+            (batch @ batch).sum()
+            if drops:
+                del batch
+        streams.synchronize()
+
+    storages = ol.run(program, world_size=1).program.storages
+    lives = [(s.born, s.freed) for s in storages if s.name.startswith("batch")]
+    assert len(lives) == 8
+    at_once = [sum(born <= at < freed for born, freed in lives) for at, _ in lives]
+    assert max(at_once) == depth + (0 if drops else 1)
