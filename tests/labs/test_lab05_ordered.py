@@ -181,7 +181,7 @@ WRONG = {
     SkipsWhatNeverCame: (lab.SOME, "rank 0 waits in all_reduce"),
     MeanOfThoseWhoHaveOne: (lab.SOME, "net 'detour'"),
     OnesForWhatNeverCame: (lab.SOME, "net 'detour'"),
-    WaitsForTheFirstRegistered: (lab.AT_ONCE, "the step took"),
+    WaitsForTheFirstRegistered: (lab.AT_ONCE, "head: ready at 13.0 ms"),
     AllAtTheEnd: (lab.AT_ONCE, "no overlap"),
     SumOnly: (lab.RIGHT, "ratio to the right value is 4"),
     WaitsAtEachLaunch: (lab.AT_ONCE, "was computed only after a collective"),

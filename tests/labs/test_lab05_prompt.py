@@ -224,8 +224,11 @@ WRONG = {
     ArgumentTakenForTheGradient: (lab.ONCE, "rank 0 sent 0 bytes of the gradient"),
     SendsAClone: (lab.MEAN, "elements are wrong"),
     SendsTheWeights: (lab.MEAN, "elements are wrong"),
-    AllAtTheEnd: (lab.PROMPT, "the step took 41.0 ms"),
-    AllInTheLastHook: (lab.PROMPT, "the step took 41.0 ms"),
+    AllAtTheEnd: (lab.PROMPT, "head: ready at 13.0 ms, the wire was free at 13.0 ms"),
+    AllInTheLastHook: (
+        lab.PROMPT,
+        "head: ready at 13.0 ms, the wire was free at 13.0 ms",
+    ),
     WaitsInTheHook: (lab.PROMPT, "was computed only after a collective"),
     NotAsynchronous: (lab.PROMPT, "was computed only after a collective"),
     NeverWaits: (lab.WAITED, "all_reduce"),
@@ -235,7 +238,10 @@ WRONG = {
     ReadsANumberInTheHook: (lab.CPU, "the CPU waits for"),
     StopsTheCpu: (lab.CPU, "the CPU waits for"),
     KeepsWhatItSent: (lab.MEMORY, "bytes at the end of step 2"),
-    FrontLayersFirst: (lab.PROMPT, "the step took 41.0 ms"),
+    FrontLayersFirst: (
+        lab.PROMPT,
+        "head: ready at 13.0 ms, the wire was free at 13.0 ms",
+    ),
     HooksOnEachModule: (lab.TRAPS, "net 'tied'"),
     SentTwice: (lab.ONCE, "2 collectives"),
 }

@@ -43,9 +43,9 @@ def test_the_course_s_repair_passes(name, place):
 
 
 AS_GIVEN = {
-    "Alder": (lab.SHORT, "the step took"),
+    "Alder": (lab.SHORT, "the wire was free at"),
     "Birch": (lab.ORDERED, "then read: copy_"),
-    "Cedar": (lab.SHORT, "the step took"),
+    "Cedar": (lab.SHORT, "the wire was free at"),
     "Elm": (lab.SENT, "on rank 0, in collective"),
     "Fir": (lab.VALUES, "ratio to the right value is"),
 }
@@ -162,8 +162,8 @@ class SkipsOneOnRank0(Base):
 
 
 WRONG = {
-    SynchronisesEverything: ("Birch", lab.SHORT, "the step took"),
-    AllAtTheEnd: ("Cedar", lab.SHORT, "the step took"),
+    SynchronisesEverything: ("Birch", lab.SHORT, "only after a collective"),
+    AllAtTheEnd: ("Cedar", lab.SHORT, "the wire was free at"),
     SentTwice: ("Birch", lab.SENT, "2 collectives"),
     StillRaces: ("Birch", lab.ORDERED, "two streams"),
     HalvesTwice: ("Fir", lab.VALUES, "ratio to the right value is"),

@@ -22,11 +22,14 @@ from overlaplab.grading.gradients import (
     wrong_gradients,
 )
 from overlaplab.grading.laws import Violation
+from overlaplab.grading.violation import ms
+from overlaplab.timeline.intervals import merge
 from overlaplab_course.lab05 import given, reference
 from overlaplab_course.lab05.given import MakeReducer, Model, Played, play
 from overlaplab_course.lab05.repairs import RepairCase, repair_cases
 
 LAB = Declared(__file__)
+IDLE_NS = 20_000  # the board's element-wise kernels take no longer
 
 # Whose gradients arrive in one order on all ranks: on these the prompt law holds. Never
 # two ranks alone: a division by 2 is no mean.
@@ -48,18 +51,41 @@ def _each_alone(seen: Played) -> list[list[str]]:
     return [[g.name] for g in seen.evidence.gradients_of(0, 1)]
 
 
-def _too_long(step_ns: Sequence[int], best_ns: Sequence[int]) -> list[Violation]:
-    """The steps that are longer than the reference's.
+def _too_long(seen: Played, best_ns: Sequence[int]) -> list[Violation]:
+    """What a step that is longer than the reference's does with the wire.
 
     The prompt law lets a message wait for another that was launched before it; whether
     that one had to go first shows here.
     """
+    found = []
+    for step, (took_ns, by_ns) in enumerate(
+        zip(seen.evidence.step_ns, best_ns, strict=True), 1
+    ):
+        slow = laws.step_law(took_ns, by_ns)
+        found += (_idle(seen, step) if slow else []) + slow
     hint = "what does the wire carry first, and when is that gradient ready?"
-    return [
-        replace(violation, hint=hint)
-        for took_ns, by_ns in zip(step_ns, best_ns, strict=True)
-        for violation in laws.step_law(took_ns, by_ns)
-    ]
+    return [replace(violation, hint=hint) for violation in found]
+
+
+def _idle(seen: Played, step: int) -> list[Violation]:
+    """Gradients that are ready while the wire has nothing to do."""
+    evidence = seen.evidence
+    zero, sends = evidence.begin_ns(step), evidence.sends_of(0, step)
+    busy = merge([(send.start_ns, send.end_ns) for send in sends])
+    found = []
+    for gradient in evidence.gradients_of(0, step):
+        bucket = evidence.bucket([gradient.name], step)
+        if bucket is None or bucket.start_ns is None:
+            continue
+        ready = bucket.armed_ns
+        free = next((end for start, end in busy if start <= ready < end), ready)
+        if bucket.start_ns > free + IDLE_NS:
+            times = (ms(ns - zero) for ns in (ready, free, bucket.start_ns))
+            message = "{}: ready at {}, the wire was free at {}, it left at {}"
+            message = message.format(gradient.name, *times) + f" (step {step})"
+            expected = "the wire is not idle while a gradient is ready"
+            found.append(Violation("idle", message, expected, step=step))
+    return found
 
 
 def cpu_waits_ns(seen: Played) -> int:
@@ -108,7 +134,7 @@ def _judge_in_order(
             says["once"], laws.bytes_law(seen.evidence, extra_bytes=flag_bytes)
         )
         late = laws.overlap_law(seen.evidence, _each_alone(seen), best_ns)
-        late = late or _too_long(step_ns, best_ns)
+        late = late or _too_long(seen, best_ns)
         sheet.verify(says["prompt"], late)
         waits_ns = cpu_waits_ns(seen)
         LAB.refuse(sheet, says["cpu"], waits_ns > 0, ms=waits_ns / 1e6)
@@ -251,8 +277,9 @@ def _grade_repair(
     hint = LAB.hint(VALUES, "sum") if is_sum and own.name != "Fir" else ""
     sheet.verify(VALUES, wrong, hint=hint)
     sheet.stop_if_wrong()
-    slow = _too_long(step_ns, best_ns)
-    sheet.verify(SHORT, slow or laws.unblocked_law(seen.evidence))
+    slow = _too_long(seen, best_ns)
+    blocked = laws.unblocked_law(seen.evidence) if slow else []
+    sheet.verify(SHORT, [*blocked, *slow])
 
 
 @lru_cache(maxsize=16)
