@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from overlaplab.techniques.buckets import size_text
 from overlaplab.techniques.data_parallel.agreement import Average
 from overlaplab.techniques.data_parallel.steps import StepwiseReducer
-from overlaplab.techniques.double_buffer.pending import Given, State, loaded, saved
+from overlaplab.techniques.double_buffer import averages
 from overlaplab.techniques.in_flight import InFlight, Wire
 
 
@@ -87,15 +87,16 @@ class DoubleBufferedReducer(StepwiseReducer):
         # The step before: on the way in `_before`, or waited for in `_average`.
         self._before = InFlight(self._wire)
         self._average: list[Average] | None = None
-        self._given: Given | None = None
+        self._given: averages.Given | None = None
+        self._num_loads = 0
 
     @property
     def extra_bytes(self) -> int:
         """Of a second set of gradients, and of copies if they travel as such."""
         trains = [p for p in self._facts.tensors if p.requires_grad]
-        return sum(
-            p.numel() * sum(d.itemsize for d in self._dtypes_of(p)) for p in trains
-        )
+        dtypes = [{p.dtype, self._wire.dtype_of(p.dtype)} for p in trains]
+        sizes = [sum(dtype.itemsize for dtype in both) for both in dtypes]
+        return sum(p.numel() * n for p, n in zip(trains, sizes, strict=True))
 
     @property
     def pending(self) -> bool:
@@ -170,7 +171,7 @@ class DoubleBufferedReducer(StepwiseReducer):
         self._give(average)
         return True
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> averages.State:
         """What a checkpoint needs beside the model and the optimizer.
 
         Between steps. Makes the current stream wait for the average that is on the way,
@@ -185,22 +186,28 @@ class DoubleBufferedReducer(StepwiseReducer):
         """
         self._refuse_removed("reducer.state_dict()")
         self._refuse_open("reducer.state_dict()")
-        return saved(self._settle())
+        return averages.saved(self._settle())
 
-    def load_state_dict(self, state: State) -> None:
-        """Take the pending average of `state_dict()`; copies, and drops one's own.
+    def load_state_dict(self, state: averages.State) -> None:
+        """Take the pending average of `state_dict()`; drop one's own.
 
-        Between steps, on every rank alike, after the model's and the optimizer's. The
-        next `wait()` or `flush()` gives it.
+        Between steps, after the model's state and the optimizer's; the next `wait()` or
+        `flush()` gives it. Copies; the first rank's values count. Collective: every
+        rank calls it, and the CPU waits for all.
 
         Raises:
             ValueError: not such a state; an unknown name; another shape or dtype than
                 the parameter's. Nothing has changed.
-            RuntimeError: a step is open; after `remove()`.
+            MismatchError: ranks load averages of different parameters.
+            RuntimeError: a step is open; after `remove()`; a rank does not come.
         """
         self._refuse_removed("reducer.load_state_dict()")
         self._refuse_open("reducer.load_state_dict()")
-        average = loaded(state, self.parameters)
+        average = averages.loaded(state, self.parameters)
+        self._num_loads += 1
+        call = f"load_state_dict() {self._num_loads} of reducer {self._number}"
+        averages.agree_on(average, self._group, call)
+        self._facts.broadcast([grad for _, grad in average or ()])
         self._settle()  # whose memory it is must wait before it is dropped
         self._average = average
 
@@ -245,7 +252,7 @@ class DoubleBufferedReducer(StepwiseReducer):
             )
         with torch.no_grad():
             self._before.finish()
-            self._average = _averages(self._before)
+            self._average = averages.of(self._before)
             self._average += self._flags.averages_elsewhere(self._before.payloads)
         self._before.clear()
         return self._average
@@ -253,17 +260,13 @@ class DoubleBufferedReducer(StepwiseReducer):
     def _finish_own(self) -> list[Average]:
         """Where something froze or trains again: as in `BucketedReducer`, at once."""
         elsewhere = self._finish()
-        return _averages(self._in_flight) + elsewhere
-
-    def _dtypes_of(self, parameter: Tensor) -> set[torch.dtype]:
-        """Of its gradient, and of the copy on the wire if there is one."""
-        return {parameter.dtype, self._wire.dtype_of(parameter.dtype)}
+        return averages.of(self._in_flight) + elsewhere
 
     def _give(self, average: list[Average] | None) -> None:
         for info, grad in average or ():
             dtype = info.parameter.dtype  # another one after `model.to(dtype)`
             info.parameter.grad = grad if grad.dtype is dtype else grad.to(dtype)
-        self._given = Given.of(average) if average else None
+        self._given = averages.Given.of(average) if average else None
 
     def _refuse_kept(self, what: str) -> None:
         """Raise if `.grad` still has an average as it was given."""
@@ -280,12 +283,3 @@ class DoubleBufferedReducer(StepwiseReducer):
                 f"{what} while step {self.num_steps} is open. Call reducer.wait() "
                 "after the backward pass first."
             )
-
-
-def _averages(in_flight: InFlight) -> list[Average]:
-    """Of what had a gradient here; finished."""
-    return [
-        pair
-        for payload in in_flight.payloads
-        for pair in zip(payload.holders, payload.grads, strict=True)
-    ]

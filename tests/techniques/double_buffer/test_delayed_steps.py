@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 import overlaplab as ol
-from overlaplab.errors import RankError
+from overlaplab.errors import MismatchError, RankError
 from tests.ranks import run_untimed, values_of
 from tests.techniques.data_parallel import misuse, programs
 from tests.techniques.double_buffer import delayed_steps
@@ -232,6 +232,7 @@ def test_a_second_reducer_of_either_kind_is_refused(late_first: bool) -> None:
     [
         ({}, r"state is a dict of \[\]; expected"),
         (None, "state is None; expected"),
+        ({"average": [1]}, r'\[1\] under "average"; expected a dict'),
         ({"average": {"bias": torch.ones(1)}}, "bias, which is no parameter"),
         ({"average": {"weight": torch.ones(2)}}, r"float32 \(2,\).*float32 \(1, 1\)"),
         (
@@ -243,6 +244,28 @@ def test_a_second_reducer_of_either_kind_is_refused(late_first: bool) -> None:
 )
 def test_a_state_that_does_not_fit_changes_nothing(state: Any, says: str) -> None:
     refuses(says, delayed_steps.loads, state, cluster="virtual")
+
+
+@on_both
+def test_a_state_has_the_values_of_the_first_rank(cluster: str) -> None:
+    names = ["1.weight", "0.weight"]
+    args = (delayed_steps.loads_other_averages, [names, names[::-1]])
+    assert values(*args, cluster=cluster) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ([["0.weight"], None], "rank 0 loads an average of 0.weight, rank 1 does not"),
+        ([None, ["1.weight"]], "rank 1 loads an average of 1.weight, rank 0 does not"),
+        ([["0.weight"], ["0.weight", "1.weight"]], "rank 1 loads .* 1.weight, rank 0"),
+        ([[], None], "rank 0 loads an average of a step that no rank used, rank 1"),
+        ([None, []], "rank 1 loads an average of a step that no rank used, rank 0"),
+    ],
+)
+def test_ranks_that_load_other_states_are_refused(names: Any, says: str) -> None:
+    with pytest.raises((MismatchError, RankError), match=says):
+        values_of(delayed_steps.loads_other_averages, names)
 
 
 PROGRAMS: list[tuple[Any, ...]] = [

@@ -1,7 +1,8 @@
-"""An average that has not been given yet, in a checkpoint; and one that has been."""
+"""The average of a step: off the wire, in a checkpoint, in `.grad`."""
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +10,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from overlaplab.errors import MismatchError
 from overlaplab.techniques.data_parallel.agreement import Average
+from overlaplab.techniques.groups import Group, exchange_texts
+from overlaplab.techniques.in_flight import InFlight
 from overlaplab.techniques.model_facts import ParameterInfo
 
 State = dict[str, dict[str, Tensor] | None]
+
+
+def of(in_flight: InFlight) -> list[Average]:
+    """Of what had a gradient here, after `in_flight.finish()`."""
+    return [
+        pair
+        for payload in in_flight.payloads
+        for pair in zip(payload.holders, payload.grads, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,7 @@ def saved(average: list[Average] | None) -> State:
 
 
 def loaded(state: State, parameters: Sequence[ParameterInfo]) -> list[Average] | None:
-    """Copies of what `saved` made, for the `parameters` with those names.
+    """Copies of what `saved` made, in the order of `parameters`.
 
     Raises:
         ValueError: not such a state; an unknown name; another shape or dtype than the
@@ -66,23 +79,46 @@ def loaded(state: State, parameters: Sequence[ParameterInfo]) -> list[Average] |
             f"state is {found}; expected what the state_dict() of a "
             'DoubleBufferedReducer gives, with the one key "average"'
         )
-    if state["average"] is None:
+    average = state["average"]
+    if average is None:
         return None
-    known = {info.name: info for info in parameters}
-    return [_loaded(known.get(name), name, t) for name, t in state["average"].items()]
-
-
-def _loaded(info: ParameterInfo | None, name: str, average: Tensor) -> Average:
-    if info is None:
+    if not isinstance(average, dict):
         raise ValueError(
-            f"the state has an average of {name}, which is no parameter of this model. "
-            "Load the state that was saved with it."
+            f'the state has {average!r} under "average"; expected a dict of tensors by '
+            "parameter name, or None"
         )
+    if unknown := average.keys() - {info.name for info in parameters}:
+        raise ValueError(
+            f"the state has an average of {min(unknown)}, which is no parameter of "
+            "this model. Load the state that was saved with it."
+        )
+    return [_loaded(i, average[i.name]) for i in parameters if i.name in average]
+
+
+def agree_on(average: list[Average] | None, group: Group, call: str) -> None:
+    """Raise MismatchError unless all ranks have averages of the same parameters.
+
+    Through the store, by `call`, which is new each time. Collective; the CPU waits.
+    """
+    names = None if average is None else [info.name for info, _ in average]
+    everyone = list(map(json.loads, exchange_texts(group, call, json.dumps(names))))
+    for rank, its in enumerate(everyone):
+        if its != everyone[0]:
+            first, other = set(everyone[0] or ()), set(its or ())
+            name = min(first ^ other, default="a step that no rank used")
+            have, lack = (0, rank) if name in first or its is None else (rank, 0)
+            raise MismatchError(
+                f"{call}: rank {have} loads an average of {name}, rank {lack} does "
+                "not. Load the same state on every rank."
+            )
+
+
+def _loaded(info: ParameterInfo, average: Tensor) -> Average:
     got, expected = _describe(average), _describe(info.parameter)
     if got != expected:
         raise ValueError(
-            f"the average of {name} is {got}; its parameter is {expected}. Load the "
-            "state that was saved with this model."
+            f"the average of {info.name} is {got}; its parameter is {expected}. Load "
+            "the state that was saved with this model."
         )
     into = torch.empty_like(info.parameter, requires_grad=False)
     return info, into.copy_(average.detach())
