@@ -1,5 +1,6 @@
 """Threads of a rank: members of it, one of which runs at a time."""
 
+import _thread
 import contextlib
 import queue
 import random
@@ -709,6 +710,29 @@ def test_a_thread_that_never_stops_computing_is_named_at_the_deadline():
     lines = str(refused.value).splitlines()
     assert any("rank 0, in thread 'the spinner', was at" in line for line in lines)
     assert any("(waits for thread 'the spinner' to end)" in line for line in lines)
+
+
+@pytest.mark.parametrize("busy", ["thread", "rank", "both"])
+def test_an_interrupt_ends_threads_with_their_ranks(busy):
+    def step():
+        items = queue.Queue(maxsize=1)
+
+        def work():
+            while True:
+                items.put(1) if busy != "thread" else sum(range(100))
+
+        start(work)
+        while True:
+            items.get() if busy != "rank" else sum(range(100))
+
+    before = threading.active_count()
+    timer = threading.Timer(0.3, _thread.interrupt_main)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_virtual(step, world_size=2)
+    timer.join()
+    assert threading.active_count() == before
+    assert run_virtual(lambda: dist.get_rank(), world_size=2)[0] == (0, 1)
 
 
 def test_threading_is_as_it_was_after_a_run():
