@@ -254,8 +254,8 @@ def everything():
     gate.wait()
     dist.barrier()
     with ThreadPoolExecutor(2) as pool:
-        squares = [pool.submit(lambda n=n: torch.ones(n).sum()) for n in (3, 1, 2)]
-        first = [future.result().item() for future in as_completed(squares)]
+        sums = [pool.submit(lambda n=n: torch.ones(n).sum()) for n in range(70)]
+        first = [future.result().item() for future in as_completed(sums)]
     order = [results.get(timeout=LONG_S) for _ in threads]
     streams.current_stream().wait_stream(side)
     dist.all_reduce(total)

@@ -64,6 +64,7 @@ class Turns:
         self.is_fake = is_fake
         self.threads = list(ranks)  # and behind each those that it started
         self.clock_s = 0.0
+        self.num_futures = 0  # that programs made, see threads.py
         self.strangers: list[threading.Thread] = []  # of libraries; they take no turns
         self.stopping = False
         self.on_the_wall = False

@@ -126,7 +126,7 @@ def rank_threads(enter: Enter) -> Iterator[None]:
     init, start, join = thread.__init__, thread.start, thread.join
     is_alive, is_set = thread.is_alive, threading.Event.is_set
     lock, allocate, rlock = threading.Lock, threading._allocate_lock, threading.RLock  # type: ignore[attr-defined]
-    simple, sleep = queue.SimpleQueue, time.sleep
+    simple, sleep, init_future = queue.SimpleQueue, time.sleep, _base.Future.__init__
 
     def new_init(self: Any, *args: Any, daemon: bool | None = None, **kw: Any) -> None:
         init(self, *args, daemon=daemon, **kw)
@@ -189,6 +189,13 @@ def rank_threads(enter: Enter) -> Iterator[None]:
         else:
             rank.turns.block(rank.thread, lambda: False, "sleeps", seconds)
 
+    def new_init_future(self: Any) -> None:
+        init_future(self)
+        rank = _rank_of_the_program()
+        if rank is not None:
+            rank.turns.num_futures += 1
+            self.number = rank.turns.num_futures
+
     patches: list[tuple[Any, str, Any]] = [
         (thread, "__init__", new_init),
         (thread, "start", new_start),
@@ -202,6 +209,9 @@ def rank_threads(enter: Enter) -> Iterator[None]:
         (queue, "time", _clock),
         (queue, "SimpleQueue", new_simple_queue),
         (time, "sleep", new_sleep),
+        (_base.Future, "__init__", new_init_future),
+        (_base.Future, "__hash__", _hash_of_future),
+        (_base._AcquireFutures, "__init__", _in_order),
         # Held while a pool starts threads and fills its queue.
         (pools, "_global_shutdown_lock", TurnLock()),
     ]
@@ -280,6 +290,17 @@ def _takes_turns(owner: Any) -> bool:
     lock = getattr(owner, "_cond", owner)  # of a semaphore
     lock = getattr(lock, "_lock", getattr(lock, "mutex", None))
     return isinstance(getattr(lock, "_block", lock), TurnLock)
+
+
+def _hash_of_future(future: Any) -> int:
+    """Futures that are done come from sets: in an order that is not the machine's."""
+    number: int | None = vars(future).get("number")
+    return object.__hash__(future) if number is None else number
+
+
+def _in_order(self: Any, futures: Any) -> None:
+    """Python locks several futures in the order of their addresses."""
+    self.futures = sorted(futures, key=hash)
 
 
 def _clock() -> float:
