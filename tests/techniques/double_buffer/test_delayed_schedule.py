@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import overlaplab as ol
 from overlaplab import streams
@@ -188,3 +188,29 @@ def test_what_it_says_that_it_costs_is_what_the_peak_grows_by(
         for kind in ("BucketedReducer", "DoubleBufferedReducer")
     )
     assert said <= two - one < said + 100
+
+
+def on_another_stream(reduce_dtype: torch.dtype | None) -> Tensor:
+    """Forward and backward on a side stream; `wait()` and the optimizer on this one."""
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(3)))
+    reducer = ol.DoubleBufferedReducer(model, bucket_mib=1.0, reduce_dtype=reduce_dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    here, side = streams.current_stream(), streams.Stream()
+    for _ in range(4):
+        side.wait_stream(here)
+        with streams.stream(side):
+            model(torch.randn(32, 512)).square().mean().backward()
+        reducer.wait()
+        optimizer.step()
+        optimizer.zero_grad()
+    reducer.remove()
+    return model[0].weight.detach().clone()
+
+
+@pytest.mark.parametrize("reduce_dtype", [None, torch.float64])
+def test_the_optimizer_may_be_on_another_stream_than_the_backward(
+    reduce_dtype: torch.dtype | None,
+) -> None:
+    run = ol.run(on_another_stream, reduce_dtype)
+    assert run.warnings == ()
+    assert torch.equal(*run.values)
