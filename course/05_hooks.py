@@ -971,7 +971,7 @@ print(
     f"batch 1: each message costs {1e3 * extra_ms / setup.num_gradients:.0f} us,",
     end=" ",
 )
-print(f"the profile charges {h200.collective_launch_ns / 1e3:.0f}")
+print(f"the profile charges {h200.collective_launch_ns / 1e3:.0f} us")
 
 # %% [markdown]
 # At batch 1 and 2 the CPU sets the pace, and the model is far too kind to hooks: it charges
