@@ -78,31 +78,20 @@ def _be_busy() -> None:
 
 def worst_of_late(case: late.Case) -> float:
     """The largest difference of a weight to late training in one process."""
-    model = case.fixture.build(dist.get_rank()).to(streams.device())
+    rank, device, fixture = dist.get_rank(), streams.device(), case.fixture
+    model = fixture.build(rank).to(device)
     reducer, optimizer = reference.LateReducer(model), late.make_optimizer(model)
-    right, worst, place = late.right(case), 0.0, 0
-
-    def compare() -> None:
-        nonlocal worst, place
-        for name, parameter in model.named_parameters():
-            off = (parameter.detach().cpu() - right[place][name]).abs().max()
-            worst = max(worst, float(off))
-        place += 1
-
-    for steps in late.numbered(case.segments):
-        for step in steps:
-            batch = (
-                t.to(streams.device())
-                for t in case.fixture.make_batch(dist.get_rank(), step)
-            )
-            case.fixture.loss(model, *batch).backward()
-            reducer.wait()
+    for step in range(1, case.num_steps + 1):
+        batch = (t.to(device) for t in fixture.make_batch(rank, step))
+        fixture.loss(model, *batch).backward()
+        reducer.wait()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step in case.flush_after and reducer.flush():
             optimizer.step()
             optimizer.zero_grad()
-            compare()
-        for _ in range(2):
-            if reducer.flush():
-                optimizer.step()
-                optimizer.zero_grad()
-            compare()
-    return worst
+    _, right = late.right(case)
+    return max(
+        float((parameter.detach().cpu() - right[name]).abs().max())
+        for name, parameter in model.named_parameters()
+    )

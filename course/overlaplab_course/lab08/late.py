@@ -1,40 +1,23 @@
-"""What section 4 of lab 08 runs: a training loop whose gradients may come a step late.
-
-Also what one process computes with gradients one step late, and what that does to a
-loss.
-"""
+"""What section 4 of lab 08 runs: a training loop whose gradients come a step late."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import _disable_current_modes
 
-from overlaplab import streams
-from overlaplab.grading import fixtures, origins
+from overlaplab.cluster.run import run
+from overlaplab.grading import fixtures
 from overlaplab.grading.evidence import Evidence
-from overlaplab.grading.fixtures import SLOW_CHALK, Fixture
+from overlaplab.grading.fixtures import SLOW_CHALK, Fixture, Gradients
 from overlaplab.grading.forms import Examined
-from overlaplab.grading.reading import collect_evidence, watch
 from overlaplab.hardware import Hardware
 from overlaplab.program import resolve
 from overlaplab.timeline import Span, Timeline
-
-Weights = Mapping[str, torch.Tensor]
-Grads = list[torch.Tensor | None]
-# By the hint that tells of it, what people do in the place of the right thing.
-SLIPS = {
-    "undelayed": "undelayed",
-    "sum": "sum",
-    "own": "own first",
-    "zero": "zeros first",
-    "two": "two steps late",
-}
 
 
 class Reducer(Protocol):
@@ -48,7 +31,7 @@ class Reducer(Protocol):
 MakeReducer = Callable[[torch.nn.Module], Reducer]
 
 
-def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(model: torch.nn.Module, _: object = None) -> torch.optim.Optimizer:
     """With momentum and weight decay: a zero in the place of no gradient shows."""
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
 
@@ -84,6 +67,22 @@ class Case:
         """Without the updates after a flush."""
         return sum(self.segments)
 
+    @property
+    def flush_after(self) -> tuple[int, ...]:
+        """The steps after which the loop flushes."""
+        ends = range(1, len(self.segments) + 1)
+        return tuple(sum(self.segments[:end]) for end in ends)
+
+    @property
+    def updates(self) -> list[tuple[int, bool]]:
+        """Of each update: the step, and whether it uses what a flush gave."""
+        return [
+            (step, flushed)
+            for step in range(1, self.num_steps + 1)
+            for flushed in (False, True)
+            if not flushed or step in self.flush_after
+        ]
+
 
 def _same_weights(fixture: Fixture) -> Fixture:
     return replace(fixture, same_seed=True)
@@ -111,16 +110,17 @@ CASES = (
 class Trained(Examined):
     """A loop that ran.
 
-    `values`: by rank, ([weights after each update], [what flush returned, twice for
-    each segment]).
+    Args:
+        case: on which.
+        gradients: `[update][rank][name]`: what the optimizer found in `.grad`.
+        parameters: `[rank][name]`, at the end.
+        evidence: of the run, on `BOARD`.
     """
 
     case: Case
-
-    @cached_property
-    def evidence(self) -> Evidence:
-        """Of the run."""
-        return collect_evidence(self.program, self.run.timeline)
+    gradients: tuple[tuple[Gradients, ...], ...]
+    parameters: tuple[Gradients, ...]
+    evidence: Evidence
 
     def on(self, hardware: Hardware) -> Trained:
         """The same program, timed on other hardware."""
@@ -142,102 +142,38 @@ class Trained(Examined):
 
 def train(make_reducer: MakeReducer, case: Case = EQUAL) -> Trained:
     """Run the loop of section 4 on `case`."""
-    options: dict[str, Any] = {"world_size": case.num_ranks, "hardware": BOARD}
-    seen = Examined.of(_on_rank, case, make_reducer, timeout_s=30, **options)
-    return Trained(seen.run, case)
+    seen = fixtures.train(
+        case.fixture,
+        make_reducer,
+        make_optimizer=make_optimizer,
+        steps=case.num_steps,
+        world_size=case.num_ranks,
+        hardware=BOARD,
+        flush_after=case.flush_after,
+    )
+    return Trained(seen.run, case, seen.gradients, seen.parameters, seen.evidence)
 
 
-def _on_rank(case: Case, make_reducer: MakeReducer) -> origins.Held:
-    rank, fixture = dist.get_rank(), case.fixture
-    model = fixture.build(rank)
-    watch(model)
-    notes = [*origins.given(model)]
-    reducer = make_reducer(model)
-    optimizer = make_optimizer(model)
-    weights: list[Weights] = []
-    flushed: list[Any] = []
-    for steps in numbered(case.segments):
-        for step in steps:
-            batch = fixture.make_batch(rank, step)
-            notes += origins.given(batch)
-            with streams.step(step):
-                fixture.loss(model, *batch).backward()  # type: ignore[no-untyped-call]
-                reducer.wait()
-                optimizer.step()
-                optimizer.zero_grad()
-            weights.append(_copy(model))
-        for _ in range(2):
-            flushed.append(reducer.flush())
-            if flushed[-1]:
-                optimizer.step()
-                optimizer.zero_grad()
-            weights.append(_copy(model))
-    notes += origins.returned([*model.parameters()])
-    return origins.Held((weights, flushed), tuple(notes))
+@lru_cache(maxsize=8)
+def right(case: Case) -> tuple[tuple[Gradients, ...], Gradients]:
+    """One process on all ranks' batches: gradients of each update, parameters."""
+    return fixtures.late_oracle(
+        case.fixture,
+        make_optimizer=make_optimizer,
+        steps=case.num_steps,
+        world_size=case.num_ranks,
+        flush_after=case.flush_after,
+    )
 
 
-def numbered(segments: Sequence[int]) -> Iterator[range]:
-    first = 1
-    for length in segments:
-        yield range(first, first + length)
-        first += length
+def flush_of_nothing(make_reducer: MakeReducer) -> tuple[Any, ...]:
+    """By rank: what `flush()` returns before any step."""
+    found = run(_flush_first, make_reducer, world_size=2, hardware=BOARD, timeout_s=30)
+    return found.values
 
 
-def _copy(model: torch.nn.Module) -> Weights:
-    with _disable_current_modes():  # the harness's, not the learner's
-        return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def right(case: Case, *, slip: str = "") -> list[Weights]:
-    """One process on all ranks' batches: the weights after each update, as `train`.
-
-    Each gradient is used one step after it was computed, and after the last step.
-
-    Args:
-        slip: what is done wrong instead, one of `SLIPS`.
-    """
-    fixture, weights = case.fixture, []
-    delay = {"undelayed": 0, "two steps late": 2}.get(slip, 1)
-    factor = case.num_ranks if slip == "sum" else 1
-    with torch.random.fork_rng(devices=[]):
-        model = fixture.build(0)
-        optimizer = make_optimizer(model)
-        parameters = list(model.parameters())
-        nothing: Grads = [None] * len(parameters)
-        if slip == "zeros first":
-            nothing = [torch.zeros_like(p) for p in parameters]
-        for steps in numbered(case.segments):
-            waiting: list[Grads] = []
-            for step in steps:
-                batches = [fixture.make_batch(r, step) for r in range(case.num_ranks)]
-                whole = [torch.cat(tensors) for tensors in zip(*batches, strict=True)]
-                own = batches[0] if slip == "own first" and step == steps[0] else ()
-                first = _gradient(model, fixture, own) if own else nothing
-                waiting.append(_gradient(model, fixture, whole, factor))
-                here = waiting.pop(0) if len(waiting) > delay else first
-                _update(optimizer, parameters, here)
-                weights.append(_copy(model))
-            for _ in range(2):  # the second has nothing to give
-                last: Grads = waiting.pop(0) if waiting else [None] * len(parameters)
-                _update(optimizer, parameters, last)
-                weights.append(_copy(model))
-    return weights
-
-
-def _gradient(
-    model: torch.nn.Module, fixture: Fixture, batch: Sequence[Any], factor: int = 1
-) -> Grads:
-    model.zero_grad()
-    (factor * fixture.loss(model, *batch)).backward()  # type: ignore[no-untyped-call]
-    return [p.grad for p in model.parameters()]
-
-
-def _update(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[Any], grads: Grads
-) -> None:
-    for parameter, grad in zip(parameters, grads, strict=True):
-        parameter.grad = grad
-    optimizer.step()
+def _flush_first(make_reducer: MakeReducer) -> Any:
+    return make_reducer(EQUAL.fixture.build(dist.get_rank())).flush()
 
 
 def _told(evidence: Evidence) -> Timeline:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from overlaplab.errors import DeadlockError, MismatchError
-from overlaplab.grading import Sheet, Violation, laws
+from overlaplab.grading import Sheet, Violation, fixtures, laws
+from overlaplab.grading.fixtures import Gradients
 from overlaplab.view import format_bytes
 from overlaplab_course.lab08 import late, reference
 from overlaplab_course.lab08.feed_checks import LAB
@@ -41,16 +42,15 @@ def grade_late(sheet: Sheet, make_reducer: MakeReducer) -> None:
             return
         _draw(sheet, seen, best(case))
         sheet.verify(SAFE, laws.no_findings_law(seen.findings))
-        wrong = _wrong_weights(seen)
-        sheet.verify(LATE, wrong, hint=_like(seen) if wrong else "")
-        sheet.verify(LATE, laws.origin_law(seen.program, what="a weight"))
-        _judge_flush(sheet, seen)
+        _judge_gradients(sheet, seen)
         once = [*laws.once_law(seen.evidence), *laws.bytes_law(seen.evidence)]
         sheet.verify(ONCE, [*once, *laws.same_order_law(seen.evidence)])
         _judge_memory(sheet, seen)
         _judge_cpu(sheet, seen)
         sheet.stop_if_wrong()
         played.append(seen)
+    _judge_empty_flush(sheet, make_reducer)
+    sheet.stop_if_wrong()
     for clock, hardware in reversed(CLOCKS.items()):
         for seen in reversed(played):
             case, timed = seen.case, seen.on(hardware)
@@ -71,64 +71,59 @@ def _draw(sheet: Sheet, seen: Trained, right: Trained) -> None:
     sheet.show(seen.timeline, title=f"your run: {seen.case.name}", **steps)
 
 
-def _wrong_weights(seen: Trained) -> list[Violation]:
-    """After each step; what a flush gives is another sentence's."""
-    want, found = late.right(seen.case), []
-    for place, step in _places(seen.case):
-        mine = [weights[place] for weights, _ in seen.values]
-        found += laws.values_law(mine, want[place], what="the value", step=step)
-    return found
+def _judge_gradients(sheet: Sheet, seen: Trained) -> None:
+    """What each update found; what a flush gave is another sentence's."""
+    want, parameters = late.right(seen.case)
+    found: dict[str, list[Violation]] = {LATE: [], FLUSH: []}
+    rows = zip(seen.case.updates, seen.gradients, want, strict=True)
+    for (step, flushed), mine, ours in rows:
+        what = "what flush() left in .grad" if flushed else ".grad"
+        wrong = laws.values_law(mine, ours, what=what, step=step)
+        found[FLUSH if flushed else LATE] += wrong
+        if wrong:  # the weights go other ways from here on
+            break
+    else:
+        ends = laws.values_law(seen.parameters, parameters, what="the value")
+        hint = LAB.hint(FLUSH, "said")
+        found[FLUSH] += [replace(v, hint=hint) for v in ends]
+    sheet.verify(LATE, found[LATE], hint=LAB.hint(LATE, _slip(seen)))
+    sheet.verify(LATE, laws.origin_law(seen.program, what="a gradient"))
+    if not found[LATE]:  # else no flush was looked at
+        sheet.verify(FLUSH, found[FLUSH])
 
 
-def _places(case: Case) -> list[tuple[int, int]]:
-    """(place among the updates, step) of the steps that are no flush."""
-    found, place = [], 0
-    for steps in late.numbered(case.segments):
-        for step in steps:
-            found.append((place, step))
-            place += 1
-        place += 2
-    return found
+def _slip(seen: Trained) -> str:
+    """Which known slip the first gradients of rank 0 show; "" for none."""
+    case, first = seen.case, seen.gradients[0][0]
+    given = [grad for grad in first.values() if grad is not None]
+    if given and all(not bool(grad.any()) for grad in given):
+        return "zero"
+    if given:
+        size = case.num_ranks
+        at_once, _ = fixtures.oracle(case.fixture, steps=1, world_size=size)
+        return "undelayed" if _are(first, at_once[0]) else "own"
+    if case.segments[0] < 2:
+        return ""
+    second, right = seen.gradients[1][0], late.right(case)[0][1]
+    if all(grad is None for grad in second.values()):
+        return "two"
+    return "sum" if _are(second, right, case.num_ranks) else ""
 
 
-def _like(seen: Trained) -> str:
-    """Which known slip gives the weights of rank 0, as a hint; "" for none."""
-    steps = [place for place, _ in _places(seen.case)][: seen.case.segments[0]]
-    mine = [seen.values[0][0][place] for place in steps]
-    for why, slip in late.SLIPS.items():
-        wrong = late.right(seen.case, slip=slip)
-        if all(_same(a, wrong[p]) for a, p in zip(mine, steps, strict=True)):
-            return LAB.hint(LATE, why)
-    return ""
+def _are(seen: Gradients, right: Gradients, factor: int = 1) -> bool:
+    return all(
+        mine is not None
+        and ours is not None
+        and torch.allclose(mine, factor * ours, rtol=1e-3, atol=1e-6)
+        for mine, ours in ((seen[name], right[name]) for name in right)
+    )
 
 
-def _same(a: late.Weights, b: late.Weights) -> bool:
-    return all(torch.allclose(a[name], b[name], rtol=1e-4, atol=1e-5) for name in b)
-
-
-def _judge_flush(sheet: Sheet, seen: Trained) -> None:
-    want = late.right(seen.case)
-    ends: Sequence[int] = [
-        sum(seen.case.segments[: i + 1]) for i in range(len(seen.case.segments))
-    ]
-    for rank, (weights, said) in enumerate(seen.values):
-        for i, steps in enumerate(ends):
-            first, second = said[2 * i : 2 * i + 2]
-            at = steps + 2 * i  # wrong weights before it are another sentence's
-            what = expected = ""
-            if first is not True or second is not False:
-                what = f"flush() returned {first!r}, and {second!r} when called again"
-                expected = "True, then False"
-            elif _same(weights[at - 1], want[at - 1]) and not _same(
-                weights[at], want[at]
-            ):
-                what = "the update with what flush() gave is wrong"
-                expected = "the average of the last step in every .grad"
-            if what:
-                facts: dict[str, Any] = {"rank": rank, "steps": steps, "what": what}
-                LAB.refuse(sheet, FLUSH, True, expected=expected, **facts)
-                return
-    sheet.expect(FLUSH, True)
+def _judge_empty_flush(sheet: Sheet, make_reducer: MakeReducer) -> None:
+    said = late.flush_of_nothing(make_reducer)
+    wrong = [rank for rank, value in enumerate(said) if value is not False]
+    rank = wrong[0] if wrong else 0
+    LAB.refuse(sheet, FLUSH, bool(wrong), why="said", rank=rank, said=repr(said[rank]))
 
 
 def _judge_memory(sheet: Sheet, seen: Trained) -> None:
