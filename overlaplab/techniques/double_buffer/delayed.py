@@ -39,7 +39,8 @@ class DoubleBufferedReducer(StepwiseReducer):
     this rank has frozen or unfrozen something waits for its own messages as well. What
     froze still gets its last average: `flush()` first where it must not move.
     Not for `ol.capture_step`: a replayed graph would have to end while the messages of
-    its step are on the way.
+    its step are on the way. Not with a `GradScaler`, which would unscale an average by
+    the scale of the next step.
 
     After one-step-delayed updates: Langford et al., Slow Learners are Fast (NIPS 2009).
 

@@ -117,9 +117,9 @@ class DoubleBufferedWeights:
 
         The CPU launches and goes on. The source's parameters must not be written until
         `wait()` or `swap()` has been called on the stream that writes; both refuse the
-        update if they were, as far as autograd counts writes. Buffers may be: a forward
-        writes running means, so they are set aside first, on this stream. The source's
-        memory is kept. A second update before a swap replaces the first.
+        update if they were, as far as autograd counts writes. Buffers on the device may
+        be: a forward writes running means, so they are set aside first, on this stream.
+        The source's memory is kept. A second update before a swap replaces the first.
 
         Args:
             source: a module with the same names, or a state dict. On the same device,
@@ -221,7 +221,9 @@ class DoubleBufferedWeights:
 
     def _with_buffers_aside(self, tensors: list[Tensor]) -> list[Tensor]:
         places = [
-            i for i, t in enumerate(self._tensors) if not isinstance(t, nn.Parameter)
+            i
+            for i, (mine, its) in enumerate(zip(self._tensors, tensors, strict=True))
+            if not isinstance(mine, nn.Parameter) and mine.device == its.device
         ]
         if places:
             buffers = [tensors[i] for i in places]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import overlaplab as ol
 from overlaplab import streams
+from overlaplab.models import TOY_NETS
 from overlaplab.techniques.double_buffer import DoubleBufferedWeights
 
 WIDTH = 8
@@ -106,6 +107,28 @@ def test_tensors_that_share_memory_share_it_in_the_second_set() -> None:
         net.bias.untyped_storage().data_ptr()
     )
     assert net.weight.stride() == (1, 4)
+
+
+@pytest.mark.parametrize("name", TOY_NETS)
+def test_every_kind_of_net_serves_what_its_source_has(name: str) -> None:
+    net = TOY_NETS[name]
+    source = net.make_model()
+    weights = DoubleBufferedWeights(copy.deepcopy(source))
+    for _ in range(2):
+        weights.wait()
+        with torch.no_grad():
+            for parameter in source.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        weights.update_from(source)
+        weights.swap()
+        for mine, its in zip(
+            weights.model.state_dict().values(),
+            source.state_dict().values(),
+            strict=True,
+        ):
+            assert torch.equal(mine, its) and mine.stride() == its.stride()
+    batch = net.make_batch(0, 0)
+    assert torch.equal(weights.model(batch), source(batch))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
