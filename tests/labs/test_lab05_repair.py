@@ -155,6 +155,22 @@ class ReducesACopy(Base):
         self.works.append((param, dist.all_reduce(copied, async_op=True)))
 
 
+class StopsTheCpu(Base):
+    def wait(self):
+        super().wait()
+        streams.synchronize()
+
+
+class KeepsWhatItSent(Base):
+    def __init__(self, model):
+        super().__init__(model)
+        self.kept = []
+
+    def hook(self, param):
+        self.kept.append(param.grad.clone())
+        super().hook(param)
+
+
 class SkipsOneOnRank0(Base):
     def hook(self, param):
         if dist.get_rank() or param is not self.params[0]:
@@ -170,6 +186,8 @@ WRONG = {
     SumStill: ("Alder", lab.VALUES, "ratio to the right value is"),
     ReducesACopy: ("Alder", lab.VALUES, "elements are wrong"),
     SkipsOneOnRank0: ("Fir", lab.SENT, "ranks differ in collective #0"),
+    StopsTheCpu: ("Fir", lab.NO_WAIT, "the CPU waits for"),
+    KeepsWhatItSent: ("Cedar", lab.NO_LEAK, "bytes at the end of step 2"),
     Base: ("Elm", lab.SENT, "on rank 0, in collective"),
 }
 

@@ -249,7 +249,7 @@ def grade_ordered(sheet: Sheet, make_reducer: MakeReducer) -> None:
 
 # -- 5.6a and 5.6b
 
-DIAGNOSIS, VALUES, SENT, ORDERED, SHORT = LAB.sentences("5.6a")
+DIAGNOSIS, VALUES, SENT, ORDERED, NO_WAIT, NO_LEAK, SHORT = LAB.sentences("5.6a")
 
 
 def _grade_repair(
@@ -277,6 +277,9 @@ def _grade_repair(
     hint = LAB.hint(VALUES, "sum") if is_sum and own.name != "Fir" else ""
     sheet.verify(VALUES, wrong, hint=hint)
     sheet.stop_if_wrong()
+    waits_ns = cpu_waits_ns(seen)
+    LAB.refuse(sheet, NO_WAIT, waits_ns > 0, ms=waits_ns / 1e6)
+    sheet.verify(NO_LEAK, laws.leak_law(seen.evidence.live_bytes))
     slow = _too_long(seen, best_ns)
     blocked = laws.unblocked_law(seen.evidence) if slow else []
     sheet.verify(SHORT, [*blocked, *slow])
