@@ -50,6 +50,12 @@ class HandedOutAtOnce(Slot):
         self._arriving.clear()
 
 
+class LetGoAtOnce(Slot):
+    """Who gets the memory of a batch that nobody got does not wait for its copy."""
+
+    def let_go(self) -> None: ...
+
+
 class NotRecorded(Slot):
     """The allocator does not hear of a second stream."""
 
@@ -140,7 +146,7 @@ def batch_of_another_stream(recorded: bool) -> list[float]:
 
 def batch_dropped_on_its_way(wait: bool) -> list[float]:
     """The loop is left while a copy is still to come; its memory serves others."""
-    with slots_of(Slot if wait else RefilledAtOnce):
+    with slots_of(Slot if wait else LetGoAtOnce):
         delay()
         for _ in ol.BatchPrefetcher(host_batches()):
             break

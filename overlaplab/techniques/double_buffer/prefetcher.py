@@ -35,9 +35,8 @@ class BatchPrefetcher:
     Errors of the loader are raised in their place, after the batches before them.
     Nothing of an epoch is taken before you begin it. A loop that you leave drops the
     batches ahead, but for a loader that is its own iterator and goes on where it was,
-    as a generator does: the next loop begins with them. At the end, and when the
-    iterator is dropped, the CPU waits for copies in flight and pinned memory goes back
-    to torch.
+    as a generator does: the next loop begins with them. With the end of an epoch, or
+    the loop that you leave, pinned memory goes back to torch.
 
     There is no thread. The loader's work and the filling are the caller's, before a
     step is launched: free while the CPU runs ahead of the GPU, and exposed in a loop
@@ -48,7 +47,8 @@ class BatchPrefetcher:
 
     Args:
         loader: an iterable of batches. What it yields in pinned memory it must not
-            overwrite before it has yielded `depth` further batches.
+            overwrite before it has yielded `depth` further batches; nor free, if it was
+            not torch that pinned it and you leave a loop while copies are on their way.
         device: where to; None is `ol.device()`. On a CPU batches pass as they are, and
             none is taken ahead.
         depth: how many batches are on the device or on their way when you get one,
@@ -146,7 +146,7 @@ class _Batches(Iterator[Any]):
             return batch
         error, self._raised = self._raised, None
         if isinstance(error, StopIteration):
-            self.close()
+            self._end()
             raise StopIteration
         try:
             assert error is not None
@@ -154,19 +154,20 @@ class _Batches(Iterator[Any]):
         finally:
             del error  # its traceback holds this frame
 
-    def close(self) -> None:
-        """Drop what is ahead, once it has arrived, and let all memory go."""
+    def _end(self) -> None:
+        """Let all memory go, when the copies from it have ended."""
         self.has_ended = True
         self._sends.close()
-        if streams.provider() is self._provider:  # otherwise its streams are gone
-            for slot in self._slots:
-                slot.wait()
+        for slot in self._slots:
+            slot.wait()
         self._slots.clear()
-        self._ahead.clear()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
-            self.close()
+        # Not a word to the CPU: the loop may have failed because the GPU hangs. Torch
+        # keeps pinned memory until its copy has ended, whoever drops it.
+        if not sys.is_finalizing() and streams.provider() is self._provider:
+            for slot in self._slots:
+                slot.let_go()
 
 
 def _send_all(

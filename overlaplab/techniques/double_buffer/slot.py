@@ -94,6 +94,11 @@ class Slot:
         self._arriving.clear()
         self._beside.clear()
 
+    def let_go(self) -> None:
+        """Nobody may get the batch: its memory serves others, behind the copies."""
+        if self._in_flight:
+            self._owner.wait_event(self._copied)
+
     def overwritten(self) -> list[Tensor]:
         """What was written while a copy may read it, as far as torch knows."""
         return [kept for kept, number in self._kept if leaves.version(kept) != number]

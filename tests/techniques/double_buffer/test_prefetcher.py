@@ -240,13 +240,29 @@ def test_nothing_of_a_batch_is_kept_when_it_was_dropped() -> None:
         assert len(device.pinned) == 2  # a slot each
 
 
-def test_pinned_memory_goes_with_the_loop() -> None:
+def test_at_its_end_an_epoch_lets_everything_go() -> None:
+    """Also while somebody holds its iterator: DataLoader's has processes."""
+
+    class Loader:
+        def __iter__(self) -> Iterator[Tensor]:
+            source = broken_at(99)
+            self.dead = weakref.ref(source)
+            return source
+
+    loader = Loader()
     with late_copies() as device:
-        fed = ol.BatchPrefetcher(host(*range(5)))
-        for _ in fed:
-            pass
-        assert not device.pinned
-        for _ in fed:
+        batches = iter(ol.BatchPrefetcher(loader))
+        for _ in range(5):
+            next(batches)
+        assert device.pinned and loader.dead() is not None
+        assert next(batches, None) is None
+        assert not device.pinned and loader.dead() is None
+
+
+def test_a_loop_that_is_left_lets_everything_go() -> None:
+    with late_copies() as device:
+        for _ in ol.BatchPrefetcher(host(*range(5))):
+            assert device.pinned
             break
         assert not device.pinned
 
