@@ -208,6 +208,20 @@ def idle_moments() -> list[int]:
     return idle
 
 
+def leaving_holds_the_cpu() -> bool:
+    """Whether a loop that is left while the GPU is busy waits for it."""
+    over = streams.Event()
+    for _ in range(4):
+        delay()
+    over.record()
+    for _ in ol.BatchPrefetcher(host_batches()):
+        break
+    del _
+    held = bool(over.query())
+    streams.synchronize()
+    return held
+
+
 def pinned_bytes() -> int:
     """What is in use, by either of the names that versions of torch have for it."""
     stats = torch.cuda.host_memory_stats()

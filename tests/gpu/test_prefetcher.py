@@ -42,6 +42,10 @@ def test_the_gpu_has_work_when_a_batch_is_handed_out() -> None:
     assert on_one(programs.idle_moments) == []
 
 
+def test_a_loop_that_is_left_does_not_wait_for_the_gpu() -> None:
+    assert not on_one(programs.leaving_holds_the_cpu)
+
+
 def test_no_thread_and_no_memory_is_left() -> None:
     assert on_one(programs.pinned_in_use) > 0
     assert on_one(programs.left_behind) == {"threads": 0, "pinned": 0, "device": 0}

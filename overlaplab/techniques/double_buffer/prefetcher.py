@@ -24,6 +24,12 @@ _CPU = torch.device("cpu")
 class BatchPrefetcher:
     """The batches of a loader, on the device: iterate over this instead.
 
+        batches = ol.BatchPrefetcher(DataLoader(data, 64, sampler=sampler))
+        for epoch in range(3):
+            sampler.set_epoch(epoch)
+            for images, labels in batches:
+                ...
+
     Tensors arrive in their nesting and with their types (`replace_leaves`), all else as
     it is. What is in pinned memory already is copied from there, what is on the device
     already stays; a tensor that is in a batch twice arrives as one. Strides are those
