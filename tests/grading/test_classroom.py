@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from overlaplab.errors import NotebookError
 from overlaplab.grading import classroom
+from overlaplab.grading.children import Judge
 from overlaplab.grading.classroom import ClassReport, Row, grade_class
 from tests.grading.test_notebook import MODULES, write
 from tests.guards import GUARD_S
@@ -50,6 +51,18 @@ def graded(room: Path) -> ClassReport:
     return grade(room / "class", room / "marks.csv", pages=room / "pages", num_jobs=2)
 
 
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with Judge(MODULES) as running:
+        yield running
+
+
+@pytest.fixture
+def one_judge(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs have the same, since to start one takes seconds."""
+    monkeypatch.setattr(classroom._Judges, "mine", lambda _: judge)
+
+
 def test_one_broken_notebook_stops_nobody(graded: ClassReport) -> None:
     assert [str(row) for row in graded.rows[:3]] == [
         "ada/lab.ipynb: 4/4, full marks",
@@ -78,6 +91,7 @@ def test_each_notebook_that_was_graded_has_a_page(room, graded) -> None:
     assert "3 of 4 points" in text and "median ratio to the right value is 1.5" in text
 
 
+@pytest.mark.usefixtures("one_judge")
 def test_a_second_run_grades_what_has_changed(room, graded, tmp_path) -> None:
     shutil.copytree(room, tmp_path, dirs_exist_ok=True)
     again: list[str] = []
@@ -100,6 +114,7 @@ def test_a_second_run_grades_what_has_changed(room, graded, tmp_path) -> None:
     assert second.rows[1].outcome == "full marks" and second.num_kept == 2
 
 
+@pytest.mark.usefixtures("one_judge")
 def test_a_run_that_is_ended_leaves_the_rows_that_it_had(tmp_path) -> None:
     for name in "abc":
         add(tmp_path / "class" / name, "factor = 2")
@@ -120,6 +135,7 @@ def test_a_run_that_is_ended_leaves_the_rows_that_it_had(tmp_path) -> None:
     assert {row.outcome for row in report.rows} == {"full marks"}
 
 
+@pytest.mark.usefixtures("one_judge")
 def test_a_notebook_that_was_not_judged_is_graded_again(tmp_path) -> None:
     path = add(tmp_path / "class", "factor = 2")
     row = Row("lab.ipynb", classroom._digest(path), "98", 1, 1, "not judged")
