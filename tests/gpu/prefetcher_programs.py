@@ -195,16 +195,21 @@ def waits_of_the_cpu() -> list[bool]:
 
 
 def idle_moments() -> list[int]:
-    """The steps at whose launch the GPU had nothing to do, while the CPU runs ahead."""
-    done, idle = streams.Event(), []
-    for number, batch in enumerate(ol.BatchPrefetcher(host_batches())):
-        if number and done.query():
-            idle.append(number)
-        for _ in range(4):  # long beside the CPU's filling of a slot
-            delay()
-        batch.add_(1)
-        done.record()
-    streams.synchronize()
+    """The steps at whose launch the GPU had nothing to do, while the CPU runs ahead.
+
+    Of a second epoch: in the first, CUDA hands out memory, and the CPU waits for that.
+    """
+    fed, done = ol.BatchPrefetcher(host_batches()), streams.Event()
+    for _ in range(2):
+        idle = []
+        for number, batch in enumerate(fed):
+            if number and done.query():
+                idle.append(number)
+            for _ in range(4):  # long beside the CPU's filling of a slot
+                delay()
+            batch.add_(1)
+            done.record()
+        streams.synchronize()
     return idle
 
 
@@ -223,11 +228,9 @@ def leaving_holds_the_cpu() -> bool:
 
 
 def pinned_bytes() -> int:
-    """What is in use, by either of the names that versions of torch have for it."""
-    stats = torch.cuda.host_memory_stats()
-    in_use = stats.get("active_bytes.current", stats.get("allocated_bytes.current"))
-    assert in_use is not None, stats
-    return int(in_use)
+    """Of pinned memory that torch cannot give back: somebody holds it, or a copy."""
+    torch._C._host_emptyCache()
+    return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
 
 
 def left_behind() -> dict[str, int]:
