@@ -56,8 +56,9 @@ class AllAtEnd:
 
 
 # %% [markdown]
-# The model has a table that is looked up (`embedding`), four matrices, and a `head`. The
-# board has round numbers. A look-up has nothing to multiply, so it takes no time.
+# The model has a table that is looked up (`embedding`), four matrices (`w0` to `w3`), and a
+# `head`. It runs on the board: virtual hardware with round numbers. A look-up has nothing to
+# multiply, so it takes no time.
 
 # %% name="model"
 print(lab.layers_table(lab.UNTIED))
@@ -80,10 +81,12 @@ print(f"messages {sent_ms:.0f} ms, step {at_end.step_ms:.0f} ms")
 print(f"{100 * report.exposed_ns / report.step_ns:.0f} % of the step only sends")
 
 # %% [markdown]
-# Lab 01's bound, the longer of the two, says: no step under 21 ms.
+# Lab 01's bound: no step is shorter than its computing, nor than its messages. Here that is
+# 21 ms.
 #
 # **Predict.** Now each message leaves when its gradient is ready and the wire is free.
-# How long is the step, in ms? The table above has what you need.
+# How long is the step, in ms? The table and the lines above have what you need: what is not
+# backward is forward.
 
 # %% name="predict-step" kind="lab-only"
 step_ms = None
@@ -109,9 +112,9 @@ print(view.text(prompt.timeline))
 # %% [markdown]
 # ## 2. The window (12 minutes)
 #
-# The forward pass hides nothing: no gradient exists yet. Nor do the layers whose backward
-# comes before a gradient is complete. All that can hide a gradient's message is the
-# *rest of the backward pass*. That is its **window**:
+# The forward pass hides nothing: no gradient exists yet. Nor does the part of the backward pass
+# that runs before a gradient is complete. All that can hide a gradient's message is the *rest of
+# the backward pass*. That is its **window**:
 #
 # - `head` is complete after the first layer of the backward pass. Its window is what the
 #   other layers take.
@@ -123,17 +126,21 @@ print(view.text(prompt.timeline))
 print(lab.windows_table(lab.UNTIED, {"window": prompt.windows_ms()}))
 
 # %% [markdown]
-# What must be exposed, then? Take all gradients whose window is at most $w$. None of them
-# can leave earlier than $w$ before the end of the backward pass, and the wire sends one
-# after the other. So what they need beyond $w$ is exposed, whoever else travels. With
-# $w = 0$ those are `w0` and `embedding`: their 8 ms must show. That holds for every $w$, and
-# the largest result counts.
+# What must be exposed, then? Choose a number of ms, $w$, and take all gradients whose window is
+# at most $w$. None of them can leave before the last $w$ ms of the backward pass, and the wire
+# sends one after the other. So at most $w$ ms of their messages are hidden, and the rest is
+# exposed, whatever else travels:
+#
+# - $w = 0$: these are `w0` and `embedding`. Their 8 ms must show.
+# - $w = 2$: `w1` joins them. Of 10 ms at most 2 are hidden: 8 again.
+#
+# This holds for every $w$, so the largest result counts. Which $w$ explains what the run exposed?
 #
 # **Exercise 5.1.** Write two functions.
 #
 # - `windows(backward_ms, layers)`: `layers[i]` is the name of layer i's weight, in the
 #   order of the *forward*; `backward_ms[i]` is how long its backward takes. Two layers may
-#   have the same weight. It is complete when the backward pass is through with both.
+#   have the same weight. Its gradient is complete when the backward pass is through with both.
 #   Return a dict: name to window, in ms.
 # - `least_exposed(windows_ms, message_ms)`: both are dicts by name. Return how many ms
 #   must be exposed.
@@ -142,8 +149,8 @@ print(lab.windows_table(lab.UNTIED, {"window": prompt.windows_ms()}))
 #
 # <details><summary>Hint: which way to walk?</summary>
 #
-# The backward pass ends with layer 0. Walk through `layers` as they stand, and add up
-# what comes after each in the backward pass.
+# The backward pass ends with layer 0: what stands before a layer in `layers` comes after it in
+# the backward pass. Walk through `layers` as they stand, and add that up.
 #
 # </details>
 # <details><summary>Hint: least_exposed</summary>
@@ -202,14 +209,14 @@ print(lab.windows_table(lab.TIED, {"window": tied.windows_ms(), "yours": said}))
 view.draw_many({"two tables": prompt.timeline, "one table, tied": tied.timeline})
 
 # %% [markdown]
-# Half of the largest gradient was there first, from the head. But it is complete *last*, when
-# the look-up has added its part. So nothing hides it.
+# The head's part of the largest gradient was there first. But the gradient is complete *last*,
+# when the look-up has added its own part. So nothing hides it.
 
 # %% [markdown]
 # ## 3. Which hook is given what? (8 minutes)
 #
 # A **hook** is a function that autograd calls in the middle of `backward()`. There are
-# several kinds. Two take a tensor, one takes a module:
+# several kinds. Two are registered on a tensor, one on a module:
 #
 # - `param.register_hook(hook)`
 # - `param.register_post_accumulate_grad_hook(hook)`
@@ -258,10 +265,11 @@ print("register_post_accumulate_grad_hook:", seen.post_accumulate)
 print("register_full_backward_hook:       ", seen.module)
 
 # %% [markdown]
-# The weight is 3. The two uses have the gradients 2 and 5. `.grad` was 100. Find each number of
-# the output among these before you go on: 3, 2 + 5, 100 + 2 + 5.
+# The weight is 3, its two uses have the gradients 2 and 5, and `.grad` was 100. Before you go on,
+# find out which each number of the output is: the weight, `.grad` as it was, 2 + 5, 100 + 2 + 5,
+# or the gradient of a module's *output* (that is 1, because the loss is the sum of the outputs).
 #
-# The experiment again, with numbers that your own number draws:
+# Your own number draws other numbers for the same experiment:
 
 # %% name="my-number"
 my_number = 5  # any whole number: your day of birth, your desk
@@ -274,7 +282,7 @@ print(lab.hook_case(my_number))
 # - `"given"`: the number that the hook is given, as in the output above;
 # - `"grad"`: what `.grad` holds at the hook's *first* call;
 # - `"calls"`: how often it is called;
-# - `"backward returns"`: what `loss.backward()` returns, as a text: `"..."`;
+# - `"backward returns"`: what `print(loss.backward())` would show, as a text: `"..."`;
 # - `"send from"`: the hook in which `.grad` is complete and can be sent, by name.
 
 # %% name="hooks-table" kind="exercise" exercise="5.2"
@@ -314,11 +322,13 @@ _ = check("5.2", my_number, hooks)
 #   gradient, to add it, while the message overwrites it.
 # - `register_post_accumulate_grad_hook` is given the **parameter**, when `.grad` is complete:
 #   both uses in it, once a backward pass. It must return `None`.
-# - A module's hook comes once for each *use*. At its first call `.grad` is not complete.
+# - A module's hook comes once for each *use*, and is given the gradient of the module's output. At
+#   its first call `.grad` is not complete, and autograd does not promise that it is at the last.
 #
 # And `backward()` returns `None`: `grad = loss.backward()` is no gradient.
 #
-# **Predict.** A training framework in public once had such a hook, registered after accumulation:
+# **Predict.** A public training framework once had this hook, registered with
+# `register_post_accumulate_grad_hook`:
 #
 #     def reduce_grad(grad):
 #         dist.all_reduce(grad)
@@ -359,13 +369,13 @@ lab.side_by_side("(weight, gradient)", (weight_after, grad_after), seen)
 # **Exercise 5.3.** Write `PromptReducer(model)`. Training calls it as in section 1.
 #
 # - Each gradient is a message of its own. It leaves in the hook that completes it.
-# - After `wait()` each `.grad` is the mean over the ranks (`dist.get_world_size()` of them),
-#   for whatever the current stream gets next.
+# - Whatever is launched on the current stream after `wait()` finds in each `.grad` the mean over
+#   the ranks (`dist.get_world_size()` of them).
 # - Every message is waited for, but none before the backward pass has ended. The CPU never
 #   waits.
 # - A parameter with `requires_grad` False has no gradient, and refuses a hook. One that the
 #   loss does not use gets no gradient on any rank: its `.grad` stays `None`.
-# - The next step begins as the first did.
+# - Nothing is left over: the next step begins as the first did.
 #
 # About 10 lines.
 #
@@ -434,12 +444,13 @@ view.table(so_far)
 # %% [markdown]
 # ## 5. Ranks that differ (13 minutes)
 #
-# Messages of one communicator meet in the order of their launch: the first of rank 0 with
-# the first of rank 1, whatever is in them. And a hook launches when a gradient is complete. So
-# where data decide which layers run, and when, they decide about messages too. Four models:
+# The ranks' messages meet in the order of their launch: the first of rank 0 with the first of
+# rank 1, whatever is in them. And a hook launches when a gradient is complete. So where the data
+# of a rank decide which layers run, and in which order, they also decide which messages are
+# launched, and in which order.
 #
-# **Predict.** What becomes of three steps of a `PromptReducer` on three ranks: `"right"`,
-# `"wrong"` gradients without an error, or `"stuck"`?
+# **Predict.** A `PromptReducer` trains each of the four models below for three steps, on three
+# ranks. Are the gradients `"right"`, are they `"wrong"` without an error, or are the ranks `"stuck"`?
 
 # %% name="predict-differ" kind="lab-only"
 expected = {
@@ -469,9 +480,9 @@ for what, net in lab.SITUATIONS.items():
 print(lab.how_it_ended(lab.ours("5.3"), lab.SITUATIONS["only rank 0 uses a layer"]))
 
 # %% [markdown]
-# In three steps rank 0 launches twice as many messages as the others. In its message 3 it waits
-# for partners that never come. (Messages 0 to 2 did meet: one layer's gradient with another's,
-# one step's with the next one's.)
+# Rank 0 has two gradients to send in each step, the others one. Its message 3, the fourth, waits for
+# partners that never come. (Messages 0 to 2 did meet: one layer's gradient with another's, one
+# step's with the next one's.)
 #
 # And here is the worse one, because nobody notices. Whose gradients does each rank send?
 
@@ -482,8 +493,8 @@ print(lab.orders(seen))
 view.draw(lab.named(seen.evidence, step=1), title="three ranks, step 1")
 
 # %% [markdown]
-# Look down at any one message: what is added up there is rank 0's gradient of one layer and
-# the others' gradient of another. The shapes fit, so all is quiet.
+# Read the figure down any one message, from rank to rank: rank 0's gradient of one layer is added
+# to the others' gradients of another layer. The shapes fit, so there is no error.
 #
 # **Exercise 5.4.** Complete `OrderedReducer`, so that all ranks launch the same messages
 # in the same order. It promises what `PromptReducer` does, and
@@ -499,8 +510,11 @@ view.draw(lab.named(seen.evidence, step=1), title="three ranks, step 1")
 #
 # <details><summary>Hint: whose turn is it?</summary>
 #
-# As many messages as have been launched: `self.params[len(self.works)]` is next. In each
-# hook, note the arrival; then launch as long as the next one has arrived.
+# Keep the works in a list: `self.params[len(self.works)]` is next. In each hook, note the arrival;
+# then launch as long as there is a next one and it has arrived.
+#
+# Note arrivals in a set: `param in a_list` compares elements, and the shapes differ. And `.grad` does
+# not tell what has arrived: one that was set to zeros in place is there before the backward pass.
 #
 # </details>
 # <details><summary>Hint: what never came</summary>
@@ -556,7 +570,8 @@ print(lab.how_it_ended(lab.mine_or_ours("5.4"), lab.SITUATIONS[order]))
 
 # %% [markdown]
 # The order has a price. Here is the model of section 1 with one more matrix, `spare`, that no rank
-# uses. It is the last one registered, so its turn comes first:
+# uses. It is the last one registered, so its turn comes first. Its zeros are the message without
+# a name:
 
 # %% name="price" fold=true
 spare = lab.play(lab.mine_or_ours("5.4"), replace(lab.UNTIED, unused=("spare",)))
@@ -572,10 +587,10 @@ view.draw_many({"all are used": in_order.timeline, "with spare": spare.timeline}
 # %% [markdown]
 # ## 6. When hooks cost more than they hide (9 minutes)
 #
-# On the board launching costs nothing. On a GPU each message costs the CPU time, and
-# each hook is Python. Now a GPT with 738.5 million parameters on two GPUs, recorded on the
-# virtual cluster, on other hardware: an H200's NVLink (44 us of latency), 15 us for a
-# launch, 80 for a collective.
+# On the board launching costs nothing. With real GPUs each launch takes time on the CPU, and each
+# hook is Python. So now other virtual hardware, and a GPT with 738.5 million parameters on two
+# GPUs. The CPU takes 15 us to launch a kernel, and 80 us for a message with its hook; on the wire,
+# NVLink, each message has 44 us of latency.
 
 # %% name="eager"
 eager = lab.Setup(
@@ -617,20 +632,22 @@ longer = replace(eager, name="8 sequences", sequences=8)
 print(lab.steps_table([eager, captured, longer]))
 
 # %% [markdown]
-# Three things can set the pace of a message for each gradient: the GPU, the CPU that
-# launches, and the wire, where each message pays its latency. `captured` takes the CPU out, and
-# still the latencies lose. With 8 sequences the GPU has so much to do that nothing else shows.
+# The last two columns name the largest part of the critical path. Three things can set the pace of
+# a message for each gradient: the GPU, the CPU that launches, and the wire, where each message
+# pays its latency. A CUDA graph launches the whole step at once. That takes the CPU out, and still
+# `"each"` loses, by its latencies. With 8 sequences the GPU has so much to do that nothing else shows.
 #
 # **Exercise 5.5.** Write `choose_way(costs)`: return `"each"` or `"one"`, whichever has the
-# shorter step. It is asked on ten machines; a choice may lose 3 %. No constant passes.
+# shorter step. It is asked on ten machines; a choice may lose 3 %. Neither answer
+# is right on all ten.
 #
 # | of `costs` | |
 # |---|---|
 # | `compute_ms` | all kernels of forward and backward, back to back; a third is the forward |
 # | `launch_ms` | what the CPU takes to launch those kernels |
-# | `collective_ms` | what the CPU takes to launch one message |
+# | `collective_ms` | what the CPU takes to launch one message, its hook included |
 # | `num_gradients`, `latency_ms` | the messages of `"each"`; what each costs on the wire beside its bytes |
-# | `wire_ms`, `last_ms` | what the bytes of all gradients take; of the last one |
+# | `wire_ms`, `last_ms` | what the bytes of all gradients take on the wire; what those of the last gradient take |
 #
 # About 8 lines: estimate both steps, then compare.
 #
@@ -696,8 +713,9 @@ print(f"""1. Only the rest of the backward pass hides a gradient: {hidden_ms:.0f
 #
 # ## 7. Two repairs of five (18 minutes)
 #
-# Five reducers that people really write. Your number draws two of them, and a net for each.
-# Leave the other three.
+# Five reducers that people really write. Your number draws two of them, and a net for each: two
+# branches, then a trunk of some matrices. Read the next cell, then only your two; run the cells of
+# all five.
 
 # %% name="repair-cases"
 first, second = lab.repair_cases(my_number)
@@ -884,10 +902,11 @@ print(lab.repair_report(seen))
 view.draw(seen.timeline, title=f"{first.name}, as you have it now")
 
 # %% [markdown]
-# **Exercises 5.6a and 5.6b.** Diagnose each of your two as given: run its cell (above,
-# or below) before you repair it. Then repair it: the mean on every rank, no race, and a step as short as
-# with a message a gradient that leaves when it is ready. The net has two branches, `left`
-# and `right`, and for `Elm` rank 0 runs them in another order than the other ranks.
+# **Exercises 5.6a and 5.6b.** The cell above shows your first as given; one further down shows the
+# second. Note the diagnosis of each *before* you repair it. Then repair it in the cell of its
+# class: the mean on every rank, no race, and a step as short as with a message a gradient that
+# leaves when it is ready. The branches are `left` and `right`; for `Elm` rank 0 runs them in
+# another order than the other ranks.
 #
 # - `"kind"`, and the one entry that goes with it:
 #   - `"behind the backward pass"`: messages are queued behind all of it. `"exposed_ms"`: how
@@ -908,9 +927,10 @@ first_diagnosis = first.truth()
 ### END STUB
 
 # %% name="check-first" kind="check" exercise="5.6a" points=2
-_ = check("5.6a", my_number, first_diagnosis, *five.values())
+_ = check("5.6a", my_number, first_diagnosis, Alder, Birch, Cedar, Elm, Fir)
 
 # %% name="second-seen"
+five = {"Alder": Alder, "Birch": Birch, "Cedar": Cedar, "Elm": Elm, "Fir": Fir}
 seen = second.play(five[second.name])
 print(lab.repair_report(seen))
 view.draw(seen.timeline, title=f"{second.name}, as you have it now")
@@ -924,7 +944,7 @@ second_diagnosis = second.truth()
 ### END STUB
 
 # %% name="check-second" kind="check" exercise="5.6b" points=2
-_ = check("5.6b", my_number, second_diagnosis, *five.values())
+_ = check("5.6b", my_number, second_diagnosis, Alder, Birch, Cedar, Elm, Fir)
 
 # %% [markdown]
 # <details><summary>All five, when you have done yours</summary>
@@ -953,7 +973,8 @@ print(lab.machine())
 
 # %% [markdown]
 # Read the row `per parameter`. With 1 and 2 sequences hooks cost: their steps are about
-# twice the serial ones. With 8 they save a little. Here is the prediction beside it:
+# twice the serial ones. With 8 they save a little. Here is the prediction beside it, for an H200 as
+# it was measured: a faster GPU than that of section 6, on the same link.
 
 # %% name="gpu-predicted" fold=true
 h200 = ol.PROFILES["h200-nvlink"]
@@ -974,9 +995,10 @@ print(
 print(f"the profile charges {h200.collective_launch_ns / 1e3:.0f} us")
 
 # %% [markdown]
-# At batch 1 and 2 the CPU sets the pace, and the model is far too kind to hooks: it charges
-# a launch, and *nothing* for the Python around it. At batch 8 the GPU sets the pace: both steps
-# are predicted a little too short, and that hooks win, by little, is right.
+# At batch 1 and 2 the CPU sets the pace, and the model is far too kind to hooks. Nor does it say
+# why the hooks' step is so much longer at batch 2 than at 1, where the CPU launches as much. At
+# batch 8 the GPU sets the pace: both steps are predicted a little too short, and that hooks win,
+# by little, is right.
 #
 # ## 9. Where the model lies
 #
