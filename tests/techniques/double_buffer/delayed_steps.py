@@ -1,4 +1,4 @@
-"""Steps with gradients one step late, as each rank runs them; and what goes wrong.
+"""Steps with gradients one step late, as each rank runs them.
 
 As in data_parallel/misuse.py: a scalar weight with the input 1 + rank + 10 step, so
 that its average over two ranks is 1.5 in step 0, 11.5 in step 1, 21.5 in step 2.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from overlaplab.techniques.data_parallel import BucketedReducer
 from overlaplab.techniques.double_buffer import DoubleBufferedReducer
 from tests.techniques.data_parallel import misuse, programs
 from tests.techniques.data_parallel.misuse import Stop, average, batch, weight
@@ -209,136 +208,6 @@ def unused_in_the_last_step() -> list[list[float | None]]:
         seen.append(average(model))
     reducer.flush()
     return [*seen, average(model)]
-
-
-def accumulates_into(kept: bool) -> None:
-    """A second step on the average of the first wait, of two weights."""
-    model = nn.Sequential(weight(), weight())
-    reducer = DoubleBufferedReducer(model)
-    for step in range(3):
-        if step < 2 or not kept:
-            model.zero_grad()
-        backward(model, step)
-        reducer.wait()
-
-
-def waits_twice() -> None:
-    model = weight()
-    reducer = DoubleBufferedReducer(model)
-    for step in range(2):
-        model.zero_grad()
-        backward(model, step)
-        reducer.wait()
-    reducer.wait()
-
-
-def never_waits() -> None:
-    model = weight()
-    reducer = DoubleBufferedReducer(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for step in range(3):
-        backward(model, step)
-        optimizer.step()
-        optimizer.zero_grad()
-    reducer.wait()
-
-
-def runs_backward_twice() -> None:
-    model = weight()
-    reducer = DoubleBufferedReducer(model)
-    for step in range(2):
-        backward(model, step)
-    reducer.wait()
-
-
-def steps_before_it_waits() -> None:
-    model = weight()
-    reducer = DoubleBufferedReducer(model)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for step in range(2):
-        backward(model, step)
-        if step == 1:
-            optimizer.step()
-        reducer.wait()
-
-
-def touches(what: str) -> None:
-    """`.grad` of step 1 between its backward and `wait()`."""
-    model = weight()
-    reducer = DoubleBufferedReducer(model)
-    for step in range(2):
-        model.zero_grad()
-        backward(model, step)
-        if step == 1:
-            if what == "replace":
-                model.weight.grad = model.weight.grad / 1.0
-            elif what == "free":
-                model.weight.grad = None
-            elif what == "zero":
-                model.zero_grad(set_to_none=False)
-            else:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        reducer.wait()
-
-
-def writes_what_travels() -> None:
-    """What was in `.grad` before the wait is the reducer's until the next one."""
-    model = weight()
-    reducer = DoubleBufferedReducer(model)
-    backward(model, 0)
-    kept = model.weight.grad
-    reducer.wait()
-    kept.mul_(2)
-    model.zero_grad()
-    backward(model, 1)
-    reducer.wait()
-
-
-def replaces_a_parameter() -> None:
-    model = nn.ModuleList([weight(), weight()])
-    reducer = DoubleBufferedReducer(model)
-    for step in range(2):
-        sum(layer(batch(step)).sum() for layer in model).backward()
-        reducer.wait()
-        model[1].weight = nn.Parameter(model[1].weight.detach().clone())
-
-
-def in_an_open_step(call: Callable[[DoubleBufferedReducer], Any]) -> None:
-    model = weight()
-    reducer = DoubleBufferedReducer(model)
-    backward(model, 0)
-    call(reducer)
-
-
-def after_remove(call: Callable[[DoubleBufferedReducer], Any]) -> None:
-    model = weight()
-    reducer = DoubleBufferedReducer(model)
-    backward(model, 0)
-    reducer.wait()
-    reducer.remove()
-    assert not model.weight._post_accumulate_grad_hooks and not reducer.pending
-    call(reducer)
-
-
-def two_reducers(late_first: bool) -> None:
-    model = weight()
-    first, second = DoubleBufferedReducer, BucketedReducer
-    kept = (first if late_first else second)(model)
-    (second if late_first else first)(model)
-    del kept
-
-
-def loads(state: Any) -> Seen:
-    """A state that does not fit, over a pending average; then a flush."""
-    model = weight()
-    reducer = DoubleBufferedReducer(model)
-    backward(model, 0)
-    reducer.wait()
-    with pytest.raises(ValueError) as caught:
-        reducer.load_state_dict(state)
-    reducer.flush()
-    assert average(model) == [1.5]
-    raise caught.value
 
 
 def loads_other_averages(names_of_rank: list[list[str] | None]) -> list[float | None]:

@@ -14,7 +14,7 @@ import overlaplab as ol
 from overlaplab.errors import MismatchError, RankError
 from tests.ranks import run_untimed, values_of
 from tests.techniques.data_parallel import misuse, programs
-from tests.techniques.double_buffer import delayed_steps
+from tests.techniques.double_buffer import delayed_misuse, delayed_steps
 
 on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
 
@@ -172,12 +172,15 @@ def test_it_says_that_gradients_are_late_and_what_that_costs() -> None:
 @pytest.mark.parametrize(
     ("program", "says"),
     [
-        (delayed_steps.waits_twice, r"finds in \.grad the average.*once a step"),
-        (delayed_steps.never_waits, r"weight was changed while step 0 was open"),
-        (delayed_steps.runs_backward_twice, "weight got a second gradient in one step"),
-        (delayed_steps.steps_before_it_waits, "weight was changed while step 1"),
-        (delayed_steps.writes_what_travels, "weight of the step before was written"),
-        (delayed_steps.replaces_a_parameter, "1.weight is not the object"),
+        (delayed_misuse.waits_twice, r"finds in \.grad the average.*once a step"),
+        (delayed_misuse.never_waits, r"weight was changed while step 0 was open"),
+        (
+            delayed_misuse.runs_backward_twice,
+            "weight got a second gradient in one step",
+        ),
+        (delayed_misuse.steps_before_it_waits, "weight was changed while step 1"),
+        (delayed_misuse.writes_what_travels, "weight of the step before was written"),
+        (delayed_misuse.replaces_a_parameter, "1.weight is not the object"),
     ],
 )
 def test_a_wrong_loop_is_refused_on_every_rank(
@@ -188,8 +191,8 @@ def test_a_wrong_loop_is_refused_on_every_rank(
 
 def test_a_backward_onto_an_average_is_refused() -> None:
     says = r"this backward finds in \.grad the average.*zero_grad"
-    refuses(says, delayed_steps.accumulates_into, True, cluster="virtual")
-    values_of(delayed_steps.accumulates_into, False)
+    refuses(says, delayed_misuse.accumulates_into, True, cluster="virtual")
+    values_of(delayed_misuse.accumulates_into, False)
 
 
 @on_both
@@ -198,7 +201,7 @@ def test_a_gradient_that_is_touched_before_the_wait_is_named(
     cluster: str, what: str
 ) -> None:
     says = r"weight\.grad was replaced, freed or written .*reducer\.wait\(\) first"
-    refuses(says, delayed_steps.touches, what, cluster=cluster)
+    refuses(says, delayed_misuse.touches, what, cluster=cluster)
 
 
 CALLS = {
@@ -211,20 +214,20 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_between_steps_means_not_in_an_open_one(name: str) -> None:
     says = rf"reducer\.{name}\(\) while step 0 is open.*wait"
-    refuses(says, delayed_steps.in_an_open_step, CALLS[name], cluster="virtual")
+    refuses(says, delayed_misuse.in_an_open_step, CALLS[name], cluster="virtual")
 
 
 @pytest.mark.parametrize("name", [*CALLS, "wait"])
 def test_after_remove_nothing_is_pending_and_every_call_refused(name: str) -> None:
     call = CALLS.get(name, lambda reducer: reducer.wait())
     says = rf"reducer\.{name}\(\) after remove\(\)"
-    refuses(says, delayed_steps.after_remove, call, cluster="virtual")
+    refuses(says, delayed_misuse.after_remove, call, cluster="virtual")
 
 
 @pytest.mark.parametrize("late_first", [True, False])
 def test_a_second_reducer_of_either_kind_is_refused(late_first: bool) -> None:
     says = "weight has a reducer already"
-    refuses(says, delayed_steps.two_reducers, late_first, cluster="virtual")
+    refuses(says, delayed_misuse.two_reducers, late_first, cluster="virtual")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +246,7 @@ def test_a_second_reducer_of_either_kind_is_refused(late_first: bool) -> None:
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(state: Any, says: str) -> None:
-    refuses(says, delayed_steps.loads, state, cluster="virtual")
+    refuses(says, delayed_misuse.loads, state, cluster="virtual")
 
 
 @on_both
