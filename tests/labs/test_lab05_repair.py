@@ -84,6 +84,11 @@ def test_what_the_run_shows_is_asked_for(name, faults):
     assert list(faults(verdict)) == [lab.DIAGNOSIS]
 
 
+def test_a_wrong_kind_is_not_told_which_entry_goes_with_the_right_one(faults):
+    verdict = judge_with("Fir", wrapped(reference.Fir), {"kind": None})
+    assert "factor" not in faults(verdict)[lab.DIAGNOSIS]
+
+
 class Base:
     def __init__(self, model):
         self.params = list(model.parameters())[::-1]
