@@ -45,6 +45,19 @@ def engines_are_free(ms, mib, free_mib):
     return choose(ms, mib, free_mib, engines=False)
 
 
+def exposed_is_all_that_travels(ms, mib, free_mib):
+    """The wire is busy with what is hidden, too."""
+    return choose(ms, mib, free_mib, beside="exposed")
+
+
+def the_publish_is_free(ms, mib, free_mib):
+    return choose({**ms, "publish": 0.0}, mib, free_mib)
+
+
+def the_copy_is_free(ms, mib, free_mib):
+    return choose({**ms, "copy": 0.0}, mib, free_mib)
+
+
 def no_regard_for_memory(ms, mib, free_mib):
     return choose(ms, mib, free_mib, memory=False)
 
@@ -85,6 +98,9 @@ WRONG = {
         for c in CHOICES
     },
     "engines_are_free": (engines_are_free, checks.NOTHING_SPARE),
+    "exposed_is_all_that_travels": (exposed_is_all_that_travels, checks.NOTHING_SPARE),
+    "the_publish_is_free": (the_publish_is_free, checks.REGRET),
+    "the_copy_is_free": (the_copy_is_free, checks.REGRET),
     "no_regard_for_memory": (no_regard_for_memory, checks.FITS),
     "all_that_fits": (all_that_fits, checks.NOTHING_SPARE),
     "what_is_longest": (what_is_longest, checks.REGRET),

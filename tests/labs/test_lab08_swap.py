@@ -7,6 +7,7 @@ import pytest
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course import lab08 as lab
+from overlaplab_course.lab08 import reference
 from overlaplab_course.lab08 import serving_checks as checks
 
 
@@ -153,3 +154,13 @@ def test_more_slots_than_two_pay_where_a_loader_stutters_and_nowhere_else():
     assert two < four < one
     stutters = [lab.feed_at_depth(d, stutter=True).step_ns for d in (2, 3)]
     assert stutters[1] < 0.95 * stutters[0]
+
+
+def test_two_of_everything_serves_what_it_trained_in_less_time():
+    plain, doubled = (
+        lab.play_trainer(train)
+        for train in (reference.plainly, reference.two_of_everything)
+    )
+    assert plain.values == doubled.values == (True, True)
+    assert not plain.findings and not doubled.findings
+    assert doubled.timeline.step_ns < 0.7 * plain.timeline.step_ns

@@ -130,3 +130,32 @@ def serve(front, back, versions, answer):
         main.wait_stream(loading)
         front, back = back, front
     answer(front)
+
+
+def plainly(model, loader, optimizer, served):
+    reducer = ol.BucketedReducer(model, bucket_mib=0.02)
+    for batch in loader:
+        model(batch.to(ol.device())).backward()
+        reducer.wait()
+        optimizer.step()
+        optimizer.zero_grad()
+        served.load_state_dict(model.state_dict())
+
+
+def two_of_everything(model, loader, optimizer, served):
+    reducer = ol.DoubleBufferedReducer(model, bucket_mib=0.02)
+    weights = ol.DoubleBufferedWeights(served)
+
+    def update():
+        weights.wait()  # the last copy has been read from the model
+        optimizer.step()
+        optimizer.zero_grad()
+        weights.update_from(model)  # beside what follows
+
+    for batch in ol.BatchPrefetcher(loader):
+        model(batch).backward()
+        reducer.wait()
+        update()
+    if reducer.flush():
+        update()
+    weights.swap()

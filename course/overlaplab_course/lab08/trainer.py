@@ -27,7 +27,7 @@ Train = Callable[..., object]
 
 
 class Trained(Examined):
-    """A loop that ran."""
+    """A loop that ran; `values`: by rank, whether what is served was trained last."""
 
     @property
     def timeline(self) -> Timeline:
@@ -41,7 +41,8 @@ def play_trainer(train: Train) -> Trained:
     return Trained(run(_on_rank, train, world_size=2, hardware=BOARD, timeout_s=30))
 
 
-def _on_rank(train: Train) -> None:
+def _on_rank(train: Train) -> bool:
+    """Whether the model that is served has the weights of the one that was trained."""
     with streams.annotate(SET_UP):
         model = late.EQUAL.fixture.build(0)
         served = copy.deepcopy(model)
@@ -53,6 +54,8 @@ def _on_rank(train: Train) -> None:
         optimizer = late.make_optimizer(model)
         streams.synchronize()
     train(model, loader, optimizer, served)
+    pairs = zip(model.parameters(), served.parameters(), strict=True)
+    return all(torch.equal(a.detach(), b.detach()) for a, b in pairs)
 
 
 def trainers_table(runs: Mapping[str, Trained]) -> str:
