@@ -258,8 +258,8 @@ def _grade_repair(
     answers = need_dict(said, "the diagnosis")
     sheet.ran(f"your {own}: 3 steps")
     truth = own.truth()
-    if laws.diagnosis_law(answers, kind := {"kind": own.kind}):
-        truth = kind  # the name of the other entry would give the kind away
+    if laws.diagnosis_law(answers, {"kind": own.kind}):
+        truth = {"kind": own.kind}  # the other entry's name would give it away
     check_diagnosis(sheet, DIAGNOSIS, answers, truth)
     try:
         seen = own.play(repaired)
