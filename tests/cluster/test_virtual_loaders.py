@@ -200,9 +200,12 @@ def test_the_cpu_takes_its_time_for_a_batch_where_the_hardware_says_so():
     assert [s.start_ns for s in copies] == [192, 384]
 
 
-def test_a_dataset_on_the_device_stays_there():
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_dataset_on_the_device_stays_there(computed):
     def step():
         items = torch.arange(8.0).to(ol.device())
+        if computed:
+            items = (items * 2 + 0) / 2
         for (batch,) in DataLoader(TensorDataset(items), 4):
             assert batch.device == ol.device()
             last = batch
@@ -356,6 +359,16 @@ def test_ranks_load_their_own_parts_in_any_number_of_epochs(workers):
         both = [n for seen in values for n in seen[3 * epoch : 3 * epoch + 3]]
         assert sorted(both) == [0, 1, 2, 3, 4, 5]
     assert find_findings(program) == ()
+
+
+def test_an_empty_tensor_of_a_dataset_is_the_hosts_too():
+    nothing = torch.empty(0)
+
+    def step():
+        (batch,) = DataLoader([nothing], None, pin_memory=True)
+        return nothing.device, batch.is_pinned()
+
+    assert recorded(step)[0] == (torch.device("cpu"), True)
 
 
 def test_shuffling_is_no_kernel_and_no_wait():

@@ -25,7 +25,7 @@ from overlaplab.cluster.virtual.position import Position
 from overlaplab.cluster.virtual.rank_thread import RankThread
 from overlaplab.cluster.virtual.ranks import Turns
 from overlaplab.cluster.virtual.source import user_line
-from overlaplab.cluster.virtual.storage import PAGEABLE, StorageTable
+from overlaplab.cluster.virtual.storage import PAGEABLE, PLACED, StorageTable
 from overlaplab.program.access import num_bytes
 from overlaplab.program.record import (
     Access,
@@ -174,11 +174,16 @@ class Recorder(Position):
 
     def claim_for_host(self, name: str, tensors: Iterable[torch.Tensor]) -> None:
         """Those of which nobody said where they are can only be the host's: the CPU
-        waits for a kernel that wrote one."""
+        waits for a kernel that wrote one. In a loader, what was computed from the
+        device's memory is there."""
         lane = self.current().name
         for tensor in tensors:
-            self.storages.access(tensor, lane)
-            if self.storages.is_unplaced(tensor):
+            access = self.storages.access(tensor, lane)
+            if not self.storages.is_unplaced(tensor):
+                continue
+            if self.storages.is_loading and self.storages.is_from_device(access):
+                self.storages.place(tensor, PLACED, lane)
+            else:
                 self.read_on_host(name, tensor)
                 self.storages.place(tensor, PAGEABLE, lane)
 

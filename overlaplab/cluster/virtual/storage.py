@@ -224,6 +224,21 @@ class StorageTable:
         """Whether nobody said where `tensor` is; a loader's are the host's then."""
         return self.place_of(tensor) in ("", NUMBER)
 
+    def is_from_device(self, access: Access | None) -> bool:
+        """Whether a kernel computed these bytes from what was put on the device."""
+        if access is None:
+            return False
+        seen, rest = {access.storage}, [access]
+        while rest:
+            op = self.last_writer(rest.pop())
+            for read in () if op is None else self._ops[op].reads:
+                if self._all[read.storage].place == PLACED:
+                    return True
+                if read.storage not in seen:
+                    seen.add(read.storage)
+                    rest.append(read)
+        return False
+
     def record_stream(self, tensor: torch.Tensor, user: str, stream: str) -> None:
         """Stream `user` uses the memory of `tensor` up to here (`record_stream`)."""
         access = self.access(tensor, stream)
