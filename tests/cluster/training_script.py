@@ -39,11 +39,12 @@ def train():
     model = DDP(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     total = torch.zeros(())
+    device = total.device
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for x, y in loader:
             optimizer.zero_grad()
-            loss = (model(x) - y).square().mean()
+            loss = (model(x.to(device)) - y.to(device)).square().mean()
             loss.backward()
             optimizer.step()
             total += loss.detach()
