@@ -375,7 +375,8 @@ lab.side_by_side("(weight, gradient)", (weight_after, grad_after), seen)
 #   waits.
 # - A parameter with `requires_grad` False has no gradient, and refuses a hook. One that the
 #   loss does not use gets no gradient on any rank: its `.grad` stays `None`.
-# - Nothing is left over: the next step begins as the first did.
+# - Nothing is left over: the next step begins as the first did, also where
+#   `zero_grad(set_to_none=False)` leaves zeros in `.grad`.
 #
 # About 10 lines.
 #
@@ -514,7 +515,7 @@ view.draw(lab.named(seen.evidence, step=1), title="three ranks, step 1")
 # then launch as long as there is a next one and it has arrived.
 #
 # Note arrivals in a set: `param in a_list` compares elements, and the shapes differ. And `.grad` does
-# not tell what has arrived: one that was set to zeros in place is there before the backward pass.
+# not tell what has arrived: zeros that `zero_grad` left are there before the backward pass.
 #
 # </details>
 # <details><summary>Hint: what never came</summary>

@@ -129,6 +129,17 @@ class NeverBeginsAnew(Ordered):
         self.works.clear()
 
 
+class ReadsArrivalsOffGrad(Ordered):
+    """Zeros left from the last step pass for a gradient that has arrived."""
+
+    def hook(self, param):
+        while len(self.works) < len(self.params):
+            one = self.params[len(self.works)]
+            if one.grad is None:
+                return
+            self.launch(one)
+
+
 class SumOnly(Ordered):
     def wait(self):
         self.launch_the_rest()
@@ -183,6 +194,7 @@ WRONG = {
     OnesForWhatNeverCame: (lab.SOME, "net 'detour'"),
     WaitsForTheFirstRegistered: (lab.AT_ONCE, "head: ready at 13.0 ms"),
     AllAtTheEnd: (lab.AT_ONCE, "no overlap"),
+    ReadsArrivalsOffGrad: (lab.RIGHT, "net 'zeroed_in_place'"),
     SumOnly: (lab.RIGHT, "ratio to the right value is 4"),
     WaitsAtEachLaunch: (lab.AT_ONCE, "was computed only after a collective"),
     NeverWaits: (EVERY["waited"], "all_reduce"),
@@ -205,6 +217,13 @@ def test_one_that_never_begins_anew_ends_where_it_sends_what_is_not_there():
     verdict = judge(find_exercise("5.4"), NeverBeginsAnew)
     assert "got <class 'NoneType'>" in verdict.error
     assert "in launch" in verdict.error
+
+
+def test_a_late_message_is_told_without_lab_06_s_buckets(faults):
+    verdict = judge(find_exercise("5.4"), AllAtTheEnd)
+    assert "message 0 was ready at" in faults(verdict)[lab.AT_ONCE]
+    assert "in its gradient's hook" in verdict.hint
+    assert "bucket" not in str(verdict)
 
 
 def test_ranks_that_are_stuck_are_told_what_to_send():

@@ -51,6 +51,24 @@ def _each_alone(seen: Played) -> list[list[str]]:
     return [[g.name] for g in seen.evidence.gradients_of(0, 1)]
 
 
+def _of_messages(found: Sequence[Violation]) -> list[Violation]:
+    """The prompt law in this lab's words: a bucket of one gradient is a message."""
+
+    def said(text: str) -> str:
+        return text.replace("bucket", "message").replace("was full", "was ready")
+
+    own = "launch each message in its gradient's hook, and wait only at the end"
+    return [
+        replace(
+            v,
+            message=said(v.message),
+            expected=said(v.expected),
+            hint=own if "bucket" in v.hint else v.hint,
+        )
+        for v in found
+    ]
+
+
 def _too_long(seen: Played, best_ns: Sequence[int]) -> list[Violation]:
     """What a step that is longer than the reference's does with the wire.
 
@@ -133,7 +151,7 @@ def _judge_in_order(
         sheet.verify(
             says["once"], laws.bytes_law(seen.evidence, extra_bytes=flag_bytes)
         )
-        late = laws.overlap_law(seen.evidence, _each_alone(seen), best_ns)
+        late = _of_messages(laws.overlap_law(seen.evidence, _each_alone(seen), best_ns))
         late = late or _too_long(seen, best_ns)
         sheet.verify(says["prompt"], late)
         waits_ns = cpu_waits_ns(seen)
@@ -223,6 +241,7 @@ def _differing() -> dict[str, Fixture]:
     toys = (fixtures.toy_fixture(n) for n in ("uneven", "alternating", "unused"))
     nets = {f.name: replace(f, same_seed=True) for f in toys}
     nets |= {f.name: f for f in given.SITUATIONS.values() if f.name not in nets}
+    nets |= {f.name: f for f in traps() if f.name not in nets}
     return nets
 
 
@@ -243,7 +262,7 @@ def grade_ordered(sheet: Sheet, make_reducer: MakeReducer) -> None:
                 what,
                 sentence,
                 ORDERED_SAYS,
-                stuck=stuck[sentence],
+                stuck=stuck.get(sentence, ""),
             )
 
 
