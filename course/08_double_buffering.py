@@ -1,7 +1,7 @@
 # %% [markdown]
 # # One fills while the other empties
 #
-# **Lab 08: double buffering.** Core: 60 minutes. Extras: 23 more. You need no GPU.
+# **Lab 08: double buffering.** Core: 60 minutes. Extras: 27 more. You need no GPU.
 #
 # After the core you can
 #
@@ -65,8 +65,10 @@ def one_slot(loader, pinned, device):
         yield ours  # the caller's step
 
 
-so_far = {"one slot of each kind": lab.feed_slots(one_slot)}
-view.draw_many({name: run.timeline for name, run in so_far.items()})
+alone = lab.feed_slots(one_slot)
+so_far = {"one slot of each kind": alone}
+print(f"{alone.step_ns / 1e6:.0f} ms, GPU idle {alone.gpu_idle_ns / 1e6:.0f} ms")
+view.draw(alone.timeline, title="one slot of each kind")
 
 # %% [markdown]
 # How to read it: `cpu` fills (dark) and waits (grey); `default` computes. Copies are on
@@ -74,7 +76,7 @@ view.draw_many({name: run.timeline for name, run in so_far.items()})
 # been read. `pinned B` and `device B` have no lane, since nobody uses them.
 #
 # Look at `device A`: it is busy all the time, first written, then read. While one of the two
-# goes on, the other has to wait. The GPU computes for 24 ms, a little more than half.
+# goes on, the other has to wait, and the GPU is idle for nearly half of the time.
 #
 # **Predict.** With two slots of each kind, one fills while the other empties. How many ms
 # do the six batches take at best? Type your guess. Nobody marks it.
@@ -90,7 +92,7 @@ target = lab.ours_in_slots()
 lab.side_by_side("two slots, ms", two_slots_ms, f"{target.step_ns / 1e6:.0f}")
 view.draw_many(
     {
-        "one slot of each kind": so_far["one slot of each kind"].timeline,
+        "one slot of each kind": alone.timeline,
         "two slots of each kind": target.timeline,
     }
 )
@@ -710,7 +712,7 @@ _ = check("8.4", my_number, diagnosis, train_two)
 # in the runs of this lab:
 
 # %% name="own-bill" fold=true
-print(lab.own_bill(so_far["one slot of each kind"], undelayed))
+print(lab.own_bill(alone, undelayed))
 
 # %% [markdown]
 # Now a whole training, on 8 nodes with 100 Gbit/s Ethernet: images, so that a batch is large. A
@@ -984,7 +986,36 @@ view.draw_many({name: run.timeline for name, run in trained.items()})
 # step. Nobody waits for everything. (The first message brings rank 0's weights to all. *Saved* in
 # the titles counts messages, not copies: look at the step.)
 #
-# ## 11. Where the model lies (2 minutes)
+# ## 11. On real GPUs (4 minutes)
+#
+# The virtual cluster is a model. Here is what a GPU did, stored: nothing is measured now. A step
+# is a chain of matrix products and needs a batch from the host. First what the three hands take
+# alone; then what each way to feed the step *adds* to it. *Pinned* batches lie in pinned memory
+# already, as in 8.1; *pageable* ones have to be filled into it, as in 8.2; *torch's workers* are a
+# `DataLoader` with worker processes and `pin_memory=True`. *Ours* is `ol.BatchPrefetcher` over the
+# same.
+
+# %% name="gpu-feeds" fold=true
+print(lab.gpu_feeds())
+
+# %% [markdown]
+# Pinned: a copy on the stream of the steps costs about what a copy takes; ahead, on a stream of
+# its own, next to nothing. That is 8.1. Pageable: where a fill is shorter than the step, two slots
+# hide it as well (compare the two columns of 64 MiB). Where it is longer, it sets the pace, and
+# nothing is won over pinning in the loop. The workers hand large batches over more slowly than one
+# thread fills them: no prefetcher is faster than its loader.
+#
+# The rule was: the slowest of the three hands sets the pace. By that rule, and as measured:
+
+# %% name="gpu-pace" fold=true
+print(lab.gpu_pace())
+
+# %% [markdown]
+# It holds to a few percent where the step is the slowest. Where the fill is, a step takes clearly
+# longer than a fill alone. We suppose, and have not measured, that a fill beside copies is slower,
+# since both want the host's memory. The virtual cluster does not know that.
+#
+# ## 12. Where the model lies (2 minutes)
 #
 # - A fill takes what the loop says, and only in sections 1, 3 and 7. On a machine it competes for the
 #   host's memory with the copy, and with the other ranks' fills.

@@ -22,17 +22,30 @@ def results(tmp_path, monkeypatch):
 
 
 def test_feeds_are_shown_by_size_with_what_no_step_hides(results):
-    ways = {"compute": 4.0, "by hand": 5.5, "ours": 4.04}
+    ways = {"compute": 4.0, "by hand": 5.5, "ours, pageable": 4.04}
     rows = {
         way: {"median_ms": ms, "exposed_ms": round(ms - 4.0, 2)}
         for way, ms in ways.items()
     }
-    case = {"part": "prefetch", "batch_mib": 64, "copy_ms": 2.5, "fill_ms": 3.25}
+    case = {"part": "prefetch", "batch_mib": 64, "copy_ms": 2.5, "fill_ms": 5.25}
     write(results, [{**case, "variants": rows}, {"part": "reducer"}])
-    head, row, machine = measured.gpu_feeds().splitlines()
-    assert head.split() == ["MiB", "fill", "copy", "step", "by", "hand", "ours"]
-    assert row.split() == ["64", "3.25", "2.50", "4.00", "1.50", "0.04"]
+    *table, machine = measured.gpu_feeds().splitlines()
+    assert [line.split()[-1] for line in table[1:]] == [
+        "5.25",
+        "2.50",
+        "4.00",
+        "1.50",
+        "0.04",
+    ]
     assert machine == "2 x A card, torch 2.13, 2026-01-02"
+    row = measured.gpu_pace().splitlines()[1]
+    assert row.split() == ["64", "MiB", "fill", "5.25", "4.04", "0.77"]
+
+
+def test_what_is_stored_has_no_reducers_and_says_so():
+    assert "MiB" in measured.gpu_feeds()
+    with pytest.raises(LookupError, match="no part 'reducer'"):
+        measured.gpu_reducers()
 
 
 def test_reducers_are_shown_by_link_and_batch_with_their_memory(results):

@@ -1,10 +1,9 @@
-"""What GPUs did with two of everything: the file of the benchmark, as it is.
+"""What GPUs did with two of everything: `measured.json`, as the benchmark wrote it.
 
     python -m overlaplab.bench double-buffer --out measured.json
 
-SEAM. As long as no `measured.json` lies beside this module, the lesson shows nothing of
-GPUs. When it does, `lab.gpu_feeds()` and `lab.gpu_reducers()` print its two tables, in
-cells of a section "On real GPUs" before "Where the model lies".
+The lesson shows its part `prefetch`. SEAM: when the file has the part `reducer`, too,
+`gpu_reducers()` is the table of it; until then it refuses, and no cell calls it.
 """
 
 from __future__ import annotations
@@ -16,29 +15,48 @@ from typing import Any
 from overlaplab_course import stored
 
 STORED = Path(__file__).with_name("measured.json")
+ALONE, SLOTS = "compute", "ours, pageable"
 
 
 def gpu_feeds() -> str:
-    """Milliseconds of copies that no step hides, by size of a batch and way to feed.
+    """Milliseconds of a step that a way to feed adds to it, by the size of a batch.
 
     Raises:
         FileNotFoundError: nothing is stored.
     """
     found, cases = _read("prefetch")
     ways = list(dict.fromkeys(way for case in cases for way in case["variants"]))
-    alone, *ways = ways  # the first computes only
     rows = [
-        (
-            f"{case['batch_mib']:g}",
-            f"{case['fill_ms']:.2f}",
-            f"{case['copy_ms']:.2f}",
-            f"{case['variants'][alone]['median_ms']:.2f}",
-            *(_number(case["variants"].get(way), "exposed_ms") for way in ways),
-        )
-        for case in cases
+        ("to fill pinned memory", *(f"{case['fill_ms']:.2f}" for case in cases)),
+        ("to copy", *(f"{case['copy_ms']:.2f}" for case in cases)),
+        ("a step alone", *(f"{_ms(case, ALONE):.2f}" for case in cases)),
+        *(
+            (way, *(_number(case["variants"].get(way), "exposed_ms") for case in cases))
+            for way in ways
+            if way != ALONE
+        ),
     ]
-    head = ("MiB", "fill", "copy", "step", *ways)
+    head = ("ms", *(f"{case['batch_mib']:g} MiB" for case in cases))
     return f"{stored.text_table(head, rows)}\n{stored.machine(found)}"
+
+
+def gpu_pace() -> str:
+    """A step that is fed from two pinned slots, beside the slowest of the three hands.
+
+    Raises:
+        FileNotFoundError: nothing is stored.
+    """
+    _, cases = _read("prefetch")
+    rows = []
+    for case in cases:
+        hands = {"fill": case["fill_ms"], "copy": case["copy_ms"]}
+        hands["step"] = _ms(case, ALONE)
+        slowest = max(hands, key=lambda hand: float(hands[hand]))
+        took, said = _ms(case, SLOTS), hands[slowest]
+        row = (f"{case['batch_mib']:g} MiB", slowest, f"{said:.2f}", f"{took:.2f}")
+        rows.append((*row, f"{took / said:.2f}"))
+    head = ("", "the slowest hand", "alone, ms", "measured, ms", "ratio")
+    return stored.text_table(head, rows)
 
 
 def gpu_reducers() -> str:
@@ -46,6 +64,7 @@ def gpu_reducers() -> str:
 
     Raises:
         FileNotFoundError: nothing is stored.
+        LookupError: the file has no reducers.
     """
     found, cases = _read("reducer")
     kinds = list(dict.fromkeys(kind for case in cases for kind in case["variants"]))
@@ -65,7 +84,14 @@ def _read(part: str) -> tuple[stored.Stored, list[Mapping[str, Any]]]:
     found = stored.read("08", STORED)
     if found is None:
         raise FileNotFoundError(f"nothing is stored in {STORED}")
-    return found, [case for case in found["cases"] if case["part"] == part]
+    cases = [case for case in found["cases"] if case["part"] == part]
+    if not cases:
+        raise LookupError(f"{STORED} has no part {part!r}; measure it, and store it")
+    return found, cases
+
+
+def _ms(case: Mapping[str, Any], way: str) -> float:
+    return float(case["variants"][way]["median_ms"])
 
 
 def _number(row: Mapping[str, Any] | None, name: str) -> str:
