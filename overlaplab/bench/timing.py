@@ -70,7 +70,7 @@ def time_in_turn(
     *,
     num_rounds: int,
     steps_a_round: int,
-    settling: int = 0,
+    settling: Mapping[str, int] | None = None,
 ) -> dict[str, Samples]:
     """Time every step function in `num_rounds` rounds. Collective.
 
@@ -78,7 +78,8 @@ def time_in_turn(
         steps: warmed up; the same names in the same order on all ranks.
         num_rounds: blocks a variant.
         steps_a_round: counted steps a block.
-        settling: steps before each block, for what has worked ahead meanwhile.
+        settling: by name, steps before each block: for what has worked ahead
+            meanwhile, and for a clock that falls under load.
 
     Returns:
         For each name its samples: at every step the slowest rank's time.
@@ -90,7 +91,7 @@ def time_in_turn(
         for _ in range(num_rounds):
             for name, step in steps.items():
                 dist.barrier()
-                for _ in range(settling):
+                for _ in range((settling or {}).get(name, 0)):
                     step()
                 mine[name] += run_block(step, steps_a_round)
     finally:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from overlaplab.bench import command
 from overlaplab.bench.double_buffer import delayed, feeding, measure, prefetched
-from overlaplab.bench.double_buffer.plan import REHEARSAL
+from overlaplab.bench.double_buffer.plan import REHEARSAL, Plan
 from overlaplab.bench.timing import Samples
 from tests.ranks import values_of
 
@@ -105,6 +105,17 @@ def test_exposed_is_a_step_minus_the_one_that_computes_only() -> None:
     assert rows["variants"]["delayed"]["exposed_ms"] == 10
     assert rows["ratio_to_bucketed"]["delayed"] == 0.7
     assert rows["ratio_to_ddp"]["delayed"] == 0.875
+
+
+@pytest.mark.parametrize(("step_ms", "steps"), [(2, 75), (100, 8)])
+def test_a_block_begins_when_the_clock_of_the_gpu_has_fallen(
+    monkeypatch: pytest.MonkeyPatch, step_ms: int, steps: int
+) -> None:
+    """On an H200 after tens of milliseconds of matmuls, by 6 %: more than is judged."""
+    monkeypatch.setattr(prefetched, "_time", lambda _: step_ms * MS)
+    case = object.__new__(prefetched._Case)
+    case._plan = Plan(settling=8, settling_ms=150)
+    assert case._settling(lambda: None) == steps
 
 
 def feeds_wrong_batches() -> dict[str, str]:

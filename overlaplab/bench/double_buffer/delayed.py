@@ -55,7 +55,10 @@ class _Case:
             rounds > 0 and time.time() > until
         ):
             found = time_in_turn(
-                steps, num_rounds=1, steps_a_round=self._plan.steps_a_round, settling=1
+                steps,
+                num_rounds=1,
+                steps_a_round=self._plan.steps_a_round,
+                settling=dict.fromkeys(steps, 1),
             )
             times = {kind: times[kind] + found[kind].step_ns for kind in steps}
             rounds += 1

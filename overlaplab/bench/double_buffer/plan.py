@@ -20,7 +20,10 @@ class Plan:
     matmul_width: int = 4096
     # that fill pinned memory; torch's own number may be that of a whole host
     fill_threads: int = 8
-    settling: int = 8  # steps before each block: what worked ahead is used up
+    # before each block, at least so many steps and so long: what worked ahead is used
+    # up, and the clock of a GPU falls in tens of milliseconds of matmuls
+    settling: int = 8
+    settling_ms: float = 150.0
     model: str = MAIN
     batches: tuple[int, ...] = (1, 2, 8)  # sequences on each rank, of the reducers
     tokens: int = 1024  # of a sequence

@@ -68,6 +68,7 @@ class _Case:
         for way in WAYS:
             if (step := self._build(way)) is not None:
                 steps[way] = step
+        settling = {way: self._settling(step) for way, step in steps.items()}
         times: dict[str, tuple[int, ...]] = dict.fromkeys(steps, ())
         rounds = 0
         while rounds < self._plan.rounds and not agree(
@@ -77,7 +78,7 @@ class _Case:
                 steps,
                 num_rounds=1,
                 steps_a_round=self._plan.steps_a_round,
-                settling=self._plan.settling,
+                settling=settling,
             )
             times = {way: times[way] + found[way].step_ns for way in steps}
             rounds += 1
@@ -88,6 +89,11 @@ class _Case:
             **compared({way: Samples(its) for way, its in times.items()}),
             "not_measured": self._not_measured,
         }
+
+    def _settling(self, step: Callable[[], object]) -> int:
+        """Steps until what worked ahead is used up, and the clock is what it stays."""
+        enough = math.ceil(self._plan.settling_ms * 1e6 / _time(step))
+        return max(self._plan.settling, enough)
 
     def _build(self, way: str) -> Callable[[], object] | None:
         """A way that feeds right batches on every rank, or None, with the reason."""
