@@ -1,7 +1,8 @@
 # %% [markdown]
 # # When is a gradient ready?
 #
-# **Lab 05: gradients and hooks.** Core: 60 minutes. Extras: 26 more. You need no GPU.
+# **Lab 05: gradients and hooks.** Core: 80 minutes, in two sittings (section 5 begins
+# the second). Extras: 34 more. You need no GPU.
 #
 # After the core you can
 #
@@ -30,7 +31,7 @@ from overlaplab.grading import check
 from overlaplab_course import lab05 as lab
 
 # %% [markdown]
-# ## 1. The waste (7 minutes)
+# ## 1. The waste (9 minutes)
 #
 # Four GPUs train one model, each on data of its own. After the backward pass every
 # gradient must become the mean over the four. What does that is a **reducer**. Training
@@ -110,7 +111,7 @@ print(f"exposed {report.exposed_ns / 1e6:.0f}\n")
 print(view.text(prompt.timeline))
 
 # %% [markdown]
-# ## 2. The window (12 minutes)
+# ## 2. The window (17 minutes)
 #
 # The forward pass hides nothing: no gradient exists yet. Nor does the part of the backward pass
 # that runs before a gradient is complete. All that can hide a gradient's message is the *rest of
@@ -213,7 +214,7 @@ view.draw_many({"two tables": prompt.timeline, "one table, tied": tied.timeline}
 # when the look-up has added its own part. So nothing hides it.
 
 # %% [markdown]
-# ## 3. Which hook is given what? (8 minutes)
+# ## 3. Which hook is given what? (10 minutes)
 #
 # A **hook** is a function that autograd calls in the middle of `backward()`. There are
 # several kinds. Two are registered on a tensor, one on a module:
@@ -364,7 +365,7 @@ lab.side_by_side("(weight, gradient)", (weight_after, grad_after), seen)
 # it asked for the mean, even the weights would have looked right.
 
 # %% [markdown]
-# ## 4. One message a gradient (9 minutes)
+# ## 4. One message per gradient (13 minutes)
 #
 # **Exercise 5.3.** Write `PromptReducer(model)`. Training calls it as in section 1.
 #
@@ -443,7 +444,11 @@ view.draw_many(so_far)
 view.table(so_far)
 
 # %% [markdown]
-# ## 5. Ranks that differ (13 minutes)
+# **A door.** Your reducer sends each gradient when it is ready. This is a good place to stop for
+# today. When you come back, run all cells once: what you solved is in the notebook.
+
+# %% [markdown]
+# ## 5. Ranks that differ (19 minutes)
 #
 # The ranks' messages meet in the order of their launch: the first of rank 0 with the first of
 # rank 1, whatever is in them. And a hook launches when a gradient is complete. So where the data
@@ -586,7 +591,7 @@ view.draw_many({"all are used": in_order.timeline, "with spare": spare.timeline}
 # not come.
 
 # %% [markdown]
-# ## 6. When hooks cost more than they hide (9 minutes)
+# ## 6. When hooks cost more than they hide (14 minutes)
 #
 # On the board launching costs nothing. With real GPUs each launch takes time on the CPU, and each
 # hook is Python. So now other virtual hardware, and a GPT with 738.5 million parameters on two
@@ -712,7 +717,7 @@ print(f"""1. Only the rest of the backward pass hides a gradient: {hidden_ms:.0f
 # %% [markdown]
 # # Extras
 #
-# ## 7. Two repairs of five (18 minutes)
+# ## 7. Two repairs of five (24 minutes)
 #
 # Five reducers that people really write. Your number draws two of them, and a net for each: two
 # branches, then a trunk of some matrices. Read the next cell, then only your two; run the cells of
@@ -905,7 +910,7 @@ view.draw(seen.timeline, title=f"{first.name}, as you have it now")
 # %% [markdown]
 # **Exercises 5.6a and 5.6b.** The cell above shows your first as given; one further down shows the
 # second. Note the diagnosis of each *before* you repair it. Then repair it in the cell of its
-# class: the mean on every rank, no race, and a step as short as with a message a gradient that
+# class: the mean on every rank, no race, and a step as short as with one message per gradient that
 # leaves when it is ready. The branches are `left` and `right`; for `Elm` rank 0 runs them in
 # another order than the other ranks.
 #

@@ -118,7 +118,7 @@ def _judge_in_order(
     says: Mapping[str, str],
     flag_bytes: int = 0,
 ) -> None:
-    """All that one message a gradient promises, on nets without surprises.
+    """All that one message per gradient promises, on nets without surprises.
 
     Args:
         says: the exercise's sentence for "mean", "once", "prompt", "waited", "safe",

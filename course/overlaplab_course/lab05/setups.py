@@ -19,7 +19,7 @@ WAYS = ("each", "one")
 
 
 class EachAlone:
-    """One message a gradient, the mean asked for: nothing is launched but messages."""
+    """One message per gradient, the mean asked for: nothing is launched but messages."""
 
     def __init__(self, model: nn.Module) -> None:
         self.works: list[Any] = []
@@ -79,7 +79,7 @@ class Setup:
 
     @cached_property
     def program(self) -> Program:
-        """The GPT's step, one message a gradient."""
+        """The GPT's step, one message per gradient."""
         return record_gpt(EachAlone, self.sequences)
 
     @property
