@@ -19,7 +19,7 @@ WAYS = ("each", "one")
 
 
 class EachAlone:
-    """One message per gradient, the mean asked for: nothing is launched but messages."""
+    """One message per gradient; the mean is asked for: only messages are launched."""
 
     def __init__(self, model: nn.Module) -> None:
         self.works: list[Any] = []
