@@ -86,7 +86,7 @@ def test_waiting_for_what_never_comes_is_named(who):
     assert "no rank can move" in text
     waits = "waits for another thread (a lock, condition, event, queue or future)"
     if who != "thread":
-        assert f"rank 0 {waits} [test_virtual_threads.py" in text
+        assert f"rank 0 {waits} [test_virtual_thread_ends.py" in text
     if who != "rank":
         assert f"rank 0, in thread 'the reader', {waits}" in text
     if who == "thread":
