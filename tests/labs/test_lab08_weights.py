@@ -55,6 +55,9 @@ def training(update):
 # Copies, so that they are a learner's and not the package's own.
 as_given = training(lambda front, back, grad, rate: back.sub_(grad, alpha=rate))
 in_the_front = training(lambda front, back, grad, rate: front.sub_(grad, alpha=rate))
+half_of_the_sum = training(
+    lambda front, back, grad, _: torch.sub(front, grad, alpha=lab.RATE / 2, out=back)
+)
 the_sum = training(
     lambda front, back, grad, rate: torch.sub(front, grad, alpha=lab.RATE, out=back)
 )
@@ -132,6 +135,7 @@ WRONG = {
     "in_the_front": (in_the_front, checks.SAFE, "set A"),
     "in_both": (in_both, checks.SAFE, "set A"),
     "the_sum": (the_sum, checks.ONE_MODEL, "rank 0 returns"),
+    "half_of_the_sum": (half_of_the_sum, checks.ONE_MODEL, "rank 0 returns"),
     "undelayed": (undelayed, checks.ONE_MODEL, "rank 0 returns"),
     "one_update_more": (one_update_more, checks.ONE_MODEL, "rank 0 returns"),
     "the_cpu_copies": (the_cpu_copies, checks.FREE_CPU, "synchronize"),

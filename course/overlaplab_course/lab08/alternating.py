@@ -22,8 +22,8 @@ from overlaplab.timeline import Span, Timeline
 from overlaplab_course.lab03.jobs import SET_UP, SLOW, WIDTH, by_label
 
 RATE = 0.1
-ROWS = 4 * WIDTH  # a message takes 4 ms
-_GRADIENT, _COLUMNS = "gradient ", 144  # of a matmul that takes 9 ms
+ROWS = 3 * WIDTH  # a message takes 4 ms over three ranks
+_GRADIENT, _COLUMNS = "gradient ", 192  # of a matmul that takes 9 ms
 
 Gradient = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # (front, back, batches, gradient) -> the weights at the end
@@ -42,7 +42,7 @@ class TwoSets:
     """
 
     num_batches: int
-    num_ranks: int = 2
+    num_ranks: int = 3
 
     @property
     def num_gradients(self) -> int:
