@@ -301,7 +301,7 @@ WRONG = {
     AThirdSetForTheWire: (checks.TWO_SETS, "sets of gradients more"),
     KeepsWhatItGave: (checks.TWO_SETS, "sets of gradients more"),
     ForgetsToFlush: (checks.FLUSH, "what flush() left in .grad of layers.0.weight"),
-    FlushesAgainAndAgain: (checks.LATE, "step 4"),
+    FlushesAgainAndAgain: (checks.FLUSH, "step 4"),
     SaysNothing: (checks.FLUSH, "the value of layers.0.weight"),
     SaysTrueForNothing: (checks.FLUSH, "before any step returned True"),
     TheCpuWaits: (checks.CPU, "the CPU waits in synchronize"),

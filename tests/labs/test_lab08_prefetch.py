@@ -155,6 +155,14 @@ class Everything(Prefetch):
         return super().__call__(list(loader))
 
 
+class EachStepBehindTheNextCopy(Prefetch):
+    """wait_stream before a step: it waits for what was launched ahead of it, too."""
+
+    def ready(self, batch, copied):
+        self.main.wait_stream(self.copying)
+        return super().ready(batch, copied)
+
+
 class EachCopyBehindTheLastStep(Prefetch):
     """wait_stream after the launch of the step: no copy runs beside it."""
 
@@ -204,6 +212,7 @@ def test_a_wrong_prefetcher_is_refused_for_its_own_reason(wrong, faults):
         (TheCpuWaits, "synchronize makes the CPU wait"),
         (NobodyWaits, "what must the current stream wait for"),
         (RemembersOneTensorOfTwo, "for every tensor of it"),
+        (EachStepBehindTheNextCopy, "waits for the next batch's, too"),
     ],
 )
 def test_the_hint_names_what_is_missing(wrong, told):

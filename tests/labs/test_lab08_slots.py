@@ -153,6 +153,21 @@ class SynchronizesEverything(Slots):
         streams.synchronize()
 
 
+class TheCpuWaitsForTheStep(Slots):
+    """Right, and the CPU cannot fill ahead: dear where one fill takes long."""
+
+    def before_copying(self, slot):
+        if self.read[slot] is not None:
+            self.read[slot].synchronize()
+
+
+class StepsBehindAllCopies(Slots):
+    """A step waits for the next batch's copy as well."""
+
+    def before_the_step(self, slot):
+        self.main.wait_stream(self.copying)
+
+
 class AllocatesBatches(Slots):
     def copy(self, slot, ours, host):
         with streams.stream(self.copying):
@@ -199,6 +214,8 @@ WRONG = {
     OnePinnedSlot: (checks.BESIDE, "ms"),
     OneDeviceSlot: (checks.BESIDE, "ms"),
     SynchronizesEverything: (checks.BESIDE, "ms"),
+    TheCpuWaitsForTheStep: (checks.BESIDE, "29.0 ms"),
+    StepsBehindAllCopies: (checks.BESIDE, "43.0 ms"),
     AllocatesBatches: (checks.NO_MORE, "of the device's memory"),
     PinsEachBatch: (checks.NO_MORE, "of the host's memory"),
     ReadsTheLoaderToItsEnd: (checks.LAZY, "has taken 5 batches"),
@@ -223,6 +240,7 @@ def test_a_wrong_double_buffer_is_refused_for_its_own_reason(wrong, faults):
         (OverwritesWhatAStepReads, "its step has ended"),
         (StepsTooEarly, "before the batch is handed out"),
         (WaitsAtOnce, "only where it fills a slot again"),
+        (StepsBehindAllCopies, "waits for the next one, too"),
     ],
 )
 def test_the_hint_names_the_edge_that_is_missing(wrong, told):

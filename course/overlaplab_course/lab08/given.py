@@ -82,6 +82,7 @@ FILLED = (
     Loop("every step reads its loss", units=(3, 2), step_ms=6, num_ranks=3),
     Loop("fills take longest", fill_ms=6, reads_loss=False),
     Loop("copies take longest", units=(4, 2), step_ms=3, reads_loss=False),
+    Loop("one fill takes long", reads_loss=False, slow_fills_ms=((3, 8),)),
     Loop("one batch", num_batches=1),
     Loop("no batch", num_batches=0),
 )

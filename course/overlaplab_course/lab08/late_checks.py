@@ -72,14 +72,16 @@ def _draw(sheet: Sheet, seen: Trained, right: Trained) -> None:
 
 
 def _judge_gradients(sheet: Sheet, seen: Trained) -> None:
-    """What each update found; what a flush gave is another sentence's."""
+    """What each update found; a flush, and the next one, are another sentence's."""
     want, parameters = late.right(seen.case)
     found: dict[str, list[Violation]] = {LATE: [], FLUSH: []}
     rows = zip(seen.case.updates, seen.gradients, want, strict=True)
+    after_flush = False
     for (step, flushed), mine, ours in rows:
         what = "what flush() left in .grad" if flushed else ".grad"
         wrong = laws.values_law(mine, ours, what=what, step=step)
-        found[FLUSH if flushed else LATE] += wrong
+        found[FLUSH if flushed or after_flush else LATE] += wrong
+        after_flush = flushed
         if wrong:  # the weights go other ways from here on
             break
     else:

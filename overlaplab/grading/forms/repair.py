@@ -72,12 +72,12 @@ def _with_places(
     empty = [key for key in truth if said.get(key) is None]
     if empty:
         message = f"not filled in: {', '.join(empty)}"
-        expected = "what the first finding of the program as given shows"
+        expected = "what the run of the program as given shows"
         found.append(Violation("diagnosis", message, expected))
     for key, right in truth.items():
         if key not in empty and laws.diagnosis_law(said, {key: right}):
             message = f"{key}: {said[key]!r} is not what the run shows"
-            expected = f"the {key} in the first finding"
+            expected = f"the {key} that the program as given shows"
             found.append(Violation("diagnosis", message, expected, where.get(key, "")))
     return found
 
