@@ -402,6 +402,13 @@ def test_an_unusual_reducer_passes(right):
     assert verdict.passed, str(verdict)
 
 
+def test_momentum_makes_the_late_edge_narrow_and_the_undelayed_one_wide():
+    """Of w(n+1) = (1 + m) w(n) - m w(n-1) - rate g: 2 (1 + m) at once, 1 - m late."""
+    assert lab.largest_rate(late=False, momentum=0.9) == 3.79
+    assert lab.largest_rate(late=True, momentum=0.9) == 0.09
+    assert lab.largest_rate(late=True, momentum=0.0) == 0.99
+
+
 def test_half_of_the_learning_rate_is_the_edge():
     assert abs(lab.walk(0.99, late=True)[-1]) < 1
     assert max(map(abs, lab.walk(1.05, late=True)[-6:])) > 1

@@ -13,7 +13,13 @@ from overlaplab_course.lab08.show import (
     ours_late,
     own_bill,
 )
-from overlaplab_course.lab08.staleness import draw_losses, last, losses, walk
+from overlaplab_course.lab08.staleness import (
+    draw_losses,
+    largest_rate,
+    last,
+    losses,
+    walk,
+)
 from overlaplab_course.lab08.trainer import play_trainer, trainers_table
 
 _OURS = {"8.1": "prefetch", "8.2": "double_buffered", "8.3": "LateReducer"}

@@ -10,16 +10,29 @@ from matplotlib.figure import Figure
 from overlaplab.view.stacking import Picture
 
 
-def walk(rate: float, *, late: bool, steps: int = 60) -> list[float]:
+def walk(
+    rate: float, *, late: bool, steps: int = 60, momentum: float = 0.0
+) -> list[float]:
     """Gradient descent on w * w / 2 from w = 1: w before each step.
 
     The gradient is w itself; the first step of the late one does nothing.
     """
-    w, before, seen = 1.0, 0.0, []
+    w, before, speed, seen = 1.0, 0.0, 0.0, []
     for _ in range(steps):
         seen.append(w)
-        w, before = w - rate * (before if late else w), w
+        speed = momentum * speed + (before if late else w)
+        w, before = w - rate * speed, w
     return seen
+
+
+def largest_rate(*, late: bool, momentum: float) -> float:
+    """Of the learning rates 0.01, 0.02 to 4 the largest with which `walk` shrinks."""
+
+    def shrinks(rate: float) -> bool:
+        walked = walk(rate, late=late, steps=1000, momentum=momentum)
+        return max(map(abs, walked[-6:])) < 0.5
+
+    return max(percent / 100 for percent in range(1, 401) if shrinks(percent / 100))
 
 
 def losses(rate: float, *, late: bool, steps: int = 60) -> list[float]:
