@@ -14,7 +14,11 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         OSError: the folder is missing or not writable; nothing is left behind.
     """
     path = Path(path)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+    except OSError as error:
+        error.filename = str(path)  # not the file beside it
+        raise
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -22,6 +26,8 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)  # mkstemp makes it private
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(name)
+        if isinstance(error, OSError) and error.filename is not None:
+            error.filename, error.filename2 = str(path), None
         raise

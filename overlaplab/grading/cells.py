@@ -60,7 +60,7 @@ def read_notebook(path: Path) -> list[NotebookCell]:
         raw = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise NotebookError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number that is too long
         raise NotebookError(
             f"{path}: is not a notebook: no JSON ({error}); save it in Jupyter again"
         ) from None

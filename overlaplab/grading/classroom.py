@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 
@@ -69,7 +69,9 @@ class Row:
     def __str__(self) -> str:
         if self.outcome == NOT_GRADED:
             return f"{self.notebook}: {self.problem}"
-        return f"{self.notebook}: {self.points}/{self.max_points}, {self.outcome}"
+        without = f"; {self.problem}" if self.problem else ""
+        marks = f"{self.points}/{self.max_points}, {self.outcome}"
+        return f"{self.notebook}: {marks}{without}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,8 @@ def grade_class(
 
     Raises:
         NotebookError: no folder, or no notebook below it.
-        ValueError: `table` is there, and no table of this function; `num_jobs` < 1.
+        ValueError: `table` is there, and no table of this function, or that of another
+            folder; `pages` is a file; `num_jobs` < 1.
         OSError: the table cannot be written.
     """
     folder, table = Path(folder), Path(table)
@@ -130,13 +133,20 @@ def grade_class(
         raise ValueError(f"jobs is {jobs}; expected 1 or more")
     paths = _find(folder)
     before = _read(table)
+    if before and not before.keys() & set(map(_as_written, paths)):
+        raise ValueError(
+            f"{table} has the marks of another folder: none of its {len(before)} "
+            f"notebooks is below {folder}. Give another name, or delete it."
+        )
     rows: dict[str, Row] = {}
     for name, path in paths.items():
-        row = before.get(name)
-        known = row is not None and row.sha256 == _digest(path)
-        if known and row and row.outcome != NOT_JUDGED and _has_page(row, pages):
+        row = before.get(_as_written(name))
+        row = row and replace(row, notebook=name)
+        if row is not None and _is_done(row, path, pages):
             rows[name] = row
     num_kept = len(rows)
+    if pages is not None and pages.exists() and not pages.is_dir():
+        raise ValueError(f"{pages} is a file; expected a folder for the pages")
     _write(table, rows)  # refused before an hour of work, not after
     if pages is not None:
         pages.mkdir(parents=True, exist_ok=True)
@@ -150,9 +160,7 @@ def grade_class(
             for future in as_completed(work):
                 row, page = future.result()
                 if pages is not None and page:
-                    place = _page_of(row.notebook, pages)
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    write_whole(place, page.encode())
+                    row = _write_page(row, page, pages)
                 rows[row.notebook] = row
                 _write(table, rows)
                 done(len(rows), len(paths), row)
@@ -237,6 +245,15 @@ def _find(folder: Path) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def _is_done(row: Row, path: Path, pages: Path | None) -> bool:
+    """Whether an earlier run has graded what is there now."""
+    try:
+        same = row.sha256 == _digest(path)
+    except OSError:  # said in its new row
+        return False
+    return same and row.outcome != NOT_JUDGED and _has_page(row, pages)
+
+
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -263,12 +280,13 @@ def _read(table: Path) -> dict[str, Row]:
     if not table.exists():
         return {}
     try:
-        lines = list(csv.reader(io.StringIO(table.read_text("utf-8-sig"), newline="")))
+        text = table.read_bytes().decode("utf-8-sig")  # names keep their line ends
+        lines = list(csv.reader(io.StringIO(text, newline="")))
         head = lines[0]
         if tuple(head[: len(FIRST)]) != FIRST:
             raise ValueError
         rows = [_row(dict(zip(head, line, strict=True))) for line in lines[1:]]
-    except (ValueError, IndexError, KeyError):
+    except (ValueError, IndexError, KeyError, csv.Error):
         raise ValueError(
             f"{table} is there, and is no table that `overlaplab grade` wrote. Give "
             "another name, or delete it."
@@ -278,7 +296,8 @@ def _read(table: Path) -> dict[str, Row]:
 
 def _row(cells: dict[str, str]) -> Row:
     name, sha256, lab, points, most, outcome, problem = (cells.pop(k) for k in FIRST)
-    marks = {n: p for n, p in cells.items() if lab and _number(n)[0] == int(lab)}
+    # A notebook may call its lab anything.
+    marks = {n: p for n, p in cells.items() if f"{_number(n)[0]:02}" == lab}
     return Row(
         name.removeprefix("'"),
         sha256,
@@ -289,6 +308,11 @@ def _row(cells: dict[str, str]) -> Row:
         problem.removeprefix("'"),
         marks,
     )
+
+
+def _as_written(name: str) -> str:
+    """A file's name as the table has it: some are no text."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(text: str) -> str:
@@ -307,6 +331,18 @@ def _number(exercise: str) -> tuple[int, int, str]:
 
 def _page_of(name: str, pages: Path) -> Path:
     return pages / f"{name.removesuffix('.ipynb')}.html"
+
+
+def _write_page(row: Row, page: str, pages: Path) -> Row:
+    """The row, which says so if the page cannot be written: its name is too long, or
+    there is a folder of that name."""
+    place = _page_of(row.notebook, pages)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(place, page.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        return replace(row, problem=f"has no page of feedback: {error.strerror}")
+    return row
 
 
 def _has_page(row: Row, pages: Path | None) -> bool:

@@ -54,7 +54,8 @@ def serve(connection: Connection) -> None:
     while True:
         try:
             request = orjson.loads(connection.recv_bytes())
-        except EOFError:
+        except EOFError:  # maybe killed, in the middle of a cell
+            _end_orphans()
             return
         connection.send_bytes(orjson.dumps(_answer(request, connection)))
 
@@ -105,7 +106,7 @@ def _exit_code(process: int, timeout_s: float) -> int | None:
 
 
 def _end_orphans() -> None:
-    """Kill what a child that is gone has left: it is the server's child now."""
+    """Kill all children, and what they have left: it is the server's child then."""
     path = Path(f"/proc/self/task/{os.getpid()}/children")
     with contextlib.suppress(OSError):
         while left := [int(word) for word in path.read_text().split()]:

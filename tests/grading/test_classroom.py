@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -144,7 +145,90 @@ def test_a_notebook_that_was_not_judged_is_graded_again(tmp_path) -> None:
     assert report.num_kept == 0 and report.rows[0].outcome == "full marks"
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "notebook,sha256,lab\n"])
+@pytest.fixture
+def full_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every notebook that can be read has them, at once."""
+
+    def grade_at_once(judges: object, name: str, path: Path, timeout_s: float) -> Any:
+        try:
+            row = Row(name, classroom._digest(path), "98", 1, 1, "full marks")
+        except OSError as error:
+            return Row(name, "", problem=str(error)), ""
+        return row, f"<p>{name}</p>"
+
+    monkeypatch.setattr(classroom, "_grade", grade_at_once)
+
+
+def test_a_notebook_that_cannot_be_read_stops_no_run(tmp_path, full_marks) -> None:
+    """Nor the second, which compares it with its row."""
+    add(tmp_path / "class", "factor = 2")
+    (tmp_path / "class" / "mem.ipynb").symlink_to("/proc/self/mem")
+    for num_kept in (0, 1):
+        report = grade(tmp_path / "class", tmp_path / "marks.csv")
+        assert [row.outcome for row in report.rows] == ["full marks", "not graded"]
+        assert report.num_kept == num_kept
+
+
+def test_files_of_any_name_are_kept_and_have_pages(tmp_path, full_marks) -> None:
+    names = ["a\nb", "c\rd", "e\r\nf", "=g", "'h", os.fsdecode(b"i\xff"), "j" * 246]
+    (tmp_path / "class").mkdir()
+    for name in names:
+        (tmp_path / "class" / f"{name}.ipynb").write_text("")
+    for num_kept in (0, len(names)):
+        report = grade(
+            tmp_path / "class", tmp_path / "marks.csv", pages=tmp_path / "pages"
+        )
+        assert report.num_kept == num_kept
+        assert {row.notebook for row in report.rows} == {f"{n}.ipynb" for n in names}
+    assert {p.stem for p in (tmp_path / "pages").iterdir()} == set(names)
+
+
+def test_a_page_that_cannot_be_written_stops_no_run(tmp_path, full_marks) -> None:
+    for name in ("a.ipynb", "a.html/b.ipynb"):
+        path = tmp_path / "class" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    (tmp_path / "pages" / "a.html").mkdir(parents=True)
+    report = grade(tmp_path / "class", tmp_path / "marks.csv", pages=tmp_path / "pages")
+    assert [str(row) for row in report.rows] == [
+        "a.html/b.ipynb: 1/1, full marks",
+        "a.ipynb: 1/1, full marks; has no page of feedback: Is a directory",
+    ]
+    assert not list((tmp_path / "pages").glob(".*"))
+
+
+def test_a_table_of_another_folder_keeps_its_marks(tmp_path, full_marks) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.ipynb").write_text("")
+    table = tmp_path / "marks.csv"
+    grade(tmp_path / "a", table)
+    before = table.read_text()
+    with pytest.raises(ValueError, match="has the marks of another folder"):
+        grade(tmp_path / "b", table)
+    assert table.read_text() == before
+
+
+def test_what_cannot_be_written_is_said_at_once(tmp_path) -> None:
+    """With the name that was given, and before anything is graded."""
+    add(tmp_path / "class", "factor = 2")
+    table, file = tmp_path / "no" / "marks.csv", tmp_path / "file"
+    with pytest.raises(FileNotFoundError) as missing:
+        grade(tmp_path / "class", table)
+    assert missing.value.filename == str(table)
+    file.write_text("mine")
+    with pytest.raises(ValueError, match="file is a file; expected a folder"):
+        grade(tmp_path / "class", tmp_path / "marks.csv", pages=file)
+    assert file.read_text() == "mine" and not (tmp_path / "marks.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "a,b\n1,2\n", "notebook,sha256,lab\n", '"' + "x" * 200_000),
+        ",".join(classroom.FIRST) + ",remarks\na,,,0,0,not graded,,late\n",
+    ],
+)
 def test_a_table_of_somebody_elses_is_left_as_it_was(tmp_path, text) -> None:
     add(tmp_path / "class", "factor = 2")
     table = tmp_path / "budget.csv"
@@ -169,6 +253,7 @@ def test_rows_are_read_as_they_were_written(tmp_path) -> None:
         ),
         Row('a,\n"b".ipynb', "1" * 64, "10", 2, 2, "core done", "", {"10.2": "2"}),
         Row("no.ipynb", "2" * 64, problem="is not a notebook"),
+        Row("odd.ipynb", "3" * 64, "z\n", problem="exercises of lab z"),
     ]
     table = tmp_path / "marks.csv"
     classroom._write(table, {row.notebook: row for row in rows})

@@ -14,7 +14,7 @@ from overlaplab.errors import NotebookError
 from overlaplab.grading import children
 from overlaplab.grading.children import Judge
 from overlaplab.grading.notebook import GradeReport, grade_notebook
-from tests.guards import GUARD_S
+from tests.guards import GUARD_S, wait_until
 
 MODULES = ("tests.grading.lab98",)
 DOUBLE = "def double(x):\n    return factor * x"
@@ -323,6 +323,7 @@ def test_nothing_that_a_cell_prints_or_patches_reaches_a_verdict(tmp_path, grade
     ("content", "says"),
     [
         ("print(1)", "no JSON"),
+        ('{"nbformat": ' + "4" * 5000 + "}", "no JSON"),
         ("[1, 2]", "not a notebook of format 4"),
         ('{"cells": 3, "nbformat": 4}', "not a notebook of format 4"),
         ('{"worksheets": [], "nbformat": 3}', "not a notebook of format 4"),
@@ -378,3 +379,21 @@ def test_half_a_message_or_a_flood_costs_its_cell_alone(
     path = write(tmp_path, "factor = 2", FLOOD.replace("LENGTH", str(length)))
     report, seen = grade(path)
     assert report.full_marks, seen
+
+
+def test_when_somebody_kills_the_grader_no_process_is_left(tmp_path, judge):
+    """The last test here: it ends the server that the others share."""
+    note = tmp_path / "number"
+    source = (
+        "import pathlib, subprocess, time\n"
+        "started = subprocess.Popen(['sleep', '1000'])\n"
+        f"pathlib.Path({str(note)!r}).write_text(str(started.pid))\n"
+        "time.sleep(1000)"
+    )
+    child = children._Child(judge._server, "play")
+    script = {"cells": [[1, source]], "orders": [], "cell_timeout_s": GUARD_S}
+    child.send({"directory": str(tmp_path), **script})
+    assert wait_until(lambda: note.exists() and note.read_text() != "")
+    judge._server._connection.close()  # as its process's end does
+    judge._server.process.wait(GUARD_S)
+    assert wait_until(lambda: not Path(f"/proc/{note.read_text()}").exists())
