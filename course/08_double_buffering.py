@@ -1,7 +1,8 @@
 # %% [markdown]
 # # One fills while the other empties
 #
-# **Lab 08: double buffering.** Core: 60 minutes. Extras: 27 more. You need no GPU.
+# **Lab 08: double buffering.** Core: 80 minutes, in two sittings (section 4 begins the second).
+# Extras: 27 more. You need no GPU.
 #
 # After the core you can
 #
@@ -31,7 +32,7 @@ from overlaplab.grading import check
 from overlaplab_course import lab08 as lab
 
 # %% [markdown]
-# ## 1. The waste (6 minutes)
+# ## 1. The waste (8 minutes)
 #
 # A batch goes through three hands before a step has computed with it. The CPU **fills**
 # pinned memory with it. The copy engine **copies** it to the device. The GPU computes.
@@ -106,7 +107,7 @@ view.draw_many(
 # You build it in two halves: first the device's side (section 2), then the host's (3).
 
 # %% [markdown]
-# ## 2. The next batch, beside the step (9 minutes)
+# ## 2. The next batch, beside the step (12 minutes)
 #
 # Here batches come pinned, each in memory of its own, as from
 # `DataLoader(..., pin_memory=True)`. So the CPU has nothing to fill. The device's memory
@@ -219,7 +220,7 @@ view.draw_many({name: run.timeline for name, run in fed.items()})
 # batches there are.
 
 # %% [markdown]
-# ## 3. When may a slot be filled again? (11 minutes)
+# ## 3. When may a slot be filled again? (16 minutes)
 #
 # Real loaders give ordinary, pageable memory. A copy from there holds up the CPU, whatever
 # `non_blocking` says. So somebody has to put each batch into pinned memory first, and pinning
@@ -400,7 +401,12 @@ theirs = lab.feed_slots(lambda loader, pinned, device: ol.BatchPrefetcher(loader
 print(f"ol.BatchPrefetcher: {theirs.step_ns / 1e6:.0f} ms")
 
 # %% [markdown]
-# ## 4. One gradient step late (12 minutes)
+# **A door.** Both halves of the prefetcher are done: batches come beside the steps. This is a good
+# place to stop for today. When you come back, run all cells once: what you solved is in the
+# notebook.
+
+# %% [markdown]
+# ## 4. One gradient step late (17 minutes)
 #
 # Gradients are a buffer, too: the backward pass fills it, the messages empty it. With one
 # set, the next backward pass may not begin before the messages have left and the optimizer
@@ -546,7 +552,7 @@ for name, run in both.items():
     print(f"{name:<24} {lab.costs_text(run)}")
 
 # %% [markdown]
-# ### What does it do to the loss? (4 minutes)
+# ### What does it do to the loss? (5 minutes)
 #
 # The smallest model: one weight $w$ with the loss $w^2/2$, so that the gradient is $w$.
 # Undelayed, $w_{n+1} = w_n - \eta\, w_n$ shrinks as long as $\eta < 2$.
@@ -603,7 +609,7 @@ print(lab.costs_text(theirs))
 # and the four steps share that.
 
 # %% [markdown]
-# ## 5. Two sets of weights (8 minutes)
+# ## 5. Two sets of weights (10 minutes)
 #
 # In 8.3 the update still stands in line: it writes the weights that the next step reads. With
 # two sets of weights, one is read while the other is updated. Here is a program that people
@@ -712,7 +718,7 @@ _ = check("8.4", my_number, diagnosis, train_two)
 # change places (section 9).
 
 # %% [markdown]
-# ## 6. The bill (9 minutes)
+# ## 6. The bill (11 minutes)
 #
 # Each second buffer costs its bytes, and wins at most what stood in line. Here are both, counted
 # in the runs of this lab:
@@ -894,11 +900,11 @@ for depth in (2, 3, 4, 5):
 print(lab.buckets_table())
 
 # %% [markdown]
-# On the fast link the step hardly knows how large its buckets are. (So the advice to take *smaller
-# buckets where computing sets the pace* does nothing for the step.) But a cap of 128 MiB takes 256
-# MiB of memory, and saves nothing over one of 16. On the slow link large buckets are dear twice: the
-# first leaves late, the last has nothing beside it, and the memory comes on top. Take the smallest
-# cap that is as fast.
+# On the fast link the step hardly knows how large its buckets are. (One reads: where computing sets
+# the pace, take smaller buckets. The step is no shorter with them; what they save is memory.) A cap
+# of 128 MiB takes 256 MiB of memory, and saves nothing over one of 16. On the slow link large
+# buckets are dear twice: the first leaves late, the last has nothing beside it, and the memory
+# comes on top. Take the smallest cap that is as fast.
 #
 # ## 9. Swap by copy (6 minutes)
 #
