@@ -36,6 +36,11 @@ class Served(Examined):
         """Rank 0's."""
         return by_label(self.run.timeline).of_rank(0)
 
+    @property
+    def step_ns(self) -> int:
+        """From the first launch after the set-up on, as the figure has it."""
+        return by_label(self.run.timeline).step_ns
+
     def copied_bytes(self, rank: int) -> int:
         """Bytes that the learner's code writes on the device, but for copies to it."""
         return sum(
