@@ -757,9 +757,10 @@ lab.side_by_side("wins most", wins_most, max(won, key=won.get))
 print(lab.bill_table())
 
 # %% [markdown]
-# What is doubled leaves the line of the compute stream: `copy`, `exposed` or `publish` is gone from
-# the sum. But its engine still has to be done with it in every step. With batch and gradients
-# doubled the step is hardly longer than its `messages`, and a third buffer wins nothing any more.
+# Each row is a run of sixteen steps. What is doubled leaves the line of the compute stream: `copy`
+# (batch), `exposed` (gradients) or `publish` (weights) is gone from the sum. But its engine still
+# has to be done with it in every step. With batch and gradients doubled the step is hardly longer
+# than its `messages`, and a third buffer wins nothing any more.
 #
 # **Exercise 8.5.** Write `what_to_double(ms, mib, free_mib)`.
 #
@@ -768,9 +769,9 @@ print(lab.bill_table())
 # - Return the list of what to double. Of the choices that fit take those whose step is within 1 %
 #   of the best, and of these the one with the fewest MiB.
 #
-# It is asked for ten trainings on four machines, and your answer is timed there. It may lose a
-# fifth of what there was to gain. No constant answer passes. The choice is written for you; what a
-# step takes is missing: about 4 lines.
+# It is asked for ten trainings on four machines, and your answer is timed there. In none of them
+# may it lose more than a fifth of what there was to gain. No constant answer passes. The choice is
+# written for you; what a step takes is missing: about 4 lines.
 #
 # <details><summary>Hint: in line</summary>
 #
