@@ -68,6 +68,7 @@ def check(exercise_id: str, *solutions: object) -> Verdict:
         ValueError: there is no such exercise.
     """
     exercise = find_exercise(exercise_id)
+    note(exercise_id, False)  # it may be interrupted
     verdict = judge(exercise, *solutions)
     if not verdict.judged:
         verdict = judge(exercise, *solutions)

@@ -2,6 +2,7 @@
 
 import _thread
 import queue
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -153,6 +154,19 @@ def test_what_a_thread_does_not_catch_ends_the_run():
     with pytest.raises(ol.RankError, match="no such item") as refused:
         run_virtual(step, world_size=2)
     assert "in work" in refused.value.remote_traceback
+
+
+def test_a_thread_may_leave_by_exit_and_begins_once():
+    def step():
+        with pytest.raises(RuntimeError, match="can only be started once"):
+            start(sys.exit, 3).start()
+        thread = start(sys.exit)
+        thread.join()
+        with pytest.raises(RuntimeError, match="can only be started once"):
+            thread.start()
+        return "went on"
+
+    assert recorded(step)[0] == "went on"
 
 
 def test_pools_of_all_ranks_are_fed_at_once():

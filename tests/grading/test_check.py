@@ -26,7 +26,7 @@ from overlaplab.grading import (
 )
 from overlaplab.grading.exercise import _REGISTRY, Exercise
 from overlaplab.grading.judging import describe_error
-from overlaplab.grading.kept import Kept
+from overlaplab.grading.kept import Kept, note
 from overlaplab.grading.laws import Violation
 from overlaplab.techniques.data_parallel import BucketedReducer
 from tests.grading import lab98  # noqa: F401  (registers its exercises)
@@ -78,6 +78,18 @@ def test_a_kernel_of_make_lab_goes_on_behind_a_check_that_failed(capsys, monkeyp
     monkeypatch.setenv(judging.RUN_ON, str(os.getpid()))  # another server's kernel
     with pytest.raises(CheckFailed):
         check("98.1", lambda x: 3 * x)
+    assert not solved("98.1")
+
+
+def test_a_check_that_is_interrupted_has_not_passed(monkeypatch):
+    note("98.1", True)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(judging, "judge", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        check("98.1", 7)
     assert not solved("98.1")
 
 

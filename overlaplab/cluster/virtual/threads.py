@@ -136,7 +136,7 @@ def rank_threads(enter: Enter) -> Iterator[None]:
 
     def new_start(self: Any) -> None:
         rank = _rank_of_the_program()
-        if rank is not None:
+        if rank is not None and self not in _helpers:  # or Python says: only once
             _start(rank, self, start, enter)
             return
         here = world.current_recorder()
@@ -233,6 +233,7 @@ def _start(rank: Recorder, thread: Any, start: Any, enter: Enter) -> None:
                 torch.autograd.set_multithreading_enabled(False),
                 enter(),
                 RecordMode(rank, fake=turns.is_fake),
+                contextlib.suppress(SystemExit),  # it ends the thread alone
             ):
                 run()
         finally:

@@ -74,7 +74,11 @@ def loaded(state: State, parameters: Sequence[ParameterInfo]) -> list[Average] |
             parameter's.
     """
     if not isinstance(state, dict) or set(state) != {"average"}:
-        found = f"a dict of {sorted(state)}" if isinstance(state, dict) else repr(state)
+        found = (
+            f"a dict of {sorted(map(str, state))}"
+            if isinstance(state, dict)
+            else repr(state)
+        )
         raise ValueError(
             f"state is {found}; expected what the state_dict() of a "
             'DoubleBufferedReducer gives, with the one key "average"'
@@ -89,8 +93,8 @@ def loaded(state: State, parameters: Sequence[ParameterInfo]) -> list[Average] |
         )
     if unknown := average.keys() - {info.name for info in parameters}:
         raise ValueError(
-            f"the state has an average of {min(unknown)}, which is no parameter of "
-            "this model. Load the state that was saved with it."
+            f"the state has an average of {min(map(str, unknown))}, which is no "
+            "parameter of this model. Load the state that was saved with it."
         )
     return [_loaded(i, average[i.name]) for i in parameters if i.name in average]
 

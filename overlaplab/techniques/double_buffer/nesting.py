@@ -6,19 +6,23 @@ devices or streams.
 
 from __future__ import annotations
 
+import array
 import copy
 import dataclasses
-from collections import deque
+from collections import UserString, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 Replace = Callable[[Any], Any]
-# By id: an object (kept, so that no other gets its id) and what it was replaced by.
-_Done = dict[int, tuple[Any, Any]]
+# By id: an object (kept, so that no other gets its id), what it was replaced by, and
+# how often it was met since.
+_Done = dict[int, list[Any]]
 
-_ATOMS = frozenset({bool, bytearray, complex, float, int, range})
+_ATOMS = frozenset({bool, complex, float, int, range})
+# Sequences of what is no tensor; some of an item that is one of them again.
+_TEXTS = (str, bytes, bytearray, memoryview, array.array, UserString)
 
 
 def replace_leaves(batch: Any, replace: Replace) -> Any:
@@ -40,7 +44,7 @@ def replace_leaves(batch: Any, replace: Replace) -> Any:
 
     Raises:
         TypeError: a container cannot be made anew: its class copies neither itself nor
-            takes its content as its only argument.
+            takes its content as its only argument, or it holds itself.
     """
     return _replaced(batch, replace, {})
 
@@ -58,11 +62,13 @@ def has_method(value: Any, name: str) -> bool:
 
 
 def _replaced(value: Any, replace: Replace, done: _Done) -> Any:
-    if value is None or type(value) in _ATOMS or isinstance(value, (str, bytes)):
+    if value is None or type(value) in _ATOMS or isinstance(value, _TEXTS):
         return value
     known = done.get(id(value))
     if known is not None:
+        known[2] += 1
         return known[1]
+    done[id(value)] = entry = [value, value, 0]
     if isinstance(value, Tensor) or moves_itself(value):
         new = replace(value)
     else:
@@ -72,8 +78,14 @@ def _replaced(value: Any, replace: Replace, done: _Done) -> Any:
             other = _replaced(child, replace, done)
             if other is not child:
                 changed[key] = other
+        if changed and entry[2]:
+            raise TypeError(
+                f"a {type(value).__name__} in a batch holds tensors and, somewhere "
+                "within, itself: no other can be made of it. Repair: leave out what "
+                "points back"
+            )
         new = _with(value, changed) if changed else value
-    done[id(value)] = value, new
+    entry[1] = new
     return new
 
 

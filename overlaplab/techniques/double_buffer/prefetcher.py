@@ -143,6 +143,11 @@ class _Batches(Iterator[Any]):
         self._provider = streams.provider()
 
     def __next__(self) -> Any:
+        if self._sends.gi_running:  # type: ignore[attr-defined]
+            raise RuntimeError(
+                "a batch was asked for while the loader makes one, by another thread "
+                "or by the loader: one at a time. Repair: hold a lock around next()"
+            )
         while len(self._ahead) < self._depth and self._raised is None:
             self._raised = next(self._sends)
         if self._ahead and not _is_urgent(self._raised):

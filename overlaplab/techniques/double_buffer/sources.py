@@ -79,13 +79,17 @@ def matched(source: Source, named: dict[str, Tensor], own: set[int]) -> list[Ten
         own: storages that are no source.
 
     Raises:
-        ValueError: see `DoubleBufferedWeights.update_from`.
+        TypeError, ValueError: see `DoubleBufferedWeights.update_from`.
     """
     given = state_of(source) if isinstance(source, nn.Module) else source
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"source is a {type(given).__name__}; expected a module or a state dict"
+        )
     if unknown := given.keys() - named.keys():
         raise ValueError(
-            f"the source has {min(unknown)}, which the serving module has not. Give a "
-            "module or state dict with the same names."
+            f"the source has {min(map(str, unknown))}, which the serving module has "
+            "not. Give a module or state dict with the same names."
         )
     found: dict[int, Tensor] = {}
     for name, target in named.items():

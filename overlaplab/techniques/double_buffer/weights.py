@@ -53,7 +53,8 @@ class DoubleBufferedWeights:
 
     Raises:
         TypeError: `model` is no module.
-        ValueError: it has no state, or one that is no plain tensor (a DTensor).
+        ValueError: it has no state, or one that is no plain tensor (a DTensor), was
+            made in inference mode, or is expanded.
 
     Example:
         served = copy.deepcopy(model).bfloat16().eval()
@@ -81,10 +82,18 @@ class DoubleBufferedWeights:
                 raise ValueError(
                     f"{name} is a {type(tensor).__name__}; expected a plain tensor"
                 )
+            if tensor.is_inference() or torch._debug_has_internal_overlap(tensor) == 1:
+                what = (
+                    "was made in inference mode"
+                    if tensor.is_inference()
+                    else "is expanded"
+                )
+                raise ValueError(f"{name} {what}; its clone(), outside, can serve")
         # What is tied is here once.
         self._tensors = list({id(t): t for t in self._named.values()}.values())
         self._front = [tensor.detach() for tensor in self._tensors]
-        self._back = with_ties_of(self._front)
+        with torch.inference_mode(False):  # who serves may be in it
+            self._back = with_ties_of(self._front)
         self._copying = streams.Stream()
         for tensor in (*self._front, *self._back):
             _hold_for(self._copying, tensor)
@@ -127,6 +136,7 @@ class DoubleBufferedWeights:
                 more than precision is lost. One name is enough for what is tied.
 
         Raises:
+            TypeError: `source` is neither.
             ValueError: a name that is missing or unknown, another shape, a dtype that
                 cannot be converted, pageable memory or another device, two values for
                 what is tied, a tensor of the serving module itself. Nothing has
@@ -135,7 +145,8 @@ class DoubleBufferedWeights:
         """
         self._refuse_changed_module("update_from()")
         own = {place_of(tensor)[0] for tensor in (*self._front, *self._back)}
-        tensors = self._with_buffers_aside(matched(source, self._named, own))
+        with torch.inference_mode(False):  # which counts no writes
+            tensors = self._with_buffers_aside(matched(source, self._named, own))
         self._copying.wait_stream(streams.current_stream())  # which wrote the source
         if self._last_read is not None:
             self._copying.wait_event(self._last_read)

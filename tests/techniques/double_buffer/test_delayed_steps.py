@@ -235,6 +235,8 @@ def test_a_second_reducer_of_either_kind_is_refused(late_first: bool) -> None:
     [
         ({}, r"state is a dict of \[\]; expected"),
         (None, "state is None; expected"),
+        ({1: 2, "average": None}, r"a dict of \['1', 'average'\]; expected"),
+        ({"average": {1: 2.0, "a": 2.0}}, "1, which is no parameter"),
         ({"average": [1]}, r'\[1\] under "average"; expected a dict'),
         ({"average": {"bias": torch.ones(1)}}, "bias, which is no parameter"),
         ({"average": {"weight": torch.ones(2)}}, r"float32 \(2,\).*float32 \(1, 1\)"),

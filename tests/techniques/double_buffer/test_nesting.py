@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from array import array
 from collections import (
     OrderedDict,
     UserDict,
     UserList,
+    UserString,
     defaultdict,
     deque,
     namedtuple,
@@ -219,6 +221,7 @@ UNKNOWN = (
     *(None, True, 1, 2.0, 1j, "text", b"bytes", bytearray(b"x"), range(3), object),
     *(torch.float32, torch.device("cpu"), torch.Size([2]), torch.Tensor, print),
     *(np.ones(2), SimpleNamespace(x=tensor()), {1, 2}, frozenset({tensor()})),
+    *(UserString("text"), memoryview(b"abcd").cast("B", [2, 2]), array("f", [1.0])),
     *(Text("text"), ["a", ("b", {"c": 1})], Data, Data("no tensor"), Pair(1, 2)),
 )
 
@@ -308,6 +311,22 @@ def test_a_container_that_cannot_be_made_anew_is_refused() -> None:
     said = str(caught.value)
     assert "Odd in a batch" in said and "Odd(content) failed" in said
     assert "to(device, non_blocking=False)" in said
+
+
+def test_what_holds_itself_is_kept_or_refused() -> None:
+    """As a tree of parts that know their parents."""
+    batch: Any = {"children": [{"name": "a"}]}
+    batch["children"][0]["parent"] = batch
+    assert replace_leaves(batch, negated) is batch
+    for holder in (batch, batch["children"][0]):
+        holder["x"] = tensor()
+        with pytest.raises(
+            TypeError, match=r"a dict in a batch holds tensors and.*itself"
+        ):
+            replace_leaves(batch, negated)
+        del holder["x"]
+    beside = [batch, tensor()]
+    assert replace_leaves(beside, negated)[0] is batch
 
 
 def test_dataclass_code_does_not_run_again() -> None:

@@ -55,6 +55,28 @@ def test_a_loop_that_is_left_drops_what_is_ahead_and_the_next_begins_anew() -> N
     assert on_virtual(program) == (0, [0, 1, 2])
 
 
+def test_a_batch_that_is_asked_for_while_one_is_made_is_refused() -> None:
+    """And the one that is made is lost to nobody."""
+
+    def program() -> Any:
+        says: list[str] = []
+
+        def loader() -> Iterator[Tensor]:
+            for batch in host(0, 1, 2):
+                try:
+                    next(batches)
+                except RuntimeError as error:
+                    says.append(str(error))
+                yield batch
+
+        batches = iter(ol.BatchPrefetcher(loader()))
+        return [int(batch[0]) for batch in batches], says
+
+    found, says = on_virtual(program)
+    assert found == [0, 1, 2]
+    assert len(says) == 3 and says[0].endswith("hold a lock around next()")
+
+
 def test_a_generator_goes_on_where_the_last_loop_was_left() -> None:
     def program() -> Any:
         fed = ol.BatchPrefetcher(batch for batch in host(*range(6)))

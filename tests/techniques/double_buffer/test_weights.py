@@ -330,6 +330,36 @@ def test_what_cannot_serve_is_refused() -> None:
         DoubleBufferedWeights(nn.LazyLinear(3))
 
 
+def test_what_cannot_be_written_later_cannot_serve() -> None:
+    net = nn.Linear(2, 2)
+    net.register_buffer("table", torch.zeros(1).expand(4))
+    with pytest.raises(ValueError, match=r"table is expanded; its clone\(\)"):
+        DoubleBufferedWeights(net)
+    with torch.inference_mode():
+        net = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="weight was made in inference mode"):
+        DoubleBufferedWeights(net)
+
+
+def test_who_serves_may_be_in_inference_mode() -> None:
+    net = Net()
+    with torch.inference_mode():
+        weights = DoubleBufferedWeights(net)
+        weights.update_from(filled(2.0))
+        weights.swap()
+    assert values(net) == {2.0}
+    for value in (3.0, 4.0):
+        weights.update_from(filled(value))
+        weights.swap()
+        assert values(net) == {value}
+
+
+@pytest.mark.parametrize("source", [None, 5, [torch.ones(1)]])
+def test_what_has_no_names_is_no_source(source: Any) -> None:
+    with pytest.raises(TypeError, match="expected a module or a state dict"):
+        DoubleBufferedWeights(Net()).update_from(source)
+
+
 def test_what_it_costs_is_printed() -> None:
     weights = DoubleBufferedWeights(nn.Linear(256, 256, bias=False))
     assert weights.extra_bytes == 256 * 1024
