@@ -85,6 +85,7 @@ def _read_cell(cell: Mapping[str, Any], number: int, path: Path) -> NotebookCell
         source = "".join(str(line) for line in source)
     if not isinstance(source, str):
         raise NotebookError(f"{path}, cell {number}: its source is no text")
+    source = source.encode("utf-8", "replace").decode()  # half a pair is no character
     metadata = cell.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     ours, nbgrader = metadata.get("overlaplab"), metadata.get("nbgrader")

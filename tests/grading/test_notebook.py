@@ -341,6 +341,11 @@ def test_what_is_no_notebook_gets_one_clear_error(tmp_path, content, says):
     assert str(path) in str(caught.value)
 
 
+def test_half_a_surrogate_pair_costs_no_points(tmp_path, grade):
+    report, seen = grade(write(tmp_path, "x = '\ud800'", "factor = 2"))
+    assert report.full_marks, seen
+
+
 def test_a_missing_file_and_a_directory_get_one_clear_error(tmp_path):
     with pytest.raises(NotebookError, match="there is no such file"):
         grade_notebook(tmp_path / "none.ipynb")
