@@ -1,6 +1,7 @@
 """Threads of a rank end with it, in whichever way it ends."""
 
 import _thread
+import os
 import queue
 import sys
 import threading
@@ -225,6 +226,21 @@ def test_a_thread_that_never_stops_computing_is_named_at_the_deadline():
     lines = str(refused.value).splitlines()
     assert any("rank 0, in thread 'the spinner', was at" in line for line in lines)
     assert any("(waits for thread 'the spinner' to end)" in line for line in lines)
+
+
+def test_who_waits_in_the_system_keeps_the_turn_and_the_other_is_named():
+    receiver, sender = os.pipe()
+
+    def step():
+        start(os.write, sender, b"x", name="the writer")
+        os.read(receiver, 1)
+
+    with pytest.raises(ol.RunTimeoutError) as refused:
+        run_virtual(step, world_size=1, timeout_s=0.05)
+    os.write(sender, b"x")  # or its thread would stay
+    lines = str(refused.value).splitlines()
+    assert any("rank 0 was at" in line and "in step" in line for line in lines)
+    assert any("'the writer'" in x and "(waiting for its turn)" in x for x in lines)
 
 
 @pytest.mark.parametrize("busy", ["thread", "rank", "both"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from types import FrameType
 
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -79,6 +80,14 @@ def failure(rank: int, error: BaseException) -> RankError:
     return RankError(message, rank=rank, remote_traceback=text)
 
 
+def _waits_for_its_turn(frame: FrameType | None) -> bool:
+    """Whether a thread stands where it takes the turn, the first one too."""
+    return frame is not None and frame.f_code in (
+        Turns.run_rank.__code__,
+        Turns._hand_over.__code__,
+    )
+
+
 def timed_out(turns: Turns, timeout_s: float) -> RunTimeoutError:
     """Where each rank was when the time was over."""
     ranks, frames = turns.threads, sys._current_frames()
@@ -93,10 +102,10 @@ def timed_out(turns: Turns, timeout_s: float) -> RunTimeoutError:
             frame = frames.get(rank.thread.ident or -1)
             line = "" if frame is None else user_line(frame)
             where = f"was at {line}" if line else "was outside the user's code"
-            if isinstance(rank.waits_for, Meeting):
-                where += " (waiting for its turn)"
-            elif isinstance(rank.waits_for, str):
+            if isinstance(rank.waits_for, str):
                 where += f" ({rank.waits_for})"
+            elif isinstance(rank.waits_for, Meeting) or _waits_for_its_turn(frame):
+                where += " (waiting for its turn)"
         lines.append(f"  {rank} {where}")
     if len(ranks) > _MOST_RANKS:
         lines.append(f"  and {len(ranks) - _MOST_RANKS} more ranks")

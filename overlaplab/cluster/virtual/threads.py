@@ -10,6 +10,8 @@ program makes, and what Python builds from them (conditions, events, semaphores,
 futures, timers), hand on the turn where they wait, as do `join` and, beside such
 threads, `sleep`. A thread that asks again and again (`is_set`, `is_alive`, `empty`)
 hands it on, too. Which thread gets an item therefore does not depend on the machine.
+Who waits in the operating system (for a pipe, a socket) keeps the turn, and waits till
+the deadline for what another thread of the run would have to do.
 
 A rank ends when its threads have ended; daemons are ended with it, as by a process.
 What a thread does not catch ends the run.
