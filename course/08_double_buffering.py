@@ -895,7 +895,7 @@ for depth in (2, 3, 4, 5):
 #
 # A flat bucket is filled by the backward pass and emptied by the wire. With two of them, one fills
 # while the other travels: two times the cap in memory. Here are 48 gradients of 8 MiB each on two
-# links. A bucket waits until the one before the last has left.
+# links. A bucket is filled again when its own last message has left.
 
 # %% name="buckets" fold=true
 print(lab.buckets_table())
