@@ -386,7 +386,7 @@ def test_half_a_message_or_a_flood_costs_its_cell_alone(
     assert report.full_marks, seen
 
 
-def test_when_somebody_kills_the_grader_no_process_is_left(tmp_path, judge):
+def test_when_somebody_kills_the_grader_no_process_or_folder_is_left(tmp_path, judge):
     """The last test here: it ends the server that the others share."""
     note = tmp_path / "number"
     source = (
@@ -399,6 +399,9 @@ def test_when_somebody_kills_the_grader_no_process_is_left(tmp_path, judge):
     script = {"cells": [[1, source]], "orders": [], "cell_timeout_s": GUARD_S}
     child.send({"directory": str(tmp_path), **script})
     assert wait_until(lambda: note.exists() and note.read_text() != "")
+    folders = [Path(made._scratch.name) for made in (child, judge._server)]
+    assert all(folder.is_dir() for folder in folders)
     judge._server._connection.close()  # as its process's end does
     judge._server.process.wait(GUARD_S)
     assert wait_until(lambda: not Path(f"/proc/{note.read_text()}").exists())
+    assert not any(folder.exists() for folder in folders)
