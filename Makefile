@@ -96,7 +96,7 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --no-compile \
 	  --constraint $(OLDEST)/constraints.txt --editable . \
 	  "torch==$$(sed -n 's/.*"torch>=\(.*\)".*/\1/p' pyproject.toml).*" \
-	  pytest pytest-timeout pytest-xdist hypothesis
+	  attrs pytest pytest-timeout pytest-xdist hypothesis
 	@touch $@
 
 # The build's own requirements come from pip's index.
