@@ -99,6 +99,49 @@ def time_in_turn(
     return {name: slowest(times) for name, times in mine.items()}
 
 
+def time_until(
+    end: float,
+    steps: Mapping[str, Step],
+    *,
+    num_rounds: int,
+    steps_a_round: int,
+    settling: Mapping[str, int],
+) -> tuple[dict[str, Samples], int]:
+    """`time_in_turn`, round after round: one, and more until `end`. Collective.
+
+    Args:
+        end: seconds of `time.time()`; no round but the first begins later.
+        steps, steps_a_round, settling: see `time_in_turn`.
+        num_rounds: at most.
+
+    Returns:
+        For each name its samples, and how many rounds there were.
+    """
+    times: dict[str, tuple[int, ...]] = dict.fromkeys(steps, ())
+    rounds = 0
+    while rounds < num_rounds and not agree(rounds > 0 and time.time() > end):
+        found = time_in_turn(
+            steps, num_rounds=1, steps_a_round=steps_a_round, settling=settling
+        )
+        times = {name: times[name] + found[name].step_ns for name in steps}
+        rounds += 1
+    return {name: Samples(its) for name, its in times.items()}, rounds
+
+
+def exposed_rows(
+    times: Mapping[str, Samples], alone: str
+) -> dict[str, dict[str, object]]:
+    """What results keep of each, with what it exposes: its median minus `alone`'s."""
+    rows = {}
+    for name, its in times.items():
+        exposed_ns = its.median_ns - times[alone].median_ns
+        rows[name] = its.to_json() | {
+            "exposed_ms": round(exposed_ns / 1e6, 4),
+            "exposed_percent": round(100 * exposed_ns / its.median_ns, 2),
+        }
+    return rows
+
+
 def slowest(times_ns: list[int]) -> Samples:
     """Element-wise maximum over ranks."""
     tensor = torch.tensor(times_ns, dtype=torch.int64, device=streams.device())

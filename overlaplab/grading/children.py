@@ -79,7 +79,7 @@ class _Child:
 
     def __init__(self, server: _Server, job: str) -> None:
         self._server = server
-        self._scratch = tempfile.TemporaryDirectory(prefix="overlaplab-grade-")
+        self._scratch = tempfile.TemporaryDirectory(dir=server.scratch.name)
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
         with theirs:
@@ -167,7 +167,7 @@ class _Server:
 
     def __init__(self, modules: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
-        self._scratch = tempfile.TemporaryDirectory(prefix="overlaplab-grade-")
+        self.scratch = tempfile.TemporaryDirectory(prefix="overlaplab-grade-")
         package_parent = str(Path(overlaplab.__file__).parent.parent)
         paths = [package_parent, os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {
@@ -178,9 +178,12 @@ class _Server:
         with theirs:
             self.process = subprocess.Popen(
                 # -P: this folder's modules (laws, cells) are not top-level ones.
-                [sys.executable, "-P", script, str(theirs.fileno()), *modules],
+                [
+                    *(sys.executable, "-P", script, str(theirs.fileno())),
+                    *(self.scratch.name, *modules),
+                ],
                 pass_fds=[theirs.fileno()],
-                cwd=self._scratch.name,
+                cwd=self.scratch.name,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -219,7 +222,7 @@ class _Server:
         self.process.kill()
         self.process.wait()
         self._connection.close()
-        self._scratch.cleanup()
+        self.scratch.cleanup()
 
 
 def _listen(

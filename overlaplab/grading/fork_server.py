@@ -1,6 +1,7 @@
 """The process from whose forks cells are played and solutions judged.
 
-Run as `python -P fork_server.py FD [MODULE ...]`. It imports once what each fork needs,
+Run as `python -P fork_server.py FD FOLDER [MODULE ...]`; FOLDER is the parent's, to
+work in, and is removed if the parent is gone. It imports once what each fork needs,
 and runs no code of the learner's: what one does to torch or to this package does not
 reach the next. It runs no torch operator either: a fork after one may hang.
 """
@@ -45,24 +46,19 @@ with contextlib.suppress(ImportError):
 _SET_PDEATHSIG = 1  # a fork ends with this process
 _SET_CHILD_SUBREAPER = 36  # orphans of its forks come to this process
 
-SCRATCH = "overlaplab-grade-"  # names of the parent's folders begin so
-_FOLDERS: set[str] = set()  # in which forks work; the parent clears them away
-
 # Of an exercise: what the parent needs.
 _NAMES = ("id", "title", "solution", "points", "timeout_s", "optional")
 
 
-def serve(connection: Connection) -> None:
-    """Answer the parent until it hangs up."""
+def serve(connection: Connection, folder: str) -> None:
+    """Answer the parent until it hangs up; clear its folder away."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
     while True:
         try:
             request = orjson.loads(connection.recv_bytes())
         except EOFError:  # maybe killed, in the middle of a cell
             _end_orphans()
-            for folder in (*_FOLDERS, os.getcwd()):  # nobody else clears them away
-                if Path(folder).name.startswith(SCRATCH):
-                    shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             return
         connection.send_bytes(orjson.dumps(_answer(request, connection)))
 
@@ -84,7 +80,6 @@ def _answer(request: Mapping[str, Any], connection: Connection) -> Mapping[str, 
     if "wait" in request:
         return {"code": _exit_code(request["wait"], request["timeout_s"])}
     descriptor = reduction.recv_handle(connection)
-    _FOLDERS.add(request["folder"])
     process = os.fork()
     if process == 0:
         try:
@@ -146,6 +141,6 @@ def _judge(parent: Connection) -> None:
 _JOBS = {"judge": _judge, "play": play}
 
 if __name__ == "__main__":
-    for module in sys.argv[2:]:
+    for module in sys.argv[3:]:
         importlib.import_module(module)
-    serve(Connection(int(sys.argv[1])))
+    serve(Connection(int(sys.argv[1])), sys.argv[2])

@@ -399,7 +399,7 @@ def test_when_somebody_kills_the_grader_no_process_or_folder_is_left(tmp_path, j
     script = {"cells": [[1, source]], "orders": [], "cell_timeout_s": GUARD_S}
     child.send({"directory": str(tmp_path), **script})
     assert wait_until(lambda: note.exists() and note.read_text() != "")
-    folders = [Path(made._scratch.name) for made in (child, judge._server)]
+    folders = [Path(child._scratch.name), Path(judge._server.scratch.name)]
     assert all(folder.is_dir() for folder in folders)
     judge._server._connection.close()  # as its process's end does
     judge._server.process.wait(GUARD_S)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from overlaplab import streams
 from overlaplab.bench import variants
 from overlaplab.bench.double_buffer.plan import Plan
 from overlaplab.bench.memory import peaks
-from overlaplab.bench.timing import Samples, agree, time_in_turn
+from overlaplab.bench.timing import Samples, exposed_rows, time_in_turn, time_until
 from overlaplab.bench.variants import Variant
 from overlaplab.bench.workload import build, release_memory
 
@@ -42,26 +41,22 @@ class _Case:
         self._norm = variants.reference_norm(model, batch)
 
     def run(self, until: float) -> dict[str, Any]:
-        swept = {kind: self._sweep(makers) for kind, makers in self._makers().items()}
+        swept = {
+            kind: list(self._sweep(makers)) for kind, makers in self._makers().items()
+        }
         best = {
             kind: min(found, key=lambda row: float(row["median_ms"]))
             for kind, found in swept.items()
         }
         built = {kind: self._build(row["make"]) for kind, row in best.items()}
         steps = {kind: variant.step for kind, variant in built.items()}
-        times: dict[str, tuple[int, ...]] = dict.fromkeys(steps, ())
-        rounds = 0
-        while rounds < self._plan.rounds and not agree(
-            rounds > 0 and time.time() > until
-        ):
-            found = time_in_turn(
-                steps,
-                num_rounds=1,
-                steps_a_round=self._plan.steps_a_round,
-                settling=dict.fromkeys(steps, 1),
-            )
-            times = {kind: times[kind] + found[kind].step_ns for kind in steps}
-            rounds += 1
+        times, rounds = time_until(
+            until,
+            steps,
+            num_rounds=self._plan.rounds,
+            steps_a_round=self._plan.steps_a_round,
+            settling=dict.fromkeys(steps, 1),
+        )
         for variant in built.values():
             variant.close()
         rows = {
@@ -74,7 +69,7 @@ class _Case:
         }
         return {
             "rounds": rounds,
-            **compared({kind: Samples(its) for kind, its in times.items()}, rows),
+            **compared(times, rows),
             "sweeps_median_ms": {
                 kind: {row["name"]: row["median_ms"] for row in found}
                 for kind, found in swept.items()
@@ -99,11 +94,8 @@ class _Case:
             DELAYED: each(variants.delayed, *ours),
         }
 
-    def _sweep(self, makers: list[Maker]) -> list[dict[str, Any]]:
+    def _sweep(self, makers: list[Maker]) -> Iterator[dict[str, Any]]:
         """Each alone, one after the other."""
-        return list(self._alone(makers))
-
-    def _alone(self, makers: list[Maker]) -> Iterator[dict[str, Any]]:
         for make in makers:
             release_memory()
             if streams.device().type == "cuda":
@@ -138,15 +130,12 @@ def compared(
 ) -> dict[str, Any]:
     """Each kind beside the steps that compute only, and beside its peers."""
     medians = {kind: its.median_ns for kind, its in times.items()}
-    found: dict[str, Any] = {"variants": {}}
-    for kind, its in times.items():
-        exposed_ns = medians[kind] - medians[ALONE]
-        found["variants"][kind] = {
-            **rows.get(kind, {}),
-            **its.to_json(),
-            "exposed_ms": round(exposed_ns / 1e6, 4),
-            "exposed_percent": round(100 * exposed_ns / medians[kind], 2),
+    found: dict[str, Any] = {
+        "variants": {
+            kind: {**rows.get(kind, {}), **row}
+            for kind, row in exposed_rows(times, ALONE).items()
         }
+    }
     for peer in (BUCKETED, DDP):
         found[f"ratio_to_{peer}"] = {
             kind: round(ns / medians[peer], 4) for kind, ns in medians.items()

@@ -12,7 +12,14 @@ import torch.distributed as dist
 from overlaplab import streams
 from overlaplab.bench.double_buffer.feeding import PEERS, WAYS, Compute, Loaders, pin
 from overlaplab.bench.double_buffer.plan import Plan
-from overlaplab.bench.timing import Samples, agree, run_block, slowest, time_in_turn
+from overlaplab.bench.timing import (
+    Samples,
+    agree,
+    exposed_rows,
+    run_block,
+    slowest,
+    time_until,
+)
 from overlaplab.bench.workload import release_memory
 
 ALONE = "compute"  # steps whose batch is there already
@@ -69,24 +76,18 @@ class _Case:
             if (step := self._build(way)) is not None:
                 steps[way] = step
         settling = {way: self._settling(step) for way, step in steps.items()}
-        times: dict[str, tuple[int, ...]] = dict.fromkeys(steps, ())
-        rounds = 0
-        while rounds < self._plan.rounds and not agree(
-            rounds > 0 and time.time() > until
-        ):
-            found = time_in_turn(
-                steps,
-                num_rounds=1,
-                steps_a_round=self._plan.steps_a_round,
-                settling=settling,
-            )
-            times = {way: times[way] + found[way].step_ns for way in steps}
-            rounds += 1
+        times, rounds = time_until(
+            until,
+            steps,
+            num_rounds=self._plan.rounds,
+            steps_a_round=self._plan.steps_a_round,
+            settling=settling,
+        )
         self._feeds.clear()  # ends workers, and lets pinned memory go
         return {
             "rounds": rounds,
             "matmuls": self._compute.repeats,
-            **compared({way: Samples(its) for way, its in times.items()}),
+            **compared(times),
             "not_measured": self._not_measured,
         }
 
@@ -129,15 +130,7 @@ def _check(batch: Any) -> None:
 def compared(times: dict[str, Samples]) -> dict[str, Any]:
     """Each way beside the steps that compute only, and beside the best peer."""
     medians = {way: its.median_ns for way, its in times.items()}
-    rows: dict[str, dict[str, Any]] = {}
-    for way, its in times.items():
-        exposed_ns = medians[way] - medians[ALONE]
-        rows[way] = {
-            **its.to_json(),
-            "exposed_ms": round(exposed_ns / 1e6, 4),
-            "exposed_percent": round(100 * exposed_ns / medians[way], 2),
-        }
-    found: dict[str, Any] = {"variants": rows}
+    found: dict[str, Any] = {"variants": exposed_rows(times, ALONE)}
     peers = [way for way in medians if way != ALONE and way not in PEERS]
     if peers:
         found["best_peer"] = best = min(peers, key=lambda way: medians[way])
