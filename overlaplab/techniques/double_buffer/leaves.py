@@ -6,16 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from overlaplab.techniques.double_buffer.nesting import has_method
-
-_PLAIN = frozenset({Tensor, nn.Parameter, FakeTensor})
+from overlaplab.techniques.double_buffer.sources import PLAIN
 
 
 def is_plain(leaf: Any) -> bool:
     """Whether it is a tensor of the host whose numbers are its bytes."""
-    if type(leaf) not in _PLAIN or leaf.layout != torch.strided:
+    if type(leaf) not in PLAIN or leaf.layout != torch.strided:
         return False
     return leaf.device.type == "cpu" and not leaf.is_quantized
 
