@@ -1001,7 +1001,7 @@ view.draw_many({name: run.timeline for name, run in trained.items()})
 # step. Nobody waits for everything. (The first message brings rank 0's weights to all. *Saved* in
 # the titles counts messages, not copies: look at the step.)
 #
-# ## 11. On real GPUs (4 minutes)
+# ## 11. On real GPUs (6 minutes)
 #
 # The virtual cluster is a model. Here is what a GPU did, stored: nothing is measured now. A step
 # is a chain of matrix products and needs a batch from the host. First what the three hands take
@@ -1029,6 +1029,21 @@ print(lab.gpu_pace())
 # It holds to a few percent where the step is the slowest. Where the fill is, a step takes clearly
 # longer than a fill alone. We suppose, and have not measured, that a fill beside copies is slower,
 # since both want the host's memory. The virtual cluster does not know that.
+#
+# Now gradients, on two GPUs. *Bucketed* sends them under their own backward pass, as in lab 06;
+# *delayed* is `ol.DoubleBufferedReducer`, whose messages have the whole next step. P2P off makes the
+# link slow: there one all-reduce of all gradients takes about 51 ms. **Predict** before you
+# run: at batch 2 a step computes for 17 ms. How short can the delayed step be?
+
+# %% name="gpu-reducers" fold=true
+print(lab.gpu_reducers())
+
+# %% [markdown]
+# As long as its messages, 51 ms, and no shorter: one step of computing hides at most its own length.
+# At batch 8 the computing is longer than the messages, and the late gradient still leaves 8 ms
+# exposed: kernels and messages slow one another down. Over NVLink a message is so short that its own
+# backward hides most of it, and being one step late wins 2 % or nothing. Then you would not pay
+# 1.4 GiB for it, nor the late gradient.
 #
 # ## 12. Where the model lies (2 minutes)
 #

@@ -316,12 +316,22 @@ def exposed_copy() -> dict[str, float]:
     return found
 
 
+def _pinned(made: torch.Tensor) -> torch.Tensor:
+    """`made` in pinned memory, with its strides."""
+    try:
+        return made.detach().pin_memory()
+    except RuntimeError:  # torch pins no tensor whose elements share bytes
+        storage = made.untyped_storage().pin_memory()
+        empty = torch.empty(0, dtype=made.dtype)
+        return empty.set_(storage, made.storage_offset(), made.size(), made.stride())
+
+
 def differences_of_odd_tensors() -> dict[str, str]:
     """What arrives otherwise than with `Tensor.to`, from pageable and pinned memory."""
     found, makers = {}, tensors.odd_tensors()
     for kind, made in makers.items():
         right = made.detach().to("cuda")
-        for source in (made, made.detach().pin_memory()):
+        for source in (made, _pinned(made)):
             (moved,) = ol.BatchPrefetcher([source])
             expanded = source.stride() if "expanded" in kind else right.stride()
             if (

@@ -42,8 +42,20 @@ def test_feeds_are_shown_by_size_with_what_no_step_hides(results):
     assert row.split() == ["64", "MiB", "fill", "5.25", "4.04", "0.77"]
 
 
-def test_what_is_stored_has_no_reducers_and_says_so():
+def test_what_is_stored_shows_that_a_late_step_is_its_messages_on_a_slow_link():
     assert "MiB" in measured.gpu_feeds()
+    rows = measured.gpu_reducers().splitlines()
+    assert [row.split("  ")[0] for row in rows[1:-1]] == [
+        f"{link}, batch {batch}"
+        for link in ("p2p-off", "nvlink")
+        for batch in (1, 2, 8)
+    ]
+    compute, _, bucketed, delayed = map(float, rows[2].split()[3:7])
+    assert compute < delayed < bucketed
+
+
+def test_a_part_that_is_not_stored_is_named(results):
+    write(results, [])
     with pytest.raises(LookupError, match="no part 'reducer'"):
         measured.gpu_reducers()
 

@@ -2,8 +2,7 @@
 
     python -m overlaplab.bench double-buffer --out measured.json
 
-The lesson shows its part `prefetch`. SEAM: when the file has the part `reducer`, too,
-`gpu_reducers()` is the table of it; until then it refuses, and no cell calls it.
+Medians only: the samples lie beside the benchmark, in overlaplab/bench/results.
 """
 
 from __future__ import annotations
@@ -95,7 +94,8 @@ def _ms(case: Mapping[str, Any], way: str) -> float:
 
 
 def _number(row: Mapping[str, Any] | None, name: str) -> str:
-    return "-" if row is None or name not in row else f"{row[name]:.2f}"
+    # "+ 0.0" makes a zero of what rounds to minus zero.
+    return "-" if row is None or name not in row else f"{round(row[name], 2) + 0.0:.2f}"
 
 
 def _gib(row: Mapping[str, Any] | None) -> str:
