@@ -47,8 +47,10 @@ class Declared:
     def __init__(self, module: str) -> None:
         path = Path(module).with_name("exercises.toml")
         self._tables: Mapping[str, Any] = tomllib.loads(path.read_text("utf-8"))
-        every = (table["verifies"] for table in self._tables.values())
-        self._texts = {one["says"]: one for table in every for one in table}
+        self._texts: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+        for id, table in self._tables.items():
+            for one in table["verifies"]:
+                self._texts.setdefault(one["says"], []).append((id, one))
 
     def sentences(self, id: str) -> tuple[str, ...]:
         """What exercise `id` verifies, in the order of the file."""
@@ -72,14 +74,39 @@ class Declared:
             hint: "": the sentence's own, if it has one.
             facts: what `seen` and `expected` are formatted with.
         """
-        one = self._texts[sentence]
-        seen, expected = (one.get(k, "").format(**facts) for k in ("seen", "expected"))
+        texts = (self._text(sentence, k, sheet.exercise) for k in ("seen", "expected"))
+        seen, expected = (text.format(**facts) for text in texts)
         return sheet.expect(sentence, passed, seen=seen, expected=expected, hint=hint)
 
-    def hint(self, sentence: str, why: str) -> str:
-        """One of the sentence's `hints`; "" where `why` is ""."""
-        hint: str = self._texts[sentence]["hints"][why] if why else ""
+    def hint(self, sentence: str, why: str, id: str = "") -> str:
+        """One of the sentence's `hints`; "" where `why` is "".
+
+        Args:
+            id: the exercise whose sentence it is, if several promise it.
+
+        Raises:
+            LookupError: no exercise has such a hint of the sentence.
+        """
+        if not why:
+            return ""
+        rows = self._rows(sentence, id)
+        found = [one["hints"][why] for one in rows if why in one.get("hints", {})]
+        if not found:
+            raise LookupError(f"no hint {why!r} of {sentence!r} in exercises.toml")
+        hint: str = found[0]
         return hint
+
+    def _text(self, sentence: str, key: str, id: str) -> str:
+        text: str = next((x[key] for x in self._rows(sentence, id) if key in x), "")
+        return text
+
+    def _rows(self, sentence: str, id: str) -> list[Mapping[str, Any]]:
+        """What the file has of a sentence: of exercise `id` first, then of others.
+
+        A grader that several exercises share needs its texts once.
+        """
+        rows = sorted(self._texts[sentence], key=lambda row: row[0] != id)
+        return [one for _, one in rows]
 
     def refuse(
         self, sheet: Sheet, sentence: str, wrong: bool, *, why: str = "", **facts: Any
@@ -90,7 +117,7 @@ class Declared:
             why: see `hint`.
         """
         if wrong:
-            hint = self.hint(sentence, why)
+            hint = self.hint(sentence, why, sheet.exercise)
             self.expect(sheet, sentence, False, hint=hint, **facts)
         else:
             sheet.expect(sentence, True)

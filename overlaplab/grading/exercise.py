@@ -33,12 +33,19 @@ class Sheet:
     def __init__(self, exercise: Exercise) -> None:
         self._exercise = exercise
         self._results: dict[str, CheckResult] = {}
+        self._settled: set[str] = set()
+        self._no_run = False
         self._ran = ""
         self._timeline: Timeline | None = None
         self._timeline_title = "your run"
         self._note = ""
         self._step_ns: int | None = None
         self._target_ns: int | None = None
+
+    @property
+    def exercise(self) -> str:
+        """Its number."""
+        return self._exercise.id
 
     def ran(self, what: str) -> None:
         """Say what runs next: "3 steps of a 4-layer net on 2 ranks, chalk"."""
@@ -55,6 +62,7 @@ class Sheet:
         *,
         list_all: bool = False,
         hint: str = "",
+        settled: bool = False,
     ) -> bool:
         """The sentence `name` holds if there is no violation; returns whether.
 
@@ -63,9 +71,10 @@ class Sheet:
             violations: the first is described, the others are counted.
             list_all: describe all, a line each.
             hint: in the place of the first violation's own.
+            settled: as in `expect`.
         """
         if not violations:
-            return self.expect(name, True)
+            return self.expect(name, True, settled=settled)
         first = violations[0]
         more = len(violations) - 1
         seen, expected = first.message, first.expected
@@ -86,11 +95,16 @@ class Sheet:
         seen: str = "",
         expected: str = "",
         hint: str = "",
+        settled: bool = False,
     ) -> bool:
         """Write the promised sentence `name` as true or false; returns `passed`.
 
         Without a `hint` the exercise's own for this sentence stands, if it has one.
         Written twice, it holds only if it held both times; the first failure stays.
+
+        Args:
+            settled: what is run after this cannot change it. Any other sentence that
+                held so far is left open where a later run raises.
 
         Raises:
             LookupError: `name` is not among the exercise's `verifies`.
@@ -101,6 +115,8 @@ class Sheet:
                 f"it promises {self._exercise.verifies}"
             )
         before = self._results.get(name)
+        if settled:
+            self._settled.add(name)
         if before is None or before.passed:
             # Only True passes: a truthy tensor or a forgotten call does not.
             if passed is not True:
@@ -109,6 +125,15 @@ class Sheet:
                 name, passed is True, seen, expected, hint
             )
         return passed is True
+
+    def stuck(self, name: str, error: Exception, *, hint: str = "") -> None:
+        """The ranks did not meet, which breaks the sentence `name`: nothing is drawn.
+
+        As where a run raises, sentences that held before are left open.
+        """
+        self._no_run = True
+        self.show(None)
+        self.verify(name, [Violation("order", str(error), hint=hint)])
 
     def show(
         self,
@@ -139,10 +164,14 @@ class Sheet:
         wrong = error != "" or any(not r.passed for r in self._results.values())
         checks, unjudged = [], []
         for name in self._exercise.verifies:
-            if name in self._results:
-                checks.append(self._results[name])
-            elif wrong:
-                unjudged.append(name)  # because of what is reported already
+            result = self._results.get(name)
+            held = result is not None and result.passed
+            if held and name not in self._settled and (error or self._no_run):
+                unjudged.append(name)  # what raised might have shown that it is false
+            elif result is not None:
+                checks.append(result)
+            elif wrong:  # because of what is reported already
+                unjudged += [] if error else [name]
             else:
                 checks.append(CheckResult(name, False, "was not verified"))
         passed = (
@@ -165,7 +194,7 @@ class Sheet:
             error=error,
             timeline_title=self._timeline_title,
             note=self._note,
-            unjudged=() if error else tuple(unjudged),
+            unjudged=tuple(unjudged),
             judged=judged,
         )
 

@@ -29,6 +29,7 @@ from overlaplab.grading.judging import describe_error
 from overlaplab.grading.kept import Kept, note
 from overlaplab.grading.laws import Violation
 from overlaplab.techniques.data_parallel import BucketedReducer
+from overlaplab.timeline import Timeline
 from tests.grading import lab98  # noqa: F401  (registers its exercises)
 
 
@@ -37,6 +38,10 @@ def made_up(
 ) -> Any:
     """An exercise that is in no registry."""
     return Exercise("98.9", "Made up", ("thing",), verifies, 1, grade, timeout_s)
+
+
+def timeline_of_nothing() -> Timeline:
+    return Timeline.of([], origin="virtual")
 
 
 def test_a_right_solution_prints_what_was_verified_and_returns_the_verdict(capsys):
@@ -142,6 +147,35 @@ def test_a_grader_that_raises_half_way_does_not_pass():
         raise ZeroDivisionError
 
     assert not judge(made_up(grade), 1).passed
+
+
+def test_where_a_run_raises_no_sentence_that_it_might_break_keeps_its_plus():
+    sentences = ("the data is read right", "each result is right", "it ends")
+
+    def grade(sheet: Sheet, thing: Any) -> None:
+        sheet.expect(sentences[0], True, settled=True)  # of no run
+        sheet.expect(sentences[1], True)  # on the first net
+        thing()
+
+    described = str(judge(made_up(grade, verifies=sentences), lambda: 1 / 0))
+    assert f"+ {sentences[0]}" in described
+    assert f"? {sentences[1]}: not judged yet" in described
+    assert "ZeroDivisionError" in described and sentences[2] not in described
+
+
+def test_where_ranks_do_not_meet_only_what_is_settled_keeps_its_plus():
+    sentences = ("one", "two", "all meet", "four")
+
+    def grade(sheet: Sheet, _: Any) -> None:
+        sheet.expect("one", True, settled=True)
+        sheet.expect("two", True)
+        sheet.show(timeline_of_nothing())
+        sheet.stuck("all meet", DeadlockError("rank 1 waits"), hint="who launches?")
+
+    verdict = judge(made_up(grade, verifies=sentences), object())
+    assert [c.name for c in verdict.checks] == ["one", "all meet"]
+    assert verdict.unjudged == ("two", "four") and verdict.timeline is None
+    assert (verdict.checks[1].seen, verdict.hint) == ("rank 1 waits", "who launches?")
 
 
 def test_a_grader_that_writes_an_unknown_sentence_does_not_pass():

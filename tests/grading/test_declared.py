@@ -96,3 +96,48 @@ def test_what_is_refused_is_described_only_where_it_is_wrong(beside):
         ("101", "take a smaller one"),
     ]
     assert lab.hint(even, "large") == "take a smaller one" and lab.hint(even, "") == ""
+
+
+TWO = """
+["97.1"]
+title = "made up"
+solution = ["number"]
+
+[["97.1".verifies]]
+says = "it is even"
+seen = "{number} of the first"
+hint = "halve it"
+hints.large = "a smaller one"
+
+["97.2"]
+title = "made up, too"
+solution = ["number"]
+
+[["97.2".verifies]]
+says = "it is even"
+hint = "double it"
+hints.large = "a much smaller one"
+hints.odd = "add one"
+"""
+
+
+def test_two_exercises_may_say_the_same_and_hint_otherwise(beside):
+    lab = beside(TWO)
+    (even,) = lab.sentences("97.1")
+
+    def grade(sheet: Sheet, number: int) -> None:
+        why = "large" if number > 100 else ""
+        lab.refuse(sheet, even, number % 2 != 0, why=why, number=number)
+
+    said = {}
+    for id in ("97.1", "97.2"):
+        lab.grader(id)(grade)
+        made = registered.pop(id)
+        said[id] = [judge(made, number).checks[0] for number in (3, 101)]
+    assert [c.hint for c in said["97.1"]] == ["halve it", "a smaller one"]
+    assert [c.hint for c in said["97.2"]] == ["double it", "a much smaller one"]
+    # What only one of them says is said for both: they share the grader.
+    assert said["97.2"][0].seen == "3 of the first"
+    assert lab.hint(even, "odd") == lab.hint(even, "odd", "97.1") == "add one"
+    with pytest.raises(LookupError, match=r"no hint 'tiny' of 'it is even'"):
+        lab.hint(even, "tiny")

@@ -131,8 +131,7 @@ def _judge_in_order(
         try:
             seen = play(make_reducer, model)
         except (DeadlockError, MismatchError) as error:
-            sheet.show(None)
-            sheet.verify(says["once"], [Violation("order", str(error))])
+            sheet.stuck(says["once"], error)
             sheet.stop_if_wrong()
             raise
         best_ns, step_ns = _best_ns(model), seen.evidence.step_ns
@@ -191,8 +190,7 @@ def _judge_net(
     try:
         seen = play(make_reducer, fixture, ranks)
     except (DeadlockError, MismatchError) as error:
-        sheet.show(None)
-        sheet.verify(sentence, [Violation("order", str(error), hint=stuck)])
+        sheet.stuck(sentence, error, hint=stuck)
         sheet.stop_if_wrong()
         return
     wrong = wrong_gradients(seen.trained, fixture, ranks)
@@ -283,9 +281,7 @@ def _grade_repair(
     try:
         seen = own.play(repaired)
     except (DeadlockError, MismatchError) as error:
-        stuck = LAB.cases("5.6a", "stuck")[SENT]
-        sheet.show(None)
-        sheet.verify(SENT, [Violation("order", str(error), hint=stuck)])
+        sheet.stuck(SENT, error, hint=LAB.cases("5.6a", "stuck")[SENT])
         return
     best_ns = _best_repaired_ns(own)
     step_ns = seen.evidence.step_ns

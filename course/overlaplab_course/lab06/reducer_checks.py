@@ -219,8 +219,7 @@ def _trained(
     try:
         return fixtures.train(fixture, make, world_size=num_ranks)
     except (DeadlockError, MismatchError) as error:
-        sheet.show(None)  # the run that failed has no timeline
-        sheet.verify(sentence, [Violation("order", str(error), hint=hint)])
+        sheet.stuck(sentence, error, hint=hint)
         return None
 
 

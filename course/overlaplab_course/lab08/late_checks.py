@@ -36,9 +36,8 @@ def grade_late(sheet: Sheet, make_reducer: MakeReducer) -> None:
         try:
             seen = late.train(make_reducer, case)
         except (DeadlockError, MismatchError) as error:
-            sheet.show(None)
             hint = "every rank launches the same messages in the same order"
-            sheet.verify(ONCE, [Violation("order", str(error), hint=hint)])
+            sheet.stuck(ONCE, error, hint=hint)
             return
         _draw(sheet, seen, best(case))
         sheet.verify(SAFE, laws.no_findings_law(seen.findings))

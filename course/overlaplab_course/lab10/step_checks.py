@@ -165,9 +165,8 @@ def _played(
     try:
         return case.play(weights, args, backward)
     except (DeadlockError, MismatchError) as error:
-        sheet.show(None)
         hint = "every rank launches the same messages in the same order"
-        sheet.verify(sentence, [Violation("order", str(error), hint=hint)])
+        sheet.stuck(sentence, error, hint=hint)
         return None
 
 

@@ -62,7 +62,7 @@ def check_diagnosis(
         wrong = laws.diagnosis_law(answers, truth)
     else:
         wrong = _with_places(answers, truth, where)
-    sheet.verify(sentence, wrong, list_all=True)
+    sheet.verify(sentence, wrong, list_all=True, settled=True)
 
 
 def _with_places(

@@ -85,14 +85,17 @@ def judge_results(
 ) -> None:
     """No finding; right results; and results that the recorded program computed.
 
+    Beside a finding, results are wrong or not judged: right by luck says nothing.
+
     Args:
         wrong: the results that are not right.
         safe, values: the sentences, of findings and of results.
         what: the results are, for a message.
     """
-    sheet.verify(safe, laws.no_findings_law(seen.findings))
-    sheet.verify(values, wrong)
-    sheet.verify(values, laws.origin_law(seen.program, what=what))
+    is_safe = sheet.verify(safe, laws.no_findings_law(seen.findings))
+    wrong = wrong or laws.origin_law(seen.program, what=what)
+    if is_safe or wrong:
+        sheet.verify(values, wrong)
 
 
 def judge_step(
