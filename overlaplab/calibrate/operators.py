@@ -23,6 +23,7 @@ from overlaplab import streams
 from overlaplab.calibrate.clock import device_ns, on_cuda, sleep
 from overlaplab.calibrate.plan import CalibrationPlan, ModelCase
 from overlaplab.models import Transformer, TransformerConfig
+from overlaplab.operators import operator
 from overlaplab.program import Op, Program
 
 Row = dict[str, Any]
@@ -35,9 +36,6 @@ class TimedOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        from overlaplab.cluster.virtual.operators import operator
-
-        self._facts = operator
         self._cuda = on_cuda()
         self.rows: list[tuple[str, bool, Any, Any]] = []
 
@@ -49,7 +47,7 @@ class TimedOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        facts = self._facts(func)
+        facts = operator(func)
         if not facts.records:
             return func(*args, **(kwargs or {}))
         backward = torch._C._current_graph_task_id() != -1

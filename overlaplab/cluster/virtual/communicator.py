@@ -28,9 +28,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from overlaplab.cluster.virtual.arithmetic import Arrival
 from overlaplab.cluster.virtual.lanes import Frontier, Lane, Unseen
 from overlaplab.cluster.virtual.meeting import Meeting, Meetings
-from overlaplab.cluster.virtual.operators import dtype_name
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.work import VirtualBarrier, VirtualWork
+from overlaplab.operators import dtype_name
 from overlaplab.program.access import num_bytes as access_bytes
 from overlaplab.program.access import overlap, runs
 from overlaplab.program.record import Access, Collective, PayloadTensor

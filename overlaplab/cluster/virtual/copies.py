@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from overlaplab.cluster.virtual.operators import Operator, dtype_name
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.storage import HOST, NUMBER, PAGEABLE, PINNED, PLACED
+from overlaplab.operators import Operator, dtype_name, tensors_in
 from overlaplab.program.record import Access
 from overlaplab.timeline.span import NO_ATTRIBUTES
 
@@ -196,17 +196,6 @@ class HostMemory:
     def _accesses(self, tensors: Iterable[torch.Tensor]) -> tuple[Access, ...]:
         lane = self._recorder.current().name
         return self._table.accesses(tensors, lane)[0]
-
-
-def tensors_in(values: Any) -> list[torch.Tensor]:
-    """The tensors in arguments or results, in order; lists are looked into."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += tensors_in(value)
-    return found
 
 
 def _described(tensor: torch.Tensor) -> str:

@@ -16,18 +16,22 @@ from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from overlaplab.cluster.virtual import placement
-from overlaplab.cluster.virtual.copies import HostMemory, moves, tensors_in
+from overlaplab.cluster.virtual.copies import HostMemory, moves
 from overlaplab.cluster.virtual.naming import GRADIENT_OPERATORS, name_gradient
-from overlaplab.cluster.virtual.operators import (
-    Operator,
-    dtype_name,
-    operator,
-    waits_for_mask,
-)
 from overlaplab.cluster.virtual.placement import PLAIN
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.storage import NUMBER, PLACED
 from overlaplab.cluster.virtual.work import VirtualWork
+from overlaplab.operators import (
+    COLLECTIVES,
+    Operator,
+    dtype_name,
+    operator,
+    read,
+    tensors_in,
+    waits_for_mask,
+    written,
+)
 from overlaplab.program.record import Access
 from overlaplab.torch_versions import sharding_propagator
 
@@ -103,9 +107,9 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             inputs = tensors_in((*args, *kwargs.values()))
             if self._host_memory.takes(facts, inputs, place):
                 recorder.turns.check()
-                written = _written(facts, args, kwargs)
+                writes = written(facts, args, kwargs)
                 return self._host_memory.run(
-                    func, facts, args, kwargs, place, inputs, written
+                    func, facts, args, kwargs, place, inputs, writes
                 )
             if table.is_loading:  # ... what its dataset has put into the GPU's memory
                 with table.placing(PLACED):
@@ -139,16 +143,11 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         recorder.settle(lane)
         inputs = tensors_in(args)
         marked = facts.writes or facts.writes_named
-        written = _written(facts, args, kwargs) if marked else []
-        reads: tuple[Access, ...] = ()
-        read_bytes = 0
-        if facts.reads:
-            read = inputs + tensors_in(kwargs.values()) if kwargs else inputs
-            if table.has_host:  # what is left of the host's are numbers for the kernel
-                read = [t for t in read if not table.is_host(t)]
-            if facts.overwrites:
-                read = [t for t in read if not any(t is w for w in written)]
-            reads, read_bytes = table.accesses(read, lane.name)
+        changed = written(facts, args, kwargs) if marked else []
+        needed = read(facts, args, kwargs, changed)
+        if table.has_host:  # what is left of the host's are numbers for the kernel
+            needed = [t for t in needed if not table.is_host(t)]
+        reads, read_bytes = table.accesses(needed, lane.name)
         if facts.host_sync:
             self._host_sync(facts.host_sync, reads)
         elif facts.indexes and waits_for_mask(args):
@@ -156,16 +155,16 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         numbers = (
             table.has_numbers
             and (not reads or table.all_numbers(reads))
-            and table.all_numbers((*reads, *table.accesses(written, lane.name)[0]))
+            and table.all_numbers((*reads, *table.accesses(changed, lane.name)[0]))
         )
         if table.has_resized:  # else torch (2.13) reads and writes at a null pointer
-            table.accesses(written, lane.name)
+            table.accesses(changed, lane.name)
         out = func(*args, **kwargs)
-        if written and facts.name.startswith("_foreach"):
+        if changed and facts.name.startswith("_foreach"):
             # Under any dispatch mode torch (2.13) forgets the versions of lists.
-            increment_version(t for t in written if not t.is_inference())
+            increment_version(t for t in changed if not t.is_inference())
         outputs = [out] if isinstance(out, torch.Tensor) else tensors_in((out,))
-        writes, write_bytes = table.accesses(written + outputs, lane.name)
+        writes, write_bytes = table.accesses(changed + outputs, lane.name)
         if numbers:
             for tensor in outputs:
                 table.place(tensor, NUMBER, lane.name)
@@ -178,8 +177,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 lane,
                 reads=reads,
                 writes=writes,
-                flops=0 if facts.flops is None else facts.flops(args, kwargs, out),
-                dtype=dtype_name((outputs or written)[0].dtype),
+                flops=0 if facts.flops is None else int(facts.flops(args, kwargs, out)),
+                dtype=dtype_name((outputs or changed)[0].dtype),
                 read_bytes=read_bytes,
                 write_bytes=write_bytes,
                 differentiable=any(tensor.requires_grad for tensor in inputs),
@@ -202,7 +201,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _skip(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
-        if self._fake_collectives and name.startswith(NAMESPACE):
+        if self._fake_collectives and name.startswith(COLLECTIVES):
             return self._fake_collectives.run(func, args, kwargs)
         if name == "profiler::_record_function_enter_new":
             self._recorder.enter_label(args[0])
@@ -217,15 +216,6 @@ def _caller() -> str:
     while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
     return "" if frame is None else frame.f_code.co_filename
-
-
-def _written(facts: Operator, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    values = [args[i] for i in facts.writes if i < len(args)]
-    values += [kwargs[name] for name in facts.writes_named if name in kwargs]
-    return tensors_in(values)
-
-
-NAMESPACE = "_c10d_functional"
 
 
 class FakeCollectives:
@@ -244,7 +234,7 @@ class FakeCollectives:
         Raises:
             NotImplementedError: it is none that is known here.
         """
-        name = func._schema.name.removeprefix(f"{NAMESPACE}::")
+        name = func._schema.name.removeprefix(f"{COLLECTIVES}::")
         if name == "wait_tensor":
             work = self._works.pop(_address(args[0]), None)
             if work is not None:
@@ -280,7 +270,7 @@ def _launch(name: str, group: Any, inputs: Any, outputs: Any, args: Any) -> Virt
         work = group.all_to_all_single(outputs[0], inputs[0], *args[1:3], opts)
     else:
         raise NotImplementedError(
-            f"{NAMESPACE}.{name} is not supported with fake=True; run with fake=False"
+            f"{COLLECTIVES}.{name} is not supported with fake=True; run with fake=False"
         )
     made: VirtualWork = work
     return made

@@ -1,21 +1,24 @@
 """What an operator does to memory and how much it computes, from its schema.
 
 Facts that a schema does not have (which operators are views, launch no kernel, or make
-the CPU wait) are listed here and nowhere else.
+the CPU wait) are listed here and nowhere else. Asks for no tensor: what one call of it
+reads and writes is in calls.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
+from overlaplab.operators.flops import flop_formula
+
+COLLECTIVES = "_c10d_functional"  # the namespace of functional collectives
 # Namespaces that launch no kernels of their own. A functional collective reaches the
 # process group, which records it.
-_SKIPPED = frozenset({"profiler", "prim", "c10d", "_c10d_functional"})
+_SKIPPED = frozenset({"profiler", "prim", "c10d", COLLECTIVES})
 
 # Launch nothing, and their result may have a storage that is new.
 _ALLOCATES = frozenset(
@@ -33,6 +36,13 @@ _NO_KERNEL = _ALLOCATES | frozenset(
     """.split()  # noqa: SIM905 (wrapped)
 )
 
+# Their result has the memory of their first argument, though the schema does not say.
+_ALIASES = frozenset(
+    """
+    _unsafe_view _reshape_alias alias as_strided_ detach detach_ lift_fresh wait_tensor
+    """.split()  # noqa: SIM905 (wrapped)
+)
+
 # Their result is on the CPU, or its shape is: CUDA waits for the stream.
 _HOST_SYNC = {
     "_local_scalar_dense": "item",
@@ -44,10 +54,8 @@ _HOST_SYNC = {
     "unique_consecutive": "unique",
 }
 
-# With a mask among their indices (the second argument), the CPU waits for "nonzero".
-# A put of one value is a masked fill instead.
+# With a mask among their indices, the CPU waits for "nonzero".
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
-_MASKS = frozenset({torch.bool, torch.uint8})
 
 # Overwrite their first argument without reading it.
 _OVERWRITES = frozenset(
@@ -85,6 +93,10 @@ class Operator:
         overwrites: what it writes it does not read.
         reads: False where its tensor arguments give only shape and dtype.
         flops: counts multiply and add as two; None where it is not a matmul.
+        aliases: arguments of whose memory its result is a part (a view, or what it
+            wrote), by position, or by name where they have none.
+        draws: may take numbers from the random generator.
+        is_collective: a functional collective; its wait is none.
     """
 
     name: str
@@ -97,7 +109,10 @@ class Operator:
     writes_named: tuple[str, ...] = ()
     overwrites: bool = False
     reads: bool = True
-    flops: Callable[..., int] | None = None
+    flops: Callable[..., Any] | None = None
+    aliases: tuple[int | str, ...] = ()
+    draws: bool = False
+    is_collective: bool = False
 
 
 # By identity, since the hash of an overload is slow; the overload is kept with it.
@@ -111,13 +126,6 @@ def operator(func: Any) -> Operator:
     if known is None:
         known = _known[id(func)] = _describe(func), func
     return known[0]
-
-
-def waits_for_mask(args: Any) -> bool:
-    """Whether an operator that indexes has to count the ones of a mask."""
-    if len(args) > 2 and args[2].numel() == 1:
-        return False
-    return any(index is not None and index.dtype in _MASKS for index in args[1])
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -154,52 +162,21 @@ def _describe(func: Any) -> Operator:
         writes_named=tuple(named),
         overwrites=is_out or name in _OVERWRITES,
         reads=name not in _READS_NOTHING,
-        flops=_flop_formula(func, name),
+        flops=flop_formula(func, name),
+        aliases=(0,) if name in _ALIASES else tuple(_shared(func)),
+        draws=torch.Tag.nondeterministic_seeded in func.tags,
+        is_collective=space == COLLECTIVES and name != "wait_tensor",
     )
 
 
-def _flop_formula(func: Any, name: str) -> Callable[..., int] | None:
-    own = _FLOPS.get(name)
-    if own is not None:
-        return own
-    formula = flop_registry.get(func.overloadpacket)
-    if formula is None:
-        return None
-
-    def count(args: Any, kwargs: Any, out: Any) -> int:
-        return int(formula(*args, **kwargs, out_val=out))
-
-    return count
-
-
-def _mm(args: Any, kwargs: Any, out: Any) -> int:
-    return 2 * int(out.numel()) * int(args[0].shape[-1])
-
-
-def _addmm(args: Any, kwargs: Any, out: Any) -> int:
-    return 2 * int(out.numel()) * int(args[1].shape[-1])
-
-
-def _attention(args: Any, kwargs: Any, out: Any) -> int:
-    query, key, value = args[:3]
-    batch_heads, rows = query.shape[0] * query.shape[1], query.shape[2]
-    columns, width = key.shape[2], query.shape[3] + value.shape[3]
-    return 2 * int(batch_heads * rows * columns * width)
-
-
-def _attention_backward(args: Any, kwargs: Any, out: Any) -> int:
-    # Scores again, then the gradients of values, weights, queries and keys.
-    _, query, key, value = args[:4]
-    batch_heads, rows = query.shape[0] * query.shape[1], query.shape[2]
-    columns, width = key.shape[2], 3 * query.shape[3] + 2 * value.shape[3]
-    return 2 * int(batch_heads * rows * columns * width)
-
-
-_FLOPS: dict[str, Callable[..., int]] = {
-    "mm": _mm,
-    "bmm": _mm,
-    "addmm": _addmm,
-    "baddbmm": _addmm,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-}
+def _shared(func: Any) -> Iterator[int | str]:
+    """Arguments that share an alias set with a result."""
+    schema = func._schema
+    sets = [r.alias_info.before_set for r in schema.returns if r.alias_info is not None]
+    for position, argument in enumerate(schema.arguments):
+        info = argument.alias_info
+        if info is None:
+            continue
+        # A view in several parts: its set becomes "*", and theirs has another name.
+        if func.is_view or any(info.before_set & shared for shared in sets):
+            yield argument.name if argument.kwarg_only else position
