@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,29 +22,40 @@ class NotebookCell:
     number: int  # position among all cells, from 1, as a person counts
     source: str  # its text
     exercise: str = ""  # the exercise that it solves or checks, "" if none
-    is_check: bool = False  # it is an exercise's check; the grader judges in its place
+    is_check: bool = False  # the course made it to check the exercise
 
 
 def find_lab(cells: Sequence[NotebookCell], path: Path) -> str:
-    """The lab whose exercises the cells name: "06".
+    """The lab whose exercises most cells name: "06".
+
+    What editors keep of a cell beside its text says so; where that is lost, the checks
+    that it calls.
 
     Raises:
-        NotebookError: they name none, or those of several.
+        NotebookError: they name none, or two labs as often.
     """
     named = [cell.exercise for cell in cells if cell.exercise]
+    named = named or [id for cell in cells for id in _checks_in(cell.source)]
     if not named:
         raise NotebookError(
             f"{path}: no exercise in any of its {len(cells)} code cells; expected a "
             "notebook made from labs/, such as labs/06_bucketing.ipynb"
         )
-    labs = {name.split(".")[0].zfill(2) for name in named}
-    lab = labs.pop()
-    if labs:
+    labs = Counter(name.split(".")[0].zfill(2) for name in named)
+    (lab, most), *others = labs.most_common()
+    if others and others[0][1] == most:
+        known = ", ".join(sorted(labs))
         raise NotebookError(
-            f"{path}: exercises of labs {lab} and {', '.join(sorted(labs))}; expected "
-            "those of one lab"
+            f"{path}: as many exercises of one lab as of another ({known}); expected "
+            "those of one"
         )
     return lab
+
+
+def _checks_in(source: str) -> list[str]:
+    """The exercises whose check it calls; the comments are not read."""
+    lines = (line.partition("#")[0] for line in source.splitlines())
+    return _CHECK_CALL.findall("\n".join(lines))
 
 
 def read_notebook(path: Path) -> list[NotebookCell]:
@@ -91,7 +103,4 @@ def _read_cell(cell: Mapping[str, Any], number: int, path: Path) -> NotebookCell
     ours, nbgrader = metadata.get("overlaplab"), metadata.get("nbgrader")
     exercise = ours.get("exercise", "") if isinstance(ours, dict) else ""
     locked = isinstance(nbgrader, dict) and nbgrader.get("grade") is True
-    call = _CHECK_CALL.search(source)
-    if call and not exercise:  # metadata lost on the way through another editor
-        exercise, locked = call.group(1), True
     return NotebookCell(number, source, str(exercise), locked)

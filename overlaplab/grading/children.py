@@ -42,9 +42,8 @@ _SILENCE_S = 30.0  # in the middle of one
 _LENGTH = struct.Struct("!i")  # before each, as `Connection` writes it
 
 
-# An exercise, the names of its objects, and the cell before which to take them; None:
-# after the last.
-Order = tuple[str, tuple[str, ...], int | None]
+# An exercise, the names of its objects, and the cell in which it is solved, 0: unknown.
+Order = tuple[str, tuple[str, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +332,8 @@ class Judge:
         tried once more with all of them.
 
         Args:
-            cells: in order, without the checks.
-            orders: which objects to take, and when.
+            cells: in order, with the checks.
+            orders: which objects to take, and where they are made.
             directory: of the notebook, for modules that it imports.
             stop_at: deadline of the whole, as `time.monotonic()` counts.
             cell_timeout_s: deadline of one cell, in CPU time.
@@ -349,7 +348,7 @@ class Judge:
                 "cells": [
                     [c.number, c.source] for c in cells if c.number not in left_out
                 ],
-                "orders": [o for o in orders if o[0] not in handover.objects],
+                "orders": list(orders),
                 "cell_timeout_s": cell_timeout_s,
             }
             try:

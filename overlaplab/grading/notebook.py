@@ -174,7 +174,7 @@ def grade_notebook(
         stop_at = time.monotonic() + timeout_s
         directory = path.resolve().parent
         handover = judge.play(
-            [cell for cell in cells if not cell.is_check],
+            cells,
             _orders(cells, tasks),
             directory,
             stop_at=stop_at,
@@ -230,6 +230,6 @@ def _first_reason(verdict: Mapping[str, Any]) -> str:
 
 
 def _orders(cells: Sequence[NotebookCell], tasks: Sequence[Exercise]) -> list[Order]:
-    """An exercise's objects are taken where its check stands, else at the end."""
-    checks = {cell.exercise: cell.number for cell in cells if cell.is_check}
-    return [(task.id, task.solution, checks.get(task.id)) for task in tasks]
+    """Each exercise with the last cell in which it is solved, 0 where none says so."""
+    own = {cell.exercise: cell.number for cell in cells if not cell.is_check}
+    return [(task.id, task.solution, own.get(task.id, 0)) for task in tasks]
