@@ -43,9 +43,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  --editable '.[course,dev]'
 	@touch $@
 
-# Its kernels go on behind a check that failed: they know JupyterLab by its number.
 lab: setup
-	cd labs && OVERLAPLAB_RUN_ON=$$$$ exec ../$(BIN)/python -m jupyterlab $(LAB_FLAGS) \
+	cd labs && exec ../$(BIN)/python -m jupyterlab $(LAB_FLAGS) \
 	  $$(test "$$(id -u)" != 0 || echo --allow-root)
 
 test: test-lint test-types test-arrows test-drift test-unit test-notebooks \

@@ -13,9 +13,9 @@
 #
 # You know a PyTorch training loop. Nothing else is needed.
 #
-# **How it works.** Run the cells one by one (*Run All* stops at a check that fails). A
-# check tells you what it saw, in numbers, and draws what *your* code did. No exercise
-# needs the one before it.
+# **How it works.** Run the cells one by one. A check tells you what it saw, in numbers,
+# and draws what *your* code did. No exercise needs the one before it, and *Run All*
+# comes to the end: a check that fails is red, and the notebook goes on.
 
 # %% name="setup"
 from dataclasses import replace

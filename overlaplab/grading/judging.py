@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -37,8 +36,6 @@ from overlaplab.grading.exercise import (
 from overlaplab.grading.kept import note
 from overlaplab.grading.verdict import Verdict
 
-# Number of the process whose kernels go on behind a check that failed: JupyterLab's.
-RUN_ON = "OVERLAPLAB_RUN_ON"
 BUSY = "not judged: this machine is busy, time was over before the code had its share"
 
 
@@ -53,8 +50,9 @@ class CheckFailed(AssertionError):
 def check(exercise_id: str, *solutions: object) -> Verdict:
     """Run the check of `exercise_id` on the learner's object(s), print and draw it.
 
-    A check that does not pass raises, so that whatever runs the notebook sees it. The
-    JupyterLab that `make lab` opens goes on instead: there "Run All" comes to the end.
+    A check that does not pass raises, so that whatever runs the notebook sees it. Where
+    a person runs it (JupyterLab, VS Code, Colab) the check is red and the notebook goes
+    on: there "Run All" comes to the end.
 
     Args:
         exercise_id: "6.3".
@@ -78,19 +76,25 @@ def check(exercise_id: str, *solutions: object) -> Verdict:
     if not verdict.passed:
         what = "is not solved yet" if verdict.judged else "could not be judged"
         failed = CheckFailed(f"{exercise_id} {what}; see above")
-        if not _goes_on():
+        if not _somebody_sits_there():
             raise failed
         print(f"CheckFailed: {failed}", file=sys.stderr)  # red in a notebook
     return verdict
 
 
-def _goes_on() -> bool:
-    """Whether this is a kernel of the server that was told so by its variable.
+def _somebody_sits_there() -> bool:
+    """Whether the cell comes from a front end that can ask a person (`input()` works).
 
-    A program that runs notebooks starts their kernels itself, even from a terminal of
-    that server, and sees what fails.
+    Programs that run notebooks (nbclient, nbval, nbgrader) tell the kernel that theirs
+    cannot, and see what fails.
     """
-    return os.environ.get(RUN_ON) == str(os.getppid())
+    if "ipykernel" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    kernel = getattr(get_ipython(), "kernel", None)
+    request = {} if kernel is None else kernel.get_parent("shell")
+    return request.get("content", {}).get("allow_stdin") is True
 
 
 def judge(exercise: Exercise, *solutions: object) -> Verdict:

@@ -92,3 +92,28 @@ def test_a_cell_that_hangs_fails_the_run_of_its_notebook(tmp_path: Path) -> None
     assert result.returncode == 1, result.stdout + result.stderr
     assert "cells that timed out (XFAIL or XPASS)" in result.stdout
     assert "06_x.ipynb::Cell 1" in result.stdout
+
+
+def test_nbval_is_red_at_the_checks_that_a_learner_has_left_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a front end they are red and the notebook goes on; here each of them fails."""
+    sources = [
+        "from overlaplab.grading import check\nfrom tests.grading import lab98",
+        "_ = check('98.1', lambda x: 2 * x)",
+        "_ = check('98.1', lambda x: 3 * x)",
+        "'this cell runs'",
+    ]
+    cells = [new_code_cell(text, id=f"c{n}") for n, text in enumerate(sources)]
+    runs.write(new_notebook(cells=cells), tmp_path / "98_x.ipynb")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "course")]))
+
+    result = run_strictly(
+        tmp_path,
+        *("-p", "nbval.plugin", "--nbval-lax", "--nbval-cell-timeout", str(GUARD_S)),
+        *("--nbval-kernel-startup-timeout", str(GUARD_S), "--nbval-current-env"),
+    )
+
+    assert "1 failed, 3 passed" in result.stdout, result.stdout + result.stderr
+    assert "98_x.ipynb::Cell 2" in result.stdout
+    assert "CheckFailed: 98.1 is not solved yet" in result.stdout

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,9 +69,22 @@ def test_a_wrong_solution_prints_seen_and_expected_and_raises_without_our_frames
     ]
 
 
-def test_a_kernel_of_make_lab_goes_on_behind_a_check_that_failed(capsys, monkeypatch):
+@pytest.fixture
+def cell_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
+    """Lets `check` be called in a kernel, for a request with that content."""
+
+    def call(content: dict[str, Any]) -> None:
+        kernel = SimpleNamespace(get_parent=lambda channel: {"content": content})
+        shell = SimpleNamespace(kernel=kernel)
+        monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    return call
+
+
+def test_a_persons_notebook_goes_on_behind_a_check_that_failed(capsys, cell_from):
     kept = Kept({"98.1": abs})
-    monkeypatch.setenv(judging.RUN_ON, str(os.getppid()))
+    cell_from({"allow_stdin": True})
     assert not check("98.1", lambda x: 3 * x).passed
     shown = capsys.readouterr()
     assert shown.err == "CheckFailed: 98.1 is not solved yet; see above\n"
@@ -80,10 +94,11 @@ def test_a_kernel_of_make_lab_goes_on_behind_a_check_that_failed(capsys, monkeyp
     assert check("98.1", lambda x: 2 * x).passed
     kept.keep("98.1", max)
     assert "98.1" in kept and solved("98.1")
-    monkeypatch.setenv(judging.RUN_ON, str(os.getpid()))  # another server's kernel
-    with pytest.raises(CheckFailed):
-        check("98.1", lambda x: 3 * x)
-    assert not solved("98.1")
+    for content in ({"allow_stdin": False}, {}):  # of a program
+        cell_from(content)
+        with pytest.raises(CheckFailed):
+            check("98.1", lambda x: 3 * x)
+        assert not solved("98.1")
 
 
 def test_a_check_that_is_interrupted_has_not_passed(monkeypatch):
