@@ -16,6 +16,7 @@ import torch.distributed as dist
 from overlaplab.bench import data_parallel, traces, zero3
 from overlaplab.bench.double_buffer import measure as double_buffer
 from overlaplab.bench.double_buffer.plan import BRIEF, PARTS, REHEARSAL, Plan
+from overlaplab.bench.launches.command import launches
 from overlaplab.bench.options import (
     SETTINGS,
     backend_option,
@@ -241,6 +242,7 @@ def _measure_cases(
         write_from_rank_0({**results, "cases": found}, out)
 
 
+benchmarks.add_command(launches)
 benchmarks.add_command(predict)
 
 

@@ -1,0 +1,1 @@
+"""What CUDA launches for modules and optimizers: kernels, bytes, memory, time."""
