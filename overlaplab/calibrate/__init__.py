@@ -1,7 +1,7 @@
 """`overlaplab calibrate`: measure this machine, and make a hardware profile of it.
 
-What is measured is data (`plan`); `device`, `launch` and `link` measure it; `profile`
-makes a `Hardware` of the measurements, which are JSON values.
+What is measured is data (`plan`); `device`, `launch`, `link` and `contention` measure
+it; `profile` makes a `Hardware` of the measurements, which are JSON values.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from overlaplab.calibrate.contention import KINDS, measure_between
 from overlaplab.calibrate.device import measure_device
 from overlaplab.calibrate.launch import measure_launches
-from overlaplab.calibrate.link import measure_link
 from overlaplab.calibrate.plan import CPU, GPU, CalibrationPlan
 from overlaplab.calibrate.profile import build_profile
 from overlaplab.hardware import Hardware, write_profile
 from overlaplab.processes import find_world_size, run_ranks
 
-_STAGES = 6  # that are reported, apart from the models
+# That are reported, apart from the models: alone, and between GPUs besides.
+_STAGES, _STAGES_BETWEEN = 4, 2 + len(KINDS)
 
 
 def calibrate(
@@ -75,11 +76,11 @@ def calibrate(
 def _measure(plan: CalibrationPlan, answer: Path) -> None:
     """One rank; rank 0 reports how far it is, and writes."""
     several = dist.get_world_size() > 1
-    num_stages = len(plan.models) + _STAGES - (0 if several else 2)
+    num_stages = len(plan.models) + _STAGES + (_STAGES_BETWEEN if several else 0)
     with _reporting(num_stages) as report:
         found = {
             "device": measure_device(plan, report),
-            "link": measure_link(plan, report) if several else None,
+            "link": measure_between(plan, report) if several else None,
             "launches": measure_launches(plan, report),
         }
     if dist.get_rank() == 0:

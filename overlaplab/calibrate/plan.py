@@ -45,6 +45,7 @@ class CalibrationPlan:
     contention: ModelCase  # runs beside collectives
     beside_bytes: int  # payload of the all-reduces that run beside it
     small_beside_bytes: tuple[int, ...]  # of small ones
+    beside_ns: int  # of kernels of one kind that run beside a few of them
     most_sends: int  # at most so many beside one step
     hot_ns: int  # a measurement that depends on heat runs at least so long
     repeats: int = 5  # of each measurement

@@ -15,6 +15,7 @@ SMALL = CalibrationPlan(
     contention=TINY,
     beside_bytes=2**16,
     small_beside_bytes=(1024,),
+    beside_ns=0,
     most_sends=2,
     hot_ns=0,
     repeats=1,

@@ -1,8 +1,9 @@
 """The half that needs GPUs: calibrate, then time every configuration of the grid.
 
-The calibration comes first and from other programs, see `calibrate.plan`. The
-file is written after each case, so that a kill loses nothing. Each link has processes
-of its own: NCCL reads `NCCL_P2P_DISABLE` when it starts.
+The calibration comes first and from other programs, see `calibrate.plan`; launches are
+timed before and after the steps that they bound, since a host is not equally fast all
+the time. After each case the file is written, and a kill loses nothing. Each link has
+processes of its own: NCCL reads `NCCL_P2P_DISABLE` when it starts.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from overlaplab.bench.workload import (
     say,
     write_from_rank_0,
 )
+from overlaplab.calibrate.contention import measure_between
 from overlaplab.calibrate.device import measure_device
 from overlaplab.calibrate.launch import measure_launches
-from overlaplab.calibrate.link import measure_link
 from overlaplab.calibrate.plan import CalibrationPlan
 
 PROFILED_STEPS = 2
@@ -59,10 +60,10 @@ class Grid:
     warmup: int = 3  # steps before a variant is timed
 
     def cases(self) -> list[tuple[str, int, bool]]:
-        """(model, batch, whether it is bound by launches)."""
+        """(model, batch, whether it is bound by launches); those come first."""
         return [
             (name, batch, apart)
-            for sizes, apart in ((self.batches, False), (self.launch_bound, True))
+            for sizes, apart in ((self.launch_bound, True), (self.batches, False))
             for name, several in sizes.items()
             for batch in several
         ]
@@ -95,12 +96,10 @@ def measure_on_link(
     def progress(what: str) -> None:
         say(f"{link}: {what} ({until - time.time():.0f} s left)")
 
-    found["calibration"] = {
-        **measure_link(plan, progress),
-        "launches": measure_launches(plan, progress),
-    }
+    calibration = found["calibration"] = measure_between(plan, progress)
     if "device" not in results:
         results["device"] = measure_device(plan, progress)
+    calibration["launches"] = measure_launches(plan, progress)
     release_memory()
     write_from_rank_0(results, out)
     cases = grid.cases()
@@ -112,15 +111,14 @@ def measure_on_link(
         if agree(until - begin < slowness * weights[number]):
             found["skipped"].append([name, batch])
             continue
+        if not apart and "launches_after" not in calibration:
+            calibration["launches_after"] = measure_launches(plan, progress)
         progress(f"{name}, batch {batch}")
         case = _measure_case(name, batch, grid, share, 0 if apart else AHEAD_NS)
         spare_s = (case["rounds"] - LEAST_ROUNDS) * case["round_s"]
         slowness = max(slowness, (time.time() - begin - spare_s) / weights[number])
         found["cases"].append({"launch_bound": apart, **case})
         write_from_rank_0(results, out)
-    if not agree(until - time.time() < 12):
-        found["calibration"]["launches_after"] = measure_launches(plan, progress)
-    write_from_rank_0(results, out)
 
 
 def _weight(name: str, batch: int) -> float:
