@@ -6,6 +6,7 @@
     points = 2
     timeout_s = 20.0                # 60 if left out
     optional = true                 # false if left out
+    left_out = "two lists of times"  # why no law of programs is held, or by law
 
     [["2.3".verifies]]
     says = "what runs side by side counts once"
@@ -13,6 +14,7 @@
     seen = "{took_ms:.1f} ms"       # format strings, for `expect`
     expected = "{best_ms:.1f} ms"
     hints.gone = "..."              # by reason, for `hint` and `refuse`
+    laws = ["hazard", "unwaited"]   # of programs, which this sentence carries
     rows = [...]                    # whatever else the grader knows of this sentence
 
 In the grader's module:
@@ -128,7 +130,9 @@ class Declared:
         Raises:
             TypeError: its table has a key that `exercise` does not know.
         """
-        hints = {
-            one["says"]: one.get("hint", "") for one in self._tables[id]["verifies"]
+        table = self._tables[id]
+        hints = {one["says"]: one.get("hint", "") for one in table["verifies"]}
+        carried = {
+            law: one["says"] for one in table["verifies"] for law in one.get("laws", ())
         }
-        return exercise(id, **{**self._tables[id], "verifies": hints})
+        return exercise(id, **{**table, "verifies": hints, "laws": carried})

@@ -11,11 +11,23 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from overlaplab import ours
 from overlaplab.grading.verdict import CheckResult, Verdict
 from overlaplab.grading.violation import Violation
 from overlaplab.timeline import Timeline
+
+# What holds of every run of a learner's program, by law: an exercise names the sentence
+# that carries it, or says why it leaves it out. See `program_laws.hold`.
+LAWS: Mapping[str, str] = {
+    "hazard": "nothing touches bytes that another stream may still write",
+    "unwaited": "every message is waited for",
+    "once": "each task is run, each gradient sent, exactly once",
+    "cpu": "the CPU waits for nothing",
+    "recorded": "what is graded was made by recorded operators",
+    "order": "no order comes from a set, an id or a hash: ranks would disagree",
+}
 
 
 class StopGradingError(Exception):
@@ -46,6 +58,11 @@ class Sheet:
     def exercise(self) -> str:
         """Its number."""
         return self._exercise.id
+
+    @property
+    def laws(self) -> Mapping[str, str]:
+        """By law, the sentence that carries it."""
+        return self._exercise.laws
 
     def ran(self, what: str) -> None:
         """Say what runs next: "3 steps of a 4-layer net on 2 ranks, chalk"."""
@@ -217,6 +234,8 @@ class Exercise:
         timeout_s: deadline of one check, in CPU time of the learner's code.
         optional: an extra, after the line where the core of the lab ends.
         hints: by sentence, for a grader that gives none of its own.
+        laws: by law of `LAWS`, the sentence that carries it.
+        left_out: by law, why no sentence does.
     """
 
     id: str
@@ -228,6 +247,8 @@ class Exercise:
     timeout_s: float = 60.0
     optional: bool = False
     hints: Mapping[str, str] = field(default_factory=dict)
+    laws: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lab(self) -> str:
@@ -247,14 +268,18 @@ def exercise(
     points: int = 1,
     timeout_s: float = 60.0,
     optional: bool = False,
+    laws: Mapping[str, str] = MappingProxyType({}),
+    left_out: Mapping[str, str] | str = MappingProxyType({}),
 ) -> Callable[[Grader], Grader]:
     """Register the decorated function as the grader of exercise `id`.
 
     The function is called as `grade(sheet, *solutions)` and returns None. See
     `Exercise` for the arguments. `verifies` may be a mapping: sentence -> its hint.
+    `left_out` may be one reason for all laws: nothing of the learner's is run.
 
     Raises:
-        ValueError: the id is taken, or nothing is promised.
+        ValueError: the id is taken, or nothing is promised; a law is unknown, carried
+            by a sentence that is not promised, or carried and left out.
     """
     if not re.fullmatch(r"\d+\.\d+[a-z]?", id):
         raise ValueError(
@@ -266,13 +291,30 @@ def exercise(
     if len(set(verifies)) != len(verifies):
         raise ValueError(f"exercise {id} promises the same sentence twice")
 
+    reasons = dict.fromkeys(LAWS, left_out) if isinstance(left_out, str) else left_out
+    for law in (*laws, *reasons):
+        if law not in LAWS or laws.get(law, verifies) not in (verifies, *verifies):
+            raise ValueError(f"exercise {id}: no sentence carries the law {law!r}")
+        if law in laws and law in reasons:
+            raise ValueError(f"exercise {id} leaves out the law {law!r} that it has")
+
     def register(grade: Grader) -> Grader:
         before = _REGISTRY.get(id)
         if before is not None and before.grade.__module__ != grade.__module__:
             raise ValueError(f"exercise {id} is registered by {before.grade}")
         hints = dict(verifies) if isinstance(verifies, Mapping) else {}
         _REGISTRY[id] = Exercise(
-            id, title, names, tuple(verifies), points, grade, timeout_s, optional, hints
+            id,
+            title,
+            names,
+            tuple(verifies),
+            points,
+            grade,
+            timeout_s,
+            optional,
+            hints,
+            laws,
+            reasons,
         )
         return grade
 

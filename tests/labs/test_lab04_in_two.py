@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import overlaplab.streams as streams
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course import lab04 as lab
 from overlaplab_course.lab04 import checks
@@ -100,9 +101,48 @@ def pads_each_rank_to_a_page(tensor):
     write_back(tensor, flat)
 
 
+def never_waits(tensor):
+    flat, mine = padded(tensor)
+    lab.reduce_scatter(mine, flat)
+    lab.all_gather(flat, mine, async_op=True)
+    write_back(tensor, flat)
+
+
+def wholly_on_a_side_stream(tensor):
+    """Nobody tells the caller's stream when it is done."""
+    side = streams.Stream()
+    side.wait_stream(streams.current_stream())
+    with streams.stream(side):
+        in_two(tensor)
+
+
+def through_numpy_where_sizes_do_not_divide(tensor):
+    if tensor.numel() % dist.get_world_size() == 0:
+        return in_two(tensor)
+    flat, mine = padded(tensor)
+    lab.reduce_scatter(mine, flat)
+    lab.all_gather(flat, mine)
+    total = flat.numpy()[: tensor.numel()].reshape(tuple(tensor.shape))
+    tensor.copy_(torch.from_numpy(total.copy()))
+
+
+def in_two_halves_by_id(tensor):
+    """Which half travels first is another one in another process."""
+    if tensor.numel() % (2 * dist.get_world_size()):
+        return in_two(tensor)
+    halves = [half.clone() for half in tensor.view(-1).chunk(2)]
+    for half in {*halves}:
+        in_two(half)
+    tensor.copy_(torch.cat(halves).view_as(tensor))
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
+        (never_waits, checks.SAFE_SUM),
+        (wholly_on_a_side_stream, checks.SAFE_SUM),
+        (through_numpy_where_sizes_do_not_divide, checks.SIZES),
+        (in_two_halves_by_id, checks.IN_PLACE),
         (calls_all_reduce, checks.PARTS),
         (gathers_everything, checks.BYTES),
         (reduces_and_broadcasts, checks.BYTES),

@@ -96,9 +96,26 @@ def gathered_and_summed(tensors):
         cut(chosen, torch.stack(parts).sum(0))
 
 
+def over_a_set_of_dtypes(tensors):
+    """In another process a set has another order."""
+    for dtype in {tensor.dtype for tensor in tensors}:
+        chosen = [t for t in tensors if t.dtype is dtype]
+        together = joined(chosen)
+        dist.all_reduce(together)
+        cut(chosen, together)
+
+
+def reads_a_value_on_the_cpu(tensors):
+    flat(tensors)
+    if tensors[0].sum().item() > 1e9:
+        print("large")
+
+
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
+        (over_a_set_of_dtypes, checks.DTYPES),
+        (reads_a_value_on_the_cpu, checks.FREE_CPU),
         (one_by_one, checks.LATENCY),
         (all_at_once_and_asynchronous, checks.LATENCY),
         (cast_to_float32, checks.SUMS),
@@ -119,6 +136,14 @@ def test_a_wrong_sum_is_refused_for_its_own_reason(wrong, sentence, faults):
 
 def flat(tensors):
     for chosen in by_dtype(tensors):
+        together = joined(chosen)
+        dist.all_reduce(together)
+        cut(chosen, together)
+
+
+def over_sorted_dtypes(tensors):
+    for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
+        chosen = [t for t in tensors if t.dtype is dtype]
         together = joined(chosen)
         dist.all_reduce(together)
         cut(chosen, together)
@@ -153,7 +178,13 @@ def on_a_stream_of_its_own(tensors):
 
 @pytest.mark.parametrize(
     "right",
-    [flat, group_calls_without_copies, both_dtypes_in_flight, on_a_stream_of_its_own],
+    [
+        flat,
+        over_sorted_dtypes,
+        group_calls_without_copies,
+        both_dtypes_in_flight,
+        on_a_stream_of_its_own,
+    ],
 )
 def test_an_unusual_sum_passes(right):
     verdict = judge(find_exercise("4.5"), right)

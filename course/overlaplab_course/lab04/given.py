@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlaplab.cluster.run import Run, run
+from overlaplab.grading.orders import disagree
 from overlaplab.grading.origins import Held, hold, release
 from overlaplab.hardware import Hardware, Link, collective_ns, find_hardware
 from overlaplab.program import Program
@@ -48,18 +49,29 @@ Inputs = Sequence[tuple[Any, ...]]
 
 
 def play(
-    step: Callable[..., Any], inputs: Inputs, *args: Any, hardware: Hardware = BOARD
+    step: Callable[..., Any],
+    inputs: Inputs,
+    *args: Any,
+    hardware: Hardware = BOARD,
+    apart: bool = False,
 ) -> Run:
     """Call `step(*inputs[rank], *args)` on each of `len(inputs)` ranks.
 
     The inputs are there before the step begins: making them is not recorded. Both ends
     are noted for `origin_law`.
+
+    Args:
+        apart: a set has another order on each rank, see `overlaplab.grading.orders`.
     """
-    call = (step, list(inputs), args)
+    call = (step, list(inputs), args, apart)
     return release(run(_on_rank, *call, world_size=len(inputs), hardware=hardware))
 
 
-def _on_rank(step: Callable[..., Any], inputs: Inputs, args: tuple[Any, ...]) -> Held:
+def _on_rank(
+    step: Callable[..., Any], inputs: Inputs, args: tuple[Any, ...], apart: bool
+) -> Held:
+    if apart:
+        step, *args = map(disagree, (step, *args))  # type: ignore[assignment]
     return hold(step, *inputs[dist.get_rank()], *args)
 
 
@@ -113,16 +125,16 @@ def message_ns(num_bytes: int, num_ranks: int = NUM_RANKS) -> int:
 # -- sections 1 to 4: steps of matrix products, (x, w) of each rank
 
 
-def _step_inputs(name: str) -> Inputs:
-    """(x, w) of each rank: 200 rows of input, and matrices by name."""
+def _step_inputs(name: str, num_ranks: int = NUM_RANKS, rows: int = 200) -> Inputs:
+    """(x, w) of each rank: `rows` of input, and matrices by name."""
     shapes = SIZES["steps"][name]
     width = next(iter(shapes.values()))[0]
     return [
         (
-            torch.randn(200, width, generator=draw),
+            torch.randn(rows, width, generator=draw),
             {name: matrix(n, m, draw) for name, (n, m) in shapes.items()},
         )
-        for draw in draws(100)
+        for draw in draws(100, num_ranks)
     ]
 
 
@@ -181,10 +193,10 @@ def products(tokens: Sequence[int], draw: torch.Generator) -> list[Layer]:
     ]
 
 
-@lru_cache(maxsize=1)
-def window_inputs() -> Inputs:
+@lru_cache(maxsize=2)
+def window_inputs(num_ranks: int = WORLD, tokens: Sequence[int] = TOKENS) -> Inputs:
     """([layer, ...],) of each rank."""
-    return [(products(TOKENS, draw),) for draw in draws(40, WORLD)]
+    return [(products(tokens, draw),) for draw in draws(40, num_ranks)]
 
 
 def _window_step(layers: Sequence[Layer], average: Average, k: int) -> list[Tensor]:
@@ -193,9 +205,17 @@ def _window_step(layers: Sequence[Layer], average: Average, k: int) -> list[Tens
     return [g.clone() if isinstance(g, Tensor) else g for g in grads]
 
 
-def play_window(average: Average, k: int) -> Run:
-    """Ten layers on two ranks of the board, with at most `k` messages alive."""
-    return play(_window_step, window_inputs(), average, k, hardware=FAST_CPU)
+def play_window(
+    average: Average, k: int, inputs: Inputs | None = None, apart: bool = False
+) -> Run:
+    """Ten layers on two ranks of the board, with at most `k` messages alive.
+
+    Args:
+        inputs: other layers, on other ranks.
+        apart: see `play`.
+    """
+    ranks = inputs or window_inputs()
+    return play(_window_step, ranks, average, k, hardware=FAST_CPU, apart=apart)
 
 
 def messages_alive(program: Program, rank: int = 0) -> float:
@@ -237,18 +257,18 @@ CAPTURED = replace(BOARD, name="board, captured", launch_ns=0, collective_launch
 SumAll = Callable[[Sequence[Tensor]], Any]
 
 
-@lru_cache(maxsize=1)
-def small_inputs() -> Inputs:
+@lru_cache(maxsize=2)
+def small_inputs(num_ranks: int = NUM_RANKS, floats: int = len(FLOATS)) -> Inputs:
     """([tensor, ...],) of each rank: float32 and int64, some with one element."""
     made = []
-    for draw in draws(60):
-        floats = [torch.randn(shape, generator=draw) for shape in FLOATS]
+    for draw in draws(60, num_ranks):
+        drawn = [torch.randn(shape, generator=draw) for shape in FLOATS[:floats]]
         # Counts that float32 would round.
         counts = [
             torch.randint(2**40, 2**41, shape, generator=draw) for shape in COUNTS
         ]
         mixed: list[Tensor] = []
-        for i, tensor in enumerate(floats):
+        for i, tensor in enumerate(drawn):
             mixed.append(tensor)
             if i % 4 == 3 and counts:
                 mixed.append(counts.pop())
@@ -269,9 +289,17 @@ def _small_step(tensors: Sequence[Tensor], sum_all: SumAll) -> list[Tensor]:
     return [tensor.clone() for tensor in tensors]
 
 
-def play_small(sum_all: SumAll) -> Run:
-    """Sum 38 small tensors over four ranks of the board, captured."""
-    return play(_small_step, small_inputs(), sum_all, hardware=CAPTURED)
+def play_small(
+    sum_all: SumAll, inputs: Inputs | None = None, apart: bool = False
+) -> Run:
+    """Sum 38 small tensors over four ranks of the board, captured.
+
+    Args:
+        inputs: other tensors, on other ranks.
+        apart: see `play`.
+    """
+    ranks = inputs or small_inputs()
+    return play(_small_step, ranks, sum_all, hardware=CAPTURED, apart=apart)
 
 
 def latencies(timeline: Timeline) -> float:
