@@ -16,6 +16,7 @@ from types import MappingProxyType
 from overlaplab import ours
 from overlaplab.grading.verdict import CheckResult, Verdict
 from overlaplab.grading.violation import Violation
+from overlaplab.grading.wording import readable
 from overlaplab.timeline import Timeline
 
 # What holds of every run of a learner's program, by law: an exercise names the sentence
@@ -139,7 +140,7 @@ class Sheet:
             if passed is not True:
                 hint = hint or self._exercise.hints.get(name, "")
             self._results[name] = CheckResult(
-                name, passed is True, seen, expected, hint
+                name, passed is True, readable(seen), readable(expected), hint
             )
         return passed is True
 
@@ -208,7 +209,7 @@ class Sheet:
             timeline=self._timeline,
             step_ns=self._step_ns,
             target_ns=self._target_ns,
-            error=error,
+            error=readable(error),
             timeline_title=self._timeline_title,
             note=self._note,
             unjudged=tuple(unjudged),

@@ -27,6 +27,7 @@ from overlaplab.errors import (
     RunTimeoutError,
     message_of,
 )
+from overlaplab.grading.answered import as_answer
 from overlaplab.grading.exercise import (
     Exercise,
     Sheet,
@@ -108,7 +109,7 @@ def judge(exercise: Exercise, *solutions: object) -> Verdict:
         return sheet.verdict(error=refusal)
     try:
         with _clean_torch(), Deadline(exercise.timeout_s):
-            exercise.grade(sheet, *solutions)
+            exercise.grade(sheet, *map(as_answer, solutions))
     except StopGradingError:
         return sheet.verdict()
     except OutOfTimeError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from overlaplab.grading.wording import fold
 from overlaplab.timeline import Timeline
 
 _OF_A_CHECK = ("name", "passed", "seen", "expected")
@@ -82,29 +83,33 @@ class Verdict:
 
     def _right(self) -> list[str]:
         lines = [self._heading()]
-        lines += [f"  + {check.name}" for check in self.checks]
+        for check in self.checks:
+            lines += fold("+ ", check.name, indent=2)
         if self.note:
-            lines += ["  note: " + self.note]
+            lines += fold("note: ", self.note, indent=2)
         return lines + self._times()
 
     def _wrong(self) -> list[str]:
         lines = [self._heading()]
         if self.ran:
-            lines.append(f"  ran: {self.ran}")
-        lines += [f"  + {check.name}" for check in self.checks if check.passed]
+            lines += fold("ran: ", self.ran, indent=2)
+        for check in self.checks:
+            if check.passed:
+                lines += fold("+ ", check.name, indent=2)
         for check in self.checks:
             if check.passed:
                 continue
-            lines.append(f"  - {check.name}: NO")
+            lines += fold("- ", f"{check.name}: NO", indent=2)
             if check.seen:
-                lines += _indent("seen:     ", check.seen)
+                lines += fold("seen:     ", check.seen)
             if check.expected:
-                lines += _indent("expected: ", check.expected)
-        lines += [f"  ? {name}: not judged yet" for name in self.unjudged]
+                lines += fold("expected: ", check.expected)
+        for name in self.unjudged:
+            lines += fold("? ", f"{name}: not judged yet", indent=2)
         if self.error:
-            lines += _indent("", self.error)
+            lines += fold("", self.error)
         if self.hint:
-            lines += ["  hint: " + self.hint]
+            lines += fold("hint: ", self.hint, indent=2)
         return lines + self._times()
 
     def _times(self) -> list[str]:
@@ -136,8 +141,3 @@ class Verdict:
             unjudged=tuple(values["unjudged"]),
             checks=tuple(CheckResult(**check) for check in values["checks"]),
         )
-
-
-def _indent(title: str, text: str) -> list[str]:
-    first, *rest = text.splitlines() or [""]
-    return [f"      {title}{first}", *(f"      {' ' * len(title)}{x}" for x in rest)]

@@ -143,3 +143,26 @@ def test_ranks_that_trace_in_turn_leave_torch_as_it_was():
     call, getter = torch.nn.Module.__call__, torch.nn.Module.__getattr__
     ol.run(lambda: on_this_rank(traced), world_size=4)
     assert (torch.nn.Module.__call__, torch.nn.Module.__getattr__) == (call, getter)
+
+
+def test_who_sends_in_place_launches_the_copy_that_is_sent():
+    """As the C++ does; gathers and scatters have an output of their own."""
+
+    def on_rank():
+        x, group = torch.ones(4), dist.group.WORLD
+        quietly(functional.all_reduce, x, "sum", group).add_(0)
+        functional.broadcast(x, 0, group).add_(0)
+        for y in functional.all_reduce_coalesced([x, x], "sum", group):
+            y.add_(0)
+        quietly(functional.all_gather_tensor, x, 0, group).add_(0)
+        return x
+
+    for options in ({}, {"fake": True}):
+        done = ol.run(on_rank, world_size=2, check=False, **options)
+        names = [op.name for op in done.program.ranks[0] if op.kind != "host"]
+        assert names[1:] == [
+            *("clone", "all_reduce", "add_", "clone", "broadcast", "add_"),
+            *("clone", "clone", "all_reduce", "add_", "add_", "all_gather", "add_"),
+        ]
+        if not options:
+            assert all(x.tolist() == [1.0] * 4 for x in done.values)

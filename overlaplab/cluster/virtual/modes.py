@@ -38,6 +38,11 @@ from overlaplab.torch_versions import sharding_propagator
 # Computes with the numbers of ranks, on the CPU: nothing of it is the program's.
 _MESHES = frozenset({device_mesh.__file__, _mesh_layout.__file__})
 _ENGINE = torch.autograd.graph.__file__  # who adds and keeps gradients; no hook
+# Functional collectives that copy what they are given, and send the copy.
+_COPY_FIRST = frozenset(
+    f"{COLLECTIVES}::{name}"
+    for name in ("all_reduce", "all_reduce_coalesced", "broadcast")
+)
 _BETWEEN = frozenset(m.__file__ for m in (placement, _device, torch._tensor))
 
 
@@ -201,6 +206,13 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _skip(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
+        if name in _COPY_FIRST:  # in C++, where no mode sees it
+            clone = torch.ops.aten.clone.default
+            dense = {"memory_format": torch.contiguous_format}
+            given = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+            made = [self.__torch_dispatch__(clone, (), (t,), dense) for t in given]
+            func = _in_place(name)
+            args = (made if given is args[0] else made[0], *args[1:])
         if self._fake_collectives and name.startswith(COLLECTIVES):
             return self._fake_collectives.run(func, args, kwargs)
         if name == "profiler::_record_function_enter_new":
@@ -208,6 +220,11 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif name == "profiler::_record_function_exit":
             self._recorder.leave_label()
         return func(*args, **kwargs)
+
+
+def _in_place(name: str) -> Any:
+    """The collective that writes over what it is given."""
+    return getattr(torch.ops._c10d_functional, f"{name.split('::')[1]}_").default
 
 
 def _caller() -> str:

@@ -1,10 +1,11 @@
 """Forms of exercises that recur from lab to lab: a lab declares them as data."""
 
+from overlaplab.grading.answered import as_number
 from overlaplab.grading.forms.answers import (
-    as_number,
     find_slip,
     is_close,
     judge_numbers,
+    not_filled_in,
     read_numbers,
     read_pairs,
     said_timeline,
@@ -33,6 +34,7 @@ __all__ = [
     "judge_results",
     "judge_step",
     "need_dict",
+    "not_filled_in",
     "read_numbers",
     "read_pairs",
     "said_timeline",

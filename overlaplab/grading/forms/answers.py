@@ -8,6 +8,7 @@ from math import nan
 from types import MappingProxyType
 from typing import Any
 
+from overlaplab.grading.answered import as_number
 from overlaplab.grading.exercise import Sheet
 from overlaplab.timeline import Span, Timeline
 from overlaplab.timeline.span import Kind
@@ -21,17 +22,6 @@ def is_close(said: float | None, right: float) -> bool:
 def write_number(said: float | None, spec: str = "g") -> str:
     """As `format` writes it; "None" for None."""
     return "None" if said is None else format(said, spec)
-
-
-def as_number(answer: object) -> float | None:
-    """A finite number of any type, None for anything else (a bool, a text)."""
-    if isinstance(answer, bool | str | bytes):
-        return None
-    try:
-        number = float(answer)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
 
 
 def find_slip(
@@ -51,6 +41,15 @@ def find_slip(
         return ""
     known = (text for name, text in slips.items() if near(said, numbers.get(name, nan)))
     return next(known, "")
+
+
+def not_filled_in(said: Mapping[str, Any], key: str) -> str:
+    """What stands in the place of an answer."""
+    if key not in said:
+        return f"there is no {key!r}"
+    if said[key] is None:
+        return f"{key!r} is not filled in"
+    return f"{key!r} is {said[key]!r:.80}"
 
 
 def judge_numbers(
@@ -75,9 +74,9 @@ def judge_numbers(
     """
     for one in tables:
         key, off, expected = one["entry"], one["within"], one["how"]
-        value, wanted, good = said.get(key), right[key], False
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            seen = f"{key!r} is {value!r}" if key in said else f"there is no {key!r}"
+        value, wanted, good = as_number(said.get(key)), right[key], False
+        if value is None:
+            seen = not_filled_in(said, key)
             expected = f"a number: {expected}"
         else:
             good = bool(abs(value - wanted) <= off)
