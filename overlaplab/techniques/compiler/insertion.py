@@ -1,0 +1,118 @@
+"""The pass that puts communication in: gradients leave a graph as averages.
+
+Behind each gradient that a backward graph returns it puts an all-reduce and its wait,
+and returns what the wait gives. A gradient that is returned twice travels once; what is
+no parameter's gradient stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from overlaplab.techniques.compiler.checks import (
+    Meaning,
+    Numbers,
+    check_same,
+)
+from overlaplab.techniques.compiler.graphs import (
+    FUNCTIONAL,
+    copied,
+    output_of,
+    returned,
+)
+
+AVERAGE = "avg"
+
+
+def insert_all_reduces(graph: Graph, gradients: Mapping[int, str], group: str) -> Graph:
+    """All-reduce the gradients of a graph, each as soon as it is there, and wait.
+
+    Nothing overlaps yet, and each is a message of its own: buckets and order are other
+    passes.
+
+    Args:
+        graph: a backward pass.
+        gradients: position in what it returns -> name of the parameter. None is no
+            gradient there, and stays.
+        group: name of the process group.
+
+    Returns:
+        A new graph whose gradients are averages over the ranks.
+
+    Raises:
+        GraphError: it would change anything else.
+        IndexError: a position is not there.
+    """
+    after = copied(graph)
+    results = returned(after)
+    averages: dict[Node, Node] = {}
+    for position, name in gradients.items():
+        gradient = results[position]
+        if not isinstance(gradient, Node):
+            continue
+        if gradient not in averages:
+            averages[gradient] = _average(after, gradient, name, group)
+        results[position] = averages[gradient]
+    output_of(after).args = (tuple(results),)
+
+    def expected(old: Meaning, numbers: Numbers) -> Meaning:
+        return _expected(old, numbers, returned(graph), gradients, group)
+
+    check_same(graph, after, what="insert_all_reduces", expected=expected)
+    return after
+
+
+def _average(graph: Graph, gradient: Node, name: str, group: str) -> Node:
+    place = gradient
+    if gradient.op == "placeholder":  # inputs stay in front
+        place = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    with graph.inserting_after(place):
+        launch = graph.create_node(
+            "call_function",
+            FUNCTIONAL.all_reduce.default,
+            (gradient, AVERAGE, group),
+            name=f"all_reduce_{_identifier(name)}",
+        )
+    with graph.inserting_after(launch):
+        wait = graph.create_node(
+            "call_function",
+            FUNCTIONAL.wait_tensor.default,
+            (launch,),
+            name=f"average_{_identifier(name)}",
+        )
+    value: Any = gradient.meta["val"]
+    launch.meta["val"] = wait.meta["val"] = value.new_empty(value.shape)
+    return wait
+
+
+def _expected(
+    old: Meaning,
+    numbers: Numbers,
+    results: Sequence[Any],
+    gradients: Mapping[int, str],
+    group: str,
+) -> Meaning:
+    """The average of each gradient is returned and sent once, all else as it was."""
+    example = Graph()
+    sent = example.placeholder("sent")
+    launch = example.call_function(
+        FUNCTIONAL.all_reduce.default, (sent, AVERAGE, group)
+    )
+    returns, messages = list(old.returns), old.messages.copy()
+    travelled: set[Node] = set()
+    for position in gradients:
+        gradient = results[position]
+        if isinstance(gradient, Node):
+            reduced = numbers.reduced(launch, old.returns[position])
+            returns[position] = numbers.of(numbers.of("whole", reduced), reduced)
+            messages[reduced] += gradient not in travelled
+            travelled.add(gradient)
+    return replace(old, returns=returns, messages=messages)
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)
