@@ -21,12 +21,13 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from overlaplab.calibrate.contention import KINDS, measure_between
+from overlaplab.calibrate.contention import measure_between
 from overlaplab.calibrate.device import measure_device
 from overlaplab.calibrate.launch import measure_launches
 from overlaplab.calibrate.plan import CPU, GPU, CalibrationPlan
 from overlaplab.calibrate.profile import build_profile
 from overlaplab.hardware import Hardware, write_profile
+from overlaplab.hardware.kinds import KINDS
 from overlaplab.processes import find_world_size, run_ranks
 
 # That are reported, apart from the models: alone, and between GPUs besides.

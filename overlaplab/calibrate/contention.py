@@ -22,10 +22,10 @@ from overlaplab.calibrate.clock import Call, device_ns, on_cuda, sleep
 from overlaplab.calibrate.link import align, average, measure_link, tensor
 from overlaplab.calibrate.operators import step_of
 from overlaplab.calibrate.plan import CalibrationPlan, ModelCase
+from overlaplab.hardware.kinds import KINDS
 
 Row = dict[str, Any]
 _AHEAD_NS = 40_000_000  # the CPU launches meanwhile
-KINDS = "matmul", "attention", "attention backward", "norm", "elementwise"
 _HIGH, _DEFAULT = -1, 0  # priorities of a stream
 
 

@@ -14,7 +14,8 @@ What happens when operators run beside one another (contention) is not here: see
   the program says so ("host"). What the CPU does to its own memory is free, too, unless
   the profile has a `cpu_bytes_per_s`: then it goes by bytes alone. The caching
   allocators' calls cost nothing, those for pinned memory neither.
-- Contention is two factors, the same for all kernels and all collectives; two kernels
+- Contention is two factors a kind of kernel, the same for every size and for all
+  collectives of one priority; two kernels
   on two streams share a GPU evenly, even where both would fit. Copies and kernels do
   not share memory bandwidth, both directions of PCIe run at once at full speed
   (NVIDIA/nvbandwidth issue 53 shows a machine where they do not), and so do those of 8

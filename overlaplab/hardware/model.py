@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from overlaplab.hardware.kinds import CONTENTION_KEYS, contention_key
 from overlaplab.hardware.points import Points, check_points
 
 ALGORITHMS = ("ring",)
@@ -69,8 +70,8 @@ class Hardware:
         collective_launch_ns: CPU time of launching one collective; 0 is allowed.
         link: between ranks; with `gpus_per_node`, between those of one node.
         compute_rate_permille: speed of a compute kernel while a collective is on the
-            wire of the same GPU, 1000 = not slowed.
-        wire_rate_permille: speed of the wire while a compute kernel runs beside it.
+            wire of the same GPU, 1000 = not slowed; of kinds that `contention` lacks.
+        wire_rate_permille: speed of the wire while such a kernel runs beside it.
         source: where the numbers come from.
         notes: for each key, how its number was derived.
         host_bytes_per_s: copies between pinned host memory and the device, each way.
@@ -85,6 +86,10 @@ class Hardware:
             which no Python slows; None: `launch_ns`.
         collective_part_launch_ns: CPU time of each tensor after the first of a
             coalesced collective.
+        contention: both speeds for kinds of kernels, (the kernel's, the wire's) in
+            permille, by `overlaplab.hardware.contention_key`: "matmul" beside a
+            collective of default priority, "matmul, high priority" of a high one.
+            Where a kind has only the first it serves for both.
         busy_latency_ns: added to the latency of a collective that finds a kernel
             running on one of its ranks: its own kernel waits for room on a full GPU.
         gpus_per_node: ranks 0 to this - 1 are one node, and so on; 0: all ranks share
@@ -121,6 +126,7 @@ class Hardware:
     network_staged: bool = False
     busy_latency_ns: int = 0
     cpu_bytes_per_s: int = 0
+    contention: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_text("name", self.name)
@@ -154,25 +160,31 @@ class Hardware:
         if self.backward_launch_ns is not None:
             _check_number("backward_launch_ns", self.backward_launch_ns, least=0)
         for key in ("compute_rate_permille", "wire_rate_permille"):
-            _check_number(key, getattr(self, key), least=1)
-            if getattr(self, key) > 1000:
-                raise ValueError(
-                    f"{key} is {getattr(self, key)}; expected 1..1000 (1000: work on "
-                    "the other side does not slow it)"
-                )
+            _check_permille(key, getattr(self, key))
         self._check_nodes()
         _check_text("source", self.source)
         _check_mapping("notes", self.notes)
         for key, note in self.notes.items():
             _check_text(f"notes[{key!r}]", note)
         # Own copies: whoever built it cannot change a profile behind our back.
-        points = _checked_points(self.points)
         for key, mapping in (
             ("flops_per_s", self.flops_per_s),
             ("notes", self.notes),
-            ("points", points),
+            ("points", _checked_points(self.points)),
+            ("contention", _checked_contention(self.contention)),
         ):
             object.__setattr__(self, key, MappingProxyType(dict(mapping)))
+
+    def speeds(self, kind: str, *, high_priority: bool) -> tuple[int, int]:
+        """Permille of (a kernel of `kind`, the wire) while both run beside one another.
+
+        Args:
+            kind: of `overlaplab.hardware.kernel_kind`.
+            high_priority: the collective's.
+        """
+        key = contention_key(kind, high_priority=high_priority)
+        both = self.compute_rate_permille, self.wire_rate_permille
+        return self.contention.get(key) or self.contention.get(kind) or both
 
     def _check_nodes(self) -> None:
         if (self.gpus_per_node > 0) != (self.network is not None):
@@ -213,6 +225,33 @@ def _checked_points(points: Any) -> dict[str, Points]:
             )
         checked[key] = check_points(f"points[{key!r}]", value)
     return checked
+
+
+def _checked_contention(contention: Any) -> dict[str, tuple[int, int]]:
+    _check_mapping("contention", contention)
+    for key, speeds in contention.items():
+        if key not in CONTENTION_KEYS:
+            raise ValueError(
+                f"contention[{key!r}]: no kind of kernel; known: "
+                f"{'; '.join(CONTENTION_KEYS)}"
+            )
+        if not isinstance(speeds, Sequence) or len(speeds) != 2:
+            raise ValueError(
+                f"contention[{key!r}] is {speeds!r}; expected a pair: the speeds of "
+                "the kernel and of the wire, in permille"
+            )
+        for speed in speeds:
+            _check_permille(f"contention[{key!r}]", speed)
+    return {key: (speeds[0], speeds[1]) for key, speeds in contention.items()}
+
+
+def _check_permille(key: str, value: object) -> None:
+    _check_number(key, value, least=1)
+    if value > 1000:  # type: ignore[operator]
+        raise ValueError(
+            f"{key} is {value}; expected 1..1000 (1000: work on the other side does "
+            "not slow it)"
+        )
 
 
 def _check_number(key: str, value: object, *, least: int) -> None:

@@ -104,6 +104,7 @@ class ProgramBuilder:
         lane: str | None = None,
         root: int = -1,
         reduce_op: str = "",
+        high_priority: bool = False,
         **fields: Any,
     ) -> int:
         """Launch a collective of `group` while `stream` is current.
@@ -125,6 +126,7 @@ class ProgramBuilder:
             bytes=bytes or sum(part.bytes for part in payload),
             payload=tuple(payload),
             async_op=async_op,
+            high_priority=high_priority,
         )
         own_lane = "comm" if group == "default" else f"comm:{group}"
         lane = lane or (own_lane if async_op else stream)

@@ -7,10 +7,19 @@ of `overlaplab.program.rates`.
 from __future__ import annotations
 
 from overlaplab.errors import MismatchError
-from overlaplab.hardware import Hardware, compute_ns, host_ns, memcpy_ns
+from overlaplab.hardware import (
+    Hardware,
+    compute_ns,
+    host_ns,
+    kernel_kind,
+    memcpy_ns,
+)
 from overlaplab.hardware.collectives import Placement, placed_ns, placement
 from overlaplab.program.graph import Graph, Meeting
 from overlaplab.program.record import Collective, Op
+
+# Permille of (the kernel, the wire), beside a collective of default, of high priority.
+Speeds = tuple[tuple[int, int], tuple[int, int]]
 
 LINK, NETWORK = 0, 1
 OUT, IN = 0, 1  # from the GPU and to it
@@ -47,10 +56,12 @@ class Costs:
         self._graph = graph
         self._hw = hw
         self._kernels: dict[tuple[int, str, int, str], int] = {}
+        self._speeds: dict[str, Speeds] = {}  # by kind
         # By communicator, with its ranks.
         self._places: dict[str, tuple[tuple[int, ...], Placement]] = {}
         self.meetings: list[tuple[int, int]] = []
         self.ports: list[tuple[int, ...]] = []
+        self.high_priority: list[bool] = []
         for meeting in graph.meetings:
             self._add(meeting)
 
@@ -74,6 +85,17 @@ class Costs:
         if cost is None:
             cost = self._kernels[key] = compute_ns(self._hw, *key)
         return cost
+
+    def speeds(self, op: Op) -> Speeds:
+        """How fast the kernels of `op` and a wire are beside one another."""
+        kind = kernel_kind(op.name, op.flops)
+        found = self._speeds.get(kind)
+        if found is None:
+            found = self._speeds[kind] = (
+                self._hw.speeds(kind, high_priority=False),
+                self._hw.speeds(kind, high_priority=True),
+            )
+        return found
 
     def copy_ns(self, op: Op) -> int:
         moved = max(op.read_bytes, op.write_bytes)
@@ -107,6 +129,9 @@ class Costs:
                 levels.append(LINK)
             ports += [port(op.rank, lvl, way) for lvl in levels for way in directions]
         self.ports.append(tuple(ports))
+        self.high_priority.append(
+            all(_collective(graph.ops[g]).high_priority for g in meeting.members)
+        )
 
     def _place(self, collective: Collective) -> Placement:
         ranks = collective.ranks

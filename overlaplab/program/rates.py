@@ -4,11 +4,13 @@
 does `FULL` a nanosecond while nothing slows it. Beside others it does less:
 
 - k kernels on different streams of one rank run at 1/k each;
-- a kernel runs at `compute_rate_permille` while a collective is on its rank's wire;
+- a kernel runs at its kind's speed while a collective is on its rank's wire (beside
+  several at the slowest), see `Hardware.speeds`;
 - a collective on the wire gets 1/k of its links, where k is the largest number of
   collectives on one of its ports: one direction of one link of one rank (the link in
   the node and the network are two; a send goes out and a receive comes in);
-- and `wire_rate_permille` of that while a kernel runs on any of its ranks;
+- and of that, while kernels run on its ranks, as much as the kind leaves that leaves
+  least;
 - host copies and kernels do not slow one another; nor do copies and the wire, except
   where the network is staged through the host: then both use one direction of PCIe,
   see `overlaplab.hardware.pcie_shares`.
@@ -22,7 +24,7 @@ is added once.
 from __future__ import annotations
 
 from overlaplab.hardware import Hardware, pcie_shares
-from overlaplab.program.costs import NETWORK, engine, port
+from overlaplab.program.costs import NETWORK, Speeds, engine, port
 
 _SHARES = 2520  # divisible by 1 to 10: rates of up to ten sharers are exact
 FULL = 1000 * _SHARES
@@ -44,8 +46,10 @@ class Rates:
         self._work = [0] * num_ops  # remaining
         self._rate = [0] * num_ops
         self._since = [0] * num_ops
-        self._kernels: list[dict[int, None]] = [{} for _ in range(num_ranks)]
-        self._wires: list[dict[int, None]] = [{} for _ in range(num_ranks)]
+        # What runs on each rank, and what it does to the other side; of a collective,
+        # whether it has high priority.
+        self._kernels: list[dict[int, Speeds]] = [{} for _ in range(num_ranks)]
+        self._wires: list[dict[int, bool]] = [{} for _ in range(num_ranks)]
         self._ports: dict[int, tuple[int, ...]] = {}  # of the collectives on the wire
         self._load = [0] * (4 * num_ranks)  # collectives on each port
         self._copy = [-1] * (2 * num_ranks)  # what each copy engine does
@@ -54,13 +58,15 @@ class Rates:
         self._pcie = {True: pcie_shares(hw), False: pcie_shares(hw, pinned=False)}
         self._dirty: set[int] = set()  # ranks on which something started or ended
 
-    def start_kernel(self, g: int, rank: int, ns: int, now: int) -> None:
+    def start_kernel(
+        self, g: int, rank: int, ns: int, now: int, speeds: Speeds
+    ) -> None:
         self._work[g], self._since[g] = ns * FULL, now
-        self._kernels[rank][g] = None
+        self._kernels[rank][g] = speeds
         self._dirty.add(rank)
 
     def end_kernel(self, g: int, rank: int) -> None:
-        if self._kernels[rank].pop(g, 0) is None:
+        if self._kernels[rank].pop(g, None) is not None:
             self._dirty.add(rank)
 
     def computes(self, rank: int) -> bool:
@@ -79,12 +85,20 @@ class Rates:
         self._copy[engine(rank, direction)] = -1
         self._dirty.add(rank)
 
-    def start_wire(self, g: int, ports: tuple[int, ...], ns: int, now: int) -> None:
+    def start_wire(
+        self,
+        g: int,
+        ports: tuple[int, ...],
+        ns: int,
+        now: int,
+        *,
+        high_priority: bool = False,
+    ) -> None:
         self._work[g], self._since[g] = ns * FULL, now
         self._ports[g] = ports
         for number in ports:
             self._load[number] += 1
-            self._wires[number // 4][g] = None
+            self._wires[number // 4][g] = high_priority
             self._dirty.add(number // 4)
 
     def end_wire(self, g: int) -> None:
@@ -102,21 +116,21 @@ class Rates:
         if not self._dirty:
             return []
         changed: list[tuple[int, int]] = []
-        wires: dict[int, None] = {}
+        wires: dict[int, bool] = {}
         for rank in sorted(self._dirty):
             kernels = self._kernels[rank]
             if kernels:
-                slowed = self._hw.compute_rate_permille if self._wires[rank] else 1000
-                rate = slowed * _SHARES // len(kernels)
-                for g in kernels:
-                    self._set(g, rate, now, changed)
+                beside = set(self._wires[rank].values())
+                for g, speeds in kernels.items():
+                    slowed = min((speeds[high][0] for high in beside), default=1000)
+                    self._set(g, slowed * _SHARES // len(kernels), now, changed)
             for number in (2 * rank, 2 * rank + 1):  # its copy engines
                 if self._copy[number] >= 0:
                     self._set(self._copy[number], self._copy_rate(number), now, changed)
             wires.update(self._wires[rank])
         self._dirty.clear()
-        for g in wires:
-            self._set(g, self._wire_rate(g), now, changed)
+        for g, high in wires.items():
+            self._set(g, self._wire_rate(g, high), now, changed)
         return changed
 
     def _copy_rate(self, number: int) -> int:
@@ -124,12 +138,13 @@ class Rates:
             return self._pcie[self._pinned[number]][1] * _SHARES
         return FULL
 
-    def _wire_rate(self, g: int) -> int:
+    def _wire_rate(self, g: int, high: bool) -> int:
         ports = self._ports[g]
         sharers = max(self._load[number] for number in ports)
         slowed = 1000
-        if any(self._kernels[number // 4] for number in ports):
-            slowed = self._hw.wire_rate_permille
+        for rank in {number // 4 for number in ports}:
+            for speeds in self._kernels[rank].values():
+                slowed = min(slowed, speeds[high][1])
         if self._staged:
             slowed = slowed * min(map(self._pcie_left, ports)) // 1000
         return slowed * _SHARES // sharers

@@ -76,6 +76,8 @@ class Collective:
         payload: its tensors in order, at least one, bytes adding up to a rank's input.
         async_op: launched with async_op=True, on the communicator's stream; otherwise
             on the stream that launches it.
+        high_priority: its blocks go before those of kernels that wait as well, see
+            `overlaplab.streams.go_first`.
     """
 
     group: str
@@ -87,6 +89,7 @@ class Collective:
     bytes: int = 0
     payload: tuple[PayloadTensor, ...] = ()
     async_op: bool = False
+    high_priority: bool = False
 
 
 @dataclass(frozen=True, slots=True)

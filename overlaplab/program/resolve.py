@@ -233,7 +233,8 @@ class _Resolution:
                 g, op.rank, copy_direction(op), alone, self.now, pinned=is_pinned(op)
             )
         else:
-            self.rates.start_kernel(g, op.rank, alone, self.now)
+            speeds = self.costs.speeds(op)
+            self.rates.start_kernel(g, op.rank, alone, self.now, speeds)
 
     def _takes_turn(self, g: int) -> bool:
         """Is the copy engine free for `g`? If not, it queues."""
@@ -261,7 +262,9 @@ class _Resolution:
         self.on_wire[m] = self.now
         wire = self.costs.meetings[m][1]
         if wire:
-            self.rates.start_wire(first, self.costs.ports[m], wire, self.now)
+            high = self.costs.high_priority[m]
+            ports = self.costs.ports[m]
+            self.rates.start_wire(first, ports, wire, self.now, high_priority=high)
         else:
             self.due.append((_END, first))
 

@@ -11,6 +11,8 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from overlaplab import streams
+
 Group = dist.ProcessGroup
 
 _own_groups: WeakKeyDictionary[Group, dict[str, Group]] = WeakKeyDictionary()
@@ -19,11 +21,16 @@ _own_groups: WeakKeyDictionary[Group, dict[str, Group]] = WeakKeyDictionary()
 def own_group() -> Group:
     """The world; on NCCL a communicator of the reducers' own, at high priority.
 
+    The virtual cluster gives that priority to all that the world sends from then on.
+
     Raises:
         ValueError: there is no process group.
     """
     world = _world()
-    return job_group("reduce") if dist.get_backend(world) == "nccl" else world
+    if dist.get_backend(world) == "nccl":
+        return job_group("reduce")
+    streams.go_first(world)
+    return world
 
 
 def job_group(job: str) -> Group:
@@ -43,6 +50,7 @@ def job_group(job: str) -> Group:
         if dist.get_backend(world) == "nccl":
             options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         groups[job] = dist.new_group(pg_options=options)
+        streams.go_first(groups[job])
     return groups[job]
 
 

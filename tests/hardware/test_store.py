@@ -21,6 +21,7 @@ MEASURED = replace(
     points={"flops:mm:bfloat16": ((10, 20), (30, 40)), "bytes": ((1, 1),)},
     backward_launch_ns=9_000,
     network_staged=True,
+    contention={"matmul": (900, 350), "norm, high priority": (1000, 600)},
 )
 
 
@@ -96,6 +97,10 @@ def put(value, *path):
         (put(0, "network", "bytes_per_s"), r"network\.bytes_per_s is 0"),
         (put([[2, 1], [1, 2]], "link", "times"), r"link\.times: .*point 1"),
         (put([[1]], "points", "bytes"), r"points\['bytes'\]: .*point 0 is \[1\]"),
+        (
+            put([1, 1], "contention", "gemm"),
+            r"contention\['gemm'\]: .*matmul; matmul, h",
+        ),
         (put([[1, 1]], "points", "byte"), r"points\['byte'\]: expected a key"),
         (put(7, "points"), "points is 7; expected a mapping"),
         (put(7, "link"), "link is 7; expected an object"),

@@ -16,7 +16,7 @@ GROUPS = ("default", "other")
 few = settings(max_examples=60)  # random programs are large enough to count twice
 
 hardwares = st.builds(
-    lambda launch, collective, compute, wire, latency, nodes: replace(
+    lambda launch, collective, compute, wire, latency, nodes, by_kind: replace(
         CHALK,
         name="drawn",
         launch_ns=launch,
@@ -28,6 +28,7 @@ hardwares = st.builds(
         network=replace(CHALK.link, bytes_per_s=5 * 10**9) if nodes else None,
         network_staged=nodes == 1,
         busy_latency_ns=40 if nodes else 0,
+        contention={"matmul": by_kind} if by_kind else {},
     ),
     st.sampled_from((0, 3, 50)),
     st.sampled_from((0, 7, 90)),
@@ -35,6 +36,7 @@ hardwares = st.builds(
     st.sampled_from((1000, 501, 250)),
     st.sampled_from((0, 100)),
     st.sampled_from((0, 1, 2)),  # all on one link; staged nodes of one; nodes of two
+    st.sampled_from(((), (1000, 333), (840, 1000))),
 )
 actions = st.one_of(
     st.tuples(st.just("compute"), st.sampled_from(STREAMS), st.integers(0, 200)),
@@ -190,7 +192,11 @@ def test_a_cause_ends_where_what_it_caused_begins_to_move(program, hw):
 @given(programs(("default",), ("default",), copies=False), hardwares)
 def test_removing_contention_makes_nothing_slower_where_nothing_is_shared(program, hw):
     free = replace(
-        hw, compute_rate_permille=1000, wire_rate_permille=1000, busy_latency_ns=0
+        hw,
+        compute_rate_permille=1000,
+        wire_rate_permille=1000,
+        contention={},
+        busy_latency_ns=0,
     )
     slowed, faster = resolve(program, hw), resolve(program, free)
     ends = {(s.rank, s.lane, s.attributes["op"]): s.end_ns for s in device(slowed)}
@@ -202,7 +208,11 @@ def test_removing_contention_makes_nothing_slower_where_nothing_is_shared(progra
 @given(programs(("default",), ("default",), copies=False), hardwares)
 def test_a_faster_link_makes_no_step_slower_without_contention(program, hw):
     hw = replace(
-        hw, compute_rate_permille=1000, wire_rate_permille=1000, busy_latency_ns=0
+        hw,
+        compute_rate_permille=1000,
+        wire_rate_permille=1000,
+        contention={},
+        busy_latency_ns=0,
     )
     fast: Hardware = replace(hw, link=replace(hw.link, bytes_per_s=20 * 10**9))
     assert length(resolve(program, fast)) <= length(resolve(program, hw))

@@ -66,6 +66,7 @@ class Communicator:
         self.torch_name = torch_name
         self._world = world
         self.description = ""
+        self.high_priority = False
         self.sequence = 0
         self._meetings = meetings
         self._name = ""
@@ -146,6 +147,7 @@ class Communicator:
             bytes=self._payload_bytes(operation, sources, targets),
             payload=self._parts(payload, lane.name),
             async_op=async_op,
+            high_priority=self.high_priority,
         )
         own = self._stream(meeting, batch)
         op = recorder.launch(

@@ -189,6 +189,10 @@ class VirtualProvider:
         with stream:
             yield stream
 
+    def go_first(self, group: Any) -> None:
+        """Its collectives are recorded with high priority from now on."""
+        group.communicator.high_priority = True
+
     def synchronize(self) -> None:
         self._recorder.host_wait("synchronize", self._recorder.everything())
 
