@@ -30,6 +30,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._C._distributed_c10d.ProcessGroup": "_start_coalescing _end_coalescing "
     "_set_group_name _set_group_desc allreduce allreduce_coalesced",
     "torch._C._distributed_c10d.Reducer": "_set_forward_pass_work_handle",
+    "torch._guards": "TracingContext",
     "torch._subclasses.fake_tensor": "DataDependentOutputException "
     "DynamicOutputShapeException FakeTensor FakeTensorMode is_fake",
     "torch._tensor": "",
@@ -48,6 +49,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.distributed.distributed_c10d": "_new_process_group_helper "
     "_resolve_process_group _world batch_isend_irecv",
     "torch.jit._builtins": "_get_builtin_table",
+    "torch.nn.modules.module": "_global_forward_pre_hooks _has_any_global_hook",
     "torch.utils._device": "_device_constructors",
     "torch.utils._python_dispatch": "TorchDispatchMode _disable_current_modes",
     "torch.utils._pytree": "tree_flatten tree_leaves tree_unflatten",

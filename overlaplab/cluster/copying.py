@@ -102,8 +102,10 @@ class _CannotCopy(TypeError):
 def _copying(fake_mode: FakeTensorMode | None) -> Iterator[None]:
     """Teach `copy.deepcopy` functions, modules and generators for a while."""
     table: dict[type, Any] = copy._deepcopy_dispatch  # type: ignore[attr-defined]
-    before = {kind: table.get(kind) for kind in _COPIERS}
-    table.update(_COPIERS)
+    # A library's module may be of a class of its own (torch._dynamo.config).
+    copiers = _COPIERS | dict.fromkeys(_subclasses(types.ModuleType), _same)
+    before = {kind: table.get(kind) for kind in copiers}
+    table.update(copiers)
     try:
         with contextlib.nullcontext() if fake_mode is None else _FakeCopies(fake_mode):
             yield
@@ -234,6 +236,13 @@ def _fill_cell(cell: types.CellType, memo: Memo, what: str) -> None:
     except ValueError:  # an empty cell: assigned later than the call
         return
     new.cell_contents = _copy_part(value, memo, what)
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    one: type
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
 
 
 def _same(value: Any, memo: Memo) -> Any:

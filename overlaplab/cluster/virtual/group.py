@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from overlaplab.cluster.virtual.communicator import Communicator
+from overlaplab.cluster.virtual.compiling import guard_rank
 from overlaplab.cluster.virtual.work import VirtualWork
 from overlaplab.torch_versions import BaseGroup, complete_group
 
@@ -42,6 +43,7 @@ class VirtualGroup(BaseGroup):  # type: ignore[misc]
         return self.communicator.size
 
     def rank(self) -> int:
+        guard_rank(sys._getframe(1))
         return self.communicator.rank
 
     @property
@@ -72,7 +74,9 @@ class VirtualGroup(BaseGroup):  # type: ignore[misc]
         return self.communicator.sequence
 
     def __repr__(self) -> str:
-        return f"<virtual group {self.communicator.name!r}, rank {self.rank()}>"
+        return (
+            f"<virtual group {self.communicator.name!r}, rank {self.communicator.rank}>"
+        )
 
     def _launch(
         self, operation: str, sources: Tensors, targets: Tensors, opts: Any, **how: Any

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules import module as modules
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -28,6 +28,46 @@ from overlaplab.streams import GRADIENT
 GRADIENT_OPERATORS = frozenset({"detach", "clone", "new_empty_strided"})
 
 
+# Our hook's key among torch's, which count from 0. Dynamo guards on the hooks and their
+# keys: a new key in each run would have everything compiled anew.
+NAMING_HOOK = -1
+_COMPILED = "_orig_mod."  # what torch.compile puts before the names of its module's
+
+
+class _Naming:
+    """Names the parameters of the modules that a rank calls; one for all runs."""
+
+    def __init__(self) -> None:
+        self.begin(lambda: None)
+
+    def begin(self, recorder: Callable[[], Recorder | None]) -> None:
+        """A run begins, or has ended: no module has been seen in it."""
+        self.recorder = recorder
+        self.seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+    def note(self, module: torch.nn.Module) -> None:
+        """`module` is called for the first time, unless it is part of another."""
+        rank = self.recorder()
+        if rank is None or module in self.seen:
+            return
+        for inner in module.modules():
+            self.seen.add(inner)
+        lane = rank.current().name
+        for name, parameter in module.named_parameters():
+            _note_parameter(rank, parameter, name.replace(_COMPILED, ""))
+        for name, buffer in module.named_buffers():
+            name = name.replace(_COMPILED, "")
+            rank.storages.suggest(_local(buffer), name, lane, "parameters")
+
+
+_naming = _Naming()
+
+
+def _before_forward(module: torch.nn.Module, _: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _naming.note(module)
+
+
 @contextlib.contextmanager
 def naming_parameters(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
     """While open, the modules that a rank calls give their parameters' names.
@@ -35,21 +75,6 @@ def naming_parameters(recorder: Callable[[], Recorder | None]) -> Iterator[None]
     Args:
         recorder: the calling thread's, None where it is no rank.
     """
-    seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-
-    def note(module: torch.nn.Module, _: Any) -> None:
-        if torch.compiler.is_compiling() or module in seen:
-            return
-        rank = recorder()
-        if rank is None:
-            return
-        for inner in module.modules():
-            seen.add(inner)
-        lane = rank.current().name
-        for name, parameter in module.named_parameters():
-            _note_parameter(rank, parameter, name)
-        for name, buffer in module.named_buffers():
-            rank.storages.suggest(_local(buffer), name, lane, "parameters")
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         rank = recorder()
@@ -61,8 +86,9 @@ def naming_parameters(recorder: Callable[[], Recorder | None]) -> Iterator[None]
         if rank is not None:
             _note_states(rank, optimizer)
 
+    _naming.begin(recorder)
+    modules._global_forward_pre_hooks[NAMING_HOOK] = _before_forward
     hooks = (
-        register_module_forward_pre_hook(note),
         register_optimizer_step_pre_hook(before_step),
         register_optimizer_step_post_hook(after_step),
     )
@@ -71,6 +97,8 @@ def naming_parameters(recorder: Callable[[], Recorder | None]) -> Iterator[None]
     finally:
         for hook in hooks:
             hook.remove()
+        del modules._global_forward_pre_hooks[NAMING_HOOK]
+        _naming.begin(lambda: None)
 
 
 def _note_parameter(rank: Recorder, parameter: torch.Tensor, name: str = "") -> None:

@@ -23,6 +23,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device
 
@@ -347,8 +348,8 @@ def host_syncs(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
 def _sync(find: Find, name: str, original: Any) -> Any:
     def sync(self: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = find()
-        if recorder is None or recorder.looks_away:
-            return original(self, *args, **kwargs)
+        if recorder is None or recorder.looks_away or TracingContext.try_get():
+            return original(self, *args, **kwargs)  # ... or the compiler looks at it
         if type(self) in PLAIN:
             recorder.read_on_host(name, self)
         if name == "numpy" and not recorder.storages.is_host(self):

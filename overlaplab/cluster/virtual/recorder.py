@@ -24,7 +24,7 @@ from overlaplab.cluster.virtual.lanes import (
 from overlaplab.cluster.virtual.position import Position
 from overlaplab.cluster.virtual.rank_thread import RankThread
 from overlaplab.cluster.virtual.ranks import Turns
-from overlaplab.cluster.virtual.source import user_line
+from overlaplab.cluster.virtual.source import place, user_line
 from overlaplab.cluster.virtual.storage import PAGEABLE, PLACED, StorageTable
 from overlaplab.program.access import num_bytes
 from overlaplab.program.record import (
@@ -86,11 +86,13 @@ class Recorder(Position):
         waits: Iterable[int] = lane.pending
         if launched_from is not None:
             waits = launched_from.frontier().ops | lane.pending
-        phase, source = self.phase(differentiable), user_line()
+        phase, (source, traced, trains) = self.phase(differentiable), place()
+        if phase != "backward":
+            source, phase = traced or source, "forward" if trains else phase
         if differentiable and torch.is_grad_enabled():
             self._forward_lines.note(source)
         backward = phase == "backward" and collective is None  # which a hook launches
-        if backward and (line := self._forward_lines.of_node()):
+        if backward and (line := traced or self._forward_lines.of_node()):
             attributes = {**self._of_step, **attributes, "forward": line}
         elif self._of_step:
             attributes = {**self._of_step, **attributes}

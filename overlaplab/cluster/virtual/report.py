@@ -17,7 +17,7 @@ from overlaplab.cluster.virtual.rank_thread import RankThread
 from overlaplab.cluster.virtual.ranks import Turns
 from overlaplab.cluster.virtual.source import is_user_code, user_line
 from overlaplab.cluster.virtual.world import KeyWait
-from overlaplab.deadline import WALL_FACTOR
+from overlaplab.deadline import WALL_FACTOR, stack_of
 from overlaplab.errors import (
     DeadlockError,
     MismatchError,
@@ -28,6 +28,7 @@ from overlaplab.errors import (
 from overlaplab.program import Program, find_deadlock
 
 _MOST_RANKS = 16  # that a message lists
+_COMPILES = "/torch/_dynamo/convert_frame"  # on the stack of whoever compiles
 
 
 def deadlock(ranks: Sequence[RankThread], program: Program) -> DeadlockError:
@@ -67,6 +68,8 @@ def _standing(rank: RankThread) -> str:
 
 def failure(rank: int, error: BaseException) -> RankError:
     """The first cause, with the user's frames."""
+    if type(error).__name__ == "FailOnRecompileLimitHit":
+        error.args = (f"{message_of(error)}. {_RECOMPILES}",)
     frames = traceback.extract_tb(error.__traceback__)
     codes = [f.f_code for f, _ in traceback.walk_tb(error.__traceback__)]
     users = [f for f, code in zip(frames, codes, strict=True) if is_user_code(code)]
@@ -80,12 +83,24 @@ def failure(rank: int, error: BaseException) -> RankError:
     return RankError(message, rank=rank, remote_traceback=text)
 
 
+_RECOMPILES = (
+    "What is compiled is kept for all ranks and runs. Repair: make the backend an "
+    "object of an importable class with __eq__ and __hash__ (a lambda is another one "
+    "on each rank and in each run), pass dynamic=True where shapes change, or call "
+    "torch._dynamo.reset() between runs"
+)
+
+
 def _waits_for_its_turn(frame: FrameType | None) -> bool:
     """Whether a thread stands where it takes the turn, the first one too."""
     return frame is not None and frame.f_code in (
         Turns.run_rank.__code__,
         Turns._hand_over.__code__,
     )
+
+
+def _is_compiling(frame: FrameType | None) -> bool:
+    return any(_COMPILES in code.co_filename for code, _ in stack_of(frame))
 
 
 def timed_out(turns: Turns, timeout_s: float) -> RunTimeoutError:
@@ -95,6 +110,7 @@ def timed_out(turns: Turns, timeout_s: float) -> RunTimeoutError:
     if turns.on_the_wall:
         what = f"{WALL_FACTOR * timeout_s:g} s, with CPU time left: it slept or waited"
     lines = [f"the run passed its deadline of {what}."]
+    compiles = False
     for rank in ranks[:_MOST_RANKS]:
         if rank.finished:
             where = "has finished"
@@ -102,7 +118,10 @@ def timed_out(turns: Turns, timeout_s: float) -> RunTimeoutError:
             frame = frames.get(rank.thread.ident or -1)
             line = "" if frame is None else user_line(frame)
             where = f"was at {line}" if line else "was outside the user's code"
-            if isinstance(rank.waits_for, str):
+            if _is_compiling(frame):
+                where += " (torch.compile is compiling what it calls)"
+                compiles = True
+            elif isinstance(rank.waits_for, str):
                 where += f" ({rank.waits_for})"
             elif isinstance(rank.waits_for, Meeting) or _waits_for_its_turn(frame):
                 where += " (waiting for its turn)"
@@ -110,6 +129,11 @@ def timed_out(turns: Turns, timeout_s: float) -> RunTimeoutError:
     if len(ranks) > _MOST_RANKS:
         lines.append(f"  and {len(ranks) - _MOST_RANKS} more ranks")
         lines.append("With fake=True one rank stands for all that do the same.")
+    if compiles:
+        lines.append(
+            "Compiling takes seconds, once: what is compiled serves all ranks and "
+            "later runs, unless they bring other shapes or another backend."
+        )
     lines.append("Raise timeout_s if the work needs longer.")
     error = RunTimeoutError("\n".join(lines))
     error.on_the_wall = turns.on_the_wall

@@ -7,6 +7,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from overlaplab.cluster.settings import (
     set_process_state,
 )
 from overlaplab.cluster.virtual import report, world
+from overlaplab.cluster.virtual.compiling import compiling_ranks
 from overlaplab.cluster.virtual.loading import loading_batches
 from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.modes import RecordMode, unseen_shapes
@@ -139,11 +141,13 @@ class _Run:
             naming_parameters(world.current_recorder),
             serving_cpp(world.current_recorder),
             backward_streams(world.current_recorder),
-            rank_threads(lambda: self.fake_mode or contextlib.nullcontext()),
+            rank_threads(self._settings_of_thread),
         )
         with world.worlds_of_threads(), contextlib.ExitStack() as stack:
             for patching in calls:
                 stack.enter_context(patching)
+            compiling = compiling_ranks(world.current_recorder, len(self.ranks))
+            self.set_limits = stack.enter_context(compiling)
             if self.fake_mode is not None:
                 swap = swap_of_fakes(self.fake_mode)
                 stack.enter_context(patched([(torch.utils, "swap_tensors", swap)]))
@@ -180,8 +184,10 @@ class _Run:
                 with torch.autograd.set_multithreading_enabled(False):
                     os.environ |= environment_of(rank, self.world_size)
                     world.join(recorder, self.meetings, self.world_size, self.store)
-                    fake = self.fake_mode or contextlib.nullcontext()
-                    with fake, RecordMode(recorder, fake=self.fake):
+                    with (
+                        self._settings_of_thread(),
+                        RecordMode(recorder, fake=self.fake),
+                    ):
                         result = fn(*args, **kwargs)
                         end_threads(recorder)
                     for lane in list(recorder.lanes.values()):
@@ -194,6 +200,11 @@ class _Run:
                 install_thread_provider(previous)
 
         return main
+
+    def _settings_of_thread(self) -> AbstractContextManager[Any]:
+        """What holds in each thread of a rank and is not the process's."""
+        self.set_limits()
+        return self.fake_mode or contextlib.nullcontext()
 
     def _explain(self) -> DeadlockError:
         return report.deadlock(self.turns.threads, self._program())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bisect
 import os
+import re
 import sys
 from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +19,18 @@ _SKIPPED = (
     os.path.dirname(os.path.abspath(os.__file__)) + os.sep,
     "<",
 )
+# How torch.fx calls the files of the code that it generates, each another number.
+_GRAPH = "<eval_with_key>"
+# Where AOTAutograd has its node that stands for a whole graph.
+_AOT = os.path.join(
+    os.path.dirname(torch.__file__),
+    "_functorch",
+    "_aot_autograd",
+    "runtime_wrappers.py",
+)
+_PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')  # in a node's stack
 _is_user: dict[str, bool] = {}
+_graphs: dict[str, dict[int, str]] = {}
 _lines: dict[tuple[str, int, str], str] = {}
 
 
@@ -29,16 +42,70 @@ def user_line(frame: FrameType | None = None) -> str:
     Frames of torch, of this package and of the standard library are not the user's.
     The file is given without its folder, so that records of two machines are equal.
     """
+    return place(sys._getframe(1) if frame is None else frame).line
+
+
+class Place(NamedTuple):
+    """Where an operator was launched.
+
+    Args:
+        line: as `user_line`.
+        traced: the line that the running node of a graph was traced from: of what was
+            compiled, where it was written. "" where no graph runs, or does not say.
+        trains: the graph is a forward pass that autograd knows as a whole.
+    """
+
+    line: str
+    traced: str = ""
+    trains: bool = False
+
+
+def place(frame: FrameType | None = None) -> Place:
+    """Of `frame`, or of the caller if it is None; looks outwards from there."""
     if frame is None:
         frame = sys._getframe(1)
-    known = _is_user
+    known, line, traced, in_graph = _is_user, "", "", False
     while frame is not None:  # a dozen frames at each operator
         code = frame.f_code
         users = known.get(code.co_filename)
         if users or (users is None and is_user_code(code)):
-            return _line(code.co_filename, frame.f_lineno, code.co_name)
+            line = line or _line(code.co_filename, frame.f_lineno, code.co_name)
+            if not in_graph:  # whose backend may have put code of the user's around it
+                break
+        elif code.co_filename == _AOT and code.co_name == "forward":
+            return Place(line or user_line(frame), traced, True)
+        elif not in_graph and code.co_filename.startswith(_GRAPH):
+            in_graph, traced = True, _line_of_node(frame)
         frame = frame.f_back
-    return ""
+    return Place(line, traced)
+
+
+def _line_of_node(frame: FrameType) -> str:
+    """Where the node was traced whose line a graph's generated code is at."""
+    lines = _graphs.get(frame.f_code.co_filename)
+    if lines is None:
+        values = frame.f_locals
+        graph = values.get("self")
+        if isinstance(values, dict):  # Python 3.11, 3.12: the frame keeps it
+            values.clear()
+        lines = _graphs[frame.f_code.co_filename] = _lines_of_graph(graph)
+    return lines.get(frame.f_lineno, "")
+
+
+def _lines_of_graph(graph: Any) -> dict[int, str]:
+    """By the lines of its generated code."""
+    numbers = getattr(graph, "_lineno_map", None)
+    if numbers is None:
+        return {}
+    nodes, lines = list(graph.graph.nodes), {}
+    for line, node in numbers.items():
+        if node is not None and node < len(nodes):
+            places = _PLACE.findall(nodes[node].stack_trace or "")
+            users = [place for place in places if _of_user(place[0])]
+            if users:
+                file, at, function = users[-1]
+                lines[line + graph._prologue_start] = _line(file, int(at), function)
+    return lines
 
 
 def is_user_code(code: CodeType) -> bool:
