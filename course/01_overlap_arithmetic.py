@@ -683,21 +683,26 @@ found = {
 _ = check("1.7", share, found)
 
 # %% name="share-table" fold=true
-for title, tokens_of in (
-    ("8192 tokens a GPU", lambda n: 8192),
-    ("4.2 million tokens for all together", lambda n: lab.GLOBAL_TOKENS // n),
-):
-    print(f"{title:<37}" + "".join(f"{name:>15}" for name in lab.LINKS))
-    for num in lab.GPUS:
-        cells = (lab.given_share(num, tokens_of(num), name) for name in lab.LINKS)
-        print(f"{num:>8} GPUs{'':<24}" + "".join(f"{100 * c:>13.1f} %" for c in cells))
-    print()
-latency_ns, wire_ns = collective_ns(
-    find_hardware("h100-ib400"), "all_reduce", 4096, 2 * lab.PARAMETERS
-)
-print(f"h100-ib400, 4096 GPUs: latency {latency_ns / 1e6:.2f} ms, ", end="")
-print(f"wire {wire_ns / 1e6:.1f} ms")
-print(f"a plain ring, 5 us a hop: 2 x 4095 hops, {2 * 4095 * 5e-3:.0f} ms of latency")
+if solved("1.7"):
+    for title, tokens_of in (
+        ("8192 tokens a GPU", lambda n: 8192),
+        ("4.2 million tokens for all together", lambda n: lab.GLOBAL_TOKENS // n),
+    ):
+        print(f"{title:<37}" + "".join(f"{name:>15}" for name in lab.LINKS))
+        for num in lab.GPUS:
+            cells = (lab.given_share(num, tokens_of(num), name) for name in lab.LINKS)
+            print(
+                f"{num:>8} GPUs{'':<24}" + "".join(f"{100 * c:>13.1f} %" for c in cells)
+            )
+        print()
+    latency_ns, wire_ns = collective_ns(
+        find_hardware("h100-ib400"), "all_reduce", 4096, 2 * lab.PARAMETERS
+    )
+    print(f"h100-ib400, 4096 GPUs: latency {latency_ns / 1e6:.2f} ms, ", end="")
+    print(f"wire {wire_ns / 1e6:.1f} ms")
+    print(
+        f"a plain ring, 5 us a hop: 2 x 4095 hops, {2 * 4095 * 5e-3:.0f} ms of latency"
+    )
 
 # %% [markdown]
 # With the same work for each GPU (above), the share hardly moves from 16 GPUs to 4,096.
@@ -755,14 +760,15 @@ _ = check("1.8", settings)
 for name, typed in settings.items():
     saves = {what: lab.saved_percent(typed, what) for what in lab.WHAT_IF}
     print(f"{name}: " + ", ".join(f"{k} {v:.2f} %" for k, v in saves.items()))
-fine = max(
-    (lab.saved_percent({"gbyte_per_s": g, "ktokens": k}, "overlap"), g, k)
-    for g in lab.KNOBS["gbyte_per_s"].values
-    for k in lab.KNOBS["ktokens"].values
-)
-print(
-    f"the most that overlap saves: {fine[0]:.0f} %, at {fine[1]} GB/s, {fine[2]}k tokens"
-)
+if solved("1.8"):
+    fine = max(
+        (lab.saved_percent({"gbyte_per_s": g, "ktokens": k}, "overlap"), g, k)
+        for g in lab.KNOBS["gbyte_per_s"].values
+        for k in lab.KNOBS["ktokens"].values
+    )
+    print(
+        f"the most that overlap saves: {fine[0]:.0f} %, at {fine[1]} GB/s, {fine[2]}k tokens"
+    )
 
 # %% [markdown]
 # Overlap matters in between. With little to send there is nothing to hide; with much to

@@ -22,6 +22,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from IPython.display import display
 
 import overlaplab as ol
 from overlaplab import streams, view
@@ -750,7 +751,7 @@ view.draw_many({n: fed.timeline for n, fed in feeds.items()})
 steps_ms = [timeline.step_ns / 1e6 for timeline in so_far.values()]
 print(f"""1. A stream is a queue, not an engine. Two streams that wait for all of each other
    take {steps_ms[1]:.0f} ms, as one stream does; a wait for each need takes {steps_ms[2]:.0f}.
-2. Waits chain: of {len(mine.every_wait)} waits {lab.num_needed(mine)} are enough. A missing one is a race, whatever
+2. Waits chain: of {len(mine.every_wait)} waits not all are needed. A missing one is a race, whatever
    the values say. Memory races too: record_stream, or keep the tensor.
 3. Pinned memory, a stream of its own and the next copy launched before the step:
    {fed_ms["plain"]:.0f} ms, then {fed_ms["pinned"]:.0f}, then {fed_ms[name]:.0f}.""")
@@ -802,12 +803,15 @@ for kind in ("kernels", "one chain", "batches"):
 _ = check("3.5", enough)
 
 # %% name="enough-seen" fold=true
-for kind in ("kernels", "one chain", "batches"):
-    steps = lab.steps_ms(kind)
-    print(f"{kind:<10}", "  ".join(f"{n}: {step:.0f} ms" for n, step in steps.items()))
-view.draw_many(
-    {f"batches, {n} streams": lab.on_streams("batches", n).timeline for n in (1, 3, 6)}
-)
+if solved("3.5"):
+    for kind in ("kernels", "one chain", "batches"):
+        steps = lab.steps_ms(kind)
+        print(
+            f"{kind:<10}", "  ".join(f"{n}: {step:.0f} ms" for n, step in steps.items())
+        )
+    numbers = (1, 3, 6)
+    runs = {f"{n} streams": lab.on_streams("batches", n).timeline for n in numbers}
+    display(view.draw_many({f"batches, {name}": run for name, run in runs.items()}))
 
 # %% [markdown]
 # (*Saved* in the titles counts messages, not copies: look at the step.)

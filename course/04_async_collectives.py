@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import overlaplab as ol
 from overlaplab import streams, view
-from overlaplab.grading import check
+from overlaplab.grading import check, solved
 from overlaplab_course import lab04 as lab
 
 # %% [markdown]
@@ -828,10 +828,13 @@ _ = check("4.8a", my_number, first_diagnosis, blocks)
 # How much slower may the link be before the luck is gone?
 
 # %% name="luck" fold=true
-luck_us = lab.luck_us(repair_case.play_blocks(lab.broken_blocks))
-wire_us = lab.message_ns(200 * 400 * 4) / 1e3 - lab.BOARD.link.latency_ns / 1e3
-print(f"the message takes {wire_us:.0f} us on the wire and is {luck_us:.0f} us early:")
-print(f"on a link {1 + luck_us / wire_us:.1f} times slower half of a sum is added")
+if solved("4.8a"):
+    luck_us = lab.luck_us(repair_case.play_blocks(lab.broken_blocks))
+    wire_us = lab.message_ns(200 * 400 * 4) / 1e3 - lab.BOARD.link.latency_ns / 1e3
+    print(
+        f"the message takes {wire_us:.0f} us on the wire and is {luck_us:.0f} us early:"
+    )
+    print(f"on a link {1 + luck_us / wire_us:.1f} times slower half of a sum is added")
 
 # %% [markdown]
 # **Exercise 4.8b.** Gradient accumulation, with overlap. Run it, diagnose, repair.
@@ -949,12 +952,14 @@ def choose_chunks(compute_us, overhead_us, latency_us, wire_us):
 _ = check("4.9", choose_chunks)
 
 # %% name="choose-table" fold=true
-print(
-    f"{'us with this many chunks':<36}" + "".join(f"{n:>7}" for n in (1, 2, 4, 8, 16))
-)
-for case in lab.CASES:
-    steps_us = [case.step_us(n) for n in (1, 2, 4, 8, 16)]
-    print(f"{case.name:<36}" + "".join(f"{us:>7.0f}" for us in steps_us))
+if solved("4.9"):
+    print(
+        f"{'us with this many chunks':<36}"
+        + "".join(f"{n:>7}" for n in (1, 2, 4, 8, 16))
+    )
+    for case in lab.CASES:
+        steps_us = [case.step_us(n) for n in (1, 2, 4, 8, 16)]
+        print(f"{case.name:<36}" + "".join(f"{us:>7.0f}" for us in steps_us))
 
 # %% [markdown]
 # On one token (the decoding of an LLM) every answer but 1 loses: the message is latency,

@@ -316,7 +316,7 @@ hooks = {
 _ = check("5.2", my_number, hooks)
 
 # %% [markdown]
-# Read your table once more, row by row.
+# <details><summary>Row by row, when you have filled in your table</summary>
 #
 # - `register_hook` is given the gradient *before* it is added to `.grad`. It may return another
 #   gradient, which then takes its place. It is no place to send from: autograd reads the
@@ -327,6 +327,8 @@ _ = check("5.2", my_number, hooks)
 #   its first call `.grad` is not complete, and autograd does not promise that it is at the last.
 #
 # And `backward()` returns `None`: `grad = loss.backward()` is no gradient.
+#
+# </details>
 #
 # **Predict.** A public training framework once had this hook, registered with
 # `register_post_accumulate_grad_hook`:
@@ -698,13 +700,10 @@ _ = check("5.5", choose_way)
 hidden_ms = mine.timeline.report().hidden_ns / 1e6
 launched_ms = eager.num_gradients * eager.costs.collective_ms
 step_each_ms, step_one_ms = (ns / 1e6 for ns in eager.steps_ns.values())
-mine_case = lab.hook_case(my_number)
-grads = [mine_case.grad, mine_case.grad + sum(mine_case.factors)]
 print(f"""1. Only the rest of the backward pass hides a gradient: {hidden_ms:.0f} of {sent_ms:.0f} ms here, though
    {compute_ms:.0f} ms are computed. What is used first is complete last; a tied table is, too.
 2. Send from register_post_accumulate_grad_hook: it is given the parameter, once a backward
-   pass, and .grad has every use in it ({grads[1]:g} in your case, where register_hook
-   sees {grads[0]:g}). Launch in one order on all ranks.
+   pass, and .grad has every use in it. Launch in one order on all ranks.
 3. A message costs the CPU {eager.collective_us:.0f} us: {eager.num_gradients} of them are {launched_ms:.0f} ms, and the step takes
    {step_each_ms:.1f} ms instead of {step_one_ms:.1f} with one message for all.""")
 

@@ -708,12 +708,16 @@ diagnosis = {
 _ = check("8.4", my_number, diagnosis, train_two)
 
 # %% [markdown]
+# <details><summary>What was wrong, when you have repaired it</summary>
+#
 # As given, set A is trained on every second batch, set B on the others: two models, each on
 # half of the data, and the loss that you watch belongs to one and then to the other. Nothing
 # reports it. With two sets the rule is: **build the back from the front, never from what the
 # back held.**
 #
-# So does `ol.DoubleBufferedWeights`, for a *serving* model that gets new weights while it answers:
+# </details>
+#
+# So it is in `ol.DoubleBufferedWeights`, for a *serving* model that gets new weights while it answers:
 # an update writes every tensor of the set that nobody reads, on a stream of its own. Then they
 # change places (section 9).
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 import notebook_runs as runs
+from lesson_cells import read_lesson
 
 
 def cell(name: str, *, raises: str = "", tags: tuple[str, ...] = ()) -> NotebookNode:
@@ -80,3 +83,44 @@ def test_only_the_named_labs_are_run(tmp_path: Path) -> None:
     runs.prove_unsolved(tmp_path, ["03"])
     with pytest.raises(runs.BuildError, match="no lab that starts with 09"):
         runs.prove_unsolved(tmp_path, ["09"])
+
+
+LESSONS = sorted((Path(__file__).parents[2] / "course").glob("[0-9]*.py"))
+# Cells below a check that show what its exercise asks for, and so ask `solved` first.
+SHOW_ANSWERS = {
+    "00_start": {"backward-seen": "0.2"},
+    "01_overlap_arithmetic": {
+        "beside-runs": "1.5",
+        "share-table": "1.7",
+        "settings-seen": "1.8",
+    },
+    "02_measuring": {"reading-seen": "2.5", "bill-seen": "2.7"},
+    "03_streams": {"waits-compared": "3.2", "enough-seen": "3.5"},
+    "04_async_collectives": {"luck": "4.8a", "choose-table": "4.9"},
+    "06_bucketing": {"fit-profile": "6.0", "three-shares": "6.4b", "tail": "6.4b"},
+}
+
+
+def test_what_shows_an_answer_asks_first_whether_it_was_found() -> None:
+    """Each of these cells was seen below an unsolved exercise with its answer."""
+    asked: dict[str, dict[str, str]] = {}
+    for lesson in LESSONS:
+        for cell in read_lesson(lesson):
+            for exercise in re.findall(r'^if solved\("(.*)"\):$', cell.source, re.M):
+                asked.setdefault(lesson.stem, {})[cell.id] = exercise
+    assert asked == SHOW_ANSWERS
+
+
+def test_a_figure_that_hangs_on_an_if_is_displayed() -> None:
+    """A notebook shows the value of a cell's last line, but of none within an `if`."""
+    lost = [
+        f"{cell.where}: {ast.unparse(line)[:60]}"
+        for lesson in LESSONS
+        for cell in read_lesson(lesson)
+        if cell.type == "code"
+        for outer in ast.parse(re.sub(r"^%.*$", "", cell.source, flags=re.M)).body
+        if isinstance(outer, ast.If)
+        for line in ast.walk(outer)
+        if isinstance(line, ast.Expr) and ast.unparse(line).startswith("view.")
+    ]
+    assert lost == []
