@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from overlaplab import ours
@@ -139,8 +139,9 @@ class Sheet:
             # Only True passes: a truthy tensor or a forgotten call does not.
             if passed is not True:
                 hint = hint or self._exercise.hints.get(name, "")
+            place = sum(not result.passed for result in self._results.values())
             self._results[name] = CheckResult(
-                name, passed is True, readable(seen), readable(expected), hint
+                name, passed is True, readable(seen), readable(expected), hint, place
             )
         return passed is True
 
@@ -198,14 +199,13 @@ class Sheet:
             and len(checks) == len(self._exercise.verifies)
             and all(check.passed for check in checks)
         )
-        first_hint = next((c.hint for c in checks if not c.passed and c.hint), "")
-        return Verdict(
+        verdict = Verdict(
             exercise=self._exercise.id,
             title=self._exercise.title,
             passed=passed,
             ran=self._ran,
             checks=tuple(checks),
-            hint="" if passed else first_hint or hint,
+            hint="" if passed else hint,
             timeline=self._timeline,
             step_ns=self._step_ns,
             target_ns=self._target_ns,
@@ -215,6 +215,8 @@ class Sheet:
             unjudged=tuple(unjudged),
             judged=judged,
         )
+        first_hint = next((c.hint for c in verdict.failed if c.hint), "")
+        return replace(verdict, hint=first_hint or verdict.hint)
 
 
 Grader = Callable[..., None]

@@ -34,6 +34,7 @@ from overlaplab.grading.exercise import (
     StopGradingError,
     find_exercise,
 )
+from overlaplab.grading.explained import explain
 from overlaplab.grading.kept import note
 from overlaplab.grading.verdict import Verdict
 
@@ -128,7 +129,8 @@ def judge(exercise: Exercise, *solutions: object) -> Verdict:
         grader = getattr(exercise.grade, "__code__", None)
         where = "" if grader is None else grader.co_filename
         text = describe_error(error, grader_file=where)
-        return sheet.verdict(error=text, hint=_error_hint(text))
+        meaning = explain(text)
+        return sheet.verdict(error=f"{meaning}\n{text}" if meaning else text)
     return sheet.verdict()
 
 
@@ -153,13 +155,6 @@ def describe_error(error: BaseException, *, grader_file: str = "") -> str:
         # Called with arguments that it does not take, or a fault of ours.
         return f"calling your code raised {what}"
     return "\n".join([f"your code raised {what}", *lines])
-
-
-def _error_hint(text: str) -> str:
-    """What an error of torch's means here, "" if it speaks for itself."""
-    if "copy_()" in text and "NoneType" in text:
-        return "its gradient has not arrived (.grad is None)"
-    return ""
 
 
 def _refusal(exercise: Exercise, solutions: tuple[object, ...]) -> str:

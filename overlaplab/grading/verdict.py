@@ -27,6 +27,8 @@ class CheckResult:
         seen: what the run showed, with numbers, ranks, streams and times.
         expected: what it should have shown.
         hint: the smallest hint that helps, "" if none.
+        place: among those that failed, as they were found: the first is the cause, or
+            nearest to it.
     """
 
     name: str
@@ -34,6 +36,7 @@ class CheckResult:
     seen: str = ""
     expected: str = ""
     hint: str = ""
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,8 @@ class Verdict:
         title: its title.
         passed: every promised check was made, and passed.
         ran: what ran, one sentence.
-        checks: what was looked at, in order.
-        hint: the hint of the first check that failed.
+        checks: what was looked at, in the exercise's order.
+        hint: of the first in `failed` that has one.
         timeline: the learner's own run, if there was one.
         timeline_title: which run that is: "your run on 'branches', step 1".
         step_ns: the step time that the learner reached, None where no time counts.
@@ -73,6 +76,12 @@ class Verdict:
     unjudged: tuple[str, ...] = ()
     judged: bool = True
 
+    @property
+    def failed(self) -> tuple[CheckResult, ...]:
+        """What did not pass, causes first."""
+        wrong = [check for check in self.checks if not check.passed]
+        return tuple(sorted(wrong, key=lambda check: check.place))
+
     def __str__(self) -> str:
         return "\n".join(self._right() if self.passed else self._wrong())
 
@@ -96,9 +105,7 @@ class Verdict:
         for check in self.checks:
             if check.passed:
                 lines += fold("+ ", check.name, indent=2)
-        for check in self.checks:
-            if check.passed:
-                continue
+        for check in self.failed:
             lines += fold("- ", f"{check.name}: NO", indent=2)
             if check.seen:
                 lines += fold("seen:     ", check.seen)
@@ -130,8 +137,9 @@ class Verdict:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values: everything but the timeline."""
-        checks = [{n: getattr(c, n) for n in _OF_A_CHECK} for c in self.checks]
+        """JSON values: everything but the timeline; what failed last, causes first."""
+        ordered = [*(c for c in self.checks if c.passed), *self.failed]
+        checks = [{n: getattr(c, n) for n in _OF_A_CHECK} for c in ordered]
         fields = {name: getattr(self, name) for name in _FIELDS}
         return fields | {"unjudged": list(self.unjudged), "checks": checks}
 

@@ -236,7 +236,7 @@ HINTS = {
 def test_the_hint_names_the_fault_of_the_hooks(wrong):
     verdict = judge(find_exercise("6.2"), wrong)
     assert not verdict.passed
-    assert HINTS[wrong] in verdict.hint
+    assert HINTS[wrong] in f"{verdict.hint} {verdict.error}"
 
 
 def test_the_run_that_fails_is_drawn_and_its_net_explained():
@@ -244,7 +244,7 @@ def test_the_run_that_fails_is_drawn_and_its_net_explained():
     assert verdict.timeline_title == "your run on 'branches', step 1"
     assert verdict.timeline is not None
     assert verdict.timeline.step_ns != verdict.target_ns
-    assert "'branches': ranks use the layers in different orders" in str(verdict)
+    assert "'branches': ranks use the layers in different orders" in verdict.ran
 
 
 def test_who_asks_for_the_mean_is_told_not_to_divide_again():
