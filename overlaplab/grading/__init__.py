@@ -55,6 +55,7 @@ defined in the notebook, or in a module beside it.
 Rules: an exercise passes only if every sentence of `verifies` was written and true
 (written twice: both times). A grader that raises is a fail, and so is one that forgets.
 Exceptions of the learner's code need no care: let them pass, they become the verdict.
+Graders run where no object of the learner's is: see `overlaplab.grading.stage`.
 `check(id, *objects)` calls `grade(sheet, *objects)`, in the order of `solution`.
 
 Evidence (`Trained.evidence`; or `reading.collect_evidence(program, timeline)` of a run

@@ -1,9 +1,10 @@
 """The processes in which a notebook is graded, seen from the parent.
 
-A server that runs no code of the learner's is forked for the cells and for each check.
-The parent never unpickles what a child sends: it reads JSON, and carries the learner's
-objects as bytes from the one that plays the cells to those that judge them. A child
-that dies or misses its deadline is killed with everything that it started.
+A server that runs no code of the learner's is forked: for the cells; for each exercise,
+to hold the learner's objects; and once to judge, by asking those. The parent never
+unpickles what a child sends: it reads JSON, and carries the objects as bytes from the
+one that plays the cells to those that hold them. A child that dies or misses its
+deadline is killed with everything that it started.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -29,6 +29,7 @@ import overlaplab
 from overlaplab.deadline import WALL_FACTOR, machine_is_busy
 from overlaplab.errors import NotebookError
 from overlaplab.grading.cells import NotebookCell
+from overlaplab.grading.channel import Channel
 from overlaplab.grading.exercise import Exercise
 
 # A child may need so long to start (it imports torch) and, after a deadline of its
@@ -36,11 +37,6 @@ from overlaplab.grading.exercise import Exercise
 _START_S = 600.0
 _GRACE_S = 15.0
 _MOST_DEATHS = 5
-# Of a child: code of the learner's may write to its connection.
-_MOST_BYTES = 256 * 2**20  # of one message
-_SILENCE_S = 30.0  # in the middle of one
-_LENGTH = struct.Struct("!i")  # before each, as `Connection` writes it
-
 
 # An exercise, the names of its objects, and the cell in which it is solved, 0: unknown.
 Order = tuple[str, tuple[str, ...], int]
@@ -50,7 +46,7 @@ Order = tuple[str, tuple[str, ...], int]
 class Objects:
     """The learner's objects for one exercise."""
 
-    payload: bytes  # pickled; only the judging child unpickles it
+    payload: bytes  # pickled; only the child that holds them unpickles it
     # file name -> text of the cells, for the lines in error messages
     sources: Mapping[str, str]
 
@@ -73,75 +69,34 @@ class Handover:
     missing: dict[str, Outcome] = field(default_factory=dict)
 
 
-class _Child:
+class _Child(Channel):
     """A fork of the server in a session of its own, and a connection to it."""
 
     def __init__(self, server: _Server, job: str) -> None:
         self._server = server
         self._scratch = tempfile.TemporaryDirectory(dir=server.scratch.name)
         ours, theirs = socket.socketpair()
-        self._connection = Connection(ours.detach())
+        super().__init__(Connection(ours.detach()))
         with theirs:
             request = {"job": job, "folder": self._scratch.name}
-            self._process = int(server.ask(request, theirs)["process"])
+            self.process = int(server.ask(request, theirs)["process"])
 
-    def send(self, message: Mapping[str, Any], payload: bytes | None = None) -> None:
-        """A child that is gone shows at the next `receive`."""
+    def pass_on(self, other: Channel) -> None:
+        """Hand this child the connection to another."""
         with contextlib.suppress(OSError):
-            self._connection.send_bytes(json.dumps(message).encode())
-            if payload is not None:
-                self._connection.send_bytes(payload)
-
-    def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next message; None at the deadline.
-
-        Raises:
-            EOFError: the child is gone.
-        """
-        message = json.loads(self.receive_bytes(timeout_s) or b"null")
-        return message if isinstance(message, dict) else None
-
-    def receive_bytes(self, timeout_s: float) -> bytes | None:
-        """The next message as it is; None at the deadline.
-
-        Raises:
-            EOFError: the child is gone, or what it sends is no message.
-        """
-        try:
-            if not self._connection.poll(max(0.0, timeout_s)):
-                return None
-            (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-            if not 0 <= length <= _MOST_BYTES:
-                raise EOFError
-            return self._read(length)
-        except OSError:  # reset
-            raise EOFError from None
-
-    def _read(self, num_bytes: int) -> bytes:
-        """That many bytes of a message that has begun.
-
-        `Connection.recv_bytes` would wait for the rest of it without end.
-        """
-        found = bytearray()
-        while len(found) < num_bytes:
-            if not self._connection.poll(_SILENCE_S):
-                raise EOFError
-            part = os.read(self._connection.fileno(), num_bytes - len(found))
-            if not part:
-                raise EOFError
-            found += part
-        return bytes(found)
+            descriptor = other.connection.fileno()
+            reduction.send_handle(self.connection, descriptor, self.process)
 
     def how_it_ended(self) -> tuple[str, bool]:
         """("was killed by SIGKILL", whether that can only be its code's doing)."""
         try:
-            request = {"wait": self._process, "timeout_s": _GRACE_S}
+            request = {"wait": self.process, "timeout_s": _GRACE_S}
             code = self._server.ask(request)["code"]
         except EOFError:
             return "lost its server", False
         if code is None:
             return "closed its connection", True
-        self._process = 0
+        self.process = 0
         if code == -signal.SIGXCPU:
             return "did not end, nor could it be stopped", True
         if code < 0:
@@ -151,13 +106,13 @@ class _Child:
 
     def close(self) -> None:
         """End the child and all that it started."""
-        if self._process:
+        if self.process:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process, signal.SIGKILL)
-                os.killpg(self._process, signal.SIGKILL)
+                os.kill(self.process, signal.SIGKILL)
+                os.killpg(self.process, signal.SIGKILL)
             with contextlib.suppress(EOFError):
-                self._server.ask({"wait": self._process, "timeout_s": _GRACE_S})
-        self._connection.close()
+                self._server.ask({"wait": self.process, "timeout_s": _GRACE_S})
+        super().close()
         self._scratch.cleanup()
 
 
@@ -272,7 +227,7 @@ def _elsewhere(*_: object) -> None:
 
 
 class Judge:
-    """Plays cells and judges objects, each in a fork of one server.
+    """Plays cells and has objects judged, in forks of one server.
 
     It serves any number of notebooks, one after another.
 
@@ -283,6 +238,7 @@ class Judge:
     def __init__(self, modules: Sequence[str] = ()) -> None:
         self._modules = modules
         self._server = _Server(modules)
+        self._judging: _Child | None = None
         self._closed = False
 
     def __enter__(self) -> Judge:
@@ -294,7 +250,7 @@ class Judge:
     def close(self) -> None:
         """End its processes; from any thread. What it still does comes to nothing."""
         self._closed = True
-        self._server.close()
+        self._end()
 
     def exercises(self, lab: str = "") -> tuple[Exercise, ...]:
         """Those of a lab ("06"), or all, without their graders.
@@ -406,33 +362,61 @@ class Judge:
     def _judge(
         self, task: Exercise, request: Mapping[str, Any], payload: bytes, stop_at: float
     ) -> Outcome:
-        left = stop_at - time.monotonic()
-        if left <= 0:
+        if stop_at <= time.monotonic():
             reason = "the deadline of the notebook had passed"
             return Outcome(None, reason, judged=False)
         try:
-            child = self._fork("judge")
+            host = self._fork("host")
         except EOFError as error:
             return Outcome(None, str(error), judged=False)
-        own_limit = WALL_FACTOR * task.timeout_s + _GRACE_S
         try:
-            child.send(request, payload)
-            answer = child.receive(min(_START_S, left))
+            host.send(request, payload)
+            self._judging = self._judging or self._fork("judge")
+            return self._ask_judge(self._judging, task, request, host, stop_at)
+        except EOFError as error:
+            return Outcome(None, str(error), judged=False)
+        finally:
+            host.close()
+
+    def _ask_judge(
+        self,
+        judge: _Child,
+        task: Exercise,
+        request: Mapping[str, Any],
+        host: _Child,
+        stop_at: float,
+    ) -> Outcome:
+        left = stop_at - time.monotonic()
+        own_limit = WALL_FACTOR * task.timeout_s + _GRACE_S
+        self._judging = None  # unless it answers
+        try:
+            judge.send({**request, "process": host.process})
+            judge.pass_on(host)
+            answer = judge.receive(min(_START_S, left))
             if answer:
                 left = stop_at - time.monotonic()
-                answer = child.receive(min(own_limit, left))
+                answer = judge.receive(min(own_limit, left))
+            if answer:
+                self._judging = judge
         except (EOFError, ValueError):
-            reason, own_doing = child.how_it_ended()
-            return Outcome(None, f"the code {reason} during the check", own_doing)
+            reason, own_doing = judge.how_it_ended()
+            return Outcome(None, f"what judges the code {reason}", own_doing)
         finally:
-            child.close()
+            if self._judging is None:
+                judge.close()
         if answer is None:
             limit = min(own_limit, max(left, 0))
             judged = own_limit < left and not machine_is_busy()
             return Outcome(None, f"did not end within {limit:.0f} s", judged)
+        if "gone" in answer:
+            reason, own_doing = str(answer["gone"]), True
+            if not reason:
+                reason, own_doing = host.how_it_ended()
+            return Outcome(None, f"the code {reason} during the check", own_doing)
         verdict = answer.get("verdict")
         if not isinstance(verdict, dict):
-            return Outcome(None, str(answer.get("reason", "was not verified")))
+            reason = str(answer.get("reason", "was not verified"))
+            return Outcome(None, reason, answer.get("judged") is not False)
         return Outcome(verdict, judged=verdict.get("judged") is not False)
 
     def _fork(self, job: str) -> _Child:
@@ -442,8 +426,15 @@ class Judge:
             self._restart()
             return _Child(self._server, job)
 
-    def _restart(self) -> None:
+    def _end(self) -> None:
         self._server.close()
+        judge, self._judging = self._judging, None
+        if judge is not None:
+            judge.process = 0  # it has ended with the server
+            judge.close()
+
+    def _restart(self) -> None:
+        self._end()
         if self._closed:
             raise EOFError("grading was ended")
         self._server = _Server(self._modules)

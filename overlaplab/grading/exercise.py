@@ -239,6 +239,10 @@ class Exercise:
         hints: by sentence, for a grader that gives none of its own.
         laws: by law of `LAWS`, the sentence that carries it.
         left_out: by law, why no sentence does.
+        hides: places ("module:name") that refuse to work where the
+            learner's objects are: they solve it. What the lab's `reference` defines is
+            hidden anyway.
+        lends: names of `reference` that the lesson gives to who solves this.
     """
 
     id: str
@@ -252,6 +256,8 @@ class Exercise:
     hints: Mapping[str, str] = field(default_factory=dict)
     laws: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    hides: tuple[str, ...] = ()
+    lends: tuple[str, ...] = ()
 
     @property
     def lab(self) -> str:
@@ -273,6 +279,8 @@ def exercise(
     optional: bool = False,
     laws: Mapping[str, str] = MappingProxyType({}),
     left_out: Mapping[str, str] | str = MappingProxyType({}),
+    hides: Sequence[str] = (),
+    lends: Sequence[str] = (),
 ) -> Callable[[Grader], Grader]:
     """Register the decorated function as the grader of exercise `id`.
 
@@ -318,6 +326,8 @@ def exercise(
             hints,
             laws,
             reasons,
+            tuple(hides),
+            tuple(lends),
         )
         return grade
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from overlaplab import streams
-from overlaplab.grading import origins
+from overlaplab.grading import origins, stage
 from overlaplab.grading.evidence import Evidence
 from overlaplab.grading.reading import collect_evidence, watch
 from overlaplab.hardware import Hardware, Link, find_hardware
@@ -221,10 +221,7 @@ def train(
         Whatever the learner's code raises, as a `RankError`, and what the cluster
         finds: `DeadlockError`, `MismatchError`.
     """
-    # Imported here: exercises without a cluster are judged without loading one.
-    from overlaplab.cluster.run import run as run_on_cluster
-
-    run = run_on_cluster(
+    run = stage.run(
         _train_rank,
         fixture,
         make_reducer,
@@ -232,7 +229,6 @@ def train(
         steps,
         flush_after,
         world_size=world_size,
-        cluster="virtual",
         hardware=hardware,
         timeout_s=timeout_s,
     )

@@ -1,4 +1,4 @@
-"""The process from whose forks cells are played and solutions judged.
+"""The process from whose forks cells are played, objects held, and verdicts written.
 
 Run as `python -P fork_server.py FD FOLDER [MODULE ...]`; FOLDER is the parent's, to
 work in, and is removed if the parent is gone. It imports once what each fork needs,
@@ -12,14 +12,12 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import linecache
 import os
-import pickle
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,10 +32,10 @@ import torch._functorch.aot_autograd  # noqa: F401
 
 import overlaplab.cluster.virtual
 import overlaplab.view  # noqa: F401
-from overlaplab.deadline import limit_process
-from overlaplab.grading.exercise import exercises, find_exercise
-from overlaplab.grading.judging import judge
+from overlaplab.grading.exercise import exercises
+from overlaplab.grading.hosting import host
 from overlaplab.grading.playing import play
+from overlaplab.grading.remote import judge_in_turn
 
 with contextlib.suppress(ImportError):
     import IPython.core.interactiveshell  # noqa: F401
@@ -45,6 +43,9 @@ with contextlib.suppress(ImportError):
 # Of Linux's prctl.
 _SET_PDEATHSIG = 1  # a fork ends with this process
 _SET_CHILD_SUBREAPER = 36  # orphans of its forks come to this process
+
+# The fork that judges outlives those that it asks.
+_judges: set[int] = set()
 
 # Of an exercise: what the parent needs.
 _NAMES = ("id", "title", "solution", "points", "timeout_s", "optional")
@@ -94,6 +95,8 @@ def _answer(request: Mapping[str, Any], connection: Connection) -> Mapping[str, 
         finally:
             os._exit(0)
     os.close(descriptor)
+    if request["job"] == "judge":
+        _judges.add(process)
     return {"process": process}
 
 
@@ -102,43 +105,24 @@ def _exit_code(process: int, timeout_s: float) -> int | None:
     while time.monotonic() < end:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
-            _end_orphans()
+            _judges.discard(process)
+            _end_orphans(_judges)
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.01)
     return None
 
 
-def _end_orphans() -> None:
+def _end_orphans(but: Collection[int] = ()) -> None:
     """Kill all children, and what they have left: it is the server's child then."""
     path = Path(f"/proc/self/task/{os.getpid()}/children")
     with contextlib.suppress(OSError):
-        while left := [int(word) for word in path.read_text().split()]:
+        while left := set(map(int, path.read_text().split())) - set(but):
             for process in left:
                 os.kill(process, signal.SIGKILL)
                 os.waitpid(process, 0)
 
 
-def _judge(parent: Connection) -> None:
-    request = orjson.loads(parent.recv_bytes())
-    payload = parent.recv_bytes()
-    parent.send_bytes(orjson.dumps({"started": True}))
-    exercise = find_exercise(request["exercise"])
-    limit_process(exercise.timeout_s)
-    sys.path.append(request["directory"])
-    for name, source in request["sources"].items():
-        lines = source.splitlines(True)
-        linecache.cache[name] = (len(source), None, lines, name)
-    answer: dict[str, Any]
-    try:
-        solutions = pickle.loads(payload)
-    except BaseException as error:
-        answer = {"reason": f"cannot be loaded: {type(error).__name__}: {error}"}
-    else:
-        answer = {"verdict": judge(exercise, *solutions).to_dict()}
-    parent.send_bytes(orjson.dumps(answer))
-
-
-_JOBS = {"judge": _judge, "play": play}
+_JOBS = {"judge": judge_in_turn, "host": host, "play": play}
 
 if __name__ == "__main__":
     for module in sys.argv[3:]:

@@ -9,24 +9,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-import traceback
 from collections.abc import Iterator
 
 import torch
 
 from overlaplab import ours
-from overlaplab.deadline import (
-    Deadline,
-    OutOfTimeError,
-    is_users_file,
-    machine_is_busy,
-)
-from overlaplab.errors import (
-    OverlaplabError,
-    RankError,
-    RunTimeoutError,
-    message_of,
-)
+from overlaplab.deadline import Deadline, OutOfTimeError, machine_is_busy
+from overlaplab.errors import RunTimeoutError
+from overlaplab.grading import stage
 from overlaplab.grading.answered import as_answer
 from overlaplab.grading.exercise import (
     Exercise,
@@ -36,6 +26,7 @@ from overlaplab.grading.exercise import (
 )
 from overlaplab.grading.explained import explain
 from overlaplab.grading.kept import note
+from overlaplab.grading.raised import describe_error
 from overlaplab.grading.verdict import Verdict
 
 BUSY = "not judged: this machine is busy, time was over before the code had its share"
@@ -100,16 +91,19 @@ def _somebody_sits_there() -> bool:
 
 
 def judge(exercise: Exercise, *solutions: object) -> Verdict:
-    """Grade without printing. Raises only KeyboardInterrupt.
+    """Grade without printing. Raises only KeyboardInterrupt and `stage.GoneError`.
 
     Every other exception is a fail: of the learner's code, or of the grader's.
+
+    Args:
+        exercise: which.
+        solutions: the learner's objects, or handles of them (see stage.py).
     """
     sheet = Sheet(exercise)
-    refusal = _refusal(exercise, solutions)
-    if refusal:
-        return sheet.verdict(error=refusal)
     try:
         with _clean_torch(), Deadline(exercise.timeout_s):
+            if refusal := _refusal(exercise, solutions):
+                return sheet.verdict(error=refusal)
             exercise.grade(sheet, *map(as_answer, solutions))
     except StopGradingError:
         return sheet.verdict()
@@ -120,7 +114,7 @@ def judge(exercise: Exercise, *solutions: object) -> Verdict:
             error=f"your code was stopped {error}",
             hint="which loop, or which wait, does not end?",
         )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, stage.GoneError):
         raise
     except BaseException as error:  # SystemExit and GeneratorExit fail as well
         slow = isinstance(error, RunTimeoutError) and error.on_the_wall
@@ -139,24 +133,6 @@ def _not_judged(sheet: Sheet) -> Verdict:
     return sheet.verdict(error=BUSY, hint=hint, judged=False)
 
 
-def describe_error(error: BaseException, *, grader_file: str = "") -> str:
-    """Who raised what, and the learner's frames of its traceback, none of ours."""
-    while isinstance(error, RankError) and error.__cause__ is not None:
-        error = error.__cause__
-    what = f"{type(error).__name__}: {message_of(error)}".rstrip(": ")
-    if isinstance(error, OverlaplabError):
-        return f"your code ran into a {what}"  # a diagnosis, which says where
-    lines = []
-    for frame in traceback.extract_tb(error.__traceback__):
-        if not is_users_file(frame.filename) or frame.filename == grader_file:
-            continue
-        lines.append(f"  in {frame.name}, line {frame.lineno}: {frame.line or ''}")
-    if not lines:
-        # Called with arguments that it does not take, or a fault of ours.
-        return f"calling your code raised {what}"
-    return "\n".join([f"your code raised {what}", *lines])
-
-
 def _refusal(exercise: Exercise, solutions: tuple[object, ...]) -> str:
     """Why these objects are not graded at all, "" if they are."""
     if len(solutions) != len(exercise.solution):
@@ -168,7 +144,7 @@ def _refusal(exercise: Exercise, solutions: tuple[object, ...]) -> str:
     for name, solution in zip(exercise.solution, solutions, strict=True):
         if solution is None:
             return f"{name} is None"
-        if _is_packages_own(solution):
+        if stage.job(_is_packages_own, solution) is True:
             return f"{name} is overlaplab's own; the exercise asks for yours"
     return ""
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from overlaplab.grading import plain
 from overlaplab.grading.violation import Violation, broken
 from overlaplab.program import Access, Op, Program, TensorName
 from overlaplab.program.access import byte_runs
@@ -38,6 +39,7 @@ _MOVES = {"copy_", "_foreach_copy_", "clone", "_to_copy", "to", "cpu", "contiguo
 _MOVES |= {"pin_memory", "cat", "stack", "split"}
 
 
+@plain.record
 @dataclass(frozen=True, slots=True)
 class Held:
     """What one rank's step returned, and what was noted of it."""

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 from torch.utils._python_dispatch import _disable_current_modes
 
-from overlaplab.cluster.run import Run, run
+from overlaplab.cluster.run import Run
 from overlaplab.grading import origins
 from overlaplab.grading.forms import KnobProgram, Settings
+from overlaplab.grading.stage import run
 from overlaplab.hardware import Hardware, Link, find_hardware
 from overlaplab.program import Op, Program, resolve
 from overlaplab.timeline import Span, Timeline

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.cluster.run import run
 from overlaplab.cluster.virtual.streams import VirtualEvent, VirtualProvider
+from overlaplab.grading.stage import run
 from overlaplab.hardware import Hardware
 from overlaplab.timeline import CPU_LANE, Timeline
 from overlaplab_course.lab00.given import GPU

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from overlaplab.grading import Sheet
+from overlaplab.grading import Sheet, stage
 from overlaplab.grading.declared import Declared
-from overlaplab_course.lab03.jobs import EAGER, NUM_RANKS, Played
+from overlaplab.program import Program, resolve
+from overlaplab_course.lab03.jobs import EAGER, NUM_RANKS, Played, by_label
 
 LAB = Declared(__file__)
 THE_RUN, OVERLAP = LAB.sentences("3.1b")
@@ -12,15 +13,15 @@ WITHIN = 0.01
 
 
 @LAB.grader("3.1b")
-def grade_fraction(sheet: Sheet, other: Played, overlap_fraction: float) -> None:
+def grade_fraction(sheet: Sheet, other: object, overlap_fraction: float) -> None:
     """Read the learner's run on a machine where all ratios differ."""
     sheet.ran(f"your run on {NUM_RANKS} ranks, in {EAGER.name}")
-    is_run = isinstance(other, Played)
-    machine = other.run.timeline.hardware if is_run else None
+    machine, program = stage.job(_read, other)
     LAB.refuse(sheet, THE_RUN, machine != EAGER.name, found=machine or repr(other))
     sheet.stop_if_wrong()
-    sheet.show(other.timeline, title="your run")
-    report = other.timeline.report()
+    timeline = by_label(resolve(program, EAGER)).of_rank(0)
+    sheet.show(timeline, title="your run")
+    report = timeline.report()
     hidden, sent = report.hidden_ns, report.communication_ns
     said = float(overlap_fraction)
     others = {
@@ -38,3 +39,10 @@ def grade_fraction(sheet: Sheet, other: Played, overlap_fraction: float) -> None
     )
     wrong = not abs(said - hidden / sent) <= WITHIN
     LAB.refuse(sheet, OVERLAP, wrong, why=next(taken_for, ""), said=overlap_fraction)
+
+
+def _read(other: object) -> tuple[str, Program | None]:
+    """On which machine a run was timed, "" if it is no run; and its record."""
+    if not isinstance(other, Played):
+        return "", None
+    return other.run.timeline.hardware, other.program

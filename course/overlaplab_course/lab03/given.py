@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.cluster.run import run
 from overlaplab.grading import origins
 from overlaplab.grading.forms import KnobProgram, Settings
+from overlaplab.grading.stage import run
 from overlaplab.hardware import Link, find_hardware
 from overlaplab.program import ProgramBuilder, resolve
 from overlaplab.timeline import Timeline

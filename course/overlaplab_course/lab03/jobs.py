@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.cluster.run import run
 from overlaplab.grading.forms import Examined
+from overlaplab.grading.stage import run
 from overlaplab.hardware import Hardware, Link, find_hardware
 from overlaplab.timeline import Span, Timeline
 from overlaplab.view import Table

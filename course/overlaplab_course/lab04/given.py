@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overlaplab.cluster.run import Run, run
+from overlaplab.cluster.run import Run
 from overlaplab.grading.orders import disagree
 from overlaplab.grading.origins import Held, hold, release
+from overlaplab.grading.stage import run
 from overlaplab.hardware import Hardware, Link, collective_ns, find_hardware
 from overlaplab.program import Program
 from overlaplab.program.record import StorageLife

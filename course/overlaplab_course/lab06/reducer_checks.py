@@ -49,6 +49,7 @@ FLAG_BYTES = 1024
 CLEAN = replace(fixtures.clean_fixture(), same_seed=True)
 CLEAN_CAP_BYTES = 2 * 64 * 64 * 4
 
+Plan = Callable[[list[torch.nn.Parameter]], list[list[int]]]
 Hooks = Callable[[ReducerState], Any]
 Finish = Callable[[ReducerState], Any]
 MakeReducer = Callable[[ReducerState], Any]
@@ -86,19 +87,27 @@ def our_finish(state: ReducerState, divide: bool = True) -> None:
 
 
 def reducer(
-    install_hooks: Hooks, finish: Finish, cap_bytes: int, model: torch.nn.Module
+    plan: Plan, install_hooks: Hooks, finish: Finish, model: torch.nn.Module
 ) -> SimpleNamespace:
-    """A reducer out of two halves: all but the model is what `fixtures.train` takes."""
+    """A reducer out of its parts: all but the model is what `fixtures.train` takes."""
     params = [p for p in model.parameters() if p.requires_grad]
-    state = ReducerState.of(model, plan_buckets(params, cap_bytes))
+    state = ReducerState.of(model, plan(params))
     install_hooks(state)
     return SimpleNamespace(wait=partial(finish, state))
+
+
+def _reducer(
+    install_hooks: Hooks, finish: Finish, cap_bytes: int
+) -> Callable[[torch.nn.Module], SimpleNamespace]:
+    """With the course's plan."""
+    plan = partial(plan_buckets, cap_bytes=cap_bytes)
+    return partial(reducer, plan, install_hooks, finish)
 
 
 @lru_cache(maxsize=1)
 def our_step_ns() -> tuple[int, ...]:
     """The steps of the course's reducer on the clean net."""
-    make = partial(reducer, our_hooks, our_finish, CLEAN_CAP_BYTES)
+    make = _reducer(our_hooks, our_finish, CLEAN_CAP_BYTES)
     return tuple(fixtures.train(CLEAN, make).evidence.step_ns)
 
 
@@ -114,9 +123,7 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
     finish = _matching_finish(install_hooks)
     if finish is not our_finish:
         sheet.note("you ask for the mean: do not divide again in 6.3")
-    trained = fixtures.train(
-        CLEAN, partial(reducer, install_hooks, finish, CLEAN_CAP_BYTES)
-    )
+    trained = fixtures.train(CLEAN, _reducer(install_hooks, finish, CLEAN_CAP_BYTES))
     evidence = trained.evidence
     _show(sheet, evidence, our_step_ns()[1])
     hint = _sending_hint(trained)
@@ -135,7 +142,7 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
             continue
         net = f"the net {fixture.name!r}: {nets[fixture.name]}"
         sheet.ran(f"your hooks and our finish: {STEPS} steps of {net}")
-        make = partial(reducer, install_hooks, finish, 300)
+        make = _reducer(install_hooks, finish, 300)
         trap = _trained(sheet, fixture, make, ORDER, deadlock)
         if trap is None:
             return
@@ -155,7 +162,7 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
 def grade_finish(sheet: Sheet, finish: Finish) -> None:
     """The learner's finish behind the course's hooks."""
     sheet.ran(f"our hooks and your finish: {STEPS} steps, 8 layers, 2 ranks")
-    make = partial(reducer, our_hooks, finish, CLEAN_CAP_BYTES)
+    make = _reducer(our_hooks, finish, CLEAN_CAP_BYTES)
     # One step more: the end of the run is not like the end of a step.
     trained = fixtures.train(CLEAN, make, steps=STEPS + 1)
     evidence = trained.evidence
@@ -187,7 +194,7 @@ def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) 
         f"our hooks and your finish: {STEPS} steps on {num_ranks} ranks of "
         f"the net {name!r}: {nets[name]}"
     )
-    make = partial(reducer, our_hooks, finish, 300)
+    make = _reducer(our_hooks, finish, 300)
     hint = "which ranks launch the buckets that are not full after the backward?"
     hint = SKIPPED_HINTS.get(name, hint)
     trained = _trained(sheet, fixture, make, sentence, hint, num_ranks)
@@ -266,7 +273,7 @@ def _value_hint(trained: Trained, fixture: Fixture, num_ranks: int) -> str:
 def _matching_finish(install_hooks: Hooks) -> Finish:
     """Our finish for these hooks: without a division if they ask for the mean."""
     undivided = partial(our_finish, divide=False)
-    make = partial(reducer, install_hooks, undivided, CLEAN_CAP_BYTES)
+    make = _reducer(install_hooks, undivided, CLEAN_CAP_BYTES)
     trained = fixtures.train(CLEAN, make, steps=1)
     gradients, _ = fixtures.oracle(CLEAN, steps=1)
     is_mean = not laws.values_law(trained.gradients[0], gradients[0])
@@ -309,7 +316,7 @@ def _grade_repair(
     sheet.ran(f"your reducer: {STEPS} steps of your net on 2 ranks")
     trained = own.train(repaired)
     evidence = trained.evidence
-    make = partial(reducer, our_hooks, our_finish, own.cap_bytes)
+    make = _reducer(our_hooks, our_finish, own.cap_bytes)
     best_ns = fixtures.train(own.fixture, make).evidence.step_ns
     _show(sheet, evidence, best_ns[1])
     sheet.verify(ONCE, laws.once_law(evidence))

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.cluster.run import Run, run
+from overlaplab.cluster.run import Run
 from overlaplab.grading import origins
 from overlaplab.grading.forms import Examined
+from overlaplab.grading.stage import run
 from overlaplab.program import Op, Program, resolve
 from overlaplab.program.access import num_bytes
 from overlaplab.timeline import Timeline

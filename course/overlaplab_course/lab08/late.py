@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from overlaplab.cluster.run import run
 from overlaplab.grading import fixtures
 from overlaplab.grading.evidence import Evidence
 from overlaplab.grading.fixtures import SLOW_CHALK, Fixture, Gradients
 from overlaplab.grading.forms import Examined
+from overlaplab.grading.stage import run
 from overlaplab.hardware import Hardware
 from overlaplab.program import resolve
 from overlaplab.timeline import Span, Timeline

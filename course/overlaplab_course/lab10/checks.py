@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overlaplab.cluster.run import run
 from overlaplab.grading import laws, origins
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import Examined, as_number
 from overlaplab.grading.laws import regret_law
+from overlaplab.grading.stage import run
 from overlaplab.torch_versions import all_gather_single
 from overlaplab_course.lab10 import (  # (register)
     given,

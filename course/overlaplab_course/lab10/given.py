@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlaplab import streams
-from overlaplab.cluster.run import run
 from overlaplab.grading import origins
 from overlaplab.grading.forms import Examined
+from overlaplab.grading.stage import run
 from overlaplab.hardware import Hardware, Link, find_hardware
 
 NUM_RANKS = 4

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from overlaplab.cluster.run import Run, run
-from overlaplab.grading import laws, origins
+from overlaplab.cluster.run import Run
+from overlaplab.grading import laws, origins, stage
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.violation import Violation
 from overlaplab.program import Finding, Program
@@ -67,7 +67,7 @@ class Examined:
         Args:
             options: of `overlaplab.run`: world_size, hardware, timeout_s.
         """
-        return cls(origins.release(run(on_rank, *args, **options)))
+        return cls(origins.release(stage.run(on_rank, *args, **options)))
 
     def draw_on(self, sheet: Sheet, best_ns: int, title: str = "your run") -> None:
         """Keep the timeline for the verdict, the step beside `best_ns`."""
