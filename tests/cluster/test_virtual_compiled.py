@@ -182,6 +182,22 @@ def test_lines_of_compiled_code_are_those_that_were_compiled(trained):
     ]
 
 
+def test_where_torchs_own_backend_runs_the_lines_are_the_same(trained):
+    def step():
+        model = Net(sums=True)
+        torch.compile(model, backend="aot_eager")(torch.ones(4, 8)).sum().backward()
+
+    found = ol.run(step, world_size=2).program.ranks[1]
+    ours = trained.program.ranks[1]
+    in_nets = [(op.name, op.source) for op in found if op.phase == "forward"][:5]
+    assert in_nets == [
+        (op.name, op.source)
+        for op in ours
+        if op.phase == "forward" and "nets" in op.source
+    ]
+    assert {op.source.split()[-1] for op in found if op.phase == "backward"} == {"step"}
+
+
 def test_a_functional_collective_sends_a_copy_that_a_kernel_makes(trained):
     ops = trained.program.ranks[0]
     sent = [op for op in ops if op.collective]

@@ -73,7 +73,8 @@ def place(frame: FrameType | None = None) -> Place:
             if not in_graph:  # whose backend may have put code of the user's around it
                 break
         elif code.co_filename == _AOT and code.co_name == "forward":
-            return Place(line or user_line(frame), traced, True)
+            line = line or (user_line(frame.f_back) if frame.f_back else "")
+            return Place(line, traced, True)
         elif not in_graph and code.co_filename.startswith(_GRAPH):
             in_graph, traced = True, _line_of_node(frame)
         frame = frame.f_back
