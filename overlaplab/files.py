@@ -1,10 +1,27 @@
-"""Writing files so that a break in the middle leaves no half of one."""
+"""Files: written so that a break in the middle leaves no half of one; HTML pages."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from html import escape
 from pathlib import Path
+
+
+def html_page(title: str, style: str, body: str) -> str:
+    """An HTML page that needs nothing else.
+
+    Args:
+        title: plain text.
+        style: a style sheet.
+        body: HTML.
+    """
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{style}</style>\n"
+        f"</head>\n<body>\n{body}</body>\n</html>\n"
+    )
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:

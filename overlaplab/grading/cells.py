@@ -35,7 +35,7 @@ def find_lab(cells: Sequence[NotebookCell], path: Path) -> str:
         NotebookError: they name none, or two labs as often.
     """
     named = [cell.exercise for cell in cells if cell.exercise]
-    named = named or [id for cell in cells for id in _checks_in(cell.source)]
+    named = named or [id for cell in cells for id in checks_in(cell.source)]
     if not named:
         raise NotebookError(
             f"{path}: no exercise in any of its {len(cells)} code cells; expected a "
@@ -52,7 +52,7 @@ def find_lab(cells: Sequence[NotebookCell], path: Path) -> str:
     return lab
 
 
-def _checks_in(source: str) -> list[str]:
+def checks_in(source: str) -> list[str]:
     """The exercises whose check it calls; the comments are not read."""
     lines = (line.partition("#")[0] for line in source.splitlines())
     return _CHECK_CALL.findall("\n".join(lines))

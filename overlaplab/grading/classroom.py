@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
+from textwrap import dedent
 
 from overlaplab.errors import NotebookError
-from overlaplab.files import write_whole
+from overlaplab.files import html_page, write_whole
 from overlaplab.grading.cells import find_lab, read_notebook
 from overlaplab.grading.children import Judge
-from overlaplab.grading.notebook import ExerciseResult, GradeReport, grade_notebook
-from overlaplab.grading.verdict import Verdict
+from overlaplab.grading.notebook import GradeReport, grade_notebook
 
 FIRST = ("notebook", "sha256", "lab", "points", "max_points", "outcome", "problem")
 NOT_JUDGED, NOT_GRADED = "not judged", "not graded"
@@ -352,27 +352,18 @@ def _has_page(row: Row, pages: Path | None) -> bool:
 
 
 def _page(name: str, report: GradeReport) -> str:
+    left = ", ".join(r.exercise for r in report.results if not r.passed)
+    left = f" Still open: {left}." if left else ""
     parts = [
         f"<h1>{escape(name)}: {report.points} of {report.max_points} points</h1>",
-        f"<p>Lab {escape(report.lab)}, {escape(_outcome(report))}.</p>",
+        f"<p>Lab {escape(report.lab)}, {escape(_outcome(report))}.{escape(left)}</p>",
     ]
     for result in report.results:
         style = "passed" if result.passed else "open"
+        _, _, said = result.says.partition("\n")  # the heading says its first line
         parts.append(
             f'<section class="{style}"><h2>{escape(result.name)}: '
             f"{result.points}/{result.max_points}, {result.outcome}</h2>"
-            f"<pre>{escape(_says(result))}</pre></section>"
+            f"<pre>{escape(dedent(said))}</pre></section>"
         )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(name)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body>\n</html>\n"
-    )
-
-
-def _says(result: ExerciseResult) -> str:
-    if result.verdict is None:
-        return result.reason
-    return str(Verdict.from_dict(result.verdict))
+    return html_page(name, _STYLE, "\n".join(parts) + "\n")

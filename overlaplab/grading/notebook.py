@@ -19,6 +19,7 @@ from overlaplab.errors import NotebookError
 from overlaplab.grading.cells import NotebookCell, find_lab, read_notebook
 from overlaplab.grading.children import Judge, Order, Outcome
 from overlaplab.grading.exercise import Exercise
+from overlaplab.grading.verdict import Verdict
 
 _AGAIN = (
     "Not judged is neither right nor wrong: grade this notebook again when fewer "
@@ -65,6 +66,13 @@ class ExerciseResult:
         if not self.judged:
             return "not judged"
         return "passed" if self.passed else "not yet"
+
+    @property
+    def says(self) -> str:
+        """The verdict as the learner reads it, or why there is none."""
+        if self.verdict is None:
+            return f"{self.name}: {self.outcome}\n  {self.reason}"
+        return str(Verdict.from_dict(self.verdict))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ One text without imports: a notebook takes it as a module, a page has it inside.
 from __future__ import annotations
 
 from functools import cache
-from html import escape
 from importlib.resources import files
+
+from overlaplab.files import html_page
 
 _PARTS = ("data", "layout", "paint", "marks", "timeline", "input", "knobs")
 
@@ -52,12 +53,7 @@ def document(title: str, style: str, body: str) -> str:
         title: plain text.
         body: HTML, with fragments of live timelines.
     """
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{style}</style>\n"
-        f"</head>\n<body>\n{body}{assets()}</body>\n</html>\n"
-    )
+    return html_page(title, style, body + assets())
 
 
 def page_script() -> str:
