@@ -1,14 +1,15 @@
 """Read evidence from a run's program and timeline.
 
 The learner is not asked: gradients are found through the names that the harness gave
-them (`watch`), what a collective covers by following the learner's own copies.
+them (`watch`), what a collective covers by following the learner's own copies; a
+gradient that was reduced before it could be named is followed back (reduced.py).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +17,10 @@ import torch
 from overlaplab import streams
 from overlaplab.grading.evidence import Evidence, GradientEvidence, SendEvidence
 from overlaplab.grading.provenance import Ledger
+from overlaplab.grading.reduced import Writes, before_reduction, last_writer
 from overlaplab.grading.updates import PARAMETER
 from overlaplab.program import Access, Op, Program, TensorName
-from overlaplab.program.access import byte_runs, num_bytes
+from overlaplab.program.access import num_bytes
 from overlaplab.program.steps import step_starts
 from overlaplab.program.times import Times
 from overlaplab.timeline import Timeline
@@ -66,6 +68,7 @@ class _Named:
     writer: int | None
     origin: int | None
     origin_access: Access
+    shares: int | None  # the place of another that was reduced together with this one
 
 
 def _read_rank(
@@ -77,7 +80,11 @@ def _read_rank(
     by_index: dict[int, list[int]] = defaultdict(list)
     for number, gradient in enumerate(named):
         first = gradient.since if gradient.origin is None else gradient.origin + 1
-        by_index[first].append(number)
+        if gradient.shares is None:
+            by_index[first].append(number)
+    sharing: dict[int, list[int]] = defaultdict(list)
+    for number, gradient in enumerate(named):
+        sharing[number if gradient.shares is None else gradient.shares].append(number)
 
     ledger = Ledger(n.access.storage for n in names if n.name.startswith(PARAMETER))
     sends = []
@@ -94,13 +101,14 @@ def _read_rank(
         covers: dict[str, int] = defaultdict(int)
         stale: dict[str, int] = defaultdict(int)
         packs: dict[str, set[int]] = defaultdict(set)
-        for mark in (*cargo.fresh, *cargo.stale):
-            gradient = named[mark.gradient]
+        marked = (*cargo.fresh, *cargo.stale)
+        for mark, number in ((m, n) for m in marked for n in sharing[m.gradient]):
+            gradient = named[number]
             size = mark.high - mark.low
             current = gradient.step == step
             if current:
-                sent[mark.gradient] += size
-                senders[mark.gradient][op.index] = None
+                sent[number] += size
+                senders[number][op.index] = None
             if current and not mark.sent:
                 covers[gradient.name] += size
                 packs[gradient.name].update(mark.via)
@@ -149,56 +157,48 @@ def _named_gradients(
     ops: Sequence[Op], names: Sequence[TensorName], marks: Sequence[int]
 ) -> list[_Named]:
     writes: dict[int, list[int]] = defaultdict(list)
+    arrivals: dict[int, list[int]] = defaultdict(list)  # with those of collectives
     for op in ops:
-        if op.collective is None:
-            for access in op.writes:
-                if not writes[access.storage] or writes[access.storage][-1] != op.index:
-                    writes[access.storage].append(op.index)
-    taken: set[tuple[int | None, int, int]] = set()
-    named = []
+        for storage in dict.fromkeys(access.storage for access in op.writes):
+            arrivals[storage].append(op.index)
+            if op.collective is None:
+                writes[storage].append(op.index)
+    taken: dict[tuple[int | None, int, int], int] = {}
+    named: list[_Named] = []
     for entry in names:
         if not entry.name.startswith(streams.GRADIENT):
             continue
-        writer = _last_writer(ops, writes, entry.access, entry.since)
+        since = entry.since
+        own = before_reduction(ops, arrivals, entry.access, since)
+        writer = last_writer(ops, writes, entry.access, since)
         origin, access = _origin(ops, writes, writer, entry.access)
+        if own is not None:
+            writer, access = own
+            origin, since = writer, writer + 1
         key = (origin, access.storage, access.offset_bytes)
-        if key in taken:  # two parameters with one upstream gradient
-            origin, access = writer, entry.access
+        first = taken.get(key)  # of two parameters with one upstream gradient
+        if first is not None and own is None:
+            origin, access, first = writer, entry.access, None
             key = (origin, access.storage, access.offset_bytes)
-        taken.add(key)
+        taken.setdefault(key, len(named))
         named.append(
             _Named(
                 name=entry.name.removeprefix(streams.GRADIENT),
-                step=bisect_right(marks, entry.since),
+                step=bisect_right(marks, since),
                 access=entry.access,
-                since=entry.since,
+                since=since,
                 writer=writer,
                 origin=origin,
                 origin_access=access,
+                shares=first,
             )
         )
     return named
 
 
-def _last_writer(
-    ops: Sequence[Op], writes: Mapping[int, Sequence[int]], access: Access, before: int
-) -> int | None:
-    wanted = byte_runs(access)
-    for index in reversed(writes.get(access.storage, ())):
-        if index < before and any(
-            low < end and start < high
-            for write in ops[index].writes
-            if write.storage == access.storage
-            for low, high in byte_runs(write)
-            for start, end in wanted
-        ):
-            return index
-    return None
-
-
 def _origin(
     ops: Sequence[Op],
-    writes: Mapping[int, Sequence[int]],
+    writes: Writes,
     writer: int | None,
     access: Access,
 ) -> tuple[int | None, Access]:
@@ -208,5 +208,5 @@ def _origin(
     sources = [r for r in ops[writer].reads if r not in ops[writer].writes]
     if len(sources) != 1 or num_bytes(sources[0]) != num_bytes(access):
         return writer, access
-    before = _last_writer(ops, writes, sources[0], writer)
+    before = last_writer(ops, writes, sources[0], writer)
     return (writer, access) if before is None else (before, sources[0])
