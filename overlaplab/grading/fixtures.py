@@ -19,9 +19,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from overlaplab import streams
 from overlaplab.grading import origins, stage
 from overlaplab.grading.evidence import Evidence
+from overlaplab.grading.orders import disagree
 from overlaplab.grading.reading import collect_evidence, watch
 from overlaplab.hardware import Hardware, Link, find_hardware
 from overlaplab.models.toy_nets import TOY_NETS
+from overlaplab.program import resolve
 
 LEARNING_RATE = 0.1
 
@@ -116,6 +118,11 @@ class Trained:
     parameters: tuple[Mapping[str, torch.Tensor], ...]
     evidence: Evidence
 
+    def on(self, hardware: Hardware) -> Evidence:
+        """The evidence of the same program on another clock."""
+        program = self.evidence.program
+        return collect_evidence(program, resolve(program, hardware))
+
 
 class _Layers(torch.nn.Module):
     """Linear layers without bias, from width to width."""
@@ -206,6 +213,7 @@ def train(
     hardware: Any = SLOW_CHALK,
     timeout_s: float = 30.0,
     flush_after: Collection[int] = (),
+    apart: bool = False,
 ) -> Trained:
     """Train `steps` steps on the virtual cluster with the learner's reducer.
 
@@ -216,6 +224,7 @@ def train(
     Args:
         flush_after: steps after which `reducer.flush()` is called and the optimizer
             steps once more if that says True; for gradients that come a step late.
+        apart: a set has another order on each rank, see `overlaplab.grading.orders`.
 
     Raises:
         Whatever the learner's code raises, as a `RankError`, and what the cluster
@@ -228,6 +237,7 @@ def train(
         make_optimizer,
         steps,
         flush_after,
+        apart,
         world_size=world_size,
         hardware=hardware,
         timeout_s=timeout_s,
@@ -249,8 +259,11 @@ def _train_rank(
     make_optimizer: MakeOptimizer,
     steps: int,
     flush_after: Collection[int],
+    apart: bool,
 ) -> origins.Held:
     rank = dist.get_rank()
+    if apart:
+        make_reducer = disagree(make_reducer)
     model = fixture.build(rank)
     watch(model)
     notes = [*origins.given(model)]

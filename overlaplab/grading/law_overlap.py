@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from overlaplab.grading.evidence import BucketEvidence, Evidence
 from overlaplab.grading.violation import Violation, broken, list_names, ms
+from overlaplab.timeline.intervals import merge
 
 
 def prompt_law(
@@ -39,9 +40,7 @@ def prompt_law(
     """
     found = []
     for step in steps or range(1, evidence.num_steps + 1):
-        slack = slack_ns
-        if slack is None:
-            slack = max(2_000, evidence.step_ns[step - 1] // 100)
+        slack = _slack_ns(evidence, step) if slack_ns is None else slack_ns
         for index, names in enumerate(buckets):
             bucket = evidence.bucket(names, step)
             if bucket is not None:
@@ -59,12 +58,7 @@ def _prompt(
     names = list_names(bucket.names)
     if bucket.start_ns is None:
         return [broken("prompt never", full=full, names=names, **where)]
-    could = max(
-        bucket.ready_ns + bucket.pack_ns,
-        bucket.armed_ns + bucket.pack_ns,
-        bucket.launched_ns,
-        bucket.previous_end_ns,
-    )
+    could = max(_could_ns(bucket), bucket.launched_ns, bucket.previous_end_ns)
     if bucket.start_ns <= could + slack_ns:
         return []
     what = "" if _overlaps(evidence, bucket.step) else "right gradients, no overlap: "
@@ -129,6 +123,59 @@ def unblocked_law(
     return found
 
 
+def idle_law(
+    evidence: Evidence,
+    buckets: Sequence[Sequence[str]],
+    *,
+    steps: Sequence[int] | None = None,
+    slack_ns: int | None = None,
+) -> list[Violation]:
+    """The wire does not idle while a bucket is full.
+
+    The prompt law lets a bucket wait for another that was launched before it; whether
+    that one had to go first shows here: where all goes out at the end, the bucket that
+    was full last in front, each of the others only waits for the wire.
+
+    Args:
+        evidence: of the run.
+        buckets: as in `prompt_law`.
+        steps: which steps to judge, all by default.
+        slack_ns: as in `prompt_law`.
+    """
+    found = []
+    for step in steps or range(1, evidence.num_steps + 1):
+        slack = _slack_ns(evidence, step) if slack_ns is None else slack_ns
+        sends = evidence.sends_of(0, step)
+        busy = merge([(send.start_ns, send.end_ns + slack) for send in sends])
+        zero = evidence.begin_ns(step)
+        for index, names in enumerate(buckets):
+            bucket = evidence.bucket(names, step)
+            if bucket is None or bucket.start_ns is None:
+                continue
+            could = max(_could_ns(bucket), bucket.launched_ns)
+            free = next((end for start, end in busy if start <= could < end), could)
+            if bucket.start_ns <= free + slack:
+                continue
+            facts = {
+                "names": list_names(bucket.names),
+                "could": ms(could - zero),
+                "free": ms(free - zero),
+                "start": ms(bucket.start_ns - zero),
+            }
+            where = {"rank": bucket.rank, "step": step, "bucket": index}
+            found.append(broken("idle", **facts, **where))
+    return found
+
+
+def _slack_ns(evidence: Evidence, step: int) -> int:
+    return max(2_000, evidence.step_ns[step - 1] // 100)
+
+
+def _could_ns(bucket: BucketEvidence) -> int:
+    """When it is full and packed, and its hook has run."""
+    return max(bucket.ready_ns, bucket.armed_ns) + bucket.pack_ns
+
+
 def step_law(
     step_ns: int, reference_ns: int, *, factor: float = 1.02
 ) -> list[Violation]:
@@ -147,8 +194,9 @@ def overlap_law(
     *,
     steps: Sequence[int] | None = None,
     slack_ns: int | None = None,
+    strict: bool = False,
 ) -> list[Violation]:
-    """Prompt and unblocked, or (whatever the design) as fast as the reference.
+    """Prompt, unblocked and no idle wire, or (whatever the design) as fast as ours.
 
     Args:
         evidence: of the run.
@@ -156,6 +204,8 @@ def overlap_law(
         reference_ns: the reference's `Evidence.step_ns` on the same fixture.
         steps: which steps to judge, all by default.
         slack_ns: as in `prompt_law`.
+        strict: a step that is longer than ours is refused, also where no bucket is to
+            blame.
     """
     judged = list(steps or range(1, evidence.num_steps + 1))
     slow = [
@@ -168,6 +218,9 @@ def overlap_law(
         if step in slow:
             found += unblocked_law(evidence, steps=[step])
             found += prompt_law(evidence, buckets, steps=[step], slack_ns=slack_ns)
+            found += idle_law(evidence, buckets, steps=[step], slack_ns=slack_ns)
+            if strict:
+                found += step_law(evidence.step_ns[step - 1], reference_ns[step - 1])
         else:
             found += _early(evidence, buckets, step)
     return found

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from overlaplab.grading.evidence import Evidence, GradientEvidence, SendEvidence
+from overlaplab.grading.law_overlap import idle_law as idle_law
 from overlaplab.grading.law_overlap import overlap_law as overlap_law
 from overlaplab.grading.law_overlap import prompt_law as prompt_law
 from overlaplab.grading.law_overlap import step_law as step_law

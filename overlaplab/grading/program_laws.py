@@ -32,6 +32,7 @@ def hold(
     once: Sequence[Violation] | None = None,
     what: str = "the result",
     values: str = "",
+    cpu: bool = True,
     but: Iterable[str] = (),
     hints: Mapping[str, str] = _NO_HINTS,
 ) -> bool:
@@ -46,6 +47,7 @@ def hold(
         once: what was run or sent more or less than once.
         what: the results are, for a message.
         values: the sentence of the results of this run, if not that of "recorded".
+        cpu: whether the CPU has to go on; False where the task needs a value on it.
         but: labels of operators in which the harness makes the CPU wait.
         hints: by law, in the place of its own.
 
@@ -59,9 +61,9 @@ def hold(
     is_safe = not any(found.values())
     if once is None and "once" in sheet.laws:
         raise LookupError(f"nobody counted for the law 'once' of {sheet.exercise}")
-    found["once"] = once or ()
-    found["cpu"] = cpu_law(run.program, but=but)
     found["recorded"] = wrong or laws.origin_law(run.program, what=what)
+    found["once"] = once or ()
+    found["cpu"] = cpu_law(run.program, but=but) if cpu else ()
     holds = True
     for law, violations in found.items():
         sentence = sheet.laws.get(law, "")
@@ -102,6 +104,8 @@ def order_law(
 def cpu_law(program: Program, *, but: Iterable[str] = ()) -> list[Violation]:
     """On no rank does the CPU wait for its device: no `synchronize()`, no `item()`.
 
+    What a fixture's own net reads is not the learner's: no line of theirs is there.
+
     Args:
         program: the record.
         but: labels of operators in which it may: the harness's own.
@@ -116,7 +120,7 @@ def cpu_law(program: Program, *, but: Iterable[str] = ()) -> list[Violation]:
             where=f" [{op.source}]" if op.source else "",
         )
         for op in waits
-        if op.label not in allowed
+        if op.source and op.label not in allowed
     ]
 
 

@@ -184,14 +184,14 @@ class SkipsOneOnRank0(Base):
 
 WRONG = {
     SynchronisesEverything: ("Birch", lab.SHORT, "only after a collective"),
-    AllAtTheEnd: ("Cedar", lab.SHORT, "the wire was free at"),
+    AllAtTheEnd: ("Cedar", lab.SHORT, "the wire was free"),
     SentTwice: ("Birch", lab.SENT, "2 collectives"),
     StillRaces: ("Birch", lab.ORDERED, "two streams"),
     HalvesTwice: ("Fir", lab.VALUES, "ratio to the right value is"),
     SumStill: ("Alder", lab.VALUES, "ratio to the right value is"),
     ReducesACopy: ("Alder", lab.VALUES, "elements are wrong"),
     SkipsOneOnRank0: ("Fir", lab.SENT, "ranks differ in collective #0"),
-    StopsTheCpu: ("Fir", lab.NO_WAIT, "the CPU waits for"),
+    StopsTheCpu: ("Fir", lab.NO_WAIT, "the CPU waits in"),
     KeepsWhatItSent: ("Cedar", lab.NO_LEAK, "bytes at the end of step 2"),
     Base: ("Elm", lab.SENT, "on rank 0, in collective"),
 }

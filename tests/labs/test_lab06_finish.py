@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import overlaplab.streams as streams
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course.lab06 import reducer_checks as lab
 from overlaplab_course.lab06 import reference as lab06_reference
@@ -132,9 +133,20 @@ def keeps_every_mean():
     return finish
 
 
+def stops_the_cpu(state):
+    """Right, and the launches of the next step come late."""
+    send_the_rest(state)
+    streams.synchronize()
+    for bucket, work in enumerate(state.works):
+        work.wait()
+        write_back(state, bucket, dist.get_world_size())
+    arm(state)
+
+
 WRONG = {
+    "stops_the_cpu": (stops_the_cpu, lab.FREE_CPU, "in synchronize"),
     "without_mean": (without_mean, lab.MEAN, "is 2)"),
-    "mean_over_two": (mean_over_two, lab.TRAPS, "is 1.5)"),
+    "mean_over_two": (mean_over_two, lab.MEAN, "is 1.5)"),
     "never_written_back": (never_written_back, lab.MEAN, "rank 0, step 1"),
     "written_into_a_reshaped_copy": (
         written_into_a_reshaped_copy,

@@ -161,7 +161,53 @@ def packed_on_a_side_stream(state):
     register(state, hook)
 
 
+def reads_a_value_in_the_hook(state):
+    """The CPU has nothing to do meanwhile, on a clock with free launches."""
+
+    def hook(param):
+        if param.grad.abs().max().item() > 1e9:
+            print("large")
+        state.missing[state.bucket_of(param)] -= 1
+        launch_in_order(state, lambda s, b: (pack(s, b), send(s, b)))
+
+    register(state, hook)
+
+
+def waits_for_the_work_before(state):
+    """Where the wire is fast the message before has ended already."""
+
+    def send_next(state, bucket):
+        if bucket:
+            state.works[bucket - 1].wait()
+        pack(state, bucket)
+        send(state, bucket)
+
+    def hook(param):
+        state.missing[state.bucket_of(param)] -= 1
+        launch_in_order(state, send_next)
+
+    register(state, hook)
+
+
+def takes_half_for_the_mean(state):
+    """Where two ranks meet it is."""
+
+    def send_half(state, bucket):
+        pack(state, bucket)
+        state.buffers[bucket] /= 2
+        send(state, bucket)
+
+    def hook(param):
+        state.missing[state.bucket_of(param)] -= 1
+        launch_in_order(state, send_half)
+
+    register(state, hook)
+
+
 WRONG = {
+    reads_a_value_in_the_hook: (lab.FREE_CPU, "in hook]"),
+    waits_for_the_work_before: (lab.PROMPT, "was computed only after a collective"),
+    takes_half_for_the_mean: (lab.SENT, "ratio to the right value is"),
     pending_never_cleared: (lab.ONCE, "of the gradient of layers.7.weight"),
     argument_taken_for_the_gradient: (lab.ONCE, "rank 0 sent 0 bytes of the gradient"),
     launched_at_first_fill: (lab.SAFE, "buffer of bucket 0"),

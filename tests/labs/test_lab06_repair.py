@@ -179,7 +179,7 @@ WRONG_SECOND = {
     Racing: (SAFE, "buffer of bucket"),
     EventBeforeTheCopy: (SAFE, "buffer of bucket"),
     OtherEdgeOnly: (SAFE, "does not wait for"),
-    EverythingSynchronised: (PROMPT, "was computed only after a collective"),
+    EverythingSynchronised: (PROMPT, "the CPU waits in synchronize"),
     AllOnOneStream: (PROMPT, "was computed only after a collective"),
     SerialPastedIn: (PROMPT, "right gradients, no overlap"),
 }

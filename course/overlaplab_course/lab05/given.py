@@ -183,15 +183,19 @@ def play(
     model: Model | Fixture = UNTIED,
     ranks: int = 3,
     products: tuple[str, ...] = (),
+    apart: bool = False,
 ) -> Played:
     """Train a model for three steps on the board with this reducer.
 
     `make_reducer(model)` on each rank; after each backward pass its `wait()`, then the
     optimizer. A `Model` brings its own number of ranks and names its products.
+    With `apart` a set has another order on each rank, see `overlaplab.grading.orders`.
     """
     if isinstance(model, Model):
         ranks, products, model = model.ranks, model.products, model.fixture
-    trained = fixtures.train(model, make_reducer, world_size=ranks, hardware=BOARD)
+    trained = fixtures.train(
+        model, make_reducer, world_size=ranks, hardware=BOARD, apart=apart
+    )
     return Played(trained, model, ranks, products)
 
 

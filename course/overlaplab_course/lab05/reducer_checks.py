@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from overlaplab.errors import DeadlockError, MismatchError
-from overlaplab.grading import fixtures, laws
+from overlaplab.grading import fixtures, laws, program_laws
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.fixtures import Fixture
@@ -22,14 +22,13 @@ from overlaplab.grading.gradients import (
     wrong_gradients,
 )
 from overlaplab.grading.laws import Violation
-from overlaplab.grading.violation import ms
-from overlaplab.timeline.intervals import merge
 from overlaplab_course.lab05 import given, reference
 from overlaplab_course.lab05.given import MakeReducer, Model, Played, play
 from overlaplab_course.lab05.repairs import RepairCase, repair_cases
 
 LAB = Declared(__file__)
 IDLE_NS = 20_000  # the board's element-wise kernels take no longer
+SLOWER = program_laws.slower(given.BOARD, launch_ns=20_000)
 
 # Whose gradients arrive in one order on all ranks: on these the prompt law holds. Never
 # two ranks alone: a division by 2 is no mean.
@@ -42,8 +41,11 @@ IN_ORDER: Mapping[str, Model] = {
 
 
 @lru_cache(maxsize=4)
-def _best_ns(model: Model) -> tuple[int, ...]:
-    return tuple(play(reference.PromptReducer, model).evidence.step_ns)
+def _best(model: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The course's steps, on both clocks."""
+    ours = play(reference.PromptReducer, model)
+    slow = ours.trained.on(SLOWER)
+    return tuple(ours.evidence.step_ns), tuple(slow.step_ns)
 
 
 def _each_alone(seen: Played) -> list[list[str]]:
@@ -69,60 +71,17 @@ def _of_messages(found: Sequence[Violation]) -> list[Violation]:
     ]
 
 
-def _too_long(seen: Played, best_ns: Sequence[int]) -> list[Violation]:
-    """What a step that is longer than the reference's does with the wire.
-
-    The prompt law lets a message wait for another that was launched before it; whether
-    that one had to go first shows here.
-    """
-    found = []
-    for step, (took_ns, by_ns) in enumerate(
-        zip(seen.evidence.step_ns, best_ns, strict=True), 1
-    ):
-        slow = laws.step_law(took_ns, by_ns)
-        found += (_idle(seen, step) if slow else []) + slow
-    hint = "what does the wire carry first, and when is that gradient ready?"
-    return [replace(violation, hint=hint) for violation in found]
-
-
-def _idle(seen: Played, step: int) -> list[Violation]:
-    """Gradients that are ready while the wire has nothing to do."""
-    evidence = seen.evidence
-    zero, sends = evidence.begin_ns(step), evidence.sends_of(0, step)
-    busy = merge([(send.start_ns, send.end_ns) for send in sends])
-    found = []
-    for gradient in evidence.gradients_of(0, step):
-        bucket = evidence.bucket([gradient.name], step)
-        if bucket is None or bucket.start_ns is None:
-            continue
-        ready = bucket.armed_ns
-        free = next((end for start, end in busy if start <= ready < end), ready)
-        if bucket.start_ns > free + IDLE_NS:
-            times = (ms(ns - zero) for ns in (ready, free, bucket.start_ns))
-            message = "{}: ready at {}, the wire was free at {}, it left at {}"
-            message = message.format(gradient.name, *times) + f" (step {step})"
-            expected = "the wire is not idle while a gradient is ready"
-            found.append(Violation("idle", message, expected, step=step))
-    return found
-
-
-def cpu_waits_ns(seen: Played) -> int:
-    """How long the CPU of rank 0 waits for its device, in all steps."""
-    own = seen.evidence.timeline.of_rank(0).spans
-    return sum(span.duration_ns for span in own if span.kind == "host")
-
-
 def _judge_in_order(
     sheet: Sheet,
     make_reducer: MakeReducer,
     says: Mapping[str, str],
+    *,
     flag_bytes: int = 0,
 ) -> None:
     """All that one message per gradient promises, on nets without surprises.
 
     Args:
-        says: the exercise's sentence for "mean", "once", "prompt", "waited", "safe",
-            "cpu" and "memory".
+        says: the exercise's sentence for "mean", "once", "prompt" and "memory".
         flag_bytes: that may travel beside the gradients in each step.
     """
     drawn = []
@@ -134,32 +93,53 @@ def _judge_in_order(
             sheet.stuck(says["once"], error)
             sheet.stop_if_wrong()
             raise
-        best_ns, step_ns = _best_ns(model), seen.evidence.step_ns
+        (best_ns, slow_best_ns), step_ns = _best(model), seen.evidence.step_ns
         figure = (seen.timeline, step_ns[1], best_ns[1])
         sheet.show(figure[0], step_ns=figure[1], target_ns=figure[2])
-        found = seen.findings
-        unwaited = laws.no_findings_law(found, kinds=("unwaited",))
-        sheet.verify(says["waited"], unwaited)
-        races = laws.no_findings_law(found, kinds=("hazard", "unmatched"))
-        sheet.verify(says["safe"], races)
-        sheet.verify(says["once"], laws.once_law(seen.evidence))
-        wrong = wrong_gradients(seen.trained, seen.fixture, model.ranks)
-        hint = LAB.hint(MEAN, _what_it_is(seen)) if wrong else ""
-        sheet.verify(says["mean"], wrong, hint=hint)
+        _hold(sheet, seen)
         sheet.stop_if_wrong()
         sheet.verify(
             says["once"], laws.bytes_law(seen.evidence, extra_bytes=flag_bytes)
         )
-        late = _of_messages(laws.overlap_law(seen.evidence, _each_alone(seen), best_ns))
-        late = late or _too_long(seen, best_ns)
-        sheet.verify(says["prompt"], late)
-        waits_ns = cpu_waits_ns(seen)
-        LAB.refuse(sheet, says["cpu"], waits_ns > 0, ms=waits_ns / 1e6)
+        each = _each_alone(seen)
+        late = laws.overlap_law(
+            seen.evidence, each, best_ns, slack_ns=IDLE_NS, strict=True
+        )
+        sheet.verify(says["prompt"], _of_messages(late))
+        late = laws.overlap_law(seen.trained.on(SLOWER), each, slow_best_ns)
+        late = [replace(v, message=f"{SLOWER.name}: {v.message}") for v in late]
+        sheet.verify(says["prompt"], _of_messages(late))
         sheet.verify(says["memory"], laws.leak_law(seen.evidence.live_bytes))
         sheet.stop_if_wrong()
         drawn.append(figure)
     timeline, first_ns, best = drawn[0]  # of what the lesson draws, too
     sheet.show(timeline, step_ns=first_ns, target_ns=best)
+
+
+def _hold(sheet: Sheet, seen: Played) -> None:
+    """The laws of programs, on one net."""
+    wrong = wrong_gradients(seen.trained, seen.fixture, seen.ranks)
+    hint = LAB.hint(MEAN, _what_it_is(seen)) if wrong else ""
+    program_laws.hold(
+        sheet,
+        seen.trained.run,
+        wrong=wrong,
+        once=laws.once_law(seen.evidence),
+        what="a gradient",
+        hints={"recorded": hint},
+    )
+
+
+def _in_one_order(
+    sheet: Sheet, make_reducer: MakeReducer, fixture: Fixture, sentence: str
+) -> None:
+    """On three ranks on which a set has another order."""
+    apart = program_laws.order_law(
+        f"your reducer on {fixture.name!r}",
+        lambda: play(make_reducer, fixture, 3, apart=True),
+        lambda seen: wrong_gradients(seen.trained, fixture, 3),
+    )
+    sheet.verify(sentence, apart)
 
 
 def _what_it_is(seen: Played) -> str:
@@ -200,19 +180,22 @@ def _judge_net(
         title = f"your run on {fixture.name!r}, step {step}"
         sheet.show(given.named(seen.evidence, step), title=title)
     named = [replace(v, message=f"net {fixture.name!r}: {v.message}") for v in found]
-    sheet.verify(sentence, named)
-    seen_kinds = {says["waited"]: ("unwaited",), says["safe"]: ("hazard", "unmatched")}
-    for one, kinds in seen_kinds.items():
-        sheet.verify(one, laws.no_findings_law(seen.findings, kinds=kinds))
-    sheet.verify(says["once"], laws.once_law(seen.evidence))
+    program_laws.hold(
+        sheet,
+        seen.trained.run,
+        wrong=named,
+        once=laws.once_law(seen.evidence),
+        what="a gradient",
+        values=sentence,
+    )
     sheet.stop_if_wrong()
 
 
 # -- 5.3
 
 MEAN, ONCE, PROMPT, WAITED, SAFE, CPU, MEMORY, TRAPS = LAB.sentences("5.3")
-_KEYS = ("mean", "once", "prompt", "waited", "safe", "cpu", "memory")
-SAYS = dict(zip(_KEYS, LAB.sentences("5.3"), strict=False))
+_KEYS = ("mean", "once", "prompt", "memory")
+SAYS = dict(zip(_KEYS, (MEAN, ONCE, PROMPT, MEMORY), strict=True))
 
 
 @LAB.grader("5.3")
@@ -225,14 +208,14 @@ def grade_prompt(sheet: Sheet, make_reducer: MakeReducer) -> None:
         with warnings.catch_warnings():  # torch remarks on the net 'zero_element'
             warnings.filterwarnings("ignore", message="Initializing zero-element")
             _judge_net(sheet, make_reducer, fixture, ranks, what, TRAPS, SAYS)
+    _in_one_order(sheet, make_reducer, given.UNTIED.fixture, ONCE)
 
 
 # -- 5.4
 
-ORDER, SOME, RIGHT, AT_ONCE = LAB.sentences("5.4")[:4]
-_REST = LAB.sentences("5.4")[4:]
+ORDER, SOME, RIGHT, AT_ONCE, *_, LEAN = LAB.sentences("5.4")
 FLAG_BYTES = 256  # who used what may travel, too
-ORDERED_SAYS = dict(zip(_KEYS, (RIGHT, RIGHT, AT_ONCE, *_REST), strict=True))
+ORDERED_SAYS = dict(zip(_KEYS, (RIGHT, RIGHT, AT_ONCE, LEAN), strict=True))
 
 
 def _differing() -> dict[str, Fixture]:
@@ -246,7 +229,7 @@ def _differing() -> dict[str, Fixture]:
 @LAB.grader("5.4")
 def grade_ordered(sheet: Sheet, make_reducer: MakeReducer) -> None:
     """As 5.3, then nets on which ranks see other gradients or another order."""
-    _judge_in_order(sheet, make_reducer, ORDERED_SAYS, FLAG_BYTES)
+    _judge_in_order(sheet, make_reducer, ORDERED_SAYS, flag_bytes=FLAG_BYTES)
     fixtures_by_name, stuck = _differing(), LAB.cases("5.4", "stuck")
     number = 0
     for sentence, nets in LAB.cases("5.4", "nets").items():
@@ -262,6 +245,7 @@ def grade_ordered(sheet: Sheet, make_reducer: MakeReducer) -> None:
                 ORDERED_SAYS,
                 stuck=stuck.get(sentence, ""),
             )
+    _in_one_order(sheet, make_reducer, fixtures_by_name["branches"], ORDER)
 
 
 # -- 5.6a and 5.6b
@@ -287,20 +271,23 @@ def _grade_repair(
     step_ns = seen.evidence.step_ns
     title = f"your {own.name}"
     sheet.show(seen.timeline, step_ns=step_ns[1], target_ns=best_ns[1], title=title)
-    sheet.verify(ORDERED, laws.no_findings_law(seen.findings))
-    sent = [*laws.same_order_law(seen.evidence), *laws.once_law(seen.evidence)]
-    sheet.verify(SENT, sent)
     wrong = wrong_gradients(seen.trained, own.fixture, own.ranks)
     is_sum = bool(wrong) and _what_it_is(seen) == "sum"
     hint = LAB.hint(VALUES, "sum") if is_sum and own.name != "Fir" else ""
-    sheet.verify(VALUES, wrong, hint=hint)
+    program_laws.hold(
+        sheet,
+        seen.trained.run,
+        wrong=wrong,
+        once=[*laws.same_order_law(seen.evidence), *laws.once_law(seen.evidence)],
+        what="a gradient",
+        hints={"recorded": hint},
+    )
     sheet.stop_if_wrong()
-    waits_ns = cpu_waits_ns(seen)
-    LAB.refuse(sheet, NO_WAIT, waits_ns > 0, ms=waits_ns / 1e6)
     sheet.verify(NO_LEAK, laws.leak_law(seen.evidence.live_bytes))
-    slow = _too_long(seen, best_ns)
-    blocked = laws.unblocked_law(seen.evidence) if slow else []
-    sheet.verify(SHORT, [*blocked, *slow])
+    slow = laws.overlap_law(
+        seen.evidence, _each_alone(seen), best_ns, slack_ns=IDLE_NS, strict=True
+    )
+    sheet.verify(SHORT, _of_messages(slow))
 
 
 @lru_cache(maxsize=16)

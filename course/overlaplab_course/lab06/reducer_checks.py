@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from overlaplab.errors import DeadlockError, MismatchError
-from overlaplab.grading import fixtures, laws
+from overlaplab.grading import fixtures, laws, program_laws
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.evidence import Evidence
 from overlaplab.grading.exercise import Sheet
@@ -37,17 +37,45 @@ from overlaplab_course.lab06.reference import plan_buckets
 from overlaplab_course.lab06.trials import RepairCase, repair_case
 
 LAB = Declared(__file__)
-SENT, ONCE, BYTES, PROMPT, ORDER, SAFE = LAB.sentences("6.2")
-MEAN, AGAIN, WAITED, _, LEAK, KEPT, TRAPS, UNUSED = LAB.sentences("6.3")
+SENT, ONCE, BYTES, PROMPT, ORDER, SAFE, FREE_CPU = LAB.sentences("6.2")
+MEAN, AGAIN, WAITED, _, LEAK, KEPT, TRAPS, UNUSED, _ = LAB.sentences("6.3")
 DIAGNOSIS, VALUES = LAB.sentences("6.5a")[:2]
 # By sentence, the nets of 6.3 and what each is for.
 NETS: Mapping[str, Mapping[str, str]] = LAB.cases("6.3", "nets")
 SKIPPED_HINTS: Mapping[str, str] = LAB.cases("6.3", "skipped")[UNUSED]
 STEPS = 3
 FLAG_BYTES = 1024
-# The equal layers of the clean net, two in a bucket.
-CLEAN = replace(fixtures.clean_fixture(), same_seed=True)
-CLEAN_CAP_BYTES = 2 * 64 * 64 * 4
+SLOWER = program_laws.slower(fixtures.SLOW_CHALK, launch_ns=5_000)
+
+
+class Clean(NamedTuple):
+    """Equal layers, two in a bucket, and where they are trained."""
+
+    ranks: int
+    layers: int
+    width: int
+
+    @property
+    def fixture(self) -> Fixture:
+        made = fixtures.clean_fixture(self.layers, self.width, batch=self.width // 2)
+        return replace(made, same_seed=True)
+
+    @property
+    def cap_bytes(self) -> int:
+        return 2 * self.width * self.width * 4
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        return fixtures.layer_buckets(self.layers)
+
+    def __str__(self) -> str:
+        return f"{STEPS} steps, {self.layers} layers, {self.ranks} ranks"
+
+
+# Two shapes in two worlds: a division by 2 is no mean on three ranks.
+CLEANS = (Clean(2, 8, 64), Clean(3, 6, 48))
+CLEAN = CLEANS[0].fixture
+CLEAN_CAP_BYTES = CLEANS[0].cap_bytes
 
 Plan = Callable[[list[torch.nn.Parameter]], list[list[int]]]
 Hooks = Callable[[ReducerState], Any]
@@ -104,11 +132,23 @@ def _reducer(
     return partial(reducer, plan, install_hooks, finish)
 
 
-@lru_cache(maxsize=1)
-def our_step_ns() -> tuple[int, ...]:
-    """The steps of the course's reducer on the clean net."""
-    make = _reducer(our_hooks, our_finish, CLEAN_CAP_BYTES)
-    return tuple(fixtures.train(CLEAN, make).evidence.step_ns)
+@lru_cache(maxsize=2)
+def our_steps(clean: Clean = CLEANS[0]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The steps of the course's reducer on a clean net, on both clocks."""
+    make = _reducer(our_hooks, our_finish, clean.cap_bytes)
+    ours = fixtures.train(clean.fixture, make, world_size=clean.ranks)
+    return tuple(ours.evidence.step_ns), tuple(ours.on(SLOWER).step_ns)
+
+
+def _late(trained: Trained, clean: Clean) -> list[Violation]:
+    """Buckets that start late, on both clocks."""
+    first, second = our_steps(clean)
+    steps = range(1, STEPS + 1)
+    late = laws.overlap_law(trained.evidence, clean.buckets, first, steps=steps)
+    if late:
+        return late
+    late = laws.overlap_law(trained.on(SLOWER), clean.buckets, second, steps=steps)
+    return [replace(v, message=f"{SLOWER.name}: {v.message}") for v in late]
 
 
 def _show(sheet: Sheet, evidence: Evidence, target_ns: int) -> None:
@@ -119,72 +159,70 @@ def _show(sheet: Sheet, evidence: Evidence, target_ns: int) -> None:
 @LAB.grader("6.2")
 def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
     """The learner's hooks before the course's finish."""
-    sheet.ran(f"your hooks and our finish: {STEPS} steps, 8 layers, 2 ranks")
+    sheet.ran(f"your hooks and our finish: {CLEANS[0]}")
     finish = _matching_finish(install_hooks)
     if finish is not our_finish:
         sheet.note("you ask for the mean: do not divide again in 6.3")
-    trained = fixtures.train(CLEAN, _reducer(install_hooks, finish, CLEAN_CAP_BYTES))
-    evidence = trained.evidence
-    _show(sheet, evidence, our_step_ns()[1])
-    hint = _sending_hint(trained)
-    sheet.verify(ONCE, laws.once_law(evidence), hint=hint)
-    sheet.verify(BYTES, laws.bytes_law(evidence), hint=hint)
-    sheet.verify(SAFE, laws.no_findings_law(trained.run.warnings, kinds=("hazard",)))
-    sheet.verify(SENT, wrong_gradients(trained, CLEAN, 2), hint=hint)
-    sheet.stop_if_wrong()
-    buckets = fixtures.layer_buckets()
-    sheet.verify(PROMPT, laws.overlap_law(evidence, buckets, our_step_ns()))
-    sheet.stop_if_wrong()
+    for clean in CLEANS:
+        sheet.ran(f"your hooks and our finish: {clean}")
+        make = _reducer(install_hooks, finish, clean.cap_bytes)
+        trained = fixtures.train(clean.fixture, make, world_size=clean.ranks)
+        if clean is CLEANS[0]:
+            _show(sheet, trained.evidence, our_steps()[0][1])
+        hint = _sending_hint(trained, clean.fixture)
+        sheet.verify(BYTES, laws.bytes_law(trained.evidence), hint=hint)
+        wrong = wrong_gradients(trained, clean.fixture, clean.ranks)
+        _hold(sheet, trained, wrong, hints={"once": hint, "recorded": hint})
+        sheet.stop_if_wrong()
+        sheet.verify(PROMPT, _late(trained, clean))
+        sheet.stop_if_wrong()
     nets = LAB.cases("6.2", "nets")[ORDER]
     deadlock = LAB.cases("6.2", "deadlock")[ORDER]
-    for fixture in traps():
-        if fixture.name not in nets:
-            continue
+    make = _reducer(install_hooks, finish, 300)
+    for number, fixture in enumerate(f for f in traps() if f.name in nets):
+        num_ranks = (3, 2)[number % 2]
         net = f"the net {fixture.name!r}: {nets[fixture.name]}"
         sheet.ran(f"your hooks and our finish: {STEPS} steps of {net}")
-        make = _reducer(install_hooks, finish, 300)
-        trap = _trained(sheet, fixture, make, ORDER, deadlock)
+        trap = _trained(sheet, fixture, make, ORDER, deadlock, num_ranks)
         if trap is None:
             return
-        found = {
-            ORDER: laws.same_order_law(trap.evidence),
-            SENT: wrong_gradients(trap, fixture, 2),
-            ONCE: laws.once_law(trap.evidence),
-            SAFE: laws.no_findings_law(trap.run.warnings, kinds=("hazard",)),
-        }
-        for sentence, violations in found.items():
-            sheet.verify(sentence, violations)
-        _show_failing(sheet, trap, fixture, [v for vs in found.values() for v in vs])
+        other_order = laws.same_order_law(trap.evidence)
+        wrong = wrong_gradients(trap, fixture, num_ranks)
+        _show_failing(sheet, trap, fixture, [*other_order, *wrong])
+        sheet.verify(ORDER, other_order)
+        _hold(sheet, trap, wrong)
         sheet.stop_if_wrong()
+    sheet.verify(ORDER, _apart("your hooks", make, "mixed_dtypes"))
 
 
 @LAB.grader("6.3")
 def grade_finish(sheet: Sheet, finish: Finish) -> None:
     """The learner's finish behind the course's hooks."""
-    sheet.ran(f"our hooks and your finish: {STEPS} steps, 8 layers, 2 ranks")
-    make = _reducer(our_hooks, finish, CLEAN_CAP_BYTES)
-    # One step more: the end of the run is not like the end of a step.
-    trained = fixtures.train(CLEAN, make, steps=STEPS + 1)
-    evidence = trained.evidence
-    _show(sheet, evidence, our_step_ns()[1])
-    _judge_findings(sheet, trained)
-    hint = "what must be as it was, before the next backward pass begins?"
-    sheet.verify(AGAIN, laws.once_law(evidence), hint=hint)
-    wrong = wrong_gradients(trained, CLEAN, 2)
-    hint = _value_hint(trained, CLEAN, 2) if wrong else ""
-    sheet.verify(MEAN, wrong, hint=hint)
-    sheet.stop_if_wrong()
-    # Flags of who used what may travel too.
-    sheet.verify(AGAIN, laws.bytes_law(evidence, extra_bytes=FLAG_BYTES))
-    sheet.verify(LEAK, laws.leak_law([row[:STEPS] for row in evidence.live_bytes]))
-    buckets, steps = fixtures.layer_buckets(), range(1, STEPS + 1)
-    kept = laws.overlap_law(evidence, buckets, our_step_ns(), steps=steps)
-    sheet.verify(KEPT, kept)
+    for clean in CLEANS:
+        sheet.ran(f"our hooks and your finish: {clean}")
+        fixture, num_ranks = clean.fixture, clean.ranks
+        make = _reducer(our_hooks, finish, clean.cap_bytes)
+        # One step more: the end of the run is not like the end of a step.
+        trained = fixtures.train(fixture, make, steps=STEPS + 1, world_size=num_ranks)
+        evidence = trained.evidence
+        if clean is CLEANS[0]:
+            _show(sheet, evidence, our_steps()[0][1])
+        wrong = wrong_gradients(trained, fixture, num_ranks)
+        again = "what must be as it was, before the next backward pass begins?"
+        hint = _value_hint(trained, fixture, num_ranks) if wrong else ""
+        _hold(sheet, trained, wrong, hints={"once": again, "recorded": hint})
+        sheet.stop_if_wrong()
+        # Flags of who used what may travel too.
+        sheet.verify(AGAIN, laws.bytes_law(evidence, extra_bytes=FLAG_BYTES))
+        sheet.verify(LEAK, laws.leak_law([row[:STEPS] for row in evidence.live_bytes]))
+        sheet.verify(KEPT, _late(trained, clean))
     for number, fixture in enumerate(traps()):
         with warnings.catch_warnings():  # torch remarks on the net 'zero_element'
             warnings.filterwarnings("ignore", message="Initializing zero-element")
             _grade_trap(sheet, finish, fixture, (3, 2)[number % 2])
         sheet.stop_if_wrong()
+    make = _reducer(our_hooks, finish, 300)
+    sheet.verify(MEAN, _apart("your finish", make, "unused"))
 
 
 def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) -> None:
@@ -204,14 +242,40 @@ def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) 
     _show_failing(sheet, trained, fixture, wrong)
     hint = _value_hint(trained, fixture, num_ranks) if wrong else ""
     wrong = [replace(v, message=f"net {name!r}: {v.message}") for v in wrong]
-    sheet.verify(sentence, wrong, hint=hint)
-    _judge_findings(sheet, trained)
+    # A gradient may be a view of its buffer, which no copy fills; and where some are
+    # missing, who asks which ranks have one may wait for the answer.
+    _hold(
+        sheet,
+        trained,
+        wrong,
+        [],
+        values=sentence,
+        cpu=False,
+        hints={"recorded": hint},
+    )
 
 
-def _judge_findings(sheet: Sheet, trained: Trained) -> None:
-    seen = trained.run.warnings
-    sheet.verify(WAITED, laws.no_findings_law(seen, kinds=("unwaited",)))
-    sheet.verify(SAFE, laws.no_findings_law(seen, kinds=("hazard", "unmatched")))
+def _hold(
+    sheet: Sheet,
+    trained: Trained,
+    wrong: list[Violation],
+    once: list[Violation] | None = None,
+    **options: Any,
+) -> None:
+    """The laws of programs, on one net."""
+    once = laws.once_law(trained.evidence) if once is None else once
+    run = trained.run
+    program_laws.hold(sheet, run, wrong=wrong, once=once, what="a gradient", **options)
+
+
+def _apart(what: str, make: fixtures.MakeReducer, name: str) -> list[Violation]:
+    """On three ranks on which a set has another order."""
+    net = next(fixture for fixture in traps() if fixture.name == name)
+    return program_laws.order_law(
+        f"{what} on {net.name!r}",
+        lambda: fixtures.train(net, make, world_size=3, apart=True),
+        lambda trained: wrong_gradients(trained, net, 3),
+    )
 
 
 def _trained(
@@ -240,7 +304,7 @@ def _show_failing(
         sheet.show(trained.evidence.step_timeline(step), title=title)
 
 
-def _sending_hint(trained: Trained) -> str:
+def _sending_hint(trained: Trained, fixture: Fixture) -> str:
     """What hooks did that our finish makes look like something else, "" if nothing."""
     ops = trained.evidence.program.ranks[0]
     for gradient in trained.evidence.gradients_of(0, 1):
@@ -249,7 +313,7 @@ def _sending_hint(trained: Trained) -> str:
                 "works[b] is None after your launch: without async_op=True all_reduce "
                 "waits by itself and returns None (with it, store what it returns)"
             )
-    if are_same(trained.gradients[0][0], dict(CLEAN.build(0).named_parameters())):
+    if are_same(trained.gradients[0][0], dict(fixture.build(0).named_parameters())):
         return "you sent the parameter; its gradient is `.grad`"
     return ""
 
@@ -313,14 +377,18 @@ def _grade_repair(
     repaired: MakeReducer,
 ) -> None:
     check_diagnosis(sheet, DIAGNOSIS, said, truth)
-    sheet.ran(f"your reducer: {STEPS} steps of your net on 2 ranks")
-    trained = own.train(repaired)
-    evidence = trained.evidence
     make = _reducer(our_hooks, our_finish, own.cap_bytes)
-    best_ns = fixtures.train(own.fixture, make).evidence.step_ns
-    _show(sheet, evidence, best_ns[1])
-    sheet.verify(ONCE, laws.once_law(evidence))
-    sheet.verify(SAFE, laws.no_findings_law(trained.run.warnings))
-    sheet.verify(VALUES, wrong_gradients(trained, own.fixture, 2))
-    sheet.stop_if_wrong()
-    sheet.verify(PROMPT, laws.overlap_law(evidence, own.buckets(), best_ns))
+    for num_ranks in (2, 3):
+        sheet.ran(f"your reducer: {STEPS} steps of your net on {num_ranks} ranks")
+        trained = own.train(repaired, num_ranks)
+        best = fixtures.train(own.fixture, make, world_size=num_ranks)
+        best_ns = best.evidence.step_ns
+        if num_ranks == 2:
+            _show(sheet, trained.evidence, best_ns[1])
+        _hold(sheet, trained, wrong_gradients(trained, own.fixture, num_ranks))
+        sheet.stop_if_wrong()
+        late = laws.overlap_law(trained.evidence, own.buckets(), best_ns)
+        slow_ns = best.on(SLOWER).step_ns
+        late = late or laws.overlap_law(trained.on(SLOWER), own.buckets(), slow_ns)
+        sheet.verify(PROMPT, late)
+        sheet.stop_if_wrong()

@@ -50,9 +50,12 @@ class RepairCase:
     fixture: Fixture
     cap_bytes: int
 
-    def train(self, make_reducer: Callable[[ReducerState], Any]) -> Trained:
-        """Three steps on two ranks with the reducer that `make_reducer` makes."""
-        return fixtures.train(self.fixture, partial(self._attach, make_reducer))
+    def train(
+        self, make_reducer: Callable[[ReducerState], Any], num_ranks: int = 2
+    ) -> Trained:
+        """Three steps with the reducer that `make_reducer` makes."""
+        make = partial(self._attach, make_reducer)
+        return fixtures.train(self.fixture, make, world_size=num_ranks)
 
     def buckets(self) -> list[list[str]]:
         """The names of each bucket's gradients, in the order of arrival."""
