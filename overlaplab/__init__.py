@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from overlaplab.streams import annotate as annotate
     from overlaplab.streams import device as device
     from overlaplab.streams import name_tensor as name_tensor
+    from overlaplab.techniques import compiler as compiler
     from overlaplab.techniques.data_parallel import BucketedReducer as BucketedReducer
     from overlaplab.techniques.data_parallel import HookReducer as HookReducer
     from overlaplab.techniques.data_parallel import SerialReducer as SerialReducer
@@ -108,6 +109,8 @@ _ROOMS = (
     "view",
 )
 
+_TECHNIQUES = ("compiler",)
+
 __all__ = sorted(_HOME)
 
 
@@ -125,6 +128,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"overlaplab.{_HOME[name]}"), name)
     elif name in _ROOMS:
         value = import_module(f"overlaplab.{name}")
+    elif name in _TECHNIQUES:
+        value = import_module(f"overlaplab.techniques.{name}")
     elif name == "__version__":
         value = import_module("overlaplab.version").find_version()
     else:
@@ -134,4 +139,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_ROOMS})
+    return sorted({*globals(), *_HOME, *_ROOMS, *_TECHNIQUES})

@@ -62,6 +62,8 @@ PRIVATE_DTENSOR_NAMES = {
     "torch.distributed.tensor._sharding_prop.ShardingPropagator": ""
     "_propagate_tensor_meta_non_cached"
 }
+# Names that Dynamo imports, which takes seconds: who compiles looks them up.
+PRIVATE_COMPILER_NAMES = {"torch._functorch.aot_autograd": "aot_module_simplified"}
 
 
 def check_private_names(names: Mapping[str, str] = PRIVATE_NAMES) -> None:
@@ -105,6 +107,12 @@ def sharding_propagator() -> Any:
     """The class with which DTensor finds shapes; see `PRIVATE_DTENSOR_NAMES`."""
     check_private_names(PRIVATE_DTENSOR_NAMES)
     return _find(next(iter(PRIVATE_DTENSOR_NAMES)))
+
+
+def aot_module_simplified() -> Any:
+    """AOTAutograd for backends of `torch.compile`; see `PRIVATE_COMPILER_NAMES`."""
+    check_private_names(PRIVATE_COMPILER_NAMES)
+    return _find("torch._functorch.aot_autograd").aot_module_simplified
 
 
 # torch's stubs do not know how its C++ classes are subclassed.

@@ -1,14 +1,32 @@
 """Communication that a compiler puts in, moves and merges: passes on graphs.
 
+`torch.compile(model, backend=backend(...))` runs all of them; `capture`, `capture_step`
+and `capture_gradients` give graphs to look at and to try passes on.
+
 Each pass is a file: a plan, which is data and prints, and a function that carries it
 out, graph in, graph out. `insertion` lets gradients leave a backward graph as averages,
 `bucketing` lets messages travel together, `decision` says which are worth launching
 early, `scheduling` orders computing, launches and waits. `dependencies` says what may
-move where, `checks` refuses a pass that changed what a graph means.
+move where, `checks` refuses a pass that changed what a graph means, `codegen` writes
+Python, `predict` its timeline, and `compilation` has all of it in a row.
 """
 
+from overlaplab.techniques.compiler.backend import Backend, backend
 from overlaplab.techniques.compiler.bucketing import Merge, merge, plan_merges
+from overlaplab.techniques.compiler.capture import (
+    Fragment,
+    capture,
+    capture_gradients,
+    capture_step,
+)
 from overlaplab.techniques.compiler.checks import check_same, graph_pass
+from overlaplab.techniques.compiler.codegen import Generated, generate
+from overlaplab.techniques.compiler.compilation import (
+    Compilation,
+    Settings,
+    compile_graph,
+    compile_inserted,
+)
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.decision import Decision, decide, plan_decisions
 from overlaplab.techniques.compiler.dependencies import (
@@ -20,6 +38,7 @@ from overlaplab.techniques.compiler.dependencies import (
 from overlaplab.techniques.compiler.example import nine_operators
 from overlaplab.techniques.compiler.graphs import GraphError, show
 from overlaplab.techniques.compiler.insertion import insert_all_reduces
+from overlaplab.techniques.compiler.predict import predict, program_of
 from overlaplab.techniques.compiler.problem import Problem, Task, end_of
 from overlaplab.techniques.compiler.scheduling import (
     Schedule,
@@ -30,22 +49,34 @@ from overlaplab.techniques.compiler.scheduling import (
 from overlaplab.techniques.compiler.search import Found, best_list, search
 
 __all__ = [
+    "Backend",
+    "Compilation",
     "Costs",
     "Decision",
     "Dependencies",
     "Found",
+    "Fragment",
+    "Generated",
     "GraphError",
     "Merge",
     "Problem",
     "Schedule",
+    "Settings",
     "Task",
     "Window",
+    "backend",
     "best_list",
+    "capture",
+    "capture_gradients",
+    "capture_step",
     "check_same",
+    "compile_graph",
+    "compile_inserted",
     "decide",
     "end_of",
     "find_dependencies",
     "find_windows",
+    "generate",
     "graph_pass",
     "insert_all_reduces",
     "merge",
@@ -54,6 +85,8 @@ __all__ = [
     "plan_decisions",
     "plan_merges",
     "plan_schedule",
+    "predict",
+    "program_of",
     "schedule",
     "search",
     "show",

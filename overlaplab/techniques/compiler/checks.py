@@ -19,11 +19,11 @@ from typing import Any, Concatenate, ParamSpec
 
 from torch.fx import Graph, Node
 
-from overlaplab.operators import node_facts
 from overlaplab.techniques.compiler.dependencies import Memory, Root, reads_of
 from overlaplab.techniques.compiler.graphs import (
     GraphError,
     copied,
+    facts_of,
     is_coalesced,
     is_item,
     is_launch,
@@ -105,11 +105,11 @@ class _Reader:
 
     def _step(self, node: Node, position: int) -> None:
         if node.op != "call_function":  # an input, or a constant of the module
-            self._memory.add(node, node_facts(node))
+            self._memory.add(node, facts_of(node))
             name = position if node.op == "placeholder" else str(node.target)
             self._begin(node, self._numbers.of(node.op, name))
             return
-        facts = node_facts(node)
+        facts = facts_of(node)
         roots = self._memory.add(node, facts)
         if is_wait(node):
             for root in roots:
@@ -154,7 +154,7 @@ class _Reader:
             reduced = self._numbers.reduced(launch, number)
             self._meaning.messages[reduced] += 1
             root: Root = (launch, index) if is_coalesced(launch) else launch
-            for own in node_facts(launch).aliases:  # all_reduce_: in its input
+            for own in facts_of(launch).aliases:  # all_reduce_: in its input
                 (root,) = self._memory.of([own])
             self._content[root] = reduced
             self._open[root] = launch

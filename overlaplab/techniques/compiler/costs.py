@@ -8,8 +8,9 @@ from weakref import WeakKeyDictionary
 from torch.fx import Graph, Node
 
 from overlaplab.hardware import Hardware, collective_ns, compute_ns
-from overlaplab.operators import NodeFacts, dtype_name, node_facts, tensors_in
+from overlaplab.operators import NodeFacts, dtype_name, tensors_in
 from overlaplab.techniques.compiler.graphs import (
+    facts_of,
     group_of,
     is_launch,
     operation,
@@ -68,7 +69,7 @@ class Costs:
             ns = self._known[node] = (
                 self._message(node)
                 if is_launch(node)
-                else self.kernel_ns(node, node_facts(node))
+                else self.kernel_ns(node, facts_of(node))
             )
         return ns
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from overlaplab.operators import NodeFacts, node_facts
+from overlaplab.operators import NodeFacts
 from overlaplab.techniques.compiler.graphs import (
+    facts_of,
     is_coalesced,
     is_item,
     is_launch,
@@ -153,7 +154,7 @@ def find_dependencies(graph: Graph) -> Dependencies:
     sent: dict[Root, list[Root]] = {}  # of a result, what is read until its wait
     drew: Node | None = None
     for node in graph.nodes:
-        own = facts[node] = node_facts(node)
+        own = facts[node] = facts_of(node)
         memory.add(node, own)
         found = dict.fromkeys(node.all_input_nodes)
         reads = memory.of(reads_of(node, own))
@@ -249,6 +250,6 @@ def find_windows(dependencies: Dependencies, node_ns: NodeNs) -> list[Window]:
 
 def _maker(node: Node) -> Node:
     """Behind views, the operator that made `node`."""
-    while (aliases := node_facts(node).aliases) and len(aliases) == 1:
+    while (aliases := facts_of(node).aliases) and len(aliases) == 1:
         node = aliases[0]
     return node

@@ -8,17 +8,27 @@ may. A launch of several tensors gives a list, so a `getitem` stands between.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.operators import COLLECTIVES, dtype_name, tensor_bytes, tensors_in
+from overlaplab.operators import (
+    COLLECTIVES,
+    NodeFacts,
+    dtype_name,
+    node_facts,
+    tensor_bytes,
+    tensors_in,
+)
 
 COALESCED = "_coalesced"
 FUNCTIONAL: Any = getattr(torch.ops, COLLECTIVES)
+_FACTS = "overlaplab facts"  # in a node's meta: its inputs, and what they make of it
 _WAIT = FUNCTIONAL.wait_tensor.default
 
 
@@ -116,17 +126,50 @@ def sent_bytes(launch: Node) -> int:
     return node_bytes(payload(launch))
 
 
-def copied(graph: Graph) -> Graph:
-    """A graph of the same nodes, with their names and facts; the old one stays."""
+def copied(graph: Graph, names: Mapping[Node, str] | None = None) -> Graph:
+    """A graph of the same nodes, with their facts; the old one stays.
+
+    Args:
+        graph: what is copied.
+        names: of nodes that are called otherwise in the copy, if they are free there.
+    """
     new = Graph(graph.owning_module)
     old_output = output_of(graph)
     made: dict[Node, Node] = {}
     for node in graph.nodes:
         if node is not old_output:
-            made[node] = new.node_copy(node, lambda n: made[n])
-    output = new.output(torch.fx.node.map_arg(old_output.args[0], lambda n: made[n]))
+            args = map_arg(node.args, lambda n: made[n])
+            kwargs = map_arg(node.kwargs, lambda n: made[n])
+            name = (names or {}).get(node, node.name)
+            made[node] = new.create_node(node.op, node.target, args, kwargs, name)
+            made[node].meta = dict(node.meta)
+            _carry_facts(node, made)
+    output = new.output(map_arg(old_output.args[0], lambda n: made[n]))
     output.meta = dict(old_output.meta)
     return new
+
+
+def facts_of(node: Node) -> NodeFacts:
+    """`overlaplab.operators.node_facts`, worked out once while a node's inputs stay."""
+    known: Any = node.meta.get(_FACTS)
+    if known is None or known[0] is not node.args:
+        known = node.meta[_FACTS] = (node.args, node_facts(node))
+    facts: NodeFacts = known[1]
+    return facts
+
+
+def _carry_facts(node: Node, made: Mapping[Node, Node]) -> None:
+    known: Any = node.meta.get(_FACTS)
+    if known is None or known[0] is not node.args:
+        made[node].meta.pop(_FACTS, None)
+        return
+    facts = replace(
+        known[1],
+        reads=tuple(made[n] for n in known[1].reads),
+        writes=tuple(made[n] for n in known[1].writes),
+        aliases=tuple(made[n] for n in known[1].aliases),
+    )
+    made[node].meta[_FACTS] = (made[node].args, facts)
 
 
 def reorder(graph: Graph, order: Iterable[Node]) -> None:

@@ -41,13 +41,18 @@ def insert_all_reduces(graph: Graph, gradients: Mapping[int, str], group: str) -
         group: name of the process group.
 
     Returns:
-        A new graph whose gradients are averages over the ranks.
+        A new graph, in which gradients have names and are averages over the ranks.
 
     Raises:
         GraphError: it would change anything else.
         IndexError: a position is not there.
     """
-    after = copied(graph)
+    names: dict[Node, str] = {}
+    for position, name in gradients.items():
+        gradient = returned(graph)[position]
+        if isinstance(gradient, Node) and gradient.op == "call_function":
+            names.setdefault(gradient, f"grad_{_identifier(name)}")
+    after = copied(graph, names)
     results = returned(after)
     averages: dict[Node, Node] = {}
     for position, name in gradients.items():

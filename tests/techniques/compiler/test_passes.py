@@ -56,8 +56,8 @@ def test_a_gradient_leaves_behind_the_operator_that_finishes_it():
     assert show(after).splitlines()[2:] == [
         "   dw = mm(x, w)   # (4, 4) float32",
         "   dx = mm(dw, w)   # (4, 4) float32",
-        "   grad = t(dw)   # (4, 4) float32",
-        ">> all_reduce_fc_weight = all_reduce(grad, avg, 0)   # 64 bytes",
+        "   grad_fc_weight = t(dw)   # (4, 4) float32",
+        ">> all_reduce_fc_weight = all_reduce(grad_fc_weight, avg, 0)   # 64 bytes",
         "<< average_fc_weight = wait_tensor(all_reduce_fc_weight)   # (4, 4) float32",
         "   return None, average_fc_weight",
     ]

@@ -1,0 +1,168 @@
+"""`torch.compile(model, backend=...)`: an unmodified model, trained data parallel.
+
+Gradients leave the backward as averages over the ranks. Each backward averages what it
+adds to `.grad`: two backwards before a step give the right sum and send twice. Ranks
+must begin with equal parameters, as one seed gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch.fx import GraphModule
+
+from overlaplab import streams
+from overlaplab.hardware import Hardware, find_hardware
+from overlaplab.techniques.buckets import cap_bytes
+from overlaplab.techniques.compiler.agreement import check_agreement, collectives_text
+from overlaplab.techniques.compiler.capture import Capturing, Fragment, Run
+from overlaplab.techniques.compiler.codegen import generate
+from overlaplab.techniques.compiler.compilation import (
+    Compilation,
+    Settings,
+    compile_graph,
+)
+from overlaplab.techniques.compiler.costs import Costs
+from overlaplab.techniques.groups import checked_group, own_group
+
+_KEPT = 64  # compilations of equal backends that can be explained
+
+
+class Backend:
+    """See `backend`.
+
+    Two of equal settings are equal: Dynamo compiles once for all of them, so that ranks
+    which share a process share one compile. So nothing of a rank is in it; the process
+    group is found by its name whenever the code runs.
+    """
+
+    def __init__(
+        self, group: str, world_size: int, hardware: Hardware, settings: Settings
+    ) -> None:
+        self._group = group
+        self._world_size = world_size
+        self._hardware = hardware
+        self._settings = settings
+
+    def _key(self) -> tuple[Any, ...]:
+        return self._group, self._world_size, self._hardware.name, self._settings
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Backend)
+            and self._key() == other._key()
+            and self._hardware == other._hardware
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"ol.compiler.backend of {self._world_size} ranks, {self._settings}"
+
+    def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
+        """Compile one fragment; what Dynamo calls."""
+        return Capturing(self._compile)(module, inputs)
+
+    @property
+    def compilations(self) -> list[Compilation]:
+        """Of each backward that was compiled with these settings, the oldest first.
+
+        A backward is compiled when it first runs.
+        """
+        return list(_compilations.get(self, ()))
+
+    def explain(self) -> str:
+        """What was decided for each backward graph, and why.
+
+        A parameter that is used in two fragments, which a graph break leaves, is sent
+        by each.
+
+        Raises:
+            ValueError: no backward ran yet, so none was compiled.
+        """
+        found = self.compilations
+        if not found:
+            raise ValueError(
+                "no backward was compiled yet: run a forward and a backward first"
+            )
+        parts = (f"backward graph {i}: {c}" for i, c in enumerate(found))
+        return "\n\n".join(parts)
+
+    def _compile(self, fragment: Fragment) -> Run:
+        if not fragment.gradients:
+            name = "backward" if fragment.is_backward else "forward"
+            code = generate(fragment.graph, name).run
+            return lambda args: code(args, None, streams.device())
+        costs = Costs(self._hardware, self._world_size)
+        compiled = compile_graph(
+            fragment.graph, fragment.gradients, self._group, costs, self._settings
+        )
+        kept = _compilations.setdefault(self, [])
+        kept.append(compiled)
+        del kept[:-_KEPT]
+        text, run = collectives_text(compiled.graph), compiled.code.run
+
+        def backward(args: list[Any]) -> Any:
+            group = resolve_group(self._group)
+            check_agreement(text, group)
+            return run(args, group, streams.device())
+
+        return backward
+
+
+_compilations: dict[Backend, list[Compilation]] = {}
+
+
+def resolve_group(name: str) -> dist.ProcessGroup:
+    """The calling rank's process group of that name."""
+    c10d: Any = dist.distributed_c10d
+    group: dist.ProcessGroup = c10d._resolve_process_group(name)
+    return group
+
+
+def backend(
+    process_group: dist.ProcessGroup | None = None,
+    *,
+    bucket_mib: float = 25,
+    hardware: str | Hardware = "h100-nvlink",
+    max_delay_ms: float | None = None,
+    limit_mib: float | None = None,
+    least_gain_us: float = 0,
+    max_states: int | None = None,
+) -> Backend:
+    """A backend for `torch.compile` that trains a model data parallel.
+
+    The backward graph gets an all-reduce for each gradient, merged into buckets, each
+    launched as early and waited for as late as a search over orders finds best. Nothing
+    of the model or of the training loop changes:
+
+        model = torch.compile(model, backend=ol.compiler.backend(bucket_mib=25))
+
+    Args:
+        process_group: the ranks; by default all.
+        bucket_mib: of gradients that travel together.
+        hardware: a profile, or its name: what orders are compared by.
+        max_delay_ms: how long the first gradient of a bucket may wait for the last.
+        limit_mib: of gradients that may be in flight at a time.
+        least_gain_us: what hiding a message must save for it to be asynchronous.
+        max_states: the budget of the search; by default what takes about a second.
+
+    Returns:
+        The backend; `explain()` says what it decided.
+
+    Raises:
+        ValueError, TypeError: an argument is wrong, or there is no process group.
+    """
+    group = own_group() if process_group is None else checked_group(process_group)
+    settings = Settings(
+        cap_bytes=cap_bytes("bucket_mib", bucket_mib),
+        max_delay_ns=None if max_delay_ms is None else int(max_delay_ms * 1e6),
+        least_gain_ns=int(least_gain_us * 1e3),
+        limit_bytes=None if limit_mib is None else cap_bytes("limit_mib", limit_mib),
+        **({} if max_states is None else {"max_states": max_states}),
+    )
+    size = dist.get_world_size(group)
+    return Backend(group.group_name, size, find_hardware(hardware), settings)

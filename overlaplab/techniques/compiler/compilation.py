@@ -1,0 +1,145 @@
+"""All passes in a row, from a backward graph to code, and what each decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch.fx import Graph
+
+from overlaplab.techniques.buckets import size_text
+from overlaplab.techniques.compiler.bucketing import Merge, merge, plan_merges
+from overlaplab.techniques.compiler.codegen import Generated, generate
+from overlaplab.techniques.compiler.costs import Costs
+from overlaplab.techniques.compiler.decision import Decision, decide, plan_decisions
+from overlaplab.techniques.compiler.graphs import launches, sent_bytes, show
+from overlaplab.techniques.compiler.insertion import insert_all_reduces
+from overlaplab.techniques.compiler.predict import predict
+from overlaplab.techniques.compiler.scheduling import Schedule, plan_schedule, schedule
+from overlaplab.techniques.compiler.search import DEFAULT_STATES
+from overlaplab.timeline import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the passes are asked for.
+
+    Args:
+        cap_bytes: of a bucket of more than one gradient.
+        max_delay_ns: how long the first gradient of a bucket may wait for the last, in
+            computing; None: as long as the cap allows.
+        least_gain_ns: what hiding a message must save for it to be asynchronous.
+        limit_bytes: that may be in flight at a time; None: no limit.
+        max_states: the budget of the search for an order.
+    """
+
+    cap_bytes: int
+    max_delay_ns: int | None = None
+    least_gain_ns: int = 0
+    limit_bytes: int | None = None
+    max_states: int = DEFAULT_STATES
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A backward graph, before and after, and every decision in between.
+
+    Args:
+        inserted: with an all-reduce and a wait behind each gradient: nothing overlaps.
+        graph: merged, decided and in the order in which it runs.
+        merges: what travels together.
+        decisions: of each message.
+        plan: the order.
+        code: that runs it.
+        costs: by which was decided.
+    """
+
+    inserted: Graph
+    graph: Graph
+    merges: list[Merge]
+    decisions: list[Decision]
+    plan: Schedule
+    code: Generated
+    costs: Costs
+
+    @cached_property
+    def undecided(self) -> Timeline:
+        """Predicted, of the graph with one serial message for each gradient."""
+        return predict(self.inserted, self.costs)
+
+    @cached_property
+    def predicted(self) -> Timeline:
+        """Predicted, of the graph that runs."""
+        return predict(self.graph, self.costs)
+
+    def __str__(self) -> str:
+        before, after = self.undecided.report(), self.predicted.report()
+        found = launches(self.graph)
+        sent = size_text(sum(map(sent_bytes, found)))
+        num_gradients = len(launches(self.inserted))
+        lines = [
+            f"{num_gradients} gradients in {len(found)} messages, {sent}",
+            *(f"  {merge}" for merge in self.merges),
+            *(f"{decision.launch} is {decision}" for decision in self.decisions),
+            str(self.plan).partition("\n")[0],
+            f"predicted on {self.costs.hardware.name}: {after.step_ns / 1e6:.3f} ms, "
+            f"{after.exposed_ns / 1e6:.3f} of it exposed communication; undecided "
+            f"{before.step_ns / 1e6:.3f} and {before.exposed_ns / 1e6:.3f}",
+        ]
+        return "\n".join(lines)
+
+    def graphs(self) -> str:
+        """Both graphs, one below the other, as `show` prints them."""
+        return f"{show(self.inserted)}\n\nbecomes\n\n{show(self.graph)}"
+
+
+def compile_graph(
+    graph: Graph,
+    gradients: Mapping[int, str],
+    group: str,
+    costs: Costs,
+    settings: Settings,
+    *,
+    name: str = "backward",
+) -> Compilation:
+    """Insert, merge, decide, order, and write code.
+
+    Args:
+        graph: a backward pass, or forward and backward in one.
+        gradients: position in what it returns -> name of the parameter.
+        group: name of the process group.
+        costs: of its nodes.
+        settings: of the passes.
+        name: of the function that is written.
+
+    Raises:
+        GraphError: a pass would change what the graph means.
+        ValueError: `settings` have no solution; the message says what is possible.
+    """
+    inserted = insert_all_reduces(graph, gradients, group)
+    return compile_inserted(inserted, costs, settings, name=name)
+
+
+def compile_inserted(
+    inserted: Graph, costs: Costs, settings: Settings, *, name: str = "backward"
+) -> Compilation:
+    """As `compile_graph`, of a graph whose collectives somebody else has put in."""
+    merges = plan_merges(
+        inserted,
+        settings.cap_bytes,
+        max_delay_ns=settings.max_delay_ns,
+        node_ns=costs,
+    )
+    merged = merge(inserted, merges)
+    decisions = plan_decisions(merged, costs, least_gain_ns=settings.least_gain_ns)
+    decided = decide(merged, decisions)
+    plan = plan_schedule(
+        decided,
+        costs,
+        limit_bytes=settings.limit_bytes,
+        max_states=settings.max_states,
+    )
+    final = schedule(decided, plan, limit_bytes=settings.limit_bytes)
+    code = generate(final, name)
+    return Compilation(inserted, final, merges, decisions, plan, code, costs)

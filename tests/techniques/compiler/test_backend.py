@@ -1,0 +1,231 @@
+"""A backend for `torch.compile`: what runs, when, in which order, on which ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import overlaplab as ol
+from overlaplab.errors import MismatchError, RankError
+from overlaplab.hardware import find_hardware
+from overlaplab.program import peak_bytes
+from overlaplab.techniques.compiler.agreement import collectives_text
+from overlaplab.techniques.compiler.example import nine_operators
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+SMALL = {"bucket_mib": 0.02, "hardware": "chalk"}
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Linear(64, 64, bias=False), nn.Tanh()),
+        *(nn.Linear(64, 64, bias=False), nn.Tanh()),
+        nn.Linear(64, 64, bias=False),
+    )
+
+
+class Loss(nn.Module):
+    """With the loss inside, a backward is one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).square().mean()
+
+
+def batch(rank: int, rows: int = 16) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(rows, 64, generator=generator).to(ol.device())
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def steps() -> dict[str, Any]:
+    """Everything that these tests look at, on one rank."""
+    made = ol.compiler.backend(**SMALL)
+    found: dict[str, Any] = {}
+    try:
+        made.explain()
+    except ValueError as error:
+        found["too early"] = str(error)
+    model = Loss()
+    compiled = torch.compile(model, backend=made)
+    rank = dist.get_rank()
+    found["once"], found["twice"] = [], []
+    for rows in (16, 16, 12, 9):  # the third is another size, the fourth any size
+        model.zero_grad()
+        compiled(batch(rank, rows)).backward()
+        found["once"].append((rows, gradients(model)))
+        compiled(batch(rank + 10, rows)).backward()
+        found["twice"].append(gradients(model))
+    found["explained"] = made.explain()
+    found["num compiled"] = len(made.compilations)
+    found["source"] = made.compilations[0].code.source
+    return found
+
+
+@pytest.fixture(scope="module")
+def run() -> ol.Run:
+    return ol.run(steps, world_size=2, hardware="chalk", timeout_s=900)
+
+
+def averages(rows: int, *seeds: int) -> list[torch.Tensor]:
+    total = None
+    for seed in seeds:
+        model = Loss()
+        model(batch(seed, rows)).backward()
+        own = gradients(model)
+        total = (
+            own if total is None else [a + b for a, b in zip(total, own, strict=True)]
+        )
+    assert total is not None
+    return [t / len(seeds) for t in total]
+
+
+def test_batch_sizes_may_change(run: ol.Run) -> None:
+    for values in run.values:
+        for rows, found in values["once"]:
+            torch.testing.assert_close(found, averages(rows, 0, 1))
+
+
+def test_a_size_of_its_own_and_one_for_all_others_are_compiled(run: ol.Run) -> None:
+    assert [values["num compiled"] for values in run.values] == [2, 2]
+
+
+def test_each_backward_adds_the_average_of_its_own(run: ol.Run) -> None:
+    for rows, found in zip((16, 16, 12, 9), run.values[0]["twice"], strict=True):
+        first, second = averages(rows, 0, 1), averages(rows, 10, 11)
+        both = [a + b for a, b in zip(first, second, strict=True)]
+        torch.testing.assert_close(found, both)
+
+
+def test_nothing_of_it_races(run: ol.Run) -> None:
+    assert run.warnings == ()
+
+
+def test_nothing_can_be_explained_before_a_backward(run: ol.Run) -> None:
+    assert run.values[0]["too early"] == (
+        "no backward was compiled yet: run a forward and a backward first"
+    )
+
+
+def test_the_explanation_has_buckets_decisions_and_both_predictions(
+    run: ol.Run,
+) -> None:
+    text = run.values[1]["explained"]
+
+    assert "3 gradients in 3 messages, 48.0 KiB" in text
+    assert "all_reduce_inner_4_weight is async: " in text
+    assert "proven optimal" in text
+    assert "predicted on chalk: 0.00" in text
+
+
+def test_gradients_are_averaged_in_their_own_memory(run: ol.Run) -> None:
+    source = run.values[0]["source"]
+
+    assert "all_reduce_inner_0_weight = average([grad_inner_0_weight], group)" in source
+    assert "clone" not in source
+
+
+def one_step(is_compiled: bool) -> Any:
+    made = ol.compiler.backend(**SMALL)
+    model = Loss()
+    x = batch(dist.get_rank())
+    run: Any = torch.compile(model, backend=made) if is_compiled else model
+    run(x).backward()
+    if not is_compiled:
+        for p in model.parameters():
+            dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+        return None
+    return made.compilations[0].predicted
+
+
+@pytest.fixture(scope="module")
+def compiled() -> ol.Run:
+    return ol.run(one_step, True, world_size=2, hardware="chalk", timeout_s=900)
+
+
+def test_the_backward_takes_what_was_predicted_to_the_nanosecond(
+    compiled: ol.Run,
+) -> None:
+    predicted = [
+        (s.lane, s.name, s.start_ns, s.end_ns) for s in compiled.values[0].spans
+    ]
+
+    spans = [s for s in compiled.timeline.spans if s.rank == 0]
+    spans = spans[-len(predicted) :]
+    first = spans[0].start_ns
+    assert [
+        (s.lane, s.name, s.start_ns - first, s.end_ns - first) for s in spans
+    ] == predicted
+
+
+def test_it_takes_no_more_memory_than_eager_code(compiled: ol.Run) -> None:
+    eager = ol.run(one_step, False, world_size=2, hardware="chalk")
+
+    assert compiled.program is not None and eager.program is not None
+    assert peak_bytes(compiled.program) <= peak_bytes(eager.program)
+
+
+def differing() -> None:
+    small = 0.02 if dist.get_rank() else 1
+    made = ol.compiler.backend(bucket_mib=small, hardware="chalk")
+    torch.compile(Loss(), backend=made)(batch(0)).backward()
+
+
+def test_ranks_with_other_collectives_are_told_before_they_send() -> None:  # E07
+    with pytest.raises(MismatchError) as failure:
+        ol.run(differing, world_size=2, hardware="chalk")
+
+    text = str(failure.value)
+    assert "first in collective #0" in text
+    assert "rank 0: all_reduce avg of float32[64, 64] float32[64, 64]" in text
+    assert "rank 1: all_reduce avg of float32[64, 64]\n" in text
+
+
+def test_the_order_is_part_of_what_ranks_compare() -> None:
+    text = collectives_text(nine_operators(width=10))
+
+    assert text.splitlines() == ["all_reduce avg of float32[10, 10]"] * 3
+
+
+def make(**settings: Any) -> Any:
+    return ol.compiler.backend(**settings)
+
+
+def test_backends_of_equal_settings_are_one_to_dynamo() -> None:
+    def both() -> tuple[bool, bool, bool]:
+        one, other = make(hardware="chalk"), make(hardware=find_hardware("chalk"))
+        return one == other, hash(one) == hash(other), one == make(bucket_mib=1)
+
+    assert ol.run(both, world_size=1).values == ((True, True, False),)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bucket_mib": 0}, "bucket_mib is 0; expected a finite number above 0 MiB"),
+        ({"limit_mib": "1"}, "limit_mib is '1'; expected a number of MiB"),
+        ({"hardware": "abacus"}, "abacus"),
+        ({"process_group": 1}, "process_group is 1; expected a ProcessGroup or None"),
+    ],
+)
+def test_a_wrong_argument_is_refused(settings: Any, message: str) -> None:
+    with pytest.raises(RankError) as failure:
+        ol.run(lambda: make(**settings), world_size=1)
+
+    assert message in str(failure.value.__cause__)
+
+
+def test_without_ranks_there_is_nothing_to_send_to() -> None:
+    with pytest.raises(ValueError, match="has no process group"):
+        make()
