@@ -24,7 +24,7 @@ from overlaplab.grading.exercise import (
     StopGradingError,
     find_exercise,
 )
-from overlaplab.grading.explained import explain
+from overlaplab.grading.explained import explain, own_words
 from overlaplab.grading.kept import note
 from overlaplab.grading.raised import describe_error
 from overlaplab.grading.verdict import Verdict
@@ -122,7 +122,7 @@ def judge(exercise: Exercise, *solutions: object) -> Verdict:
             return _not_judged(sheet)
         grader = getattr(exercise.grade, "__code__", None)
         where = "" if grader is None else grader.co_filename
-        text = describe_error(error, grader_file=where)
+        text = own_words(error) or describe_error(error, grader_file=where)
         meaning = explain(text)
         return sheet.verdict(error=f"{meaning}\n{text}" if meaning else text)
     return sheet.verdict()

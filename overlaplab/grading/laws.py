@@ -7,6 +7,7 @@ start is in law_overlap.py, where a result comes from in origins.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -99,11 +100,18 @@ def _difference(
         ratio = (a[big] / b[big]).median().item()
         if abs(ratio - 1) > 1e-3:
             note = f" (the median ratio to the right value is {ratio:.3g})"
+    was, should = (_as_told(x.flatten()[worst].item(), ".6g") for x in (seen, right))
+    if was == should:  # they differ further back
+        was, should = (_as_told(x.flatten()[worst].item(), "") for x in (seen, right))
     return (
-        f"element {worst} is {a[worst].item():.6g}{note}; "
+        f"element {worst} is {was}{note}; "
         f"{int(wrong.sum())} of {a.numel()} elements are wrong",
-        f"{b[worst].item():.6g}",
+        should,
     )
+
+
+def _as_told(number: float, spec: str) -> str:
+    return format(number, spec) if spec or isinstance(number, float) else f"{number:,}"
 
 
 def no_findings_law(
@@ -298,20 +306,33 @@ def regret_law(
 
 
 def diagnosis_law(
-    said: Mapping[str, object], truth: Mapping[str, object]
+    said: Mapping[str, object],
+    truth: Mapping[str, object],
+    *,
+    kinds: Sequence[str] = (),
 ) -> list[Violation]:
     """Every field of `truth` (kind, rank, step, span or tensor, number) was said right.
 
     A number in `truth` under a key that ends in "_ns", "_us" or "_ms" is met within
     3 %, one under "_share" or "_percent" within 3 points; strings by their words,
     without case; a set or frozenset by any of its members; everything else by ==.
+
+    Args:
+        said: the learner's.
+        truth: what is right.
+        kinds: what "kind" may be, for who says something else.
     """
     found = []
     for key, right in truth.items():
         answer = said.get(key)
         if not _answers(key, answer, right):
             entry = "diagnosis" if key in said else "diagnosis nothing"
-            found.append(broken(entry, key=key, answer=answer))
+            entry = "diagnosis empty" if key in said and answer is None else entry
+            violation = broken(entry, key=key, answer=answer)
+            if key == "kind" and kinds:
+                expected = f"one of: {', '.join(kinds)}"
+                violation = replace(violation, expected=expected)
+            found.append(violation)
     return found
 
 

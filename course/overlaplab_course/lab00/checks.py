@@ -34,6 +34,10 @@ from overlaplab_course.lab00.launches import (
 
 LAUNCH, STREAM, WAIT, SYNC = LAB.sentences("0.1")
 RULES = {one["rule"]: one for one in LAB.tables("0.1")}
+_LENGTH = "an end is the start plus what the operator takes"
+_HELD_UP = (
+    "only a host sync holds the CPU: it launches on while operators wait in streams"
+)
 Schedule = Callable[[Sequence[Launch], int], Any]
 Pairs = list[tuple[float, float]]
 
@@ -61,7 +65,7 @@ def grade_schedule(
     else:
         sheet.ran("your six launches")
         sheet.note("a table is right for these six only; a function for any")
-    faults: dict[Reason, tuple[str, str]] = {}  # seen and expected
+    faults: dict[Reason, tuple[str, str, str]] = {}  # seen, expected, hint
     shown: set[Reason] = set()  # rules of right rows, before the first wrong one
     left_open: set[Reason] = set()  # rules of the rows from there on
     for number, (launches, launch_us) in enumerate(programs):
@@ -82,6 +86,10 @@ def grade_schedule(
         if reason in faults:
             continue
         seen = f"line {wrong} ({line.name}): {start_us:g} to {end_us:g} us"
+        late = start_us > row.start_us
+        long = start_us == row.start_us and line.stream != CPU
+        if long and any(hint == _LENGTH for *_, hint in faults.values()):
+            continue
         if number:
             table = f"{launches!r}\na launch costs {launch_us} us"
             seen = f"in another program:\n{table}\n{seen}"
@@ -94,13 +102,18 @@ def grade_schedule(
         why = RULES[row.reason]["why"].format(
             start_us=row.start_us, holder=before[-1] if before else ""
         )
-        faults[reason] = seen, f"{row.start_us} to {row.end_us} us: {why}"
+        hint = ""
+        if long:
+            hint, why = _LENGTH, f"it takes {row.end_us - row.start_us} us"
+        elif late and reason in ("launch", "sync") and line.stream != CPU:
+            hint = _HELD_UP
+        faults[reason] = seen, f"{row.start_us} to {row.end_us} us: {why}", hint
     # Six rows show little: of a table, a rule holds if none of its rows is left open.
     held = shown if callable(schedule) else shown - left_open
     for reason, rule in RULES.items():
         if reason in faults:
-            seen, expected = faults[reason]
-            sheet.expect(rule["says"], False, seen=seen, expected=expected)
+            seen, expected, hint = faults[reason]
+            sheet.expect(rule["says"], False, seen=seen, expected=expected, hint=hint)
         elif not faults or reason in held:
             sheet.expect(rule["says"], True)
 
@@ -219,10 +232,7 @@ def grade_reading(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
     for one in LAB.tables("0.5"):
         truth = {key: right[key] for key in one["entries"]}
         wrong = [k for k in truth if laws.diagnosis_law(reading, {k: truth[k]})]
-        seen = ", ".join(
-            f"{k} is {reading[k]!r}" if k in reading else f"there is no {k!r}"
-            for k in wrong
-        )
+        seen = ", ".join(forms.not_filled_in(reading, k) for k in wrong)
         sheet.expect(one["says"], not wrong, seen=seen, expected=one["how"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from overlaplab.grading.answered import as_answer
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import judge_numbers
@@ -107,6 +108,7 @@ def _expect_gaps(
         sheet.show(drawn, title=f"your gaps, {which}")
     why_of = {(a, b): why for a, b, why in said}
     places = [(a, b) for a, b, _ in right]
+    in_ms = [(round(1e6 * a), round(1e6 * b)) for a, b, _ in said]
     missing = [gap for gap in right if gap[:2] not in why_of]
     extra = [gap for gap in said if gap[:2] not in places]
     other = [g for g in right if g[:2] in why_of and why_of[g[:2]] != g[2]]
@@ -114,7 +116,9 @@ def _expect_gaps(
         sentence,
         said == right,
         seen="\n".join(
-            [f"{len(said)} gap{'s' * (len(said) != 1)}"]
+            ["your times are in ms; asked for are ns"]
+            if said and in_ms == places
+            else [f"{len(said)} gap{'s' * (len(said) != 1)}"]
             + [f"missing from yours: {_text(gap)}" for gap in missing[:2]]
             + [f"yours, but {_fault(timeline, gap)}: {_text(gap)}" for gap in extra[:2]]
             + [_reason(timeline, gap, why_of[gap[:2]]) for gap in other[:2]]
@@ -153,6 +157,12 @@ def _text(gap: Gap) -> str:
     return f"{start_ns / 1e6:g} to {end_ns / 1e6:g} ms{reason}"
 
 
+def whole(time: Any) -> Any:
+    """An integer of Python's where it is one; a fraction of a ns says ms."""
+    number = as_answer(time)
+    return int(number) if int(number) == number else float(number)
+
+
 def _gaps(said: Any) -> list[Gap]:
     """The answer as triples.
 
@@ -160,7 +170,7 @@ def _gaps(said: Any) -> list[Gap]:
         ValueError: it is something else.
     """
     try:
-        gaps = [(int(a), int(b), str(why)) for a, b, why in said]
+        gaps = [(whole(a), whole(b), str(why)) for a, b, why in said]
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"find_gaps returned {said!r:.120}; expected a list of triples "

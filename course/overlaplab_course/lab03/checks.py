@@ -64,6 +64,7 @@ def wrong_results(
         for rank, ours in enumerate(right.values)
         for name, tensor in ours.items()
         if name not in (mine := seen.values[rank])
+        or mine[name].shape != tensor.shape
         or not torch.allclose(mine[name], tensor, rtol=1e-5, atol=1e-6)
     ]
 
@@ -323,6 +324,7 @@ for _id, _truth, _solution, _also in (
         ran="your program on the objects of number {number}, 2 ranks",
         also={FREE_CPU: cpu_waits, **_also},
         where=LAB.cases("3.3a", "where")[DIAGNOSIS],
+        kinds=LAB.cases("3.3a", "kinds")[DIAGNOSIS],
         title="your repair",
     )
     LAB.grader(_id)(REPAIRS[_id].grade)
@@ -386,6 +388,20 @@ def wrong_losses(fed: given.Fed, right: given.Fed) -> list[Violation]:
     return found
 
 
+def _waits_for_next(fed: given.Fed, loop: given.Loop) -> int:
+    """The first step that waits for a copy that was launched early enough; 0: none."""
+    ops, spans = fed.program.ranks[0], fed.run.timeline.of_rank(0).spans
+    copies = [s for s in spans if s.kind == "memcpy"]
+    for number in range(1, min(loop.num_batches, len(copies))):
+        steps = [op.index for op in ops if op.label == f"step {number}"]
+        own = [s for s in spans if s.attributes.get("op") in steps[:1]]
+        following = copies[number]
+        launched = following.attributes.get("op", len(ops)) < min(steps, default=0)
+        if launched and own and own[0].start_ns >= following.end_ns:
+            return number
+    return 0
+
+
 def _slow_feed(fed: given.Fed, right: given.Fed, loop: given.Loop) -> list[Violation]:
     copies = [op for op in fed.program.ranks[0] if op.kind == "memcpy"]
     why = "late"
@@ -395,6 +411,11 @@ def _slow_feed(fed: given.Fed, right: given.Fed, loop: given.Loop) -> list[Viola
         why = "default"
     hint = LAB.cases("3.4", "hints")[FIRST_COPY][why]
     exposed = f"{fed.exposed_copy_ns / 1e6:.1f} ms of copies are exposed"
+    if why == "late" and (number := _waits_for_next(fed, loop)):
+        why = "waits"
+        exposed += (
+            f"\nstep {number} begins only when batch {number + 1} has been copied too"
+        )
     return [
         replace(
             violation, message=f"{loop.name}: {violation.message}; {exposed}", hint=hint

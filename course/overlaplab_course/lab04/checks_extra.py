@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from overlaplab.grading import laws
+from overlaplab.grading.answered import as_answer
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import Examined, Repair
@@ -88,7 +89,7 @@ def grade_bus(sheet: Sheet, bus_gbyte_per_s: Callable[..., Any]) -> None:
     for operation, num_ranks, size, us in measurements:
         wire = wire_bytes(operation, num_ranks, size)
         right = given.bus_of_ours(operation, num_ranks, size, us)
-        answer = bus_gbyte_per_s(operation, num_ranks, size, us)
+        answer = as_answer(bus_gbyte_per_s(operation, num_ranks, size, us))
 
         def is_near(*numbers: float, answer: Any = answer) -> bool:
             return any(abs(answer - number) <= 0.01 * number for number in numbers)
@@ -187,6 +188,7 @@ def _repair(
 
     return Repair(
         diagnosis=DIAGNOSIS,
+        kinds=LAB.cases("4.8a", "kinds")[DIAGNOSIS],
         safe=SAFE,
         values=VALUES,
         play=lambda number, step: Examined(given.play(step, case(number))),
@@ -233,7 +235,7 @@ def grade_chunks(sheet: Sheet, choose_chunks: Callable[..., Any]) -> None:
     lost = {}
     for case in extras.CASES:
         name, *numbers = case
-        answer = choose_chunks(*numbers)
+        answer = as_answer(choose_chunks(*numbers))
         good = answer in extras.CHUNKS and not isinstance(answer, bool)
         facts = {"name": name, "answer": answer, "chunks": extras.CHUNKS}
         LAB.expect(sheet, USABLE, good, **facts)

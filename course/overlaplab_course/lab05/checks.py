@@ -115,6 +115,7 @@ def _judge_exposed(
 
 # -- 5.2
 
+EXAMPLE = HookCase(3.0, 100.0, (2.0, 5.0))  # as the lesson runs it
 GIVEN, GRAD, CALLS, READY = LAB.sentences("5.2")
 HOOKS = {
     "register_hook": "register_hook",
@@ -151,7 +152,7 @@ def grade_hooks(sheet: Sheet, my_number: int, hooks: Mapping[str, Any]) -> None:
                 given is not None and abs(given - row[field]) < 1e-6,
                 seen=f"{name}, {field!r}: {said!r}",
                 expected="what the experiment prints for your numbers",
-                hint=_hook_hint(case, field, given),
+                hint=_hook_hint(case, name, field, given),
             )
     returns, send_from = answers.get("backward returns"), answers.get("send from")
     wrong = []
@@ -167,11 +168,13 @@ def grade_hooks(sheet: Sheet, my_number: int, hooks: Mapping[str, Any]) -> None:
     )
 
 
-def _hook_hint(case: HookCase, field: str, said: float | None) -> str:
+def _hook_hint(case: HookCase, hook: str, field: str, said: float | None) -> str:
     """What a wrong number is."""
     if said is None:
         return ""
     total = sum(case.factors)
+    if field != "calls" and said == true_answers(EXAMPLE)[hook][field]:
+        return f"that is the example's number; yours are {case}"
     known = {
         case.weight: "that is the weight itself",
         total: "that is this backward pass's gradient alone",

@@ -72,6 +72,7 @@ REPAIR = Repair(
     ran="your training on the batches of number {number}, 3 ranks",
     also={FREE_CPU: _cpu_waits},
     where=LAB.cases("8.4", "where")[DIAGNOSIS],
+    kinds=LAB.cases("8.4", "kinds")[DIAGNOSIS],
     what="the weights",
     title="your repair",
 )

@@ -27,7 +27,8 @@ def grade_repair(
     need_dict(diagnosis, "the diagnosis")
     sheet.ran(f"{own.name!r} as you repaired it, on your stack")
     truth = {"kind": own.kind, "layer": own.layer}
-    check_diagnosis(sheet, DIAGNOSIS, diagnosis, truth)
+    kinds = LAB.cases("10.6", "kinds")[DIAGNOSIS]
+    check_diagnosis(sheet, DIAGNOSIS, diagnosis, truth, kinds=kinds)
     repaired = {"wide": wide, "hasty": hasty}[own.name]
     case = Case("your stack", own.stack, own.num_ranks, DEPTH)
     judge_prefetcher(sheet, case, repaired, f"your {own.name!r}, repaired")

@@ -22,7 +22,7 @@ result that the recorded program did not compute are each refused in words of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -47,26 +47,31 @@ def check_diagnosis(
     truth: Mapping[str, object],
     *,
     where: Mapping[str, str] | None = None,
+    kinds: Sequence[str] = (),
 ) -> None:
     """Each field of `truth` was said right (`laws.diagnosis_law`); all are listed.
 
     Args:
         where: by field, where the run shows it: a hint. What is not filled in is then
             listed in one line.
+        kinds: what "kind" may be, for who says something else.
 
     Raises:
         TypeError: `said` is no dict.
     """
     answers = need_dict(said, "the diagnosis")
     if where is None:
-        wrong = laws.diagnosis_law(answers, truth)
+        wrong = laws.diagnosis_law(answers, truth, kinds=kinds)
     else:
-        wrong = _with_places(answers, truth, where)
+        wrong = _with_places(answers, truth, where, kinds)
     sheet.verify(sentence, wrong, list_all=True, settled=True)
 
 
 def _with_places(
-    said: Mapping[str, Any], truth: Mapping[str, object], where: Mapping[str, str]
+    said: Mapping[str, Any],
+    truth: Mapping[str, object],
+    where: Mapping[str, str],
+    kinds: Sequence[str],
 ) -> list[Violation]:
     found = []
     empty = [key for key in truth if said.get(key) is None]
@@ -78,6 +83,8 @@ def _with_places(
         if key not in empty and laws.diagnosis_law(said, {key: right}):
             message = f"{key}: {said[key]!r} is not what the run shows"
             expected = f"the {key} that the program as given shows"
+            if key == "kind" and kinds:
+                expected = f"one of: {', '.join(kinds)}"
             found.append(Violation("diagnosis", message, expected, where.get(key, "")))
     return found
 
@@ -94,6 +101,7 @@ class Repair:
         reference: the course's repair.
         wrong: (number, seen, the reference's run) -> results that are not right.
         ran: what runs, a format of {number} and the fields of `truth`.
+        kinds: see `check_diagnosis`.
         also: more sentences, each with its violations of the repaired run.
         where: see `check_diagnosis`.
         what: the results are, for a message.
@@ -115,6 +123,7 @@ class Repair:
         default_factory=dict
     )
     where: Mapping[str, str] | None = None
+    kinds: Sequence[str] = ()
     what: str = "the result"
     title: str = "your run"
     hint: str = ""
@@ -130,7 +139,8 @@ class Repair:
         need_dict(said, "the diagnosis")
         truth = self.truth(number)
         sheet.ran(self.ran.format(number=number, **truth))
-        check_diagnosis(sheet, self.diagnosis, said, truth, where=self.where)
+        how: dict[str, Any] = {"where": self.where, "kinds": self.kinds}
+        check_diagnosis(sheet, self.diagnosis, said, truth, **how)
         seen, right = self.play(number, repaired), self.reference_run(number)
         seen.draw_on(sheet, right.step_ns, self.title)
         wrong = self.wrong(number, seen, right)
