@@ -167,10 +167,10 @@ def synchronizes(model, batches):
 
 STOPPING = {
     only_the_if: "what about `if`?",
-    with_float: "what about `if`?",
-    prints: "what about `if`?",
-    copies_to_the_cpu: "what about `if`?",
-    synchronizes: "what about `if`?",
+    with_float: "asks the GPU for a number, in each step",
+    prints: "asks the GPU for a number, in each step",
+    copies_to_the_cpu: "asks the GPU for a number, in each step",
+    synchronizes: "asks the GPU for a number, in each step",
     reference.given_loop: "two lines",
 }
 

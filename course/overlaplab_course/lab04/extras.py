@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlaplab.cluster.run import Run
+from overlaplab.grading.answered import as_number
 from overlaplab.grading.laws import Violation, regret
 from overlaplab.hardware import Hardware
 from overlaplab.program import Program, ProgramBuilder
@@ -43,8 +44,8 @@ def run_ring(tensor: Tensor, chunk_to_send: ChunkToSend) -> Tensor:
     left, right = (rank - 1) % n, (rank + 1) % n
     chunks = tensor.view(-1).chunk(n)
     for step in range(2 * (n - 1)):
-        outgoing = chunks[chunk_to_send(rank, step, n)].clone()
-        target = chunks[chunk_to_send(left, step, n)]
+        outgoing = chunks[int(chunk_to_send(rank, step, n))].clone()
+        target = chunks[int(chunk_to_send(left, step, n))]
         incoming = torch.empty_like(target)
         send = dist.P2POp(dist.isend, outgoing, right)
         receive = dist.P2POp(dist.irecv, incoming, left)
@@ -71,8 +72,7 @@ def no_chunk(chunk_to_send: ChunkToSend, num_ranks: int) -> list[Violation]:
     """The first answer that is no chunk of a ring."""
     for rank, step in product(range(num_ranks), range(2 * (num_ranks - 1))):
         answer: Any = chunk_to_send(rank, step, num_ranks)
-        is_int = isinstance(answer, int) and not isinstance(answer, bool)
-        if not is_int or not 0 <= answer < num_ranks:
+        if as_number(answer) not in range(num_ranks):
             message = f"rank {rank} of {num_ranks}, step {step}: {answer!r}"
             expected = f"a whole number from 0 to {num_ranks - 1}"
             return [Violation("chunk", message, expected)]
@@ -88,7 +88,7 @@ def simulate(chunk_to_send: ChunkToSend, num_ranks: int, steps: int) -> Counts:
     ranks = range(num_ranks)
     held: Counts = [[Counter([rank]) for _ in ranks] for rank in ranks]
     for step in range(steps):
-        sent = [chunk_to_send(rank, step, num_ranks) for rank in ranks]
+        sent = [int(chunk_to_send(rank, step, num_ranks)) for rank in ranks]
         messages = [held[rank][chunk].copy() for rank, chunk in enumerate(sent)]
         for rank, (chunk, message) in enumerate(zip(sent, messages, strict=True)):
             mine = held[(rank + 1) % num_ranks]
