@@ -23,10 +23,7 @@ PAGE = Path(__file__).with_name("prediction.md")
 _PLACE = re.compile(r"(<!-- (?P<name>[a-z ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _CALIBRATED = (
     ("latency of a collective, us", "latency_ns", 1e3),
-    ("and where a kernel runs, us more", "busy_latency_ns", 1e3),
     ("link, GB/s", "link_bytes_per_s", 1e9),
-    ("speed of kernels beside it, %", "compute_rate_permille", 10),
-    ("its speed beside kernels, %", "wire_rate_permille", 10),
     ("launch, forward, us", "launch_ns", 1e3),
     ("launch, backward, us", "backward_launch_ns", 1e3),
     ("launch of a collective, hook included, us", "collective_launch_ns", 1e3),
@@ -101,12 +98,16 @@ def steps_table(rows: Sequence[Row]) -> Table:
     return Table(tuple(header.split(";")), tuple(cells), left=3)
 
 
-def calibrated_table(links: Mapping[str, Mapping[str, int]]) -> Table:
+def calibrated_table(links: Mapping[str, Mapping[str, Any]]) -> Table:
     """The numbers of the two profiles that differ, and those that decide."""
-    rows = (
+    rows = [
         (name, *(f"{found[key] / unit:.1f}" for found in links.values()))
         for name, key, unit in _CALIBRATED
-    )
+    ]
+    several = [found["contention"] for found in links.values()]
+    for kind in several[0] if several else ():
+        pairs = (" / ".join(f"{n / 10:.0f}" for n in found[kind]) for found in several)
+        rows.append((f"{kind}: its speed / the wire's, %", *pairs))
     return Table(("", *links), tuple(rows))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from overlaplab.calibrate.operators import operators_of_step
 from overlaplab.calibrate.plan import ModelCase
-from overlaplab.hardware import Hardware, Link
+from overlaplab.hardware import Hardware, Link, contention_key
 from overlaplab.hardware.collectives import collective_ns
 
 Points = tuple[tuple[int, int], ...]
@@ -206,7 +206,7 @@ def _launch_costs(launches: Mapping[str, Any], notes: dict[str, str]) -> dict[st
 
 def _link(
     link: Mapping[str, Any] | None, notes: dict[str, str]
-) -> tuple[Link, dict[str, int]]:
+) -> tuple[Link, dict[str, Any]]:
     if link is None:
         notes["link"] = _NOT_MEASURED
         return Link(latency_ns=0, bytes_per_s=10**12, source=_NOT_MEASURED), {}
@@ -228,9 +228,8 @@ def _link(
     )
     latency = curve[0][1]
     times = tuple((work, max(0, ns - latency)) for work, ns in curve)
-    beside, small = link["contention"]["step"], link["contention"]["small"]
-    # The median: the mean has what the ranks wait for one another.
-    late = [row["wire_beside_median_ns"] - row["wire_alone_ns"] for row in small]
+    beside = link["contention"]["step"]
+    contention, waits = _by_kind(link["contention"]["kinds"])
     notes |= {
         "link": f"all_reduce alone on {num} ranks, of one tensor, from "
         f"{_COALESCED_BYTES >> 20} MiB on of several as reducers send them; latency is "
@@ -239,9 +238,11 @@ def _link(
         f"of {beside['bytes'] >> 20} MiB beside them all the time",
         "wire_rate_permille": "those all-reduces without the steps and, the median, "
         "with them",
-        "busy_latency_ns": "all_reduces of "
-        f"{' and '.join(str(row['bytes']) for row in small)} bytes beside those "
-        "steps, less alone: medians, and the mean of them",
+        "contention": "kernels of one kind over and over, and all-reduces without end "
+        "beside them, on a stream of default and of high priority: how much longer "
+        "each takes than alone, without the time that an all-reduce waits for room",
+        "waits_for_room": "small all-reduces beside matmuls take as long as what is "
+        "left of a matmul" + ("" if waits else ": no, they do not"),
     }
     last = times[-1]
     wire = Link(
@@ -257,8 +258,34 @@ def _link(
         "wire_rate_permille": _permille(
             beside["wire_alone_ns"], beside["wire_beside_median_ns"]
         ),
-        "busy_latency_ns": max(0, sum(late) // len(late)),
+        "contention": contention,
+        "waits_for_room": waits,
     }
+
+
+def _by_kind(
+    rows: Sequence[Mapping[str, Any]],
+) -> tuple[dict[str, tuple[int, int]], bool]:
+    """`Hardware.contention` and `Hardware.waits_for_room`, from rows of two sizes.
+
+    A small all-reduce that comes again as soon as it can finds the next kernel begun,
+    and waits for its end: so much longer does it take. A large one comes at any moment
+    of a kernel and waits for half of one, while which that kernel is not slowed.
+    """
+    found, waits = {}, False
+    for small, large in zip(rows[::2], rows[1::2], strict=True):
+        wait = max(0, small["wire_beside_median_ns"] - small["wire_alone_ns"])
+        if small["kind"] == "matmul":
+            kernel_ns = small["compute_alone_ns"] // small["kernels"]
+            waits |= 2 * wait > kernel_ns
+        took, half = large["wire_beside_median_ns"], wait // 2
+        done = took * large["compute_alone_ns"] // max(1, large["compute_beside_ns"])
+        key = contention_key(large["kind"], high_priority=large["high_priority"])
+        found[key] = (
+            _permille(done - half, took - half),
+            _permille(large["wire_alone_ns"], took - half),
+        )
+    return found, waits
 
 
 def _permille(alone_ns: int, beside_ns: int) -> int:

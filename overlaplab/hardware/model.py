@@ -90,8 +90,8 @@ class Hardware:
             permille, by `overlaplab.hardware.contention_key`: "matmul" beside a
             collective of default priority, "matmul, high priority" of a high one.
             Where a kind has only the first it serves for both.
-        busy_latency_ns: added to the latency of a collective that finds a kernel
-            running on one of its ranks: its own kernel waits for room on a full GPU.
+        waits_for_room: a collective that finds kernels running on its ranks is sent
+            when those have ended: a kernel that fills its GPU lets nobody in before.
         gpus_per_node: ranks 0 to this - 1 are one node, and so on; 0: all ranks share
             `link` and there are no nodes.
         network: between nodes, of one GPU's own network card; None without nodes.
@@ -124,7 +124,7 @@ class Hardware:
     gpus_per_node: int = 0
     network: Link | None = None
     network_staged: bool = False
-    busy_latency_ns: int = 0
+    waits_for_room: bool = False
     cpu_bytes_per_s: int = 0
     contention: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -153,7 +153,6 @@ class Hardware:
             "collective_launch_ns",
             "collective_part_launch_ns",
             "gpus_per_node",
-            "busy_latency_ns",
             "cpu_bytes_per_s",
         ):
             _check_number(key, getattr(self, key), least=0)
@@ -193,10 +192,11 @@ class Hardware:
                 f"gpus_per_node is {self.gpus_per_node} and network {found}; nodes "
                 "need both: gpus_per_node of at least 1 and the network's Link"
             )
-        if not isinstance(self.network_staged, bool):
-            raise ValueError(
-                f"network_staged is {self.network_staged!r}; expected true or false"
-            )
+        for key in ("network_staged", "waits_for_room"):
+            if not isinstance(getattr(self, key), bool):
+                raise ValueError(
+                    f"{key} is {getattr(self, key)!r}; expected true or false"
+                )
         if self.network_staged and self.network is None:
             raise ValueError(
                 "network_staged is true, but network is None: only what goes from node "

@@ -17,11 +17,14 @@ does `FULL` a nanosecond while nothing slows it. Beside others it does less:
 
 Rates change only where an operator starts or ends. Then the work done so far is taken
 off, exactly, and the new end is the remaining work over the new rate, rounded up. A
-collective's latency is not slowed, but where a kernel runs at its end `busy_latency_ns`
-is added once.
+collective's latency is not slowed. Where the profile `waits_for_room`, a collective is
+on no wire, and slows nothing, before the kernels have ended that ran when its latency
+was over.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from overlaplab.hardware import Hardware, pcie_shares
 from overlaplab.program.costs import NETWORK, Speeds, engine, port
@@ -69,9 +72,9 @@ class Rates:
         if self._kernels[rank].pop(g, None) is not None:
             self._dirty.add(rank)
 
-    def computes(self, rank: int) -> bool:
-        """Does a kernel run on `rank` now?"""
-        return bool(self._kernels[rank])
+    def kernels(self, rank: int) -> Iterable[int]:
+        """Those that run on `rank` now."""
+        return self._kernels[rank]
 
     def start_copy(
         self, g: int, rank: int, direction: int, ns: int, now: int, *, pinned: bool

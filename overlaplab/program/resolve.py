@@ -104,7 +104,9 @@ class _Resolution:
         self.arrived = [0] * len(graph.meetings)
         self.ready = [0] * len(graph.meetings)
         self.on_wire = [0] * len(graph.meetings)
-        self.roomy: set[int] = set()  # meetings that have waited for room, or need not
+        # Meetings that wait for room: for how many kernels, and by kernel which.
+        self.room_left: dict[int, int] = {}
+        self.in_the_way: dict[int, list[int]] = {}
 
     # -- the clock
 
@@ -257,8 +259,7 @@ class _Resolution:
     def _begin_wire(self, first: int) -> None:
         m = self.graph.meeting[first]
         if self._waits_for_room(m):
-            self._push(self.now + self.hw.busy_latency_ns, _LATENCY_OVER, first)
-            return
+            return  # `_make_room` goes on from here
         self.on_wire[m] = self.now
         wire = self.costs.meetings[m][1]
         if wire:
@@ -269,13 +270,23 @@ class _Resolution:
             self.due.append((_END, first))
 
     def _waits_for_room(self, m: int) -> bool:
-        """Once, where a kernel runs on one of its ranks."""
-        if not self.hw.busy_latency_ns or m in self.roomy:
+        """Once: until the kernels that run on its ranks now have ended."""
+        if not self.hw.waits_for_room or m in self.room_left:
             return False
-        self.roomy.add(m)
+        self.room_left[m] = 0
         ops = self.graph.ops
-        members = self.graph.meetings[m].members
-        return any(self.rates.computes(ops[g].rank) for g in members)
+        for rank in {ops[g].rank for g in self.graph.meetings[m].members}:
+            for kernel in self.rates.kernels(rank):
+                self.in_the_way.setdefault(kernel, []).append(m)
+                self.room_left[m] += 1
+        return self.room_left[m] > 0
+
+    def _make_room(self, kernel: int) -> None:
+        for m in self.in_the_way.pop(kernel, ()):
+            self.room_left[m] -= 1
+            if self.room_left[m] == 0:
+                first = self.graph.meetings[m].members[0]
+                self.due.append((_LATENCY_OVER, first))
 
     def _end(self, g: int) -> None:
         op = self.graph.ops[g]
@@ -294,6 +305,7 @@ class _Resolution:
             self._end_copy(g)
         else:
             self.rates.end_kernel(g, op.rank)
+            self._make_room(g)
         self._release(g)
 
     def _end_copy(self, g: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from overlaplab.bench.predict.compare import (
     Row,
     claim,
     compare,
+    launches_of,
     quantile,
     ranking,
     summary,
@@ -75,6 +77,15 @@ def test_a_quantile_is_the_least_value_that_so_many_do_not_exceed(
     assert sum(v <= found for v in values) >= share * len(values) - 1e-6
     below = [v for v in values if v < found]
     assert len(below) < share * len(values) + 1e-6
+
+
+def test_launches_cost_the_mean_of_before_and_after_the_steps_that_they_bound() -> None:
+    def timed(ns: int) -> dict[str, Any]:
+        return {"parameters": 4, "variants": {"compute": {"step_ns": ns}}}
+
+    found = launches_of({"launches": timed(10), "launches_after": timed(21)})
+    assert found == timed(15)
+    assert launches_of({"launches": timed(10)}) == timed(10)
 
 
 # The recorded steps.

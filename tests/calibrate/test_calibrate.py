@@ -19,7 +19,7 @@ from overlaplab.calibrate.plan import ModelCase
 from overlaplab.calibrate.profile import build_profile, curve_through
 from overlaplab.cli import main
 from overlaplab.errors import OverlaplabError
-from overlaplab.hardware import compute_ns, read_profile
+from overlaplab.hardware import Hardware, compute_ns, read_profile
 from overlaplab.hardware.points import check_points, interpolate
 from tests.calibrate.small_plan import SMALL, TINY
 
@@ -80,8 +80,22 @@ LINK: dict[str, Any] = {
         {"operation": "all_reduce", "bytes": 9_000, "tensors": 1, "ns": 700},
         {"operation": "all_gather", "bytes": 9_000, "tensors": 1, "ns": 1},
     ],
-    "contention": {"step": BESIDE, "small": [{**BESIDE, "wire_beside_median_ns": 57}]},
+    "contention": {"step": BESIDE, "small": [BESIDE], "kinds": []},
 }
+
+
+def beside(kind: str, high: bool, took: int, kernel: int) -> dict[str, Any]:
+    """Of ten kernels of 20 ns, that take `kernel` beside an all-reduce of `took`."""
+    return {
+        **BESIDE,
+        "kind": kind,
+        "high_priority": high,
+        "kernels": 10,
+        "compute_alone_ns": 200,
+        "compute_beside_ns": 10 * kernel,
+        "wire_alone_ns": 50,
+        "wire_beside_median_ns": took,
+    }
 
 
 def test_each_number_of_a_profile_is_the_measured_one() -> None:
@@ -93,8 +107,37 @@ def test_each_number_of_a_profile_is_the_measured_one() -> None:
     assert hw.collective_launch_ns == 1_100 and hw.collective_part_launch_ns == 450
     assert hw.link.latency_ns == 300 and hw.link.times == ((1_000, 0), (9_000, 400))
     assert hw.compute_rate_permille == 800 and hw.wire_rate_permille == 500
-    assert hw.busy_latency_ns == 7
+    assert not hw.waits_for_room and not hw.contention
     assert "a card, today" in hw.source
+
+
+def by_kind(*rows: dict[str, Any]) -> Hardware:
+    link = {**LINK, "contention": {**LINK["contention"], "kinds": list(rows)}}
+    return build_profile("here", device(), LAUNCHES, link, "today")
+
+
+def test_each_kind_of_kernel_has_its_speeds_without_the_wait_for_room() -> None:
+    hw = by_kind(
+        # A small one waits 70 - 50 = 20, a whole kernel, so a large one for 10 of its
+        # 110. In those 110 the kernels do 88, in 10 of them at full speed.
+        beside("matmul", False, 70, 20),
+        beside("matmul", False, 110, 25),
+        # No wait: 100 for 50, and kernels at 4/5.
+        beside("norm", True, 50, 20),
+        beside("norm", True, 100, 25),
+    )
+    assert hw.contention == {"matmul": (780, 500), "norm, high priority": (800, 500)}
+    assert hw.waits_for_room
+
+
+@pytest.mark.parametrize(("took", "waits"), [(60, False), (61, True)])
+def test_room_is_waited_for_where_a_small_one_takes_half_a_matmul_more(
+    took: int, waits: bool
+) -> None:
+    rows = beside("matmul", False, took, 20), beside("matmul", False, 100, 25)
+    assert by_kind(*rows).waits_for_room == waits
+    others = [{**row, "kind": "norm"} for row in rows]
+    assert not by_kind(*others).waits_for_room
 
 
 def test_operators_take_what_they_took_less_the_marks() -> None:
@@ -136,6 +179,8 @@ def test_every_number_says_how_it_was_measured() -> None:
         "collective_part_launch_ns",
         "compute_rate_permille",
         "wire_rate_permille",
+        "contention",
+        "waits_for_room",
         "host_bytes_per_s",
         "pageable_bytes_per_s",
         "points",

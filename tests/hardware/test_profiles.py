@@ -139,6 +139,7 @@ def test_something_that_is_no_name_is_a_type_error():
         ("network", LINK),
         ("network_staged", True),
         ("network_staged", 1),
+        ("waits_for_room", 1),
         ("name", 7),
         ("source", None),
         ("notes", {"launch_ns": 15}),

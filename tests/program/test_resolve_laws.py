@@ -27,7 +27,7 @@ hardwares = st.builds(
         gpus_per_node=nodes,
         network=replace(CHALK.link, bytes_per_s=5 * 10**9) if nodes else None,
         network_staged=nodes == 1,
-        busy_latency_ns=40 if nodes else 0,
+        waits_for_room=nodes == 1,
         contention={"matmul": by_kind} if by_kind else {},
     ),
     st.sampled_from((0, 3, 50)),
@@ -196,7 +196,7 @@ def test_removing_contention_makes_nothing_slower_where_nothing_is_shared(progra
         compute_rate_permille=1000,
         wire_rate_permille=1000,
         contention={},
-        busy_latency_ns=0,
+        waits_for_room=False,
     )
     slowed, faster = resolve(program, hw), resolve(program, free)
     ends = {(s.rank, s.lane, s.attributes["op"]): s.end_ns for s in device(slowed)}
@@ -212,7 +212,7 @@ def test_a_faster_link_makes_no_step_slower_without_contention(program, hw):
         compute_rate_permille=1000,
         wire_rate_permille=1000,
         contention={},
-        busy_latency_ns=0,
+        waits_for_room=False,
     )
     fast: Hardware = replace(hw, link=replace(hw.link, bytes_per_s=20 * 10**9))
     assert length(resolve(program, fast)) <= length(resolve(program, hw))

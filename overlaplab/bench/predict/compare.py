@@ -23,9 +23,6 @@ _MAIN = (
     "backward_launch_ns",
     "collective_launch_ns",
     "collective_part_launch_ns",
-    "busy_latency_ns",
-    "compute_rate_permille",
-    "wire_rate_permille",
 )
 Say = Callable[[str], None]
 Steps = dict[tuple[str, int, str], Program]
@@ -131,12 +128,23 @@ def profiles(measured: Mapping[str, Any]) -> dict[str, Hardware]:
         link: build_profile(
             f"calibrated-{link}",
             measured["device"],
-            found["calibration"]["launches"],
+            launches_of(found["calibration"]),
             found["calibration"],
             where,
         )
         for link, found in measured["links"].items()
     }
+
+
+def launches_of(calibration: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What launches cost: the mean of before and after the steps that they bound."""
+    before = calibration["launches"]
+    after = calibration.get("launches_after", before)
+    means = {
+        name: {key: (ns + after["variants"][name][key]) // 2 for key, ns in of.items()}
+        for name, of in before["variants"].items()
+    }
+    return {**before, "variants": means}
 
 
 def compare(measured: Mapping[str, Any], say: Say) -> dict[str, Any]:
@@ -221,10 +229,12 @@ def _rows(
     return rows
 
 
-def _main_numbers(hw: Hardware) -> dict[str, int]:
+def _main_numbers(hw: Hardware) -> dict[str, Any]:
     return {key: getattr(hw, key) for key in _MAIN} | {
         "latency_ns": hw.link.latency_ns,
         "link_bytes_per_s": hw.link.bytes_per_s,
+        "contention": dict(hw.contention),
+        "waits_for_room": hw.waits_for_room,
     }
 
 
