@@ -137,10 +137,11 @@ def test_cells_that_raise_cost_what_they_should_have_defined(tmp_path, grade):
         counter="class Counter:\n    def __init__(self):\n        raise KeyError(7)",
         answer="answer, reason = threading.Lock(), 1",
     )
-    _, seen = grade(path)
+    report, seen = grade(path)
     assert "defines no double" in seen["98.1"][1]
     assert "cell 3 raised NotImplementedError" in seen["98.1"][1]
     assert seen["98.2"] == (False, "your code raised KeyError: 7")
+    assert "in __init__, line 3: raise KeyError(7)" in report.results[1].says
     assert "answer, reason cannot be copied" in seen["98.3"][1]
 
 
