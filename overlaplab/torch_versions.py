@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import CellType
 from typing import Any, TypeVar
-from weakref import KeyedRef, getweakrefs
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.utils import _python_dispatch
 
 TESTED = ("2.11", "2.13")  # the oldest and the newest
@@ -32,7 +31,8 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._C._distributed_c10d.Reducer": "_set_forward_pass_work_handle",
     "torch._guards": "TracingContext",
     "torch._subclasses.fake_tensor": "DataDependentOutputException "
-    "DynamicOutputShapeException FakeTensor FakeTensorMode is_fake",
+    "DynamicOutputShapeException FakeTensor FakeTensorMode is_fake "
+    "unset_fake_temporarily",
     "torch._tensor": "",
     "torch": "_disable_dynamo _foreach_copy_ _foreach_div_ _foreach_mul_ "
     "_foreach_norm _foreach_zero_ _is_functional_tensor",
@@ -223,13 +223,12 @@ def averages(group: dist.ProcessGroup) -> bool:
     return dist.get_backend(group) not in ("gloo", "mpi", "ucc")
 
 
-def init_process_group_cell() -> CellType:
-    """Where `init_process_group`, a decorator's wrapper, keeps what it wraps.
+def wrapped_cell(function: Any) -> CellType:
+    """Where a decorated function of torch.distributed keeps what it wraps.
 
     Who writes there changes the function for those, too, who imported it by name.
     """
-    wrapper: Any = dist.init_process_group
-    cell: CellType = wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
+    cell: CellType = function.__closure__[function.__code__.co_freevars.index("func")]
     return cell
 
 
@@ -244,22 +243,20 @@ def fake_mode() -> FakeTensorMode:
         return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def swap_of_fakes(mode: FakeTensorMode) -> Callable[[Any, Any], None]:
-    """`torch.utils.swap_tensors`, for tensors of `mode` too.
+def swap_of_fakes() -> Callable[[Any, Any], None]:
+    """`torch.utils.swap_tensors`, by which modules convert fake parameters.
 
-    A fake mode keeps weak references to some of its tensors, and torch swaps no tensor
-    that has one: `model.bfloat16()` failed (2.11, 2.13).
+    torch swaps no tensor that somebody refers to, be it the fake mode itself, and
+    `model.bfloat16()` failed (2.11, 2.13). On a GPU a module gives its parameters other
+    data instead, and so do fake ones here.
     """
     swap: Any = torch.utils.swap_tensors
-    memo = mode.fake_tensor_converter.tensor_memo
 
     def swap_tensors(one: Any, other: Any) -> None:
-        kept = (*getweakrefs(one), *getweakrefs(other))
-        keys = [reference.key for reference in kept if isinstance(reference, KeyedRef)]
-        del kept
-        for key in keys:
-            memo.pop(key, None)
-        swap(one, other)
+        if is_fake(one) and is_fake(other):
+            one.data = other
+        else:
+            swap(one, other)
 
     return swap_tensors
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from overlaplab.torch_versions import init_process_group_cell
+from overlaplab.torch_versions import wrapped_cell
 
 Init = Callable[..., None]
 
@@ -89,7 +89,7 @@ def accepting_init(member: Callable[[], Member | None]) -> Iterator[None]:
         member: who the calling thread is; None where it is no rank, or its world is
             being made.
     """
-    cell = init_process_group_cell()
+    cell = wrapped_cell(dist.init_process_group)
     init: Init = cell.cell_contents
 
     def init_again(

@@ -16,8 +16,9 @@ from overlaplab.program import Finding, Program
 from overlaplab.timeline import Timeline
 
 CLUSTERS = ("virtual", "gloo", "nccl")
-# More processes than this on one machine is a slip of the keyboard.
+# More processes or threads than this on one machine are a slip of the keyboard.
 _MAX_PROCESSES = 64
+_MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -105,6 +106,7 @@ def run(
 
     Raises:
         ValueError, TypeError: an argument is wrong, or cannot be copied to the ranks.
+        RuntimeError: there cannot be a thread for each rank, or a run is in progress.
         RankError: a rank raised.
         DeadlockError, MismatchError: the ranks' collectives do not fit together.
         RunTimeoutError: the run took longer than `timeout_s`.
@@ -185,6 +187,12 @@ def _check(
         )
     if cluster != "virtual":
         _check_processes(world_size, str(cluster), fake)
+    elif world_size > _MAX_THREADS and not fake:
+        raise ValueError(
+            f"world_size={world_size} would start as many threads, each with a copy of "
+            f"what it is given; at most {_MAX_THREADS}. With fake=True one rank stands "
+            "for all, and there may be any number"
+        )
 
 
 def _check_processes(world_size: int, cluster: str, fake: object) -> None:

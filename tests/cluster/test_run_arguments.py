@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -85,3 +86,27 @@ def test_importing_the_package_loads_no_torch():
 @pytest.mark.parametrize("name", ol.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(ol, name) is not None
+
+
+def test_far_too_many_ranks_are_refused_at_once(monkeypatch):
+    started = []
+    monkeypatch.setattr(threading.Thread, "start", started.append)
+    with pytest.raises(ValueError, match=r"100000 .*threads.* at most 1024.*fake=True"):
+        ol.run(abs, 1, world_size=10**5)
+    assert started == []
+
+
+def test_a_machine_that_starts_no_more_threads_is_named(monkeypatch):
+    start, alive = threading.Thread.start, []
+
+    def start_three(thread):
+        if len(alive) == 3:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        alive.append(thread)
+
+    ol.run(lambda: None)  # what a first run of the process starts is not counted
+    monkeypatch.setattr(threading.Thread, "start", start_three)
+    with pytest.raises(RuntimeError, match=r"starts 3 of 5.*smaller world_size"):
+        ol.run(lambda: None, world_size=5)
+    assert not any(thread.is_alive() for thread in alive)

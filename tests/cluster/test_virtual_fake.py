@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import overlaplab as ol
 from overlaplab.cluster.virtual import run_virtual
 
 
@@ -74,6 +75,77 @@ def test_a_model_of_fake_tensors_changes_its_dtype():
 
     (found,), _ = run_virtual(convert, world_size=8, fake=True)
     assert found == [torch.bfloat16] * 2 + [torch.float64] * 3
+
+
+@pytest.mark.parametrize("how", ["view", "graph", "optimizer"])
+def test_a_model_converts_its_parameters_whoever_refers_to_them(how):
+    def convert():
+        model = nn.Linear(4, 4)
+        loss = model(torch.ones(1, 4)).sum()
+        kept = {"view": model.weight.view(-1), "graph": loss}.get(how)
+        if how == "optimizer":
+            loss.backward()
+            kept = torch.optim.AdamW(model.parameters())
+            kept.step()
+        weight = model.weight
+        model.bfloat16()
+        assert model.weight is weight and kept is not None
+        model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()
+        return weight.dtype, weight.grad.dtype
+
+    (found,), _ = run_virtual(convert, world_size=8, fake=True)
+    assert found == (torch.bfloat16, torch.bfloat16)
+
+
+def test_a_model_of_fake_tensors_moves_between_the_memories():
+    outside = nn.Linear(4, 4)
+
+    def move():
+        places = []
+        for model in (nn.Linear(4, 4), outside):
+            places.append(model.cuda().weight.device)
+            places.append(model.cpu().weight.device)
+            places.append(model.to(ol.device()).weight.device)
+            model(torch.ones(1, 4).cuda()).sum().backward()
+        return places
+
+    (found,), fake = run_virtual(move, world_size=8, fake=True)
+    gpu = torch.device("cpu", 0)  # as a rank is told
+    assert found == [gpu, torch.device("cpu"), gpu] * 2
+    (same, _), real = run_virtual(move, world_size=2)
+    assert same == found
+    assert [op.name for op in fake.ranks[0]] == [op.name for op in real.ranks[0]]
+
+
+def test_a_fake_loss_is_printed_in_every_way():
+    def show():
+        loss = nn.Linear(4, 4)(torch.ones(1, 4)).sum()
+        print(loss)
+        return [f"{loss}", f"loss {loss:.3f}", f"{loss:>10}", str(loss)]
+
+    (texts,), program = run_virtual(show, world_size=8, fake=True)
+    assert all("FakeTensor(..., size=()" in text for text in texts)
+    waits = [op.name for op in program.ranks[0] if op.kind == "host_wait"]
+    assert waits == ["print"] * 5  # as on a GPU
+
+
+def gathers_objects():
+    everybodys, size = [None] * dist.get_world_size(), dist.get_world_size()
+    dist.all_gather_object(everybodys, {"lr": 0.5})
+    gathered = [None] * size if dist.get_rank() == 0 else None
+    dist.gather_object("mine", gathered)
+    scattered, told = [None], ["told"]
+    dist.scatter_object_list(scattered, [1] * size)
+    dist.broadcast_object_list(told)
+    return everybodys, gathered, scattered, told
+
+
+def test_objects_have_values_where_tensors_have_none():
+    (found,), fake = run_virtual(gathers_objects, world_size=3, fake=True)
+    assert found == ([{"lr": 0.5}] * 3, ["mine"] * 3, [1], ["told"])
+    (same, _, _), real = run_virtual(gathers_objects, world_size=3)
+    assert same == found
+    assert fake.ranks[0] == real.ranks[0]
 
 
 @pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "all_to_all"])

@@ -1,5 +1,8 @@
 """torch's own data parallelism runs on the virtual cluster and gives its numbers."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -108,3 +111,26 @@ def test_torchscript_compiles_in_a_rank_and_after_the_run():
 
     assert run_virtual(step, world_size=2)[0] == ([2.0] * 3,) * 2
     assert step() == [2.0] * 3
+
+
+FIRST_IMPORT = """
+import overlaplab as ol
+
+def step():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn import Linear
+    from torch.optim import SGD
+
+    model = Linear(4, 4)
+    ZeroRedundancyOptimizer(model.parameters(), SGD, lr=0.1)
+    return 7
+
+print(ol.run(step).values)
+"""
+
+
+def test_torchs_optimizers_of_many_ranks_may_be_imported_in_a_rank_first():
+    ran = subprocess.run(
+        [sys.executable, "-c", FIRST_IMPORT], capture_output=True, text=True
+    )
+    assert ran.stdout == "(7, 7)\n", ran.stderr[-2000:]

@@ -41,6 +41,22 @@ class Arrival:
     tag: int = 0
 
 
+def of_all_alike(arrival: Arrival, num_ranks: int) -> Iterator[torch.Tensor]:
+    """What each output gets where every rank brings the same; none where nobody says.
+
+    Args:
+        arrival: of a rank that is the root, where there is one.
+    """
+    if arrival.operation in ("all_gather", "gather"):
+        for value in arrival.inputs:
+            yield from [value] * num_ranks
+    elif arrival.operation == "scatter":
+        yield arrival.inputs[0]
+    elif arrival.operation in ("all_reduce", "reduce"):
+        for value in arrival.inputs:
+            yield reduce_tensors([value] * num_ranks, arrival.reduce_op)
+
+
 Arrivals = Sequence[Arrival]  # of all ranks, in group order
 Results = Iterator[tuple[Arrival, int, torch.Tensor]]  # whose, which output, its value
 

@@ -23,9 +23,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import _disable_current_modes
 
-from overlaplab.cluster.virtual.arithmetic import Arrival
+from overlaplab.cluster.virtual.arithmetic import Arrival, fill, of_all_alike
 from overlaplab.cluster.virtual.lanes import Frontier, Lane, Unseen
 from overlaplab.cluster.virtual.meeting import Meeting, Meetings
 from overlaplab.cluster.virtual.recorder import Recorder
@@ -171,28 +172,32 @@ class Communicator:
                 sign = 1 if operation == "send" else -1
                 key = (self.name, distance, collective.bytes)
                 self._meetings.messages[key] += sign
-        else:
-            with _disable_current_modes(), torch.no_grad():
-                copies = [t.detach().clone() for t in sources]
-                inputs = _split(copies, split_inputs, self.size)
-                outputs = _split(targets, split_outputs, self.size)
-                _check_counts(operation, inputs, outputs, self.size)
+        with _disable_current_modes(), torch.no_grad():
+            fakes = self._meetings.representative and any(map(is_fake, payload))
+            copies = [] if fakes else [t.detach().clone() for t in sources]
+            arrival = Arrival(
+                rank=recorder.rank,
+                op=op,
+                operation=operation,
+                reduce_op=reduce_op,
+                root=root,
+                inputs=() if fakes else _split(copies, split_inputs, self.size),
+                outputs=() if fakes else _split(targets, split_outputs, self.size),
+                label=recorder.label,
+                tag=tag,
+            )
+            if not fakes:
+                _check_counts(operation, arrival.inputs, arrival.outputs, self.size)
+            if not self._meetings.representative:
                 if pair is None:
                     self._read_after_earlier(sources, copies, read)
-                meeting.arrive(
-                    Arrival(
-                        rank=recorder.rank,
-                        op=op,
-                        operation=operation,
-                        reduce_op=reduce_op,
-                        root=root,
-                        inputs=inputs,
-                        outputs=outputs,
-                        label=recorder.label,
-                        tag=tag,
-                    )
-                )
+                meeting.arrive(arrival)
                 recorder.unseen.append(Unseen(meeting, own.name, write))
+            else:  # objects have values
+                for output, value in zip(
+                    arrival.outputs, of_all_alike(arrival, self.size), strict=False
+                ):
+                    fill(output, value)
         kind = VirtualBarrier if operation == "barrier" else VirtualWork
         if not async_op:  # the lane itself is behind it
             lane.wait(Frontier(unmet=(meeting,)))

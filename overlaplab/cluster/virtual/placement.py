@@ -357,6 +357,8 @@ def _sync(find: Find, name: str, original: Any) -> Any:
             return original(self, *args, **kwargs).copy()
         if name != "print":
             return original(self, *args, **kwargs)
+        if isinstance(self, FakeTensor):  # has no number that a format could show
+            args = args and ("",)
         with recorder.looking_away():  # how its text is made
             return original(self, *args, **kwargs)
 

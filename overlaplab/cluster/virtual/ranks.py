@@ -44,6 +44,9 @@ _MAX_IDLE_POLLS = 1000
 _MAX_TIMEOUTS = 10_000
 
 
+FEWER_RANKS = "Pass a smaller world_size, or fake=True: one rank stands for all"
+
+
 class Turns:
     """Hands the turn from rank to rank; notices that no rank can move.
 
@@ -84,10 +87,19 @@ class Turns:
 
         Args:
             timeout_s: CPU time of this process; on the wall, ten times as much.
+
+        Raises:
+            RuntimeError: there cannot be so many threads.
         """
-        for rank in self.ranks:
+        for number, rank in enumerate(self.ranks):
             rank.state = first_state()
-            rank.thread.start()
+            try:
+                rank.thread.start()
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"each rank is a thread, and this machine starts {number} of "
+                    f"{len(self.ranks)} ({error}). {FEWER_RANKS}"
+                ) from error
         self.ranks[0].lock.release()
         cpu_end = time.process_time() + timeout_s
         wall_end = time.monotonic() + WALL_FACTOR * timeout_s

@@ -149,8 +149,9 @@ class _Run:
             compiling = compiling_ranks(world.current_recorder, len(self.ranks))
             self.set_limits = stack.enter_context(compiling)
             if self.fake_mode is not None:
-                swap = swap_of_fakes(self.fake_mode)
-                stack.enter_context(patched([(torch.utils, "swap_tensors", swap)]))
+                swap = (torch.utils, "swap_tensors", swap_of_fakes())
+                stack.enter_context(patched([swap]))
+                stack.enter_context(world.objects_have_values())
             try:
                 in_time = self.turns.run(timeout_s)
                 if not in_time:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed import distributed_c10d as c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -28,7 +29,7 @@ from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.streams import torch_cpu_streams
 from overlaplab.streams import install_thread_provider
-from overlaplab.torch_versions import BaseStore
+from overlaplab.torch_versions import BaseStore, wrapped_cell
 
 BACKEND = "virtual"
 _c10d_native: Any = torch._C._distributed_c10d  # its stubs lack a name
@@ -127,6 +128,37 @@ def join(recorder: Recorder, meetings: Meetings, world_size: int, store: Any) ->
     connect(dist.init_process_group)
     backends = (BACKEND, "gloo", "nccl")
     _rank.member = Member(recorder.rank, world_size, backends, connect)
+
+
+# Of objects, which have values where tensors have none; of messages the peer's matter.
+_OF_OBJECTS = (
+    *("all_gather_object", "gather_object"),
+    *("scatter_object_list", "broadcast_object_list"),
+)
+
+
+@contextlib.contextmanager
+def objects_have_values() -> Iterator[None]:
+    """While open, ranks whose tensors are fake send pickles of objects as they are."""
+    cells = [wrapped_cell(getattr(dist, name)) for name in _OF_OBJECTS]
+    before = [cell.cell_contents for cell in cells]
+
+    def with_values(send: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if current_recorder() is None:
+                return send(*args, **kwargs)
+            with unset_fake_temporarily():
+                return send(*args, **kwargs)
+
+        return call
+
+    try:
+        for cell, send in zip(cells, before, strict=True):
+            cell.cell_contents = with_values(send)
+        yield
+    finally:
+        for cell, send in zip(cells, before, strict=True):
+            cell.cell_contents = send
 
 
 def _member() -> Member | None:
