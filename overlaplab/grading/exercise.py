@@ -286,7 +286,7 @@ def exercise(
 
     The function is called as `grade(sheet, *solutions)` and returns None. See
     `Exercise` for the arguments. `verifies` may be a mapping: sentence -> its hint.
-    `left_out` may be one reason for all laws: nothing of the learner's is run.
+    `left_out` may be one reason for all other laws: nothing of the learner's is run.
 
     Raises:
         ValueError: the id is taken, or nothing is promised; a law is unknown, carried
@@ -302,7 +302,11 @@ def exercise(
     if len(set(verifies)) != len(verifies):
         raise ValueError(f"exercise {id} promises the same sentence twice")
 
-    reasons = dict.fromkeys(LAWS, left_out) if isinstance(left_out, str) else left_out
+    reasons = (
+        {law: left_out for law in LAWS if law not in laws}
+        if isinstance(left_out, str)
+        else left_out
+    )
     for law in (*laws, *reasons):
         if law not in LAWS or laws.get(law, verifies) not in (verifies, *verifies):
             raise ValueError(f"exercise {id}: no sentence carries the law {law!r}")

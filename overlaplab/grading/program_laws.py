@@ -19,6 +19,7 @@ from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.violation import Violation, broken
 from overlaplab.hardware import Hardware
 from overlaplab.program import Program
+from overlaplab.program.access import num_bytes as num_bytes_of
 
 _FINDINGS = {"unwaited": ("unwaited",), "hazard": ("hazard", "unmatched")}
 _NO_HINTS: Mapping[str, str] = MappingProxyType({})
@@ -122,6 +123,23 @@ def cpu_law(program: Program, *, but: Iterable[str] = ()) -> list[Violation]:
         for op in waits
         if op.source and op.label not in allowed
     ]
+
+
+def read_law(program: Program, num_bytes: int, *, rank: int = 0) -> list[Violation]:
+    """As many bytes came to the CPU, where the record sees it, as were returned.
+
+    Who reads a tensor's memory past torch (dlpack, modes switched off) waits for
+    nothing here, and on a GPU would find what is there by chance.
+
+    Args:
+        program: the record.
+        num_bytes: of the numbers that the learner's code returned.
+        rank: whose.
+    """
+    came = ("host_wait", "memcpy", "host")
+    reads = [a for op in program.ranks[rank] if op.kind in came for a in op.reads]
+    read = sum(num_bytes_of(access) for access in reads)
+    return [] if read >= num_bytes else [broken("read", read=read, wanted=num_bytes)]
 
 
 def tasks_law(program: Program, reference: Program) -> list[Violation]:

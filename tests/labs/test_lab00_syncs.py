@@ -5,8 +5,10 @@ from __future__ import annotations
 import linecache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
@@ -277,7 +279,31 @@ def looks_again_afterwards(model, batches):
     return losses, max(losses)
 
 
+def through_dlpack(model, batches):
+    """The memory itself, which torch does not guard."""
+    losses = []
+    passes(
+        model,
+        batches,
+        lambda loss: losses.append(float(np.from_dlpack(loss.detach()))),
+    )
+    return losses, max(losses)
+
+
+def with_modes_switched_off(model, batches):
+    losses = []
+
+    def look(loss):
+        with _disable_current_modes():
+            losses.append(loss.item())
+
+    passes(model, batches, look)
+    return losses, max(losses)
+
+
 WRONG = {
+    through_dlpack: (lab00.LOSSES, "the CPU read"),
+    with_modes_switched_off: (lab00.LOSSES, "the CPU read 0 bytes"),
     no_log: (lab00.LOSSES, "0 losses"),
     every_second: (lab00.LOSSES, "4 losses"),
     one_tensor_for_all: (lab00.LOSSES, "expected 8 floats"),

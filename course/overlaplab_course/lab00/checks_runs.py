@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from overlaplab.cluster.run import Run
-from overlaplab.grading import laws
+from overlaplab.grading import laws, program_laws
 from overlaplab.grading.answered import as_answer, as_number
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
@@ -58,6 +58,8 @@ def grade_train(sheet: Sheet, train_of_yours: Train) -> None:
             title = "your loop, 8 batches"
             sheet.show(mine.timeline, step_ns=took_ns, target_ns=best_ns, title=title)
         _check_losses(sheet, mine.losses, given.losses)
+        size = 4 * len(given.losses)
+        sheet.verify(LOSSES, program_laws.read_law(mine.program, size))
         worst, right = mine.worst, given.worst
         number = None if isinstance(worst, torch.Tensor) else as_number(worst)
         near = number is not None and abs(number - right) <= 1e-5 * right
@@ -174,6 +176,8 @@ def grade_step(sheet: Sheet, step: Step) -> None:
             took=took_ns / 1e3,
             best=best_ns / 1e3,
         )
+        assert seen.program is not None
+        sheet.verify(BESIDE, program_laws.cpu_law(seen.program))
 
 
 def _check_sums(sheet: Sheet, seen: Run, world_size: int) -> None:

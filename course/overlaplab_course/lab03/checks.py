@@ -13,15 +13,17 @@ from functools import lru_cache, partial
 
 import torch
 
-from overlaplab.grading import Sheet, Violation, laws
+from overlaplab.grading import Sheet, Violation, laws, program_laws
 from overlaplab.grading.forms import Examined, Repair, judge_results, judge_step
 from overlaplab.grading.violation import ms
-from overlaplab.program import Finding
+from overlaplab.hardware import Hardware
+from overlaplab.program import Finding, resolve
 from overlaplab_course.lab03 import fraction_checks as _fraction_checks  # noqa: F401
 from overlaplab_course.lab03 import given, reference
 from overlaplab_course.lab03.checks_extra import LAB
 from overlaplab_course.lab03.jobs import (
     COMPUTE,
+    EAGER,
     INPUT,
     NUM_RANKS,
     SET_UP,
@@ -141,7 +143,12 @@ def jobs() -> tuple[Job, ...]:
 @lru_cache(maxsize=8)
 def best_issue(index: int) -> Played:
     """The course's own solution on job `index`."""
-    return play(jobs()[index], reference.issue)
+    return play(jobs()[index], reference.issue, num_ranks=num_ranks(index))
+
+
+def num_ranks(index: int) -> int:
+    """On which job `index` is played: not all in one world."""
+    return 3 if index == len(SEEDS) else NUM_RANKS
 
 
 @LAB.grader("3.1")
@@ -150,16 +157,34 @@ def grade_issue(sheet: Sheet, issue: Issue) -> None:
     first = None
     for index, job in enumerate(jobs()):
         table = f"\n{job}" if index else ""
-        sheet.ran(f"job '{job.name}' on {NUM_RANKS} ranks, in slow motion{table}")
-        played, right = play(job, issue), best_issue(index)
+        n = num_ranks(index)
+        sheet.ran(f"job '{job.name}' on {n} ranks, in slow motion{table}")
+        played, right = play(job, issue, num_ranks=n), best_issue(index)
         first = first or played
         played.draw_on(sheet, right.step_ns, f"your run of '{job.name}'")
-        sheet.verify(SAFE, [_with_missing_edge(f) for f in played.findings])
-        sheet.verify(ALL_RUN, wrong_tasks(played, right))
-        sheet.verify(FREE_CPU, cpu_waits(played))
+        found = played.findings
+        program_laws.hold(
+            sheet,
+            played.run,
+            wrong=wrong_tasks(played, right),
+            once=program_laws.tasks_law(played.program, right.program),
+            values=ALL_RUN,
+            but=(SET_UP,),
+            hints={
+                "hazard": _missing_edge(found[0]) if found else "",
+                "cpu": "wait_event makes a stream wait, synchronize makes the CPU wait",
+            },
+        )
         sheet.stop_if_wrong()
         sheet.verify(SHORT_STEPS, slow(played, right))
+        sheet.verify(SHORT_STEPS, _slow_on(EAGER, played, right))
         sheet.stop_if_wrong()
+    apart = program_laws.order_law(
+        f"job '{job.name}'",
+        lambda: play(job, issue, num_ranks=n, apart=True),
+        lambda played: wrong_tasks(played, right),
+    )
+    sheet.verify(ALL_RUN, apart)
     assert first is not None
     sheet.ran(f"{len(jobs())} jobs on {NUM_RANKS} ranks, in slow motion")
     first.draw_on(sheet, best_issue(0).step_ns, f"your run of '{first.job.name}'")
@@ -180,15 +205,21 @@ def wrong_tasks(seen: Played, right: Played) -> list[Violation]:
     return wrong_results(seen, right, describe, expected=expected, hint=hint)
 
 
-def _with_missing_edge(finding: Finding) -> Violation:
-    """A hazard, and which edge of the three kinds is missing."""
-    (violation,) = laws.no_findings_law([finding])
+def _missing_edge(finding: Finding) -> str:
+    """Which edge of the three kinds is missing, as a hint."""
     first, _, then = str(finding).partition("\n  then")
     edge = (
         "input" if ", input" in first else "collect" if ", collect" in then else "event"
     )
-    hint = LAB.cases("3.1", "hints")[SAFE][edge]
-    return replace(violation, hint=hint)
+    hint: str = LAB.cases("3.1", "hints")[SAFE][edge]
+    return hint
+
+
+def _slow_on(clock: Hardware, played: Played, right: Played) -> list[Violation]:
+    """The step on a second clock, on which a launch more costs time."""
+    took_ns, best_ns = (resolve(p.program, clock).step_ns for p in (played, right))
+    slow = laws.step_law(took_ns, best_ns, factor=1.10)
+    return [replace(v, message=f"{clock.name}: {v.message}") for v in slow]
 
 
 def slow(played: Played, right: Played) -> list[Violation]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from overlaplab import streams
 from overlaplab.grading.forms import Examined
+from overlaplab.grading.orders import disagree
 from overlaplab.grading.stage import run
 from overlaplab.hardware import Hardware, Link, find_hardware
 from overlaplab.timeline import Span, Timeline
@@ -153,16 +154,25 @@ class Played(Labelled):
     job: Job
 
 
-def play(job: Job, issue: Issue, hardware: Hardware = SLOW) -> Played:
+def play(
+    job: Job,
+    issue: Issue,
+    hardware: Hardware = SLOW,
+    num_ranks: int = NUM_RANKS,
+    apart: bool = False,
+) -> Played:
     """Run `issue(tasks)` for `job` on two ranks.
 
     The caller's stream writes the input before, and reads every buffer after.
+    With `apart` a set has another order on each rank, see `overlaplab.grading.orders`.
     """
-    ran = run(_on_rank, job, issue, world_size=NUM_RANKS, hardware=hardware)
+    ran = run(_on_rank, job, issue, apart, world_size=num_ranks, hardware=hardware)
     return Played(ran, job)
 
 
-def _on_rank(job: Job, issue: Issue) -> dict[str, torch.Tensor]:
+def _on_rank(job: Job, issue: Issue, apart: bool) -> dict[str, torch.Tensor]:
+    if apart:
+        issue = disagree(issue)
     with streams.annotate(SET_UP):
         rows = {INPUT: WIDTH}
         for piece in job.pieces:

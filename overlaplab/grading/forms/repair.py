@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from overlaplab.grading import laws
+from overlaplab.grading import laws, program_laws
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms.results import (
     Examined,
@@ -149,6 +149,8 @@ class Repair:
         )
         for sentence, violations in self.also.items():
             sheet.verify(sentence, violations(seen))
+        if self.kept == sheet.laws.get("cpu"):
+            sheet.verify(self.kept, program_laws.cpu_law(seen.program))
         if self.stop:
             sheet.stop_if_wrong()
         judge_step(sheet, self.kept, seen, right.step_ns, hint=self.hint)
