@@ -6,19 +6,16 @@ here. Whatever the cells do to this process stays here.
 
 from __future__ import annotations
 
-import io
 import linecache
 import sys
 import types
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from types import CodeType
 from typing import Any, NamedTuple
 
-import cloudpickle
 import orjson
 
+from overlaplab.cluster.pool.pickling import dumps
 from overlaplab.deadline import Deadline, OutOfTimeError, limit_process
 from overlaplab.errors import message_of
 from overlaplab.grading import judging
@@ -195,30 +192,13 @@ class _Taker:
             self._send({"objects": task, "sources": _sources()}, packed)
 
 
-_OF_CODE: Any = cloudpickle.Pickler.dispatch_table[CodeType]
-
-
-def _code(code: CodeType) -> tuple[Any, tuple[Any, ...]]:
-    make, values = _OF_CODE(code)
-    forgotten = "<dynamic-code>"
-    return make, tuple(code.co_filename if v == forgotten else v for v in values)
-
-
-class _Pickler(cloudpickle.Pickler):
-    """cloudpickle's, but code keeps the name of its file: messages show its lines."""
-
-    dispatch_table = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)  # noqa: RUF012
-
-
 def _packed(names: Sequence[str], objects: Sequence[object]) -> bytes | str:
     """Pickled by value, or why not."""
     try:
-        file = io.BytesIO()
-        _Pickler(file).dump(list(objects))  # type: ignore[no-untyped-call]
+        return dumps(list(objects), detach=True)
     except BaseException as error:
         reason = f"{', '.join(names)} cannot be copied: "
         return reason + f"{type(error).__name__}: {message_of(error)}"
-    return file.getvalue()
 
 
 def _sources() -> dict[str, str]:

@@ -47,7 +47,7 @@ def judge_in_turn(parent: Connection) -> None:
         exercise = find_exercise(request["exercise"])
         limit_process(exercise.timeout_s)
         hosting.remember_lines(request["sources"])
-        remote = RemoteHost(connection, request["process"], exercise.timeout_s)
+        remote = RemoteHost(connection, request["process"], exercise)
         try:
             answer = _judge(exercise, remote)
         finally:
@@ -58,9 +58,6 @@ def judge_in_turn(parent: Connection) -> None:
 
 
 def _judge(exercise: Exercise, remote: RemoteHost) -> Mapping[str, Any]:
-    reference = hosting.reference_of(exercise)
-    if reference is not None:  # hidden there: what graders send of it goes by value
-        cloudpickle.register_pickle_by_value(reference)  # type: ignore[no-untyped-call]
     try:
         solutions = remote.objects()
     except GoneError as error:
@@ -83,13 +80,21 @@ class RemoteHost:
     Args:
         connection: to it.
         process: its number, to read its CPU clock.
-        cpu_s: what it may compute.
+        exercise: whose objects it holds.
     """
 
-    def __init__(self, connection: Connection, process: int, cpu_s: float) -> None:
+    def __init__(
+        self, connection: Connection, process: int, exercise: Exercise
+    ) -> None:
+        cpu_s = exercise.timeout_s
         self._channel = Channel(connection, min(SILENCE_S, cpu_s))
         self._process, self._cpu_s = process, cpu_s
         self._wall_ends = time.monotonic() + WALL_FACTOR * cpu_s + _GRACE_S
+
+        # Hidden there: what graders send of it goes by value.
+        reference = hosting.reference_of(exercise)
+        if reference is not None:
+            cloudpickle.register_pickle_by_value(reference)  # type: ignore[no-untyped-call]
 
     def objects(self) -> list[Any]:
         """The learner's: plain data, and handles. Once, and first.

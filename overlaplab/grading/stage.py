@@ -8,7 +8,7 @@ it to `job`.
 
     seen = stage.run(on_rank, step, world_size=2)  # never overlaplab.run
     said = schedule(6, 10)
-    number = stage.job(getattr, counter, "value")  # also: counter.value
+    number = stage.job(getattr, counter, "value")
     left = stage.job(stage.call_and_return, sort_in_place, [3, 1, 2])
 
 Functions that a job calls are defined in a module, and work on copies of what they are
@@ -22,8 +22,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-import cloudpickle
-
+from overlaplab.cluster.pool.pickling import Pickler
 from overlaplab.cluster.run import Run
 from overlaplab.hardware import Hardware, find_hardware
 from overlaplab.program import Program, find_findings, resolve
@@ -66,21 +65,27 @@ class Handle:
         self._number, self._text = number, text
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return job(_call, self, args, kwargs)
+        return self._there(_call, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{self._text} keeps {name} for itself")
-        return job(getattr, self, name)
+        raise AttributeError(
+            f"{self._text:.80} is no plain data: it has no {name!r} here, ask "
+            f"stage.job(getattr, it, {name!r})"
+        )
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(job(iter, self))
+        return iter(self._there(iter))
+
+    def _there(self, fn: Callable[..., Any], *args: Any) -> Any:
+        if _host is None:
+            raise LookupError(f"{self._text:.80} is in no process that could be asked")
+        return job(fn, self, *args)
 
     def __repr__(self) -> str:
         return self._text
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(Pickler):
     has_handle = False
 
     def persistent_id(self, obj: object) -> int | None:
@@ -102,7 +107,7 @@ def job(fn: Callable[..., Any], *args: Any) -> Any:
     """
     if _host is None:
         return fn(*args)
-    pickler: Any = _Pickler(file := io.BytesIO())  # type: ignore[no-untyped-call]
+    pickler: Any = _Pickler(file := io.BytesIO(), detach=False)
     try:
         pickler.dump((fn, args))
     except Exception:

@@ -1,10 +1,10 @@
-"""Three exercises of a lab that only these tests have, judged without a cluster."""
+"""Exercises of a lab that only these tests have, judged without a cluster."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from overlaplab.grading import Sheet, exercise
+from overlaplab.grading import Sheet, exercise, stage
 from overlaplab.grading.laws import values_law
 
 
@@ -27,9 +27,11 @@ def grade_double(sheet: Sheet, double: Any) -> None:
 )
 def grade_counter(sheet: Sheet, counter_class: Any) -> None:
     counter = counter_class()
-    sheet.expect("it starts at zero", counter.value == 0, seen=str(counter.value))
-    counter.add()
-    sheet.expect("it counts", counter.value == 1, seen=str(counter.value))
+    value = stage.job(getattr, counter, "value")
+    sheet.expect("it starts at zero", value == 0, seen=str(value))
+    stage.job(getattr, counter, "add")()
+    value = stage.job(getattr, counter, "value")
+    sheet.expect("it counts", value == 1, seen=str(value))
 
 
 @exercise(
@@ -41,3 +43,8 @@ def grade_counter(sheet: Sheet, counter_class: Any) -> None:
 )
 def grade_answer(sheet: Sheet, answer: Any, reason: Any) -> None:
     sheet.expect("the answer is right", answer == 42, hint="read the book")
+
+
+@exercise("98.4", title="Haste", solution="ready", verifies=("yes",), timeout_s=0.2)
+def grade_haste(sheet: Sheet, ready: Any) -> None:
+    sheet.expect("yes", ready() is True)

@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
-from overlaplab.grading import Verdict
+from overlaplab.grading import Verdict, judging
 from overlaplab.grading.exercise import Sheet
+from tests.grading.hosted import Hosts
 
+if os.environ.get("OVERLAPLAB_HOSTED"):
+    judging.judge = Hosts().judge
 TABLE = Path(__file__).with_name("verdicts.tsv")
 STORED = TABLE.read_text("utf-8").splitlines()
 WRITE = bool(os.environ.get("WRITE_VERDICTS"))

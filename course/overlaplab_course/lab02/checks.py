@@ -8,6 +8,7 @@ from functools import lru_cache
 from operator import eq
 from typing import Any
 
+from overlaplab.grading import stage
 from overlaplab.grading.answered import as_answer, as_number
 from overlaplab.grading.exercise import Sheet
 from overlaplab.timeline.intervals import Interval
@@ -97,10 +98,10 @@ def grade_merge(sheet: Sheet, merge: Callable[[list[Interval]], Any]) -> None:
     """Every case; the first that is wrong stands under the law that it breaks."""
     sheet.ran(f"{NUM_RANDOM} lists of intervals at random, and the odd ones")
     for case in _cases():
-        passed = list(case)
-        said, right = _pairs(merge(passed), case), true_merge(case)
-        if passed != case:
-            seen = f"of {case}\nthe list became {passed}"
+        answer, (left,) = stage.job(stage.call_and_return, merge, list(case))
+        said, right = _pairs(answer, case), true_merge(case)
+        if left != case:
+            seen = f"of {case}\nthe list became {left}"
             sheet.expect(PURE, False, seen=seen, expected=f"{case}")
         if said != right:
             seen = f"of {case}\nmerge gives {said}"

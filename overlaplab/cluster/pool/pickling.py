@@ -38,7 +38,7 @@ def dumps(value: Any, *, detach: bool = False) -> bytes:
             be pickled.
     """
     file = io.BytesIO()
-    _Pickler(file, detach=detach).dump(value)  # type: ignore[no-untyped-call]
+    Pickler(file, detach=detach).dump(value)  # type: ignore[no-untyped-call]
     return file.getvalue()
 
 
@@ -104,7 +104,7 @@ def _name(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", None) or repr(fn)
 
 
-class _Pickler(cloudpickle.Pickler):
+class Pickler(cloudpickle.Pickler):
     """cloudpickle that goes through a tensor's storage, each storage once."""
 
     def __init__(self, file: io.BytesIO, *, detach: bool) -> None:
