@@ -50,7 +50,12 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "_resolve_process_group _world batch_isend_irecv",
     "torch.jit._builtins": "_get_builtin_table",
     "torch.nn.modules.module": "_global_forward_pre_hooks _has_any_global_hook",
+    "torch.ops.aten": "_fused_rms_norm _fused_rms_norm_backward "
+    "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention",
+    "torch.optim.optimizer": "_foreach_supported_types "
+    "_get_foreach_kernels_supported_devices",
     "torch.utils._device": "_device_constructors",
+    "torch.utils._foreach_utils": "_foreach_supported_types",
     "torch.utils._python_dispatch": "TorchDispatchMode _disable_current_modes",
     "torch.utils._pytree": "tree_flatten tree_leaves tree_unflatten",
     "torch.utils.flop_counter": "flop_registry",

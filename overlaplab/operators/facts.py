@@ -73,6 +73,9 @@ _READS_NOTHING = frozenset(
     """.split()  # noqa: SIM905 (wrapped)
 )
 
+# Made of other operators on a CPU only: CUDA has a kernel.
+_COMPOSITE_ON_CPU = frozenset({"_fused_rms_norm", "mish_backward", "silu_backward"})
+
 # Arguments that are written though the schema does not mark them.
 _UNMARKED_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4)}
 
@@ -97,6 +100,8 @@ class Operator:
             wrote), by position, or by name where they have none.
         draws: may take numbers from the random generator.
         is_collective: a functional collective; its wait is none.
+        composite: made of other operators. Autograd takes it apart; inference mode,
+            which has none, shows it whole.
     """
 
     name: str
@@ -113,6 +118,7 @@ class Operator:
     aliases: tuple[int | str, ...] = ()
     draws: bool = False
     is_collective: bool = False
+    composite: bool = False
 
 
 # By identity, since the hash of an overload is slow; the overload is kept with it.
@@ -166,7 +172,15 @@ def _describe(func: Any) -> Operator:
         aliases=(0,) if name in _ALIASES else tuple(_shared(func)),
         draws=torch.Tag.nondeterministic_seeded in func.tags,
         is_collective=space == COLLECTIVES and name != "wait_tensor",
+        composite=space == "aten" and not view and _has_parts(func, name),
     )
+
+
+def _has_parts(func: Any, name: str) -> bool:
+    if name in _COMPOSITE_ON_CPU:
+        return False
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return bool(has_kernel(func.name(), "CompositeImplicitAutograd"))
 
 
 def _shared(func: Any) -> Iterator[int | str]:

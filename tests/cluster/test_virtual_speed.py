@@ -12,9 +12,9 @@ from overlaplab.cluster.virtual import run_virtual
 from overlaplab.techniques.data_parallel import BucketedReducer
 
 SIZES = replace(demo.SMALL, config=replace(demo.SMALL.config, num_layers=2))
-# Python calls inside this package for each recorded operator of a training step: about
-# 40 when this was written. Views and what starts no kernel are in it.
-MOST_CALLS = 60
+# Python calls inside this package for each recorded operator of a training step, of a
+# list for each of its tensors: about 27. Views and what starts no kernel are in it.
+MOST_CALLS = 40
 
 
 def train(steps, after=lambda: None):
@@ -48,7 +48,7 @@ def test_an_operator_costs_a_bounded_number_of_calls():
     first = sum(1 for o in program.ranks[0] if o.name == "embedding")
     assert first == 2
     start = [o.index for o in program.ranks[0] if o.name == "embedding"][1]
-    operators = len(program.ranks[0]) - start
+    operators = sum(max(1, len(op.writes)) for op in program.ranks[0][start:])
     assert 0 < sum(one.values()) < MOST_CALLS * operators, one.most_common(10)
 
 

@@ -43,12 +43,13 @@ def slow_gpu(
     Its forward pass takes half as long as the backward pass. Launches are free, and
     nothing slows anything else.
     """
+    update = ((_UPDATE_BYTES, round(update_ms * NS_PER_MS)),)  # of one layer
     return replace(
         find_hardware("chalk"),
         name="chalk in slow motion",
         flops_per_s={"default": round(1000 * _BACKWARD_FLOPS / layer_ms)},
         memory_bytes_per_s=10**15,
-        points={"bytes:add_": ((_UPDATE_BYTES, round(update_ms * NS_PER_MS)),)},
+        points={"bytes:add_": update, "bytes:_foreach_add_": update},
         link=Link(
             latency_ns=round(1000 * latency_us),
             bytes_per_s=round(1000 * GRADIENT_BYTES / message_ms),

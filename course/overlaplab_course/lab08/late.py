@@ -33,7 +33,10 @@ MakeReducer = Callable[[torch.nn.Module], Reducer]
 
 def make_optimizer(model: torch.nn.Module, _: object = None) -> torch.optim.Optimizer:
     """With momentum and weight decay: a zero in the place of no gradient shows."""
-    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+    # Not in lists, in which a step takes a set of gradients of its own for the decay.
+    return torch.optim.SGD(
+        model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1, foreach=False
+    )
 
 
 def _link(times_slower: float) -> Hardware:

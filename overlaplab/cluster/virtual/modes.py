@@ -15,7 +15,7 @@ from torch.distributed import _mesh_layout, device_mesh
 from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from overlaplab.cluster.virtual import placement
+from overlaplab.cluster.virtual import fused, placement
 from overlaplab.cluster.virtual.copies import HostMemory, moves
 from overlaplab.cluster.virtual.naming import GRADIENT_OPERATORS, name_gradient
 from overlaplab.cluster.virtual.placement import PLAIN
@@ -43,7 +43,7 @@ _COPY_FIRST = frozenset(
     f"{COLLECTIVES}::{name}"
     for name in ("all_reduce", "all_reduce_coalesced", "broadcast")
 )
-_BETWEEN = frozenset(m.__file__ for m in (placement, _device, torch._tensor))
+_BETWEEN = frozenset(m.__file__ for m in (fused, placement, _device, torch._tensor))
 
 
 @contextlib.contextmanager
@@ -105,6 +105,9 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():  # with values, also where tensors are fake
                 return func(*args, **kwargs)
         recorder, facts = self._recorder, operator(func)
+        if facts.composite:  # in inference mode, where no autograd took it apart
+            with self:
+                return fused.take_apart(func, facts.name, args, kwargs)
         table, place = recorder.storages, ""
         if kwargs and moves(kwargs):
             kwargs, place = self._host_memory.place(kwargs)

@@ -22,6 +22,7 @@ from overlaplab.cluster.settings import (
 )
 from overlaplab.cluster.virtual import report, world
 from overlaplab.cluster.virtual.compiling import compiling_ranks
+from overlaplab.cluster.virtual.fused import launching_as_cuda
 from overlaplab.cluster.virtual.loading import loading_batches
 from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.modes import RecordMode, unseen_shapes
@@ -141,6 +142,7 @@ class _Run:
             naming_parameters(world.current_recorder),
             serving_cpp(world.current_recorder),
             backward_streams(world.current_recorder),
+            launching_as_cuda(world.current_recorder),
             rank_threads(self._settings_of_thread),
         )
         with world.worlds_of_threads(), contextlib.ExitStack() as stack:
