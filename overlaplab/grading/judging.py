@@ -44,8 +44,8 @@ def check(exercise_id: str, *solutions: object) -> Verdict:
     """Run the check of `exercise_id` on the learner's object(s), print and draw it.
 
     A check that does not pass raises, so that whatever runs the notebook sees it. Where
-    a person runs it (JupyterLab, VS Code, Colab) the check is red and the notebook goes
-    on: there "Run All" comes to the end.
+    a person runs it, as in JupyterLab and VS Code, the check is red and "Run All" comes
+    to the end.
 
     Args:
         exercise_id: "6.3".
