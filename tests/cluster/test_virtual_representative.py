@@ -148,16 +148,11 @@ def test_messages_of_ranks_with_roles_are_refused(pipeline):
         represented(step)
 
 
-def gather_objects():
-    dist.all_gather_object([None] * dist.get_world_size(), 1)
-
-
 VALUES = {
     "item": lambda: torch.ones(3).sum().item(),
     "branch": lambda: 1 if torch.ones(1) > 0 else 2,
     "tolist": lambda: torch.ones(3).tolist(),
     "mask": lambda: torch.ones(3)[torch.ones(3) > 0],
-    "objects": gather_objects,
     "ddp": lambda: nn.parallel.DistributedDataParallel(nn.Linear(2, 2)),
 }
 
