@@ -1,4 +1,4 @@
-"""Exercises of a lab that only these tests have, judged without a cluster."""
+"""Three exercises of a lab that only these tests have, judged without a cluster."""
 
 from __future__ import annotations
 
@@ -43,8 +43,3 @@ def grade_counter(sheet: Sheet, counter_class: Any) -> None:
 )
 def grade_answer(sheet: Sheet, answer: Any, reason: Any) -> None:
     sheet.expect("the answer is right", answer == 42, hint="read the book")
-
-
-@exercise("98.4", title="Haste", solution="ready", verifies=("yes",), timeout_s=0.2)
-def grade_haste(sheet: Sheet, ready: Any) -> None:
-    sheet.expect("yes", ready() is True)

@@ -27,7 +27,7 @@ RIGHT = "def double(x):\n    return 2 * x"
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[Judge]:
-    with Judge(["tests.grading.lab98"]) as running:
+    with Judge(["tests.grading.lab97", "tests.grading.lab98"]) as running:
         yield running
 
 
