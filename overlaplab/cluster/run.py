@@ -66,7 +66,7 @@ def run(
     cluster: str = "virtual",
     hardware: str | Hardware = "h100-nvlink",
     timeout_s: float = 60,
-    fake: bool = False,
+    fake: int = False,
     check: bool = True,
     **kwargs: Any,
 ) -> Run:
@@ -96,7 +96,10 @@ def run(
         fake: virtual only: compute shapes instead of values, on rank 0, which stands
             for all, over groups and meshes too. What needs a value (`item`, C++ DDP)
             and messages between ranks with roles of their own are refused; what else
-            depends on `get_rank()` is done as rank 0 does it.
+            depends on `get_rank()` is done as rank 0 does it. Where ranks have roles, a
+            number: `fake=4` records the first four ranks, and rank r stands for r + 4,
+            r + 8 and so on; as the stages of a pipeline do whose ranks are next to one
+            another.
         check: virtual only: look for hazards, works that nobody waited for and
             collectives that were never matched. False leaves `Run.warnings` empty and
             saves the time; `find_findings(run.program)` looks later.
@@ -187,7 +190,12 @@ def _check(
         )
     if cluster != "virtual":
         _check_processes(world_size, str(cluster), fake)
-    elif world_size > _MAX_THREADS and not fake:
+    elif isinstance(fake, int) and (fake < 0 or (fake and world_size % fake)):
+        raise ValueError(
+            f"fake={fake} lets the first {fake} ranks stand for all, as many ranks for "
+            f"each, but world_size={world_size}; pass True or a divisor of it"
+        )
+    elif (int(fake) or world_size) > _MAX_THREADS:  # type: ignore[call-overload]
         raise ValueError(
             f"world_size={world_size} would start as many threads, each with a copy of "
             f"what it is given; at most {_MAX_THREADS}. With fake=True one rank stands "

@@ -111,7 +111,8 @@ def _missing(graph: Graph, waits_for: list[int], op: Op) -> list[int]:
     assert op.collective is not None
     meeting = graph.meetings[graph.meeting[graph.base[op.rank] + op.index]]
     came = {graph.ops[g].rank for g in meeting.members if waits_for[g] == 0}
-    return [r for r in op.collective.ranks if r not in came]
+    recorded = range(len(graph.program.ranks))
+    return [r for r in op.collective.ranks if r in recorded and r not in came]
 
 
 def _circle_of_messages(

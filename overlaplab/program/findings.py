@@ -63,7 +63,8 @@ def _unmatched(graph: Graph) -> Iterator[Finding]:
         op = graph.ops[meeting.members[0]]
         assert op.collective is not None
         came = [graph.ops[g].rank for g in meeting.members]
-        missing = [r for r in op.collective.ranks if r not in came]
+        recorded = range(len(graph.program.ranks))
+        missing = [r for r in op.collective.ranks if r in recorded and r not in came]
         yield Finding(
             "unmatched",
             op.rank,

@@ -209,12 +209,8 @@ def _meet(
     if index is None:
         index = numbers[key] = len(graph.meetings)
         recorded = range(len(graph.program.ranks))
-        # A representative meets itself; other ranks of the group are not recorded.
-        expected = (
-            1
-            if graph.program.represents > 1
-            else sum(1 for r in collective.ranks if r in recorded)
-        )
+        # Of a representative's peers those that are not recorded are taken to be there.
+        expected = max(1, sum(1 for r in collective.ranks if r in recorded))
         graph.meetings.append(Meeting(*key, [], expected))
     meeting = graph.meetings[index]
     if meeting.members and graph.ops[meeting.members[-1]].rank == rank:

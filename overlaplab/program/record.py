@@ -228,8 +228,8 @@ class Program:
     Args:
         ranks: the operators of each recorded rank, in the order of its CPU.
         world_size: ranks of the job.
-        represents: world_size if one representative rank was recorded for all
-            (`len(ranks) == 1`), else 1.
+        represents: how many ranks each recorded one stands for; of n recorded ones
+            rank r for r + n, r + 2 n and so on.
         waits: every `Work.wait()`, in order, per rank.
         storages: every allocation, per rank.
         names: tensor names.

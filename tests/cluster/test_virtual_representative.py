@@ -161,3 +161,91 @@ VALUES = {
 def test_what_needs_a_value_is_refused_with_the_way_out(what):
     with pytest.raises(ol.RankError, match=r"(?s)shapes and no values.*fake=False"):
         represented(VALUES[what], world_size=4)
+
+
+# -- ranks in roles: each of the first ones stands for as many as there are of its kind
+
+STAGES = 4
+
+
+def pipeline(num_batches=3):
+    """Stage by stage through the ranks of one replica; gradients across replicas."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    stage = rank % STAGES
+    for first in range(STAGES):  # every rank makes every group
+        group = dist.new_group(list(range(first, size, STAGES)))
+        if first == stage:
+            replicas = group
+    layer = nn.Linear(32, 32)
+    for _ in range(num_batches):
+        x = torch.ones(8, 32)
+        if stage > 0:
+            dist.recv(x, rank - 1)
+        y = layer(x)
+        if stage < STAGES - 1:
+            dist.send(y.detach(), rank + 1)
+    y.sum().backward()
+    dist.all_reduce(layer.weight.grad, group=replicas)
+    norm = layer.weight.grad.square().sum()
+    dist.all_reduce(norm)
+    names = [None] * size
+    dist.all_gather_object(names, stage)
+    return stage, names
+
+
+@pytest.fixture(scope="module")
+def staged():
+    return ol.run(pipeline, world_size=1024, fake=STAGES)
+
+
+def test_stages_of_a_pipeline_stand_each_for_its_replicas(staged):
+    assert [stage for stage, _ in staged.values] == [0, 1, 2, 3]
+    program, timeline = staged.program, staged.timeline
+    assert (program.world_size, program.represents, len(program.ranks)) == (
+        1024,
+        256,
+        4,
+    )
+    assert (timeline.num_ranks, timeline.represents) == (4, 256)
+    assert "1024 ranks" in repr(staged) and staged.warnings == ()
+    assert staged.values[3][1] == list(range(STAGES)) * 256
+
+
+def test_a_stage_starts_when_the_one_before_it_has_sent(staged):
+    def kernels(rank, name):
+        return [s for s in staged.timeline.spans if (s.rank, s.name) == (rank, name)]
+
+    for stage in range(1, STAGES):
+        before = kernels(stage - 1, "addmm")[0]
+        assert kernels(stage, "addmm")[0].start_ns > before.end_ns
+
+
+def test_ranks_in_roles_are_recorded_as_with_values(staged):
+    small = ol.run(pipeline, world_size=2 * STAGES, fake=STAGES).program
+    real = ol.run(pipeline, world_size=2 * STAGES).program
+    assert small.ranks == real.ranks[:STAGES]
+    assert small.waits == tuple(w for w in real.waits if w.rank < STAGES)
+
+
+def test_who_waits_for_another_role_that_never_comes_is_named():
+    def step():
+        if dist.get_rank() % 2:
+            dist.recv(torch.ones(4), dist.get_rank() - 1)
+            torch.ones(4).add_(1)
+
+    with pytest.raises(ol.DeadlockError, match="rank 1 waits in recv"):
+        ol.run(step, world_size=8, fake=2)
+
+
+def test_roles_that_differ_in_a_collective_are_named():
+    def step():
+        dist.all_reduce(torch.ones(4 + dist.get_rank() % 2))
+
+    with pytest.raises(ol.MismatchError, match="ranks differ in collective #0"):
+        ol.run(step, world_size=8, fake=2)
+
+
+@pytest.mark.parametrize(("fake", "size"), [(3, 8), (16, 8), (-1, 8)])
+def test_roles_that_do_not_divide_the_world_are_refused(fake, size):
+    with pytest.raises(ValueError, match=f"fake={fake} .*world_size={size}.*divisor"):
+        ol.run(pipeline, world_size=size, fake=fake)

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from overlaplab.cluster.virtual.arithmetic import Arrival, fill, of_all_alike
 from overlaplab.cluster.virtual.lanes import Frontier, Lane, Unseen
-from overlaplab.cluster.virtual.meeting import Meeting, Meetings
+from overlaplab.cluster.virtual.meeting import Meeting, Meetings, WeakTensor
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.work import VirtualBarrier, VirtualWork
 from overlaplab.operators import dtype_name
@@ -165,7 +165,9 @@ class Communicator:
         )
         if batch:  # what comes next on the group's stream comes after
             recorder.lane(self._lane).wait(Frontier(frozenset((op,))))
-        if self._meetings.representative:
+        fakes = self._meetings.num_representatives and any(map(is_fake, payload))
+        alone = self._meetings.num_representatives and meeting.expected <= 1
+        if alone:
             meeting.complete = True
             if pair is not None:
                 distance = (pair[1] - pair[0]) % self.size
@@ -173,27 +175,32 @@ class Communicator:
                 key = (self.name, distance, collective.bytes)
                 self._meetings.messages[key] += sign
         with _disable_current_modes(), torch.no_grad():
-            fakes = self._meetings.representative and any(map(is_fake, payload))
             copies = [] if fakes else [t.detach().clone() for t in sources]
+            inputs: Any
+            outputs: Any = tuple(targets)
+            if fakes:
+                inputs = tuple(map(WeakTensor, sources))  # their shapes
+            else:
+                inputs = _split(copies, split_inputs, self.size)
+                outputs = _split(targets, split_outputs, self.size)
+                _check_counts(operation, inputs, outputs, self.size)
             arrival = Arrival(
                 rank=recorder.rank,
                 op=op,
                 operation=operation,
                 reduce_op=reduce_op,
                 root=root,
-                inputs=() if fakes else _split(copies, split_inputs, self.size),
-                outputs=() if fakes else _split(targets, split_outputs, self.size),
+                inputs=inputs,
+                outputs=outputs,
                 label=recorder.label,
                 tag=tag,
             )
-            if not fakes:
-                _check_counts(operation, arrival.inputs, arrival.outputs, self.size)
-            if not self._meetings.representative:
-                if pair is None:
+            if not alone:
+                if pair is None and not fakes:
                     self._read_after_earlier(sources, copies, read)
                 meeting.arrive(arrival)
                 recorder.unseen.append(Unseen(meeting, own.name, write))
-            else:  # objects have values
+            elif not fakes:  # objects have values
                 for output, value in zip(
                     arrival.outputs, of_all_alike(arrival, self.size), strict=False
                 ):

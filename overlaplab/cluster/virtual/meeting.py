@@ -62,6 +62,7 @@ class Meeting:
         group: the communicator's name.
         ranks: its global ranks, in group order.
         sequence: zero-based index in the communicator.
+        expected: how many of them are recorded, and arrive.
         point_to_point: a message; `ranks` are who sends and who receives.
         results: by rank, what it has not been given yet.
         error: why there are no results; every rank gets it, as on gloo, also where
@@ -71,6 +72,7 @@ class Meeting:
     group: str
     ranks: tuple[int, ...]
     sequence: int
+    expected: int
     point_to_point: bool = False
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     complete: bool = False
@@ -101,18 +103,24 @@ class Meeting:
                 break
             weak: Any = tuple(WeakTensor(t) for t in arrival.outputs)
             self.arrivals[arrival.rank] = replace(arrival, outputs=weak)
-            if len(self.arrivals) == len(self.ranks):
-                self._finish([self.arrivals[rank] for rank in self.ranks])
+            if len(self.arrivals) == self.expected:
+                self._finish()
         except Exception as error:
             self.error = error
             self.complete = True
             raise
 
-    def _finish(self, arrivals: Sequence[Arrival]) -> None:
+    def _finish(self) -> None:
         """Compute what everybody gets, and drop the copies."""
-        for who, place, value in compute(arrivals, self.title()):
-            output: Any = who.outputs[place]
-            self.results[who.rank].append((output, value))
+        came = [self.arrivals[rank] for rank in self.ranks if rank in self.arrivals]
+        if not any(isinstance(t, WeakTensor) for one in came for t in one.inputs):
+            brought = [
+                replace(came[i % len(came)], rank=rank)
+                for i, rank in enumerate(self.ranks)
+            ]
+            for who, place, value in compute(brought, self.title()):
+                output: Any = who.outputs[place]
+                self.results[who.rank].append((output, value))
         self.complete = True
         self.arrivals.clear()
         for callback in self.on_complete:
@@ -145,14 +153,14 @@ class Meetings:
     """All meetings of a run, by communicator and sequence number.
 
     Args:
-        representative: one recorded rank stands for all: it meets nobody.
+        num_representatives: the first ranks, which stand for all; None: all recorded.
     """
 
-    def __init__(self, representative: bool) -> None:
-        self.representative = representative
+    def __init__(self, num_representatives: int | None = None) -> None:
+        self.num_representatives = num_representatives
         self.open: dict[tuple[str, int], Meeting] = {}
         self.names: dict[tuple[int, str, tuple[int, ...]], str] = {}
-        # Sends less receives of a representative, by group, distance and bytes.
+        # Sends to others less receives from them, by group, distance and bytes.
         self.messages: Counter[tuple[str, int, int]] = Counter()
 
     def at(
@@ -166,9 +174,15 @@ class Meetings:
         key = (group, sequence)
         meeting = self.open.get(key)
         if meeting is None:
-            meeting = Meeting(group, ranks, sequence, point_to_point)
+            expected = self.num_recorded(ranks)
+            meeting = Meeting(group, ranks, sequence, expected, point_to_point)
             self.open[key] = meeting
         return meeting
+
+    def num_recorded(self, ranks: tuple[int, ...]) -> int:
+        """How many of `ranks` there is a thread for."""
+        most = self.num_representatives
+        return len(ranks) if most is None else sum(rank < most for rank in ranks)
 
     def group_name(
         self, torch_name: str, description: str, ranks: tuple[int, ...], world: int

@@ -148,9 +148,10 @@ _DATA = "data is not allocated yet"  # torch's C++, of a fake tensor
 # Rank 0 is recorded on fake tensors, which have shapes and no values, and every other
 # rank is taken to do the same at the same time. That holds for data, tensor and sharded
 # parallelism, over the world, groups and meshes: rank 0's groups stand for the others'
-# like them. What depends on `get_rank()` is done as rank 0 does it; nothing can notice
-# that the others would not. Messages are noticed: where all ranks do the same, what
-# rank 0 sends over some distance it also gets from there.
+# like them. With fake=n the first n ranks are recorded, each for those n, 2 n and so on
+# above it; they meet one another as ever. What depends on `get_rank()` is done as they
+# do it; nothing can notice that the others would not. Messages with the others are
+# noticed: where all do the same, what one sends over some distance it also gets.
 
 
 def explained(error: BaseException) -> BaseException:
@@ -182,5 +183,7 @@ def refuse_other_roles(meetings: Meetings) -> None:
                 f"fake=True lets rank 0 stand for all, but rank 0 {does} "
                 f"{abs(surplus)} more than it {lacks} of the messages of {num_bytes} "
                 f"bytes that go {distance} ranks up in group {group!r}: ranks have "
-                "roles of their own. Run with fake=False, which records every rank"
+                "roles of their own. Pass their number, fake=4 for the four stages of "
+                "a pipeline, if the first ranks are one of each; or fake=False, which "
+                "records every rank"
             )

@@ -56,7 +56,7 @@ def run_virtual(
     *,
     world_size: int = 2,
     timeout_s: float = 60,
-    fake: bool = False,
+    fake: int = False,
 ) -> tuple[tuple[Any, ...], Program]:
     """Run `fn(*args, **kwargs)` on every rank and record what each one launched.
 
@@ -72,7 +72,7 @@ def run_virtual(
         world_size: ranks of the job.
         timeout_s: a guard, in CPU time of this process, with ten times as much on the
             wall behind it; deadlocks are found without it.
-        fake: compute shapes only, on rank 0, which stands for all (see report.py).
+        fake: compute shapes only, on so many ranks, which stand for all (report.py).
 
     Returns:
         What each recorded rank returned, and the record.
@@ -110,25 +110,24 @@ class _Run:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         world_size: int,
-        fake: bool,
+        fake: int,
     ) -> None:
         self.world_size = world_size
-        self.fake = fake
-        num_recorded = 1 if fake else world_size
+        self.fake = bool(fake)
+        num_recorded = int(fake) or world_size
         # A rank in C++ cannot be stopped; it goes on beside the caller.
         self.abandoned = False
         self.mode_flags = mode_flags()
-        self.meetings = Meetings(representative=fake)
+        self.meetings = Meetings(int(fake) or None)
         self.store = torch._C._distributed_c10d.HashStore()
-        self.fake_mode = fake_mode() if fake else None  # then there is one rank
+        self.fake_modes = [fake_mode() if fake else None for _ in range(num_recorded)]
         self.jobs = [
-            copy_job(fn, args, kwargs, fake_mode=self.fake_mode)
-            for _ in range(num_recorded)
+            copy_job(fn, args, kwargs, fake_mode=mode) for mode in self.fake_modes
         ]
         self.ranks = [
             RankThread(rank, self._main_of(rank)) for rank in range(num_recorded)
         ]
-        self.turns = Turns(self.ranks, self._explain, is_fake=fake)
+        self.turns = Turns(self.ranks, self._explain, is_fake=self.fake)
         self.recorders = [Recorder(r.rank, self.turns, r) for r in self.ranks]
 
     def run(self, timeout_s: float) -> tuple[tuple[Any, ...], Program]:
@@ -150,7 +149,7 @@ class _Run:
                 stack.enter_context(patching)
             compiling = compiling_ranks(world.current_recorder, len(self.ranks))
             self.set_limits = stack.enter_context(compiling)
-            if self.fake_mode is not None:
+            if self.fake:
                 swap = (torch.utils, "swap_tensors", swap_of_fakes())
                 stack.enter_context(patched([swap]))
                 stack.enter_context(world.objects_have_values())
@@ -207,7 +206,9 @@ class _Run:
     def _settings_of_thread(self) -> AbstractContextManager[Any]:
         """What holds in each thread of a rank and is not the process's."""
         self.set_limits()
-        return self.fake_mode or contextlib.nullcontext()
+        rank = world.current_recorder()
+        assert rank is not None
+        return self.fake_modes[rank.rank] or contextlib.nullcontext()
 
     def _explain(self) -> DeadlockError:
         return report.deadlock(self.turns.threads, self._program())
@@ -217,7 +218,7 @@ class _Run:
         return Program(
             ranks=tuple(tuple(r.ops) for r in self.recorders),
             world_size=self.world_size,
-            represents=self.world_size if self.fake else 1,
+            represents=self.world_size // len(self.ranks),
             waits=tuple(w for r in self.recorders for w in r.waits),
             storages=tuple(s for r in self.recorders for s in r.storages.lives()),
             names=tuple(n for r in self.recorders for n in r.storages.names()),
