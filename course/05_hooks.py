@@ -702,8 +702,8 @@ launched_ms = eager.num_gradients * eager.costs.collective_ms
 step_each_ms, step_one_ms = (ns / 1e6 for ns in eager.steps_ns.values())
 print(f"""1. Only the rest of the backward pass hides a gradient: {hidden_ms:.0f} of {sent_ms:.0f} ms here, though
    {compute_ms:.0f} ms are computed. What is used first is complete last; a tied table is, too.
-2. Send from register_post_accumulate_grad_hook: it is given the parameter, once a backward
-   pass, and .grad has every use in it. Launch in one order on all ranks.
+2. Send from the hook that comes once a backward pass, when .grad has every use in it.
+   Launch in one order on all ranks.
 3. A message costs the CPU {eager.collective_us:.0f} us: {eager.num_gradients} of them are {launched_ms:.0f} ms, and the step takes
    {step_each_ms:.1f} ms instead of {step_one_ms:.1f} with one message for all.""")
 
