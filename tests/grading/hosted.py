@@ -39,8 +39,12 @@ class Hosts:
         self._judge.close()
 
     @contextlib.contextmanager
-    def holding(self, exercise: Exercise, payload: bytes) -> Iterator[RemoteHost]:
-        """What `payload` unpickles to, not asked for yet."""
+    def holding(self, exercise: Exercise, *solutions: object) -> Iterator[RemoteHost]:
+        """These are there, and not asked for yet."""
+        for name, module in list(sys.modules.items()):
+            if name.startswith("tests."):
+                cloudpickle.register_pickle_by_value(module)
+        payload = dumps(list(solutions))
         if exercise.lab not in self._loaded:
             self._judge.exercises(exercise.lab)  # imported once, before the forks
             self._loaded.add(exercise.lab)
@@ -57,8 +61,5 @@ class Hosts:
 
     def judge(self, exercise: Exercise, *solutions: object) -> Verdict:
         """As `overlaplab.grading.judge`, with handles of `solutions`."""
-        for name, module in list(sys.modules.items()):
-            if name.startswith("tests."):
-                cloudpickle.register_pickle_by_value(module)
-        with self.holding(exercise, dumps(list(solutions))) as remote:
+        with self.holding(exercise, *solutions) as remote:
             return judge_here(exercise, *remote.objects())

@@ -154,6 +154,17 @@ def grade(sheet, thing):
     assert judged(lambda: compute(0.05), grade=grade).passed
 
 
+def test_a_number_of_the_learners_cannot_make_the_judge_compute_without_end(load):
+    """No frame of theirs is on the stack then."""
+    source = """
+def grade(sheet, number):
+    while number:
+        pass
+"""
+    verdict = judged(7, timeout_s=0.1, grade=of_ours(source)["grade"])
+    assert not verdict.passed and "after 0.1 s of computing" in verdict.error
+
+
 @pytest.fixture
 def slow_module(tmp_path, monkeypatch) -> Iterator[str]:
     name = "a_module_that_is_slow_to_import"
