@@ -104,9 +104,9 @@ def test_a_time_out_names_a_slow_compile():
         model(torch.ones(4, 8))
 
     with pytest.raises(RunTimeoutError) as found:
-        ol.run(step, timeout_s=1)
+        ol.run(step, timeout_s=2)
     first, second = str(found.value).splitlines()[1:3]
-    assert "rank 0 was at compiled_nets.py" in first and "compiling" in first
+    assert "rank 0 was at" in first and "compiling" in first
     assert "compiling" not in second
     assert "Compiling takes seconds" in str(found.value)
 
