@@ -4,7 +4,8 @@
 and `capture_gradients` give graphs to look at and to try passes on.
 
 Each pass is a file: a plan, which is data and prints, and a function that carries it
-out, graph in, graph out. `insertion` lets gradients leave a backward graph as averages,
+out, graph in, graph out. `simplification` takes out what autograd alone needed,
+`insertion` lets gradients leave a backward graph as averages,
 `bucketing` lets messages travel together, `decision` says which are worth launching
 early, `scheduling` orders computing, launches and waits. `dependencies` says what may
 move where, `checks` refuses a pass that changed what a graph means, `codegen` writes
@@ -47,6 +48,7 @@ from overlaplab.techniques.compiler.scheduling import (
     schedule,
 )
 from overlaplab.techniques.compiler.search import Found, best_list, search
+from overlaplab.techniques.compiler.simplification import simplify
 
 __all__ = [
     "Backend",
@@ -90,4 +92,5 @@ __all__ = [
     "schedule",
     "search",
     "show",
+    "simplify",
 ]

@@ -32,7 +32,7 @@ class Fragment:
         graph: its operators.
         gradients: of a backward: position in what it returns -> the name of the
             parameter whose gradient that is.
-        inputs: names of what the model's code gave to it.
+        is_backward: which of the two it is.
     """
 
     graph: Graph

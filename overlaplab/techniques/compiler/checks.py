@@ -35,6 +35,7 @@ from overlaplab.techniques.compiler.graphs import (
 )
 
 Settings = ParamSpec("Settings")
+_KNOWN = "_overlaplab_meaning"
 Pass = Callable[Concatenate[Graph, Settings], Graph]
 
 
@@ -79,6 +80,7 @@ class _Reader:
         self._content: dict[Root, int] = {}
         self._shape: dict[Node, int] = {}  # which part of its memory a value is
         self._open: dict[Root, Node] = {}  # results, until their wait
+        self._transposed: dict[int, int] = {}  # a transpose's part -> what of
         self._results: dict[Any, int] = {}  # the shape of each of a launch's results
         self._sent: dict[Root, list[Root]] = {}  # what an open one still reads
         self._meaning = Meaning(drawn=numbers.of("seed"))
@@ -121,7 +123,8 @@ class _Reader:
         if is_launch(node):
             self._launch(node)
             return
-        reads = set(reads_of(node, facts))
+        # By memory: of a tensor and what wrote it, only one counts as a reader's input.
+        reads = set(self._memory.of(reads_of(node, facts)))
         args = self._args(node, reads)
         made = self._numbers.of(str(node.target), args)
         if facts.draws:
@@ -132,9 +135,19 @@ class _Reader:
             self._item(node, made)
         elif facts.aliases:
             shape = self._shape[facts.aliases[0]]
-            self._shape[node] = shape if facts.writes else made
+            self._shape[node] = shape if facts.writes else self._seen(node, shape, made)
         else:
             self._begin(node, made)
+
+    def _seen(self, node: Node, shape: int, made: int) -> int:
+        """A view: a `detach` shows what it is given, two transposes do together."""
+        name = facts_of(node).operator.name
+        if name in ("detach", "alias"):
+            return shape
+        if name == "t":
+            self._transposed[made] = shape
+            return self._transposed.get(shape, made)
+        return made
 
     def _begin(self, node: Node, made: int) -> None:
         self._content[node] = made
@@ -190,10 +203,10 @@ class _Reader:
             contents.append(self._content[root])
         return self._numbers.of(self._shape[value], *contents)
 
-    def _args(self, node: Node, reads: set[Node]) -> Hashable:
+    def _args(self, node: Node, reads: set[Root]) -> Hashable:
         def number(value: Any) -> Hashable:
             if isinstance(value, Node):
-                read = value in reads and not is_item(node)
+                read = not reads.isdisjoint(self._memory.of([value]))
                 return self._read(value, node) if read else self._shape[value]
             return _plain(value)
 
@@ -236,8 +249,8 @@ def check_same(
             f"{what} left a graph that is no graph: {error}. A node must stand behind "
             "all that it takes."
         ) from error
-    numbers = Numbers()
-    old, new = meaning(before, numbers), meaning(after, numbers)
+    numbers, old = _known_meaning(before)
+    new = meaning(after, numbers)
     if expected is not None:
         old = expected(old, numbers)
     if old.messages != new.messages:
@@ -264,6 +277,27 @@ def check_same(
             f"{what} changes what the graph leaves in its inputs, or the order of its "
             "random draws. Keep writes in place, and draws, in their order."
         )
+    setattr(after, _KNOWN, (_nodes_and_inputs(after), numbers, new))
+
+
+def _known_meaning(graph: Graph) -> tuple[Numbers, Meaning]:
+    """Of a graph that a pass has just left, as it was found there."""
+    nodes, numbers, known = getattr(graph, _KNOWN, (None, None, None))
+    if known is None or nodes is None or numbers is None:
+        fresh = Numbers()
+        return fresh, meaning(graph, fresh)
+    now = _nodes_and_inputs(graph)
+    if len(now) != len(nodes) or any(
+        one is not other
+        for pair in zip(now, nodes, strict=True)
+        for one, other in zip(*pair, strict=True)
+    ):
+        return numbers, meaning(graph, numbers)  # somebody changed it since
+    return numbers, known
+
+
+def _nodes_and_inputs(graph: Graph) -> list[tuple[object, ...]]:
+    return [(node, node.target, node.args, node.kwargs) for node in graph.nodes]
 
 
 def graph_pass(

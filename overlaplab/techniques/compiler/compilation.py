@@ -18,6 +18,7 @@ from overlaplab.techniques.compiler.insertion import insert_all_reduces
 from overlaplab.techniques.compiler.predict import predict
 from overlaplab.techniques.compiler.scheduling import Schedule, plan_schedule, schedule
 from overlaplab.techniques.compiler.search import DEFAULT_STATES
+from overlaplab.techniques.compiler.simplification import simplify
 from overlaplab.timeline import Timeline
 
 
@@ -30,7 +31,8 @@ class Settings:
         max_delay_ns: how long the first gradient of a bucket may wait for the last, in
             computing; None: as long as the cap allows.
         least_gain_ns: what hiding a message must save for it to be asynchronous.
-        limit_bytes: that may be in flight at a time; None: no limit.
+        limit_bytes: that may be in flight at a time, so no bucket is larger; None: no
+            limit.
         max_states: the budget of the search for an order.
     """
 
@@ -103,7 +105,7 @@ def compile_graph(
     *,
     name: str = "backward",
 ) -> Compilation:
-    """Insert, merge, decide, order, and write code.
+    """Simplify, insert, merge, decide, order, and write code.
 
     Args:
         graph: a backward pass, or forward and backward in one.
@@ -117,7 +119,7 @@ def compile_graph(
         GraphError: a pass would change what the graph means.
         ValueError: `settings` have no solution; the message says what is possible.
     """
-    inserted = insert_all_reduces(graph, gradients, group)
+    inserted = insert_all_reduces(simplify(graph), gradients, group)
     return compile_inserted(inserted, costs, settings, name=name)
 
 
@@ -125,9 +127,12 @@ def compile_inserted(
     inserted: Graph, costs: Costs, settings: Settings, *, name: str = "backward"
 ) -> Compilation:
     """As `compile_graph`, of a graph whose collectives somebody else has put in."""
+    cap_bytes = settings.cap_bytes
+    if settings.limit_bytes is not None:
+        cap_bytes = min(cap_bytes, settings.limit_bytes)
     merges = plan_merges(
         inserted,
-        settings.cap_bytes,
+        cap_bytes,
         max_delay_ns=settings.max_delay_ns,
         node_ns=costs,
     )

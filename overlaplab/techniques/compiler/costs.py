@@ -89,7 +89,7 @@ class Costs:
         num_ranks = self.ranks_of(group_of(launch))
         latency, wire = collective_ns(
             self.hardware,
-            _OPERATIONS.get(operation(launch), operation(launch)),
+            hardware_operation(launch),
             num_ranks,
             sent_bytes(launch),
         )

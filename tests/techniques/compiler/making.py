@@ -26,6 +26,8 @@ from overlaplab.techniques.compiler.graphs import (
 
 aten = torch.ops.aten
 GROUP = "0"
+KINDS = ("mm", "add", "relu", "t", "t", "detach", "part", "write", "draw")
+KINDS += ("send", "send", "wait")
 
 
 class Making:
@@ -42,7 +44,9 @@ class Making:
     def call(self, target: Any, *args: Any, name: str = "") -> Node:
         node = self.graph.create_node("call_function", target, args, name=name or None)
         values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
-        node.meta["val"] = target(*values)
+        # Collectives have no meta kernel until Dynamo or DTensor is imported.
+        is_ours = is_launch(node) or is_wait(node)
+        node.meta["val"] = torch.empty_like(values[0]) if is_ours else target(*values)
         return node
 
     def launch(
@@ -130,7 +134,20 @@ def random_graph(seed: int, num_operators: int = 12) -> Graph:
     for _ in range(num_operators):
         one, other = draw.choice(whole), draw.choice(whole)
         kind = draw.choice(
-            ["mm", "add", "relu", "t", "part", "write", "draw", "send", "send", "wait"]
+            [
+                "mm",
+                "add",
+                "relu",
+                "t",
+                "t",
+                "detach",
+                "part",
+                "write",
+                "draw",
+                "send",
+                "send",
+                "wait",
+            ]
         )
         if kind == "mm":
             keep(making.call(aten.mm.default, one, other))
@@ -140,6 +157,8 @@ def random_graph(seed: int, num_operators: int = 12) -> Graph:
             keep(making.call(aten.relu.default, one))
         elif kind == "t":
             keep(making.call(aten.t.default, one), one)
+        elif kind == "detach":
+            keep(making.call(aten.detach.default, one), one)
         elif kind == "part" and free(one):
             rows = making.call(aten.split.Tensor, one, 2)
             first = making.call(operator.getitem, rows, 0)

@@ -143,15 +143,18 @@ def test_code_without_messages_gives_what_the_graph_gives() -> None:
     assert others == rest == [None, 3]
 
 
-def test_passes_of_a_large_model_take_less_than_two_seconds() -> None:
+def test_passes_of_a_large_model_take_less_time_than_tracing_it() -> None:
+    """1.6 s of CPU for 24 layers. Here a ratio, which no busy machine spoils."""
     config = TransformerConfig(num_layers=24, d_model=32, num_heads=2, vocab_size=64)
     tokens = torch.zeros(1, 8, dtype=torch.int64)
-    graph, gradients = capture_gradients(Transformer(config), tokens, tokens)
     costs = Costs(find_hardware("h100-nvlink"), 8)
 
     start = time.process_time()
+    graph, gradients = capture_gradients(Transformer(config), tokens, tokens)
+    traced = time.process_time()
     compiled = compile_graph(graph, gradients, "0", costs, Settings(cap_bytes=100_000))
+    compiled_s, traced_s = time.process_time() - traced, traced - start
 
-    assert time.process_time() - start < 2
+    assert compiled_s < traced_s
     assert len(graph.nodes) > 2_000
     assert len(launches(compiled.graph)) > 5

@@ -19,6 +19,7 @@ from overlaplab.techniques.compiler.scheduling import (
     plan_schedule,
     schedule,
 )
+from overlaplab.techniques.compiler.simplification import simplify
 from tests.techniques.compiler.making import random_graph, run
 
 COSTS = Costs(find_hardware("chalk"), 2)
@@ -43,10 +44,10 @@ def limited(graph: Graph) -> Graph:
 
 
 def everything(graph: Graph) -> Graph:
-    return limited(decided(merged(graph)))
+    return limited(decided(merged(simplify(graph))))
 
 
-PASSES = [merged, decided, scheduled, limited, everything]
+PASSES = [simplify, merged, decided, scheduled, limited, everything]
 
 
 @pytest.mark.parametrize("run_pass", PASSES, ids=lambda p: p.__name__)

@@ -17,14 +17,13 @@ from tests.techniques.compiler.nets import (
     expected_states,
 )
 
-FEW = ["mlp", "convolutions", "branches"]
 SMALL = {"bucket_mib": 0.0005}  # a few gradients a bucket
-LIMITED = {"bucket_mib": 0.0002, "limit_mib": 0.001}
+LIMITED = {"bucket_mib": 0.0002, "limit_mib": 0.01}
 RUNS: dict[tuple[str, int], tuple[list[str], dict[str, Any]]] = {
-    ("virtual", 1): (FEW, SMALL),
+    ("virtual", 1): ([*NETS], SMALL),
     ("virtual", 2): ([*NETS], SMALL),
-    ("virtual", 3): (FEW, LIMITED),
-    ("virtual", 4): (FEW, {}),
+    ("virtual", 3): ([*NETS], LIMITED),
+    ("virtual", 4): ([*NETS], {}),
     ("gloo", 2): (["mlp", "branches", "mixed dtypes"], SMALL),
 }
 
@@ -48,9 +47,12 @@ def test_gradients_are_those_of_one_process(
     found = [values[name] for values in run_of(cluster, world_size).values]
 
     expected = expected_states(name, world_size)
-    # A weight used on both sides of a break is averaged in two parts, rounded twice.
-    rtol = 1e-6 if name == "graph break" else 0
-    torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol / 100)
+    # A weight used on both sides of a break is averaged in two parts, rounded twice. A
+    # bfloat16 average is rounded once on `virtual`, once a rank here.
+    if name in ("graph break", "mixed dtypes"):
+        torch.testing.assert_close(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")

@@ -26,6 +26,7 @@ from overlaplab.techniques.compiler.scheduling import (
     plan_schedule,
     schedule,
 )
+from overlaplab.techniques.compiler.simplification import simplify
 from tests.techniques.compiler.making import Making, aten, names, run
 
 COSTS = Costs(find_hardware("chalk"), 2)
@@ -33,6 +34,30 @@ COSTS = Costs(find_hardware("chalk"), 2)
 
 def scheduled(graph, **limits):
     return schedule(graph, plan_schedule(graph, COSTS, **limits), **limits)
+
+
+# Simplification
+
+
+def test_detach_and_two_transposes_are_read_past():
+    m = Making()
+    x = m.input("x", 3, 4)
+    there = m.call(aten.t.default, m.call(aten.detach.default, x))
+    back = m.call(aten.t.default, there)
+    graph = m.returning(m.call(aten.neg.default, back, name="neg"))
+
+    after = simplify(graph)
+
+    assert names(after) == ["neg"]
+    assert torch.equal(run(after)[0][0], run(graph)[0][0])
+
+
+def test_what_is_returned_stays_a_tensor_of_its_own():
+    m = Making()
+    x = m.input("x", 3, 4)
+    graph = m.returning(x, m.call(aten.detach.default, x, name="own"))
+
+    assert names(simplify(graph)) == ["own"]
 
 
 # Insertion
@@ -330,3 +355,20 @@ def test_a_plan_of_another_graph_is_refused():
 
     with pytest.raises(GraphError, match="Plan the graph that you schedule"):
         schedule(m.returning(m.reduced(one)), plan)
+
+
+def test_an_update_starts_when_its_own_average_is_there():
+    m = Making()
+    w1, w2, x = (m.input(n, 100, 100) for n in ("w1", "w2", "x"))
+    one = m.call(aten.mm.default, x, w2, name="one")
+    two = m.call(aten.mm.default, one, w1, name="two")
+    averages = [m.reduced(one), m.reduced(two)]
+    for weight, average in zip((w1, w2), averages, strict=True):
+        m.call(aten.sub_.Tensor, weight, average, name=f"update_{weight.name}")
+
+    after = scheduled(m.returning(None))
+
+    assert names(after) == [
+        *("one", "reduce_one", "two", "reduce_two"),
+        *("wait_one", "update_w1", "wait_two", "update_w2"),
+    ]
