@@ -13,7 +13,7 @@ from typing import Any
 import click
 import torch.distributed as dist
 
-from overlaplab.bench import data_parallel, traces, zero3
+from overlaplab.bench import compiled, data_parallel, traces, zero3
 from overlaplab.bench.double_buffer import measure as double_buffer
 from overlaplab.bench.double_buffer.plan import BRIEF, PARTS, REHEARSAL, Plan
 from overlaplab.bench.launches.command import launches
@@ -110,6 +110,29 @@ def traces_command(
     cases = [(model, batch, tokens, folder / f"b{batch}") for batch in batches]
     out = folder / "traces.json"
     measure_cases("traces", traces.measure_case, cases, out, backend, world_size)
+
+
+@benchmarks.command("compiler")
+@click.option("--model", type=click.Choice(list(MODELS)), default=MAIN)
+@click.option("--batches", multiple=True, type=int, default=compiled.BATCHES)
+@click.option("--no-inductor", is_flag=True, help="Leave out what compiles long.")
+@backend_option
+@world_size_option
+@out_option
+def compiler_command(
+    model: str,
+    batches: Sequence[int],
+    no_inductor: bool,
+    backend: str,
+    world_size: int | None,
+    out: Path | None,
+) -> None:
+    """Models whose communication our compiler inserts, beside compiled DDP."""
+    plan = compiled.Plan() if backend == "nccl" else compiled.REHEARSAL
+    plan = replace(plan, inductor=plan.inductor and not no_inductor)
+    cases = [(model, batch, plan) for batch in batches]
+    measure = compiled.measure_case
+    measure_cases("compiler", measure, cases, out, backend, world_size)
 
 
 @benchmarks.command("zero3")

@@ -1,0 +1,177 @@
+"""Steps whose communication a compiler put in, beside PyTorch's own, in one run.
+
+For each model and batch: eager DDP at its best known setting, our eager reducer, our
+compiled model by bucket size, the compiled model under our reducer's hooks, and
+torch.compile of DDP by bucket size. Every variant's gradients are compared with a plain
+all-reduce before any time is believed.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from overlaplab import streams
+from overlaplab.bench import variants
+from overlaplab.bench.timing import time_in_turn
+from overlaplab.bench.variants import Batch, Variant
+from overlaplab.bench.workload import build, plans, release_memory, say
+from overlaplab.techniques.compiler import backend
+from overlaplab.techniques.data_parallel import BucketedReducer
+
+BATCHES = (2, 8)
+EAGER, INDUCTOR = "compute", "compute, inductor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much to measure."""
+
+    tokens: int = 1024  # sequence length
+    hardware: str = "h200-nvlink"  # what our compiler compares orders by
+    caps_mib: tuple[float, ...] = (25, 100, 400)  # of our compiled models' buckets
+    ddp_caps_mib: tuple[float, ...] = (25, 100)  # of torch.compile(DDP)'s
+    inductor: bool = True  # whether what Inductor compiles is measured
+    warmup: int = 4
+    rounds: int = 5
+    steps_a_round: int = 6
+
+
+REHEARSAL = plans("compiler", Plan)["rehearsal"]
+
+
+def measure_case(name: str, batch_size: int, plan: Plan) -> dict[str, Any]:
+    """All variants of one model and batch size. Collective; rank 0's result counts.
+
+    Exposed is a step minus the computing alone, of the same kind: what Inductor
+    compiles minus Inductor's, the others minus eager computing.
+    """
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 64  # one model's code, many backends
+    model, batch, head = build(name, batch_size, plan.tokens)
+    say(f"\n{name}, batch {batch_size}")
+    norm = variants.reference_norm(model, batch)
+    built: dict[str, Variant] = {}
+    seconds: dict[str, float] = {}
+    for kind, make in _makers(model, batch, plan).items():
+        start = time.perf_counter()
+        variant = make()
+        variant.step()
+        streams.synchronize()
+        seconds[kind] = round(time.perf_counter() - start, 3)
+        for _ in range(plan.warmup):
+            variant.step()
+        if variant.averages:
+            variants.check_gradients(variant, norm)
+        built[kind] = variant
+    times = time_in_turn(
+        {kind: variant.step for kind, variant in built.items()},
+        num_rounds=plan.rounds,
+        steps_a_round=plan.steps_a_round,
+    )
+    best = min(t.median_ns for kind, t in times.items() if "ddp" in kind)
+    rows = {}
+    for kind, samples in times.items():
+        alone = INDUCTOR if "inductor" in kind and INDUCTOR in times else EAGER
+        exposed_ns = samples.median_ns - times[alone].median_ns
+        rows[kind] = {
+            **samples.to_json(),
+            "settings": built[kind].settings,
+            "first_step_s": seconds[kind],
+            "exposed_ms": round(exposed_ns / 1e6, 4),
+            "ratio_to_best_peer": round(samples.median_ns / best, 4),
+        }
+        say(
+            f"  {kind:<32}{samples.median_ns / 1e6:9.3f} ms  "
+            f"exposed {exposed_ns / 1e6:8.3f} ms  {samples.median_ns / best:.3f}  "
+            f"first step {seconds[kind]:.1f} s"
+        )
+    for variant in built.values():
+        variant.close()
+    built.clear()
+    release_memory()
+    return head | {"variants": rows, "gradient_norm": norm}
+
+
+def _makers(
+    model: nn.Module, batch: Batch, plan: Plan
+) -> dict[str, Callable[[], Variant]]:
+    of = functools.partial
+    makers: dict[str, Callable[[], Variant]] = {
+        EAGER: of(variants.compute, model, batch),
+        "serial": of(variants.serial, model, batch),
+        "ddp 100 views static": of(
+            variants.ddp, model, batch, bucket_cap_mb=100, views=True, static_graph=True
+        ),
+        "our reducer": of(variants.bucketed, model, batch),
+    }
+    for cap in plan.caps_mib:
+        makers[f"ours {cap:g}"] = of(ours, model, batch, cap, plan.hardware)
+    if plan.inductor:
+        makers[INDUCTOR] = of(inductor, model, batch)
+        makers["our reducer, inductor"] = of(inductor, model, batch, reduces=True)
+        for cap in plan.ddp_caps_mib:
+            makers[f"ddp {cap:g}, inductor"] = of(inductor_ddp, model, batch, cap)
+    return makers
+
+
+def _stepping(
+    name: str,
+    settings: dict[str, Any],
+    run: Callable[..., Any],
+    twin: nn.Module,
+    batch: Batch,
+) -> Variant:
+    def step() -> None:
+        twin.zero_grad()
+        run(*batch).backward()
+
+    return Variant(name, settings, step, twin)
+
+
+def ours(model: nn.Module, batch: Batch, mib: float, hardware: str) -> Variant:
+    """The unmodified model under our backend: its operators run as they are."""
+    twin = variants.share_parameters(model)
+    made = torch.compile(twin, backend=backend(bucket_mib=mib, hardware=hardware))
+    return _stepping(f"ours {mib:g}", {"bucket_mib": mib}, made, twin, batch)
+
+
+def inductor(model: nn.Module, batch: Batch, *, reduces: bool = False) -> Variant:
+    """Computing as Inductor compiles it, alone or under our reducer's hooks."""
+    twin = variants.share_parameters(model)
+    made = torch.compile(twin)
+    if not reduces:
+        variant = _stepping(INDUCTOR, {}, made, twin, batch)
+        variant.averages = False
+        return variant
+    reducer = BucketedReducer(twin)
+
+    def step() -> None:
+        twin.zero_grad()
+        made(*batch).backward()
+        reducer.wait()
+
+    return Variant("our reducer, inductor", {}, step, twin, close=reducer.remove)
+
+
+def inductor_ddp(model: nn.Module, batch: Batch, mib: float) -> Variant:
+    """torch.compile(DDP): Dynamo splits the graph where DDP's buckets end."""
+    twin = variants.share_parameters(model)
+    on_cuda = streams.device().type == "cuda"
+    wrapped = DistributedDataParallel(
+        twin,
+        device_ids=[streams.device().index] if on_cuda else None,
+        bucket_cap_mb=mib,
+        gradient_as_bucket_view=True,
+    )
+    settings = {"bucket_cap_mb": mib, "gradient_as_bucket_view": True}
+    made = torch.compile(wrapped)
+    return _stepping(f"ddp {mib:g}, inductor", settings, made, twin, batch)
