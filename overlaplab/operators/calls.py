@@ -9,6 +9,7 @@ import torch
 from overlaplab.operators.facts import Operator
 
 _MASKS = frozenset({torch.bool, torch.uint8})
+_GRADIENTS = 1  # among the lists of a fused step
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
@@ -25,6 +26,8 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 def written(facts: Operator, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The arguments that a call writes, its results aside."""
     values = [args[i] for i in facts.writes if i < len(args)]
+    if facts.scales_gradients and kwargs.get("grad_scale") is None:
+        del values[_GRADIENTS]
     values += [kwargs[name] for name in facts.writes_named if name in kwargs]
     return tensors_in(values)
 

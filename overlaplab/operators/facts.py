@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from overlaplab.operators.flops import flop_formula
+from overlaplab.operators.launches import FUSED_STEPS, Count, launch_count
 
 COLLECTIVES = "_c10d_functional"  # the namespace of functional collectives
 # Namespaces that launch no kernels of their own. A functional collective reaches the
@@ -102,6 +103,9 @@ class Operator:
         is_collective: a functional collective; its wait is none.
         composite: made of other operators. Autograd takes it apart; inference mode,
             which has none, shows it whole.
+        launches: kernels that CUDA launches for a call, see launches.py.
+        scales_gradients: the step of a fused optimizer, which writes gradients where it
+            is given their scale.
     """
 
     name: str
@@ -119,6 +123,8 @@ class Operator:
     draws: bool = False
     is_collective: bool = False
     composite: bool = False
+    launches: int | Count = 1
+    scales_gradients: bool = False
 
 
 # By identity, since the hash of an overload is slow; the overload is kept with it.
@@ -173,6 +179,8 @@ def _describe(func: Any) -> Operator:
         draws=torch.Tag.nondeterministic_seeded in func.tags,
         is_collective=space == COLLECTIVES and name != "wait_tensor",
         composite=space == "aten" and not view and _has_parts(func, name),
+        launches=launch_count(name) if space == "aten" else 1,
+        scales_gradients=name in FUSED_STEPS,
     )
 
 

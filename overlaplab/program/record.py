@@ -115,6 +115,7 @@ class Op:
         flops: floating point operations, multiply and add counted as two.
         dtype: of the arithmetic.
         read_bytes, write_bytes: through device memory; of "host", through the host's.
+        launches: of a kernel: how many CUDA launches for it.
         reads, writes: which bytes, for hazards and provenance.
         collective: for communication.
         duration_ns: for "host" only: CPU time, beside what its bytes take.
@@ -146,6 +147,7 @@ class Op:
     phase: str = ""
     source: str = ""
     attributes: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRIBUTES)
+    launches: int = 1
 
 
 def by_autograd(op: Op) -> bool:

@@ -1,4 +1,4 @@
-"""What is launched for modules and optimizers: a rehearsal on the CPU."""
+"""What is launched for modules and optimizers: rehearsed, and beside CUDA's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,18 @@ import torch
 from torch import nn
 
 from overlaplab.bench.command import benchmarks
-from overlaplab.bench.launches.cases import SMALL, Case
-from overlaplab.bench.launches.measure import Saved, distinct_bytes
+from overlaplab.bench.launches.cases import GPU, SMALL, Case
+from overlaplab.bench.launches.measure import Saved
+from overlaplab.bench.launches.parity import (
+    DEVIATIONS,
+    STORED,
+    Recorded,
+    of_cuda,
+    record_cases,
+    table,
+)
+from overlaplab.hardware import find_hardware
+from overlaplab.operators.launches import multi_tensor_launches
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +67,6 @@ def test_an_optimizer_is_measured_once_its_states_are_made(
     ]
 
 
-def test_an_expanded_tensor_takes_the_memory_of_what_it_repeats() -> None:
-    assert distinct_bytes(torch.zeros(3, 1).expand(3, 5)) == 12
-    assert distinct_bytes(torch.zeros(3, 5).t()) == 60
-    assert distinct_bytes(torch.zeros(0, 5)) == 0
-
-
 def test_two_views_of_one_storage_are_saved_once() -> None:
     x = torch.ones(4, requires_grad=True)
 
@@ -82,3 +86,66 @@ def test_parameters_and_inputs_are_not_kept_for_the_backward() -> None:
     with saved:
         case.call(*case.inputs)
     assert saved.rows() == []
+
+
+# What CUDA launched (one profiled run on an H200), beside the virtual cluster.
+
+README = STORED.with_name("README.md").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(STORED.read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Recorded:
+    return record_cases(GPU)
+
+
+def test_kernels_bytes_and_what_is_saved_are_cudas_but_for_named_deviations(
+    measured: dict[str, Any], recorded: Recorded
+) -> None:
+    cuda, ours = of_cuda(measured), recorded.counts()
+    assert list(cuda) == list(ours)
+    found: dict[str, dict[str, int]] = {}
+    for phase, counts in cuda.items():
+        for column, its in counts.items():
+            if ours[phase][column] != its:
+                found.setdefault(phase, {})[column] = ours[phase][column] - its
+    named = {
+        phase: {column: n for column, n in of.items() if column != "why"}
+        for phase, of in DEVIATIONS.items()
+    }
+    assert found == named
+    assert all(len(of["why"]) > 20 for of in DEVIATIONS.values())
+
+
+def test_the_page_has_the_table_of_the_stored_run_and_of_this_code(
+    measured: dict[str, Any], recorded: Recorded
+) -> None:
+    assert table(of_cuda(measured), recorded.counts()) in README
+
+
+@pytest.mark.parametrize("name", ["llama block", "gpt block with dropout"])
+def test_a_block_alone_takes_its_measured_time_within_5_percent(
+    name: str, measured: dict[str, Any], recorded: Recorded
+) -> None:
+    times_us = recorded.times_us(find_hardware("h200-nvlink"))
+    forward_us, backward_us = (
+        times_us[f"{name}, {way}"] for way in ("forward", "backward")
+    )
+    facts = measured["modules"][name]  # of many in a row, as in training
+    assert forward_us == pytest.approx(facts["forward"]["gpu_us"], rel=0.05)
+    assert forward_us + backward_us == pytest.approx(facts["both"]["gpu_us"], rel=0.05)
+
+
+def test_a_launch_of_lists_has_so_many_blocks_and_so_many_tensors() -> None:
+    chunk = 65_536
+    assert multi_tensor_launches([chunk] * 320, 5) == 11  # 30 tensors each
+    assert multi_tensor_launches([chunk * 320] * 2, 5) == 2
+    assert multi_tensor_launches([chunk * 321], 1) == 2
+    assert multi_tensor_launches([1] * 110, 1) == 1
+    assert multi_tensor_launches([1] * 111, 1) == 2
+    assert multi_tensor_launches([0, 0], 1) == 0

@@ -25,6 +25,7 @@ from overlaplab.bench.launches.cases import (
 )
 from overlaplab.bench.workload import release_memory
 from overlaplab.calibrate.clock import device_ns, on_cuda
+from overlaplab.operators import tensor_bytes
 from overlaplab.profiling.profile import profile
 from overlaplab.profiling.trace.names import short_name
 from overlaplab.timeline import Timeline
@@ -95,20 +96,12 @@ def _sizes_of(tree: Any) -> tuple[str, ...]:
     sizes: list[list[int]] = []
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
-            size = distinct_bytes(leaf)
+            size = tensor_bytes(leaf)
             if sizes and sizes[-1][0] == size:
                 sizes[-1][1] += 1
             else:
                 sizes.append([size, 1])
     return tuple(f"{size} x {count}" for size, count in sizes)
-
-
-def distinct_bytes(tensor: Tensor) -> int:
-    """Bytes of memory that a tensor's elements take: an expanded one's count once."""
-    count = tensor.itemsize
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride or not size else 1
-    return count
 
 
 class Saved(saved_tensors_hooks):

@@ -190,6 +190,11 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 read_bytes=read_bytes,
                 write_bytes=write_bytes,
                 differentiable=any(tensor.requires_grad for tensor in inputs),
+                launches=(
+                    facts.launches
+                    if isinstance(facts.launches, int)
+                    else facts.launches(args, kwargs)
+                ),
             )
         return out
 

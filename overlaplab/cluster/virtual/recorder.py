@@ -75,6 +75,7 @@ class Recorder(Position):
         collective: Collective | None = None,
         differentiable: bool = False,
         attributes: Mapping[str, Any] = NO_ATTRIBUTES,
+        launches: int = 1,
     ) -> int:
         """Append one device operator on `lane`; returns its index.
 
@@ -119,6 +120,7 @@ class Recorder(Position):
                 phase,
                 source,
                 attributes,
+                launches,
             )
         )
         lane.pending.clear()
