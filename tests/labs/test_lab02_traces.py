@@ -86,7 +86,7 @@ WRONG_READINGS = {
         checks.BYTES,
         "that is all of them",
     ),
-    "nothing": (lambda r: {"lead_ms": None}, checks.LEAD, "is None"),
+    "nothing": (lambda r: {"lead_ms": None}, checks.LEAD, "is not filled in"),
     "a word": (lambda r: {"lead_ms": "long"}, checks.LEAD, "'long'"),
 }
 

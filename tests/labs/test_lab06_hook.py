@@ -219,7 +219,7 @@ WRONG = {
     in_the_order_of_arrival: (lab.ORDER, "on rank 0, in collective 1"),
     synchronous: (lab.PROMPT, "was computed only after a collective"),
     one_message_a_gradient_and_the_bucket_too: (lab.ONCE, "32768 bytes"),
-    no_hooks: (lab.PROMPT, "the wire was free, it started at"),
+    no_hooks: (lab.PROMPT, "your hooks launched 0 of 4 buckets"),
     packed_on_a_side_stream: (lab.SAFE, "buffer of bucket 0"),
 }
 

@@ -172,7 +172,7 @@ def test_every_wrong_answer_of_a_diagnosis_is_listed(faults):
     found = faults(judge(find_exercise("6.5b"), 6, said, NoBuffer))
     (seen,) = found.values()
     assert "kind: 'blocked'" in seen and "written_on: 'comm'" in seen
-    assert "the right kind of this run" in seen and "bucket" not in seen
+    assert "one of: sent again, never sent" in seen and "bucket" not in seen
 
 
 WRONG_SECOND = {

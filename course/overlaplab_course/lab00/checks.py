@@ -92,7 +92,7 @@ def grade_schedule(
             continue
         if number:
             table = f"{launches!r}\na launch costs {launch_us} us"
-            seen = f"in another program:\n{table}\n{seen}"
+            seen = f"{seen}\nin another program:\n{table}"
             if not faults:
                 drawn = draw_pairs(launches, launch_us, pairs)
                 sheet.show(drawn, title="that program, by you")

@@ -440,16 +440,17 @@ def _slow_feed(fed: given.Fed, right: given.Fed, loop: given.Loop) -> list[Viola
         why = "pageable"
     elif all(op.stream == "default" for op in copies):
         why = "default"
-    hint = LAB.cases("3.4", "hints")[FIRST_COPY][why]
     exposed = f"{fed.exposed_copy_ns / 1e6:.1f} ms of copies are exposed"
+    cause = ""
     if why == "late" and (number := _waits_for_next(fed, loop)):
         why = "waits"
-        exposed += (
-            f"\nstep {number} begins only when batch {number + 1} has been copied too"
-        )
+        cause = f"step {number} begins only when batch {number + 1} has been copied too"
+    hint = LAB.cases("3.4", "hints")[FIRST_COPY][why]
     return [
         replace(
-            violation, message=f"{loop.name}: {violation.message}; {exposed}", hint=hint
+            violation,
+            message=f"{loop.name}: {cause or violation.message}; {exposed}",
+            hint=hint,
         )
         for violation in laws.step_law(fed.step_ns, right.step_ns)
     ]

@@ -23,15 +23,19 @@ from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.fixtures import Fixture, Trained
 from overlaplab.grading.forms import check_diagnosis
 from overlaplab.grading.gradients import (
-    are_own,
-    are_same,
-    are_sums,
     traps,
     wrong_gradients,
 )
 from overlaplab.grading.laws import Violation
 from overlaplab_course.lab06.broken import FirstReducer
 from overlaplab_course.lab06.given import ReducerState
+from overlaplab_course.lab06.reducer_reasons import (
+    PARAMETER_SENT,
+    SKIPPED_HINTS,
+    hint_of_values,
+    nothing_launched,
+    slip_of_hooks,
+)
 from overlaplab_course.lab06.reference import install_hooks as our_hooks
 from overlaplab_course.lab06.reference import plan_buckets
 from overlaplab_course.lab06.trials import RepairCase, repair_case
@@ -42,7 +46,6 @@ MEAN, AGAIN, WAITED, _, LEAK, KEPT, TRAPS, UNUSED, _ = LAB.sentences("6.3")
 DIAGNOSIS, VALUES = LAB.sentences("6.5a")[:2]
 # By sentence, the nets of 6.3 and what each is for.
 NETS: Mapping[str, Mapping[str, str]] = LAB.cases("6.3", "nets")
-SKIPPED_HINTS: Mapping[str, str] = LAB.cases("6.3", "skipped")[UNUSED]
 STEPS = 3
 FLAG_BYTES = 1024
 SLOWER = program_laws.slower(fixtures.SLOW_CHALK, launch_ns=5_000)
@@ -169,11 +172,18 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
         trained = fixtures.train(clean.fixture, make, world_size=clean.ranks)
         if clean is CLEANS[0]:
             _show(sheet, trained.evidence, our_steps()[0][1])
-        hint = _sending_hint(trained, clean.fixture)
-        sheet.verify(BYTES, laws.bytes_law(trained.evidence), hint=hint)
+        hint = slip_of_hooks(trained, clean.fixture)
+        if hint:
+            sentence = SENT if hint == PARAMETER_SENT else ONCE
+            sheet.expect(sentence, False, seen=hint, hint=hint)
         wrong = wrong_gradients(trained, clean.fixture, clean.ranks)
         _hold(sheet, trained, wrong, hints={"once": hint, "recorded": hint})
+        sheet.verify(BYTES, laws.bytes_law(trained.evidence), hint=hint)
         sheet.stop_if_wrong()
+        sheet.verify(
+            PROMPT,
+            nothing_launched(install_hooks, trained, clean.fixture, clean.cap_bytes),
+        )
         sheet.verify(PROMPT, _late(trained, clean))
         sheet.stop_if_wrong()
     nets = LAB.cases("6.2", "nets")[ORDER]
@@ -209,7 +219,9 @@ def grade_finish(sheet: Sheet, finish: Finish) -> None:
             _show(sheet, evidence, our_steps()[0][1])
         wrong = wrong_gradients(trained, fixture, num_ranks)
         again = "what must be as it was, before the next backward pass begins?"
-        hint = _value_hint(trained, fixture, num_ranks) if wrong else ""
+        hint = ""
+        if wrong:
+            hint = hint_of_values(trained, fixture, num_ranks, clean.cap_bytes)
         _hold(sheet, trained, wrong, hints={"once": again, "recorded": hint})
         sheet.stop_if_wrong()
         # Flags of who used what may travel too.
@@ -240,7 +252,8 @@ def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) 
         return
     wrong = wrong_gradients(trained, fixture, num_ranks)
     _show_failing(sheet, trained, fixture, wrong)
-    hint = _value_hint(trained, fixture, num_ranks) if wrong else ""
+    sheet.verify(sentence, laws.same_order_law(trained.evidence))
+    hint = hint_of_values(trained, fixture, num_ranks, 300) if wrong else ""
     wrong = [replace(v, message=f"net {name!r}: {v.message}") for v in wrong]
     # A gradient may be a view of its buffer, which no copy fills; and where some are
     # missing, who asks which ranks have one may wait for the answer.
@@ -304,36 +317,6 @@ def _show_failing(
         sheet.show(trained.evidence.step_timeline(step), title=title)
 
 
-def _sending_hint(trained: Trained, fixture: Fixture) -> str:
-    """What hooks did that our finish makes look like something else, "" if nothing."""
-    ops = trained.evidence.program.ranks[0]
-    for gradient in trained.evidence.gradients_of(0, 1):
-        if len({ops[op].phase == "backward" for op in gradient.sends}) == 2:
-            return (  # our finish sends only what has no work
-                "works[b] is None after your launch: without async_op=True all_reduce "
-                "waits by itself and returns None (with it, store what it returns)"
-            )
-    if are_same(trained.gradients[0][0], dict(fixture.build(0).named_parameters())):
-        return "you sent the parameter; its gradient is `.grad`"
-    return ""
-
-
-def _value_hint(trained: Trained, fixture: Fixture, num_ranks: int) -> str:
-    """What wrong gradients of rank 0 in step 1 look like, "" if like nothing known."""
-    seen = trained.gradients[0][0]
-    skipped = SKIPPED_HINTS.get(fixture.name, "")
-    if are_same(seen, fixtures.oracle(fixture, steps=1, world_size=num_ranks)[0][0]):
-        return skipped
-    if are_sums(seen, fixture, num_ranks):
-        return "this is the SUM over the ranks: divide by dist.get_world_size()"
-    if skipped or not are_own(seen, fixture):  # skipped is more likely there
-        return skipped
-    return (
-        "the buffer has the sum, but `.grad` still has this rank's own gradient: "
-        "write it back"
-    )
-
-
 def _matching_finish(install_hooks: Hooks) -> Finish:
     """Our finish for these hooks: without a division if they ask for the mean."""
     undivided = partial(our_finish, divide=False)
@@ -376,7 +359,8 @@ def _grade_repair(
     said: Mapping[str, Any],
     repaired: MakeReducer,
 ) -> None:
-    check_diagnosis(sheet, DIAGNOSIS, said, truth)
+    kinds = LAB.cases("6.5a", "kinds")[DIAGNOSIS]
+    check_diagnosis(sheet, DIAGNOSIS, said, truth, kinds=kinds)
     make = _reducer(our_hooks, our_finish, own.cap_bytes)
     for num_ranks in (2, 3):
         sheet.ran(f"your reducer: {STEPS} steps of your net on {num_ranks} ranks")
