@@ -9,33 +9,18 @@ deadline is killed with everything that it started.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import reduction
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import overlaplab
 from overlaplab.deadline import WALL_FACTOR, machine_is_busy
 from overlaplab.errors import NotebookError
 from overlaplab.grading.cells import NotebookCell
-from overlaplab.grading.channel import Channel
 from overlaplab.grading.exercise import Exercise
+from overlaplab.grading.forks import GRACE_S, START_S, Fork, Server
 
-# A child may need so long to start (it imports torch) and, after a deadline of its
-# own, to say what it was doing. On the wall, so they are guards.
-_START_S = 600.0
-_GRACE_S = 15.0
 _MOST_DEATHS = 5
 
 # An exercise, the names of its objects, and the cell in which it is solved, 0: unknown.
@@ -69,118 +54,8 @@ class Handover:
     missing: dict[str, Outcome] = field(default_factory=dict)
 
 
-class _Child(Channel):
-    """A fork of the server in a session of its own, and a connection to it."""
-
-    def __init__(self, server: _Server, job: str) -> None:
-        self._server = server
-        self._scratch = tempfile.TemporaryDirectory(dir=server.scratch.name)
-        ours, theirs = socket.socketpair()
-        super().__init__(Connection(ours.detach()))
-        with theirs:
-            request = {"job": job, "folder": self._scratch.name}
-            self.process = int(server.ask(request, theirs)["process"])
-
-    def pass_on(self, other: Channel) -> None:
-        """Hand this child the connection to another."""
-        with contextlib.suppress(OSError):
-            descriptor = other.connection.fileno()
-            reduction.send_handle(self.connection, descriptor, self.process)
-
-    def how_it_ended(self) -> tuple[str, bool]:
-        """("was killed by SIGKILL", whether that can only be its code's doing)."""
-        try:
-            request = {"wait": self.process, "timeout_s": _GRACE_S}
-            code = self._server.ask(request)["code"]
-        except EOFError:
-            return "lost its server", False
-        if code is None:
-            return "closed its connection", True
-        self.process = 0
-        if code == -signal.SIGXCPU:
-            return "did not end, nor could it be stopped", True
-        if code < 0:
-            name = signal.Signals(-code).name
-            return f"was killed by {name}", name != "SIGKILL"
-        return f"ended the process with code {code}", True
-
-    def close(self) -> None:
-        """End the child and all that it started."""
-        if self.process:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process, signal.SIGKILL)
-                os.killpg(self.process, signal.SIGKILL)
-            with contextlib.suppress(EOFError):
-                self._server.ask({"wait": self.process, "timeout_s": _GRACE_S})
-        super().close()
-        self._scratch.cleanup()
-
-
-class _Server:
-    """`fork_server.py` as a process."""
-
-    def __init__(self, modules: Sequence[str]) -> None:
-        ours, theirs = socket.socketpair()
-        self.scratch = tempfile.TemporaryDirectory(prefix="overlaplab-grade-")
-        package_parent = str(Path(overlaplab.__file__).parent.parent)
-        paths = [package_parent, os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {
-            "MPLBACKEND": "Agg",
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        }
-        script = str(Path(__file__).with_name("fork_server.py"))
-        with theirs:
-            self.process = subprocess.Popen(
-                # -P: this folder's modules (laws, cells) are not top-level ones.
-                [
-                    *(sys.executable, "-P", script, str(theirs.fileno())),
-                    *(self.scratch.name, *modules),
-                ],
-                pass_fds=[theirs.fileno()],
-                cwd=self.scratch.name,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self._connection = Connection(ours.detach())
-
-    def ask(
-        self, request: Mapping[str, Any], handle: socket.socket | None = None
-    ) -> dict[str, Any]:
-        """The server's answer.
-
-        Args:
-            request: JSON values.
-            handle: a socket to send with it.
-
-        Raises:
-            EOFError: the server is gone.
-        """
-        try:
-            self._connection.send_bytes(json.dumps(request).encode())
-            if handle is not None:
-                reduction.send_handle(
-                    self._connection, handle.fileno(), self.process.pid
-                )
-            if self._connection.poll(_START_S):
-                answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
-                return answer
-        except (OSError, EOFError):
-            pass
-        raise EOFError(f"the judging process is gone (code {self.process.poll()})")
-
-    def close(self) -> None:
-        """End the server and its forks; whoever waits for an answer gets EOFError."""
-        self.process.kill()
-        self.process.wait()
-        self._connection.close()
-        self.scratch.cleanup()
-
-
 def _listen(
-    child: _Child,
+    child: Fork,
     handover: Handover,
     stop_at: float,
     cell_wall_s: float,
@@ -188,7 +63,7 @@ def _listen(
 ) -> tuple[int | None, Outcome | None]:
     """Take messages until the end; (cell, what became of it) if the child must go."""
     cell: int | None = None
-    patience = _START_S
+    patience = START_S
     try:
         while True:
             left = stop_at - time.monotonic()
@@ -199,13 +74,13 @@ def _listen(
             if message is None:
                 reason = f"cell {cell} did not end within {cell_wall_s:g} s"
                 return cell, Outcome(None, reason, judged=not machine_is_busy())
-            patience = cell_wall_s + _GRACE_S
+            patience = cell_wall_s + GRACE_S
             if "cell" in message:
                 cell = int(message["cell"])
                 progress(f"cell {cell}")
             elif "objects" in message:
                 task = str(message["objects"])
-                payload = child.receive_bytes(_GRACE_S)
+                payload = child.receive_bytes(GRACE_S)
                 if payload is None:
                     reason = f"cell {cell} broke the connection to the grader"
                     return cell, Outcome(None, reason)
@@ -237,8 +112,8 @@ class Judge:
 
     def __init__(self, modules: Sequence[str] = ()) -> None:
         self._modules = modules
-        self._server = _Server(modules)
-        self._judging: _Child | None = None
+        self._server = Server(modules)
+        self._judging: Fork | None = None
         self._closed = False
 
     def __enter__(self) -> Judge:
@@ -380,19 +255,19 @@ class Judge:
 
     def _ask_judge(
         self,
-        judge: _Child,
+        judge: Fork,
         task: Exercise,
         request: Mapping[str, Any],
-        host: _Child,
+        host: Fork,
         stop_at: float,
     ) -> Outcome:
         left = stop_at - time.monotonic()
-        own_limit = WALL_FACTOR * task.timeout_s + _GRACE_S
+        own_limit = WALL_FACTOR * task.timeout_s + GRACE_S
         self._judging = None  # unless it answers
         try:
             judge.send({**request, "process": host.process})
             judge.pass_on(host)
-            answer = judge.receive(min(_START_S, left))
+            answer = judge.receive(min(START_S, left))
             if answer:
                 left = stop_at - time.monotonic()
                 answer = judge.receive(min(own_limit, left))
@@ -419,12 +294,12 @@ class Judge:
             return Outcome(None, reason, answer.get("judged") is not False)
         return Outcome(verdict, judged=verdict.get("judged") is not False)
 
-    def _fork(self, job: str) -> _Child:
+    def _fork(self, job: str) -> Fork:
         try:
-            return _Child(self._server, job)
+            return Fork(self._server, job)
         except EOFError:
             self._restart()
-            return _Child(self._server, job)
+            return Fork(self._server, job)
 
     def _end(self) -> None:
         self._server.close()
@@ -437,4 +312,4 @@ class Judge:
         self._end()
         if self._closed:
             raise EOFError("grading was ended")
-        self._server = _Server(self._modules)
+        self._server = Server(self._modules)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from overlaplab.errors import NotebookError
-from overlaplab.grading import channel, children
+from overlaplab.grading import channel, forks
 from overlaplab.grading.children import Judge
 from overlaplab.grading.notebook import GradeReport, grade_notebook
 from tests.guards import GUARD_S, wait_until
@@ -228,7 +228,7 @@ def test_a_server_that_always_dies_judges_nothing_and_loses_nothing(
     tmp_path, judge, monkeypatch
 ):
     """Killed before each fork: also the one that was started in its place."""
-    dies = children._Child.__init__
+    dies = forks.Fork.__init__
 
     def killed_before(self, server, job):
         if job == "host":
@@ -236,7 +236,7 @@ def test_a_server_that_always_dies_judges_nothing_and_loses_nothing(
             server.process.wait()
         dies(self, server, job)
 
-    monkeypatch.setattr(children._Child, "__init__", killed_before)
+    monkeypatch.setattr(forks.Fork, "__init__", killed_before)
     report, seen = _grade(write(tmp_path, "factor = 2"), judge)
     assert not any(result.judged or result.points for result in report.results)
     assert "the judging process is gone" in seen["98.1"][1]
@@ -381,7 +381,7 @@ def test_half_a_message_or_a_flood_costs_its_cell_alone(
 ):
     """A cell writes to the connection by which its process answers, and is silent."""
     monkeypatch.setattr(channel, "SILENCE_S", 0.5)
-    monkeypatch.setattr(children, "_GRACE_S", 0.5)
+    monkeypatch.setattr(forks, "GRACE_S", 0.5)
     path = write(tmp_path, "factor = 2", FLOOD.replace("LENGTH", str(length)))
     report, seen = grade(path)
     assert report.full_marks, seen
@@ -396,7 +396,7 @@ def test_when_somebody_kills_the_grader_no_process_or_folder_is_left(tmp_path, j
         f"pathlib.Path({str(note)!r}).write_text(str(started.pid))\n"
         "time.sleep(1000)"
     )
-    child = children._Child(judge._server, "play")
+    child = forks.Fork(judge._server, "play")
     script = {"cells": [[1, source]], "orders": [], "cell_timeout_s": GUARD_S}
     child.send({"directory": str(tmp_path), **script})
     assert wait_until(lambda: note.exists() and note.read_text() != "")
