@@ -966,7 +966,13 @@ for name, timeline in list(zip(names, so_far.values(), strict=True))[1:]:
 
 h200 = ol.PROFILES["h200-nvlink"]
 with_events = lab.predicted_ms(h200, events=True)
-alone = replace(h200, compute_rate_permille=1000, wire_rate_permille=1000)
+alone = replace(
+    h200,
+    compute_rate_permille=1000,
+    wire_rate_permille=1000,
+    contention={},
+    waits_for_room=False,
+)
 one = lab.predicted_ms(h200, events=False)
 bare = lab.predicted_ms(alone, events=True)
 print(f"\npredicted for h200-nvlink: one stream {one:.2f} ms, an event a task", end=" ")
@@ -976,9 +982,9 @@ print(f"against what was measured, an event a task is predicted {error}")
 
 # %% [markdown]
 # The order is as in section 1, the gain is smaller: matmuls and messages beside each other
-# are slower than alone. The prediction knows that, and is still wrong, by the error above:
-# its factors come from whole steps of a transformer, not from this job. What the messages
-# take from these matmuls, this measurement does not tell.
+# are slower than alone. The prediction knows that: it has both speeds for each kind of kernel,
+# as `overlaplab calibrate` measured them beside messages without end, and it lets a message into
+# the GPU where a kernel ends. It is still off by the error above: its matmuls had another size.
 #
 # How many streams are enough? Eight chains of kernels that fill the GPU (`wide`), and of
 # kernels that do not (`narrow`), in ms:

@@ -990,9 +990,9 @@ print(f"predicted {expected_ms[0] - expected_ms[1]:.2f}")
 # hides most of it. The CPU that waits at once pays more than the message; one that
 # waits late, after it has launched the side branch, pays about half.
 #
-# The model promised *less* from waiting late. It slows a matmul beside a message as much
-# as in a GPT at its power limit, where that was measured. Here the slowdown is smaller:
-# the model lies to the safe side.
+# The model promised nearly the same: it knows how fast a matmul and a message are beside
+# one another. All its steps are a little too short, though, those that hide nothing too: the
+# error is in what the matmuls take.
 
 # %% [markdown]
 # Now the window of section 5: ten gradients of 4096 x 4096.
@@ -1010,10 +1010,10 @@ print(f"computing alone: {lab.number('windows', 'no message'):.1f} ms")
 #
 # Ten messages take longer than all computing, and between them stand the copies: into
 # float32, the mean, back. Whoever waits, the GPU has other work that must be done
-# anyway; the model says so too, and hardly tells the variants with k=2 apart. What it
-# does not know: matmuls, copies and messages *at once* get in one another's way more
-# than their shares say. A stream pays where the compute stream would stand still. Look
-# for that gap before you add one, and measure after.
+# anyway; the model says so too: with it, too, the side stream wins at k=1 and loses at k=2.
+# What it overdoes: a message of its waits for the kernel that runs, even right behind
+# another one, so most of its steps are too long. A stream pays where the compute stream would
+# stand still. Look for that gap before you add one, and measure after.
 
 # %% name="gpu-small" fold=true
 print(lab.small_table())
@@ -1045,7 +1045,8 @@ print(lab.measure_it_here())
 # ## 11. Where the model lies
 #
 # On the board nothing slows anything: a hidden message is free. On GPUs the collective's
-# kernel takes processors and memory bandwidth from the matmul beside it.
+# kernel takes processors and memory bandwidth from the matmul beside it, and gets in only
+# where a kernel ends.
 #
 # `is_completed()` on the virtual cluster answers yes once all ranks have come, and lets
 # the CPU wait for the rest. On GPUs it answers at once, and a loop may do other things.

@@ -905,7 +905,7 @@ for depth in (2, 3, 4, 5):
 print(lab.buckets_table())
 
 # %% [markdown]
-# On the fast link the step hardly knows how large its buckets are. (One reads: where computing sets
+# On the fast link the step hardly knows how large its buckets are, the smallest apart. (One reads: where computing sets
 # the pace, take smaller buckets. The step is no shorter with them; what they save is memory.) A cap
 # of 128 MiB takes 256 MiB of memory, and saves nothing over one of 16. On the slow link large
 # buckets are dear twice: the first leaves late, the last has nothing beside it, and the memory

@@ -106,7 +106,7 @@ def test_the_text_on_real_gpus_holds():
     assert (h200.launch_ns, h200.collective_launch_ns) == (15_000, 80_000)
     for way, name in (("each", "per parameter"), ("one", "serial")):
         said = setup.on(h200, way).step_ns / 1e6
-        assert said == pytest.approx(lab.measured_ms(name, 8), rel=0.08)
+        assert said == pytest.approx(lab.measured_ms(name, 8), rel=0.09)
         early = replace(setup, sequences=1).on(h200, way).step_ns / 1e6
         assert early < 0.75 * lab.measured_ms(name, 1)
 

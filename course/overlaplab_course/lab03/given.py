@@ -393,6 +393,8 @@ def _timed(s: Settings) -> Timeline:
         collective_launch_ns=0,
         compute_rate_permille=1000,
         wire_rate_permille=1000,
+        contention={},
+        waits_for_room=False,
     )
     builder = ProgramBuilder(num_ranks=1, represents=8)
     size = s["batch_mib"] * 2**20

@@ -47,6 +47,10 @@ INFINIBAND: Hardware = replace(
     name="infiniband-400g, captured",
     launch_ns=0,
     collective_launch_ns=0,
+    contention={},  # one pair for all kernels, which is easier to read
+    waits_for_room=False,
+    compute_rate_permille=600,
+    wire_rate_permille=500,
 )
 
 
