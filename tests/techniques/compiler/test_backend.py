@@ -176,6 +176,24 @@ def test_it_takes_no_more_memory_than_eager_code(compiled: ol.Run) -> None:
     assert peak_bytes(compiled.program) <= peak_bytes(eager.program)
 
 
+def sizes_of_ranks() -> list[Any]:
+    model = Loss()
+    compiled = torch.compile(model, backend=ol.compiler.backend(**SMALL))
+    rank, found = dist.get_rank(), []
+    for rows in (4 + rank, 6):
+        model.zero_grad()
+        compiled(batch(rank, rows)).backward()
+        found.append(gradients(model))
+    return found
+
+
+def test_ranks_may_have_batches_of_other_sizes() -> None:  # E07
+    one, other = ol.run(sizes_of_ranks, world_size=2, hardware="chalk").values
+
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+    torch.testing.assert_close(one[1], averages(6, 0, 1))
+
+
 def differing() -> None:
     small = 0.02 if dist.get_rank() else 1
     made = ol.compiler.backend(bucket_mib=small, hardware="chalk")

@@ -10,6 +10,7 @@ from torch import nn
 
 from overlaplab.hardware import find_hardware
 from overlaplab.models import Transformer, TransformerConfig
+from overlaplab.techniques.compiler.bucketing import merge, plan_merges
 from overlaplab.techniques.compiler.capture import (
     capture,
     capture_gradients,
@@ -118,6 +119,16 @@ def test_only_memory_that_nobody_else_reads_is_overwritten(spoil, is_owned) -> N
 
     assert find_owned(graph)[launch] == ({sent} if is_owned else set())
     assert ("clone" in generate(graph, "f").source) is not is_owned
+
+
+def test_two_of_a_bucket_that_share_their_memory_are_copied() -> None:
+    m = Making()
+    grad = m.call(aten.neg.default, m.input("x", 4, 4), name="grad")
+    graph = m.returning(m.wait(m.launch(grad, "avg")), m.wait(m.launch(grad, "avg")))
+
+    (bucket,) = launches(after := merge(graph, plan_merges(graph, 1_000)))
+
+    assert find_owned(after)[bucket] == set()
 
 
 def test_code_without_messages_gives_what_the_graph_gives() -> None:
