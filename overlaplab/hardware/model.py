@@ -127,6 +127,8 @@ class Hardware:
     waits_for_room: bool = False
     cpu_bytes_per_s: int = 0
     contention: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    allocation_bytes: int = 1
+    workspace_bytes: int = 0
 
     def __post_init__(self) -> None:
         _check_text("name", self.name)
@@ -145,7 +147,10 @@ class Hardware:
             )
         for dtype, rate in self.flops_per_s.items():
             _check_number(f"flops_per_s[{dtype!r}]", rate, least=1)
-        for key in ("memory_bytes_per_s", "host_bytes_per_s", "pageable_bytes_per_s"):
+        for key in (
+            *("memory_bytes_per_s", "host_bytes_per_s", "pageable_bytes_per_s"),
+            "allocation_bytes",
+        ):
             _check_number(key, getattr(self, key), least=1)
         for key in (
             "kernel_floor_ns",
@@ -154,6 +159,7 @@ class Hardware:
             "collective_part_launch_ns",
             "gpus_per_node",
             "cpu_bytes_per_s",
+            "workspace_bytes",
         ):
             _check_number(key, getattr(self, key), least=0)
         if self.backward_launch_ns is not None:

@@ -1,15 +1,16 @@
 """Memory of one rank from the record: which bytes live when, the peak, who holds it.
 
-Counts what the program allocated on the device, as its CPU did it: a caching
-allocator's blocks and fragmentation, and memory that a stream still uses after its
-release, are not in it.
+Counts what the program allocated on the device, as its CPU did it; fragmentation, and
+memory that a stream still uses after its release, are not in it. Over time, on a
+machine, allocations are multiples of the allocator's and cuBLAS has its workspaces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from overlaplab.hardware import Hardware, kernel_kind
 from overlaplab.program.kinds import memory_kinds
 from overlaplab.program.record import Op, Program, StorageLife
 from overlaplab.timeline.span import MEMORY_KINDS, Memory
@@ -155,8 +156,38 @@ def _lives(program: Program, rank: int) -> list[StorageLife]:
     return [life for life in program.storages if life.rank == rank and not life.host]
 
 
+def as_allocated(program: Program, hw: Hardware) -> Program:
+    """`program` with its device's allocations as `hw` has them, workspaces included."""
+    if hw.allocation_bytes == 1 and not hw.workspace_bytes:
+        return program
+    block = hw.allocation_bytes
+    lives = [
+        life if life.host else replace(life, bytes=-(-life.bytes // block) * block)
+        for life in program.storages
+    ]
+    for rank, ops in enumerate(program.ranks if hw.workspace_bytes else ()):
+        number = max((life.storage for life in lives if life.rank == rank), default=-1)
+        seen: set[str] = set()
+        for op in ops:
+            is_matmul = op.flops and kernel_kind(op.name, op.flops) == "matmul"
+            if is_matmul and "convolution" not in op.name and op.stream not in seen:
+                seen.add(op.stream)
+                life = StorageLife(
+                    rank=rank,
+                    storage=number + len(seen),
+                    bytes=hw.workspace_bytes,
+                    born=op.index,
+                    freed=None,
+                    stream=op.stream,
+                    name="cuBLAS workspace",
+                    kind="workspaces",
+                )
+                lives.append(life)
+    return replace(program, storages=tuple(lives))
+
+
 def memory_over_time(
-    program: Program, starts_ns: Sequence[Sequence[int]], end_ns: int
+    program: Program, starts_ns: Sequence[Sequence[int]], end_ns: int, hw: Hardware
 ) -> tuple[Memory, ...]:
     """The memory of each recorded rank that allocated anything; see `Memory`.
 
@@ -165,7 +196,9 @@ def memory_over_time(
         starts_ns: by rank, when each operator started; less than 0 for one that never
             did.
         end_ns: the end of the timeline.
+        hw: the machine whose memory it is.
     """
+    program = as_allocated(program, hw)
     found = []
     for rank in sorted({life.rank for life in program.storages if not life.host}):
         came_ns = _came(program, rank, starts_ns[rank])

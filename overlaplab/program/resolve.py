@@ -370,7 +370,7 @@ class _Resolution:
             represents=program.represents,
             origin="virtual",
             hardware=self.hw.name,
-            memory=memory_over_time(program, starts_ns, max([0, *self.end])),
+            memory=memory_over_time(program, starts_ns, max([0, *self.end]), self.hw),
         )
 
     def _span(self, start: int, rank: int, lane: str, end: int, code: int) -> Span:

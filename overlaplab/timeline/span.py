@@ -39,6 +39,7 @@ MEMORY_KINDS = (
     "communication",  # what collectives send from and receive into, else
     "inputs",  # made outside the passes and read in a forward pass: batches, masks
     "activations",  # made in the passes, gradients of activations too
+    "workspaces",  # of libraries: cuBLAS's
     "other",
 )
 CPU_LANE = "cpu"

@@ -69,10 +69,10 @@ SHARE_COLORS: Mapping[Share, Color] = {
 }
 
 # Paul Tol's nine light colours, which people with any kind of colour blindness tell
-# from each other and from the bars.
+# from each other and from the bars, and a darker grey for what nobody asked for.
 _LIGHT = (
     *("#77AADD", "#99DDFF", "#44BB99", "#BBCC33", "#EE8866"),
-    *("#EEDD88", "#FFAABB", "#AAAA00", "#DDDDDD"),
+    *("#EEDD88", "#FFAABB", "#AAAA00", "#BBBBBB", "#DDDDDD"),
 )
 _IN_WORDS = {
     "states": "optimizer states",

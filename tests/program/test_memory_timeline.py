@@ -1,9 +1,12 @@
 """A rank's memory in the time of its timeline."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import overlaplab as ol
+from overlaplab.hardware import find_hardware
 from overlaplab.program import ProgramBuilder, peak_bytes, resolve
 from overlaplab.timeline import Memory
 
@@ -77,3 +80,19 @@ def test_a_program_without_storages_has_no_memory():
 def test_a_rank_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match=r"no rank 9 in this timeline; it has \[0\]"):
         resolve(program(), "chalk").of_rank(9)
+
+
+def test_a_gpu_allocates_in_blocks_and_cublas_takes_a_workspace_a_stream():
+    b = ProgramBuilder(1)
+    b.storage(0, bytes=100, name="weight")
+    b.compute(0, "attention", flops=10**6)
+    b.compute(0, "mm", flops=10**6)
+    b.compute(0, "mm", flops=10**6)
+    b.compute(0, "mm", stream="side", flops=10**6)
+    hw = replace(find_hardware("chalk"), allocation_bytes=512, workspace_bytes=1000)
+    (memory,) = resolve(b.build(), hw).memory
+    kinds = dict(memory.kinds)
+    assert set(kinds["other"]) == {512}
+    assert list(dict.fromkeys(kinds["workspaces"])) == [0, 1000, 2000]
+    assert memory.holders[0] == ("cuBLAS workspace", 1000)
+    assert peak_bytes(b.build()) == 100  # what the program asked for
