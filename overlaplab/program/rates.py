@@ -72,9 +72,9 @@ class Rates:
         if self._kernels[rank].pop(g, None) is not None:
             self._dirty.add(rank)
 
-    def kernels(self, rank: int) -> Iterable[int]:
-        """Those that run on `rank` now."""
-        return self._kernels[rank]
+    def kernels(self, ranks: Iterable[int]) -> list[int]:
+        """Those that run on `ranks` now."""
+        return [g for rank in ranks for g in self._kernels[rank]]
 
     def start_copy(
         self, g: int, rank: int, direction: int, ns: int, now: int, *, pinned: bool
@@ -167,3 +167,30 @@ class Rates:
         self._work[g] -= self._rate[g] * (now - self._since[g])
         self._since[g], self._rate[g] = now, rate
         changed.append((g, now + max(0, -(-self._work[g] // rate))))
+
+
+class Room:
+    """Which collectives wait for which kernels; each waits once, see [Note: rates]."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, int] = {}  # by collective: kernels that have to end
+        self._in_the_way: dict[int, list[int]] = {}  # by kernel: of which collectives
+
+    def waits(self, collective: int, kernels: Iterable[int]) -> bool:
+        """Does `collective` wait, for `kernels`? Asked again it has waited."""
+        if collective in self._left:
+            return False
+        self._left[collective] = 0
+        for kernel in kernels:
+            self._in_the_way.setdefault(kernel, []).append(collective)
+            self._left[collective] += 1
+        return self._left[collective] > 0
+
+    def made_by(self, kernel: int) -> list[int]:
+        """`kernel` has ended: the collectives that need not wait any more."""
+        freed = []
+        for collective in self._in_the_way.pop(kernel, ()):
+            self._left[collective] -= 1
+            if self._left[collective] == 0:
+                freed.append(collective)
+        return freed

@@ -19,7 +19,7 @@ from overlaplab.program.deadlock import deadlock_error
 from overlaplab.program.garbage import no_collections
 from overlaplab.program.graph import HOST_KINDS, Graph, build_graph
 from overlaplab.program.memory import memory_over_time
-from overlaplab.program.rates import Rates
+from overlaplab.program.rates import Rates, Room
 from overlaplab.program.record import Program
 from overlaplab.timeline import CPU_LANE, Kind, Span, Timeline
 
@@ -104,9 +104,7 @@ class _Resolution:
         self.arrived = [0] * len(graph.meetings)
         self.ready = [0] * len(graph.meetings)
         self.on_wire = [0] * len(graph.meetings)
-        # Meetings that wait for room: for how many kernels, and by kernel which.
-        self.room_left: dict[int, int] = {}
-        self.in_the_way: dict[int, list[int]] = {}
+        self.room = Room()
 
     # -- the clock
 
@@ -258,8 +256,10 @@ class _Resolution:
 
     def _begin_wire(self, first: int) -> None:
         m = self.graph.meeting[first]
-        if self._waits_for_room(m):
-            return  # `_make_room` goes on from here
+        if self.hw.waits_for_room:
+            ranks = {self.graph.ops[g].rank for g in self.graph.meetings[m].members}
+            if self.room.waits(m, self.rates.kernels(ranks)):
+                return  # `_end` of a kernel goes on from here
         self.on_wire[m] = self.now
         wire = self.costs.meetings[m][1]
         if wire:
@@ -268,25 +268,6 @@ class _Resolution:
             self.rates.start_wire(first, ports, wire, self.now, high_priority=high)
         else:
             self.due.append((_END, first))
-
-    def _waits_for_room(self, m: int) -> bool:
-        """Once: until the kernels that run on its ranks now have ended."""
-        if not self.hw.waits_for_room or m in self.room_left:
-            return False
-        self.room_left[m] = 0
-        ops = self.graph.ops
-        for rank in {ops[g].rank for g in self.graph.meetings[m].members}:
-            for kernel in self.rates.kernels(rank):
-                self.in_the_way.setdefault(kernel, []).append(m)
-                self.room_left[m] += 1
-        return self.room_left[m] > 0
-
-    def _make_room(self, kernel: int) -> None:
-        for m in self.in_the_way.pop(kernel, ()):
-            self.room_left[m] -= 1
-            if self.room_left[m] == 0:
-                first = self.graph.meetings[m].members[0]
-                self.due.append((_LATENCY_OVER, first))
 
     def _end(self, g: int) -> None:
         op = self.graph.ops[g]
@@ -305,7 +286,8 @@ class _Resolution:
             self._end_copy(g)
         else:
             self.rates.end_kernel(g, op.rank)
-            self._make_room(g)
+            for m in self.room.made_by(g):
+                self.due.append((_LATENCY_OVER, self.graph.meetings[m].members[0]))
         self._release(g)
 
     def _end_copy(self, g: int) -> None:
