@@ -39,11 +39,11 @@ from overlaplab.techniques.compiler.dependencies import (
 from overlaplab.techniques.compiler.example import nine_operators
 from overlaplab.techniques.compiler.graphs import GraphError, show
 from overlaplab.techniques.compiler.insertion import insert_all_reduces
+from overlaplab.techniques.compiler.placing import peak_in_flight
 from overlaplab.techniques.compiler.predict import predict, program_of
 from overlaplab.techniques.compiler.problem import Problem, Task, end_of
 from overlaplab.techniques.compiler.scheduling import (
     Schedule,
-    peak_in_flight,
     plan_schedule,
     schedule,
 )

@@ -13,16 +13,16 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from overlaplab.techniques.compiler.checks import (
-    Meaning,
-    Numbers,
-    check_same,
-)
+from overlaplab.techniques.compiler.checks import check_same
 from overlaplab.techniques.compiler.graphs import (
     FUNCTIONAL,
     copied,
     output_of,
     returned,
+)
+from overlaplab.techniques.compiler.meaning import (
+    Meaning,
+    Numbers,
 )
 
 AVERAGE = "avg"

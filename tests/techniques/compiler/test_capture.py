@@ -16,11 +16,12 @@ from overlaplab.techniques.compiler.capture import (
     capture_gradients,
     capture_step,
 )
-from overlaplab.techniques.compiler.codegen import find_owned, generate
+from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.compilation import Settings, compile_graph
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.example import nine_operators
 from overlaplab.techniques.compiler.graphs import launches, returned
+from overlaplab.techniques.compiler.owning import find_owned
 from overlaplab.techniques.compiler.scheduling import plan_schedule, schedule
 from tests.techniques.compiler.making import Making, aten, names, run
 

@@ -14,8 +14,8 @@ from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.decision import decide, plan_decisions
 from overlaplab.techniques.compiler.dependencies import find_dependencies
 from overlaplab.techniques.compiler.graphs import launches, reorder
+from overlaplab.techniques.compiler.placing import peak_in_flight
 from overlaplab.techniques.compiler.scheduling import (
-    peak_in_flight,
     plan_schedule,
     schedule,
 )

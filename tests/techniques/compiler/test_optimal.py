@@ -13,9 +13,9 @@ from overlaplab.hardware import find_hardware
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.dependencies import find_dependencies
 from overlaplab.techniques.compiler.graphs import is_launch, is_wait, launch_of
+from overlaplab.techniques.compiler.placing import peak_in_flight
 from overlaplab.techniques.compiler.predict import predict
 from overlaplab.techniques.compiler.scheduling import (
-    peak_in_flight,
     plan_schedule,
     schedule,
 )

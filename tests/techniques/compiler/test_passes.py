@@ -21,8 +21,8 @@ from overlaplab.techniques.compiler.graphs import (
     waits,
 )
 from overlaplab.techniques.compiler.insertion import insert_all_reduces
+from overlaplab.techniques.compiler.placing import peak_in_flight
 from overlaplab.techniques.compiler.scheduling import (
-    peak_in_flight,
     plan_schedule,
     schedule,
 )
