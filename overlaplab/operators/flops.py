@@ -60,6 +60,10 @@ _FLOPS: dict[str, Callable[..., Any]] = {
     "bmm": _mm,
     "addmm": _addmm,
     "baddbmm": _addmm,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_flash_attention_backward": _attention_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
 }
