@@ -88,7 +88,7 @@ def test_a_wrong_reading_is_refused_by_its_sentence(slip, faults):
 
 def test_each_wrong_reading_is_described_where_to_read_it_and_how_exactly(faults):
     found = faults(judge(find_exercise("0.5"), NUMBER, {"held_us": 1}))
-    assert "held_us is 1, expected from the start" in found[graders.HELD]
+    assert "'held_us' is 1, expected from the start" in found[graders.HELD]
     assert "to within 3 %" in found[graders.HELD]
     assert "there is no 'products'" in found[graders.DONE]
 

@@ -128,9 +128,11 @@ class TwoStepsLate(Late):
             Late.flush(self)
 
     def flush(self):
-        if self.queue:
+        any_given = False
+        while self.queue:
             self.travelling = self.queue.pop(0)
-        return super().flush()
+            any_given = super().flush()
+        return any_given
 
 
 class NeverWaits(Late):
