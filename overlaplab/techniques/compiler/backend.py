@@ -126,7 +126,7 @@ def resolve_group(name: str) -> dist.ProcessGroup:
 def backend(
     process_group: dist.ProcessGroup | None = None,
     *,
-    bucket_mib: float = 25,
+    bucket_mib: float | None = None,
     hardware: str | Hardware = "h100-nvlink",
     max_delay_ms: float | None = None,
     limit_mib: float | None = None,
@@ -139,11 +139,12 @@ def backend(
     launched as early and waited for as late as a search over orders finds best. Nothing
     of the model or of the training loop changes:
 
-        model = torch.compile(model, backend=ol.compiler.backend(bucket_mib=25))
+        model = torch.compile(model, backend=ol.compiler.backend())
 
     Args:
         process_group: the ranks; by default all.
-        bucket_mib: of gradients that travel together.
+        bucket_mib: of gradients that travel together; None: by what a launch costs,
+            see `default_cap_bytes`, as `BucketedReducer` does.
         hardware: a profile, or its name: what orders are compared by.
         max_delay_ms: how long the first gradient of a bucket may wait for the last.
         limit_mib: of gradients that may be in flight at a time.
@@ -158,7 +159,7 @@ def backend(
     """
     group = own_group() if process_group is None else checked_group(process_group)
     settings = Settings(
-        cap_bytes=cap_bytes("bucket_mib", bucket_mib),
+        cap_bytes=None if bucket_mib is None else cap_bytes("bucket_mib", bucket_mib),
         max_delay_ns=None if max_delay_ms is None else int(max_delay_ms * 1e6),
         least_gain_ns=int(least_gain_us * 1e3),
         limit_bytes=None if limit_mib is None else cap_bytes("limit_mib", limit_mib),

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch.fx import Graph
 
-from overlaplab.techniques.buckets import size_text
+from overlaplab.techniques.buckets import default_cap_bytes, size_text
 from overlaplab.techniques.compiler.bucketing import Merge, merge, plan_merges
 from overlaplab.techniques.compiler.codegen import Generated, generate
 from overlaplab.techniques.compiler.costs import Costs
@@ -27,7 +27,8 @@ class Settings:
     """What the passes are asked for.
 
     Args:
-        cap_bytes: of a bucket of more than one gradient.
+        cap_bytes: of a bucket of more than one gradient; None: `default_cap_bytes` of
+            all that is sent.
         max_delay_ns: how long the first gradient of a bucket may wait for the last, in
             computing; None: as long as the cap allows.
         least_gain_ns: what hiding a message must save for it to be asynchronous.
@@ -36,7 +37,7 @@ class Settings:
         max_states: the budget of the search for an order.
     """
 
-    cap_bytes: int
+    cap_bytes: int | None = None
     max_delay_ns: int | None = None
     least_gain_ns: int = 0
     limit_bytes: int | None = None
@@ -128,6 +129,8 @@ def compile_inserted(
 ) -> Compilation:
     """As `compile_graph`, of a graph whose collectives somebody else has put in."""
     cap_bytes = settings.cap_bytes
+    if cap_bytes is None:
+        cap_bytes = default_cap_bytes(sum(map(sent_bytes, launches(inserted))))
     if settings.limit_bytes is not None:
         cap_bytes = min(cap_bytes, settings.limit_bytes)
     merges = plan_merges(
