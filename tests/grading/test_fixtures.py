@@ -47,7 +47,7 @@ def broken_laws(trained: Trained) -> set[str]:
         ("MeanInPlaceNotWaitedFor", {"values", "unwaited", "hazard"}),
         ("SumsOnly", {"values"}),
         ("NoBroadcast", {"values"}),
-        ("Late", {"prompt"}),
+        ("Late", {"prompt", "idle"}),
         ("WaitsInTheHook", {"blocked"}),
         ("SendsParameters", {"once", "values"}),
         ("NeverWritesBack", {"values"}),

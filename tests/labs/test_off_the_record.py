@@ -15,7 +15,7 @@ from overlaplab.grading import find_exercise, judge
 from overlaplab_course import lab04
 from overlaplab_course.lab00 import checks_runs as lab00
 from overlaplab_course.lab00 import reference as lab00_reference
-from overlaplab_course.lab03 import checks as lab03
+from overlaplab_course.lab03 import feed_checks as lab03
 from overlaplab_course.lab04 import checks as lab04_checks
 from overlaplab_course.lab06 import reducer_checks as lab06
 from overlaplab_course.lab08 import feed_checks as lab08
