@@ -6,6 +6,7 @@ each process ends it after the deadline, and torchrun then ends the others.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import itertools
 import os
@@ -79,6 +80,8 @@ def _join(backend: str) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
         dist.init_process_group(backend)
+        if backend == "gloo":
+            atexit.register(_leave)
         return
     existing = str(dist.get_backend())
     if backend not in existing:
@@ -86,6 +89,12 @@ def _join(backend: str) -> None:
             f"cluster={backend!r}, but this process's torch.distributed is initialised "
             f"with {existing!r}: initialise it with {backend!r}, or leave it to run"
         )
+
+
+def _leave() -> None:
+    """End gloo's threads before the interpreter does: now and then that aborts."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 _num_connected = itertools.count()  # after a destruction; equal on all ranks
