@@ -84,6 +84,18 @@ def small_sums(tensors):
             tensor.copy_(part.view_as(tensor))
 
 
+def takes_the_shared_branch_away(x, w):
+    routed = x @ w["routed_in"]
+    sum_routed = dist.all_reduce(routed, async_op=True)
+    gate = x @ w["gate"]
+    sum_gate = dist.all_reduce(gate, async_op=True)
+    shared = (x @ w["shared_in"]).relu() @ w["shared_out"]
+    sum_routed.wait()
+    y = routed @ w["routed_out"]
+    sum_gate.wait()
+    return (y - shared) * gate
+
+
 def another_schedule_in_a_run(rank, step, num_ranks):
     if dist.is_initialized():
         return rank
@@ -145,6 +157,9 @@ STEPS = {
         "4.3",
         "nothing reads a tensor while it is being summed",
         (waiting_later(lab04_reference.experts),),
+    ),
+    "4.3 another sum": Alone(
+        "4.3", "the result is right on every rank", (takes_the_shared_branch_away,)
     ),
     "4.3 one is not waited for": Alone(
         "4.3",
