@@ -1036,18 +1036,18 @@ print(lab.gpu_pace())
 #
 # Now gradients, on two GPUs. *Bucketed* sends them under their own backward pass, as in lab 06;
 # *delayed* is `ol.DoubleBufferedReducer`, whose messages have the whole next step. P2P off makes the
-# link slow: there one all-reduce of all gradients takes about 51 ms. **Predict** before you
-# run: at batch 2 a step computes for 17 ms. How short can the delayed step be?
+# link slow. **Predict** before you run: there, at batch 2, a step computes for 17 ms, and DDP takes
+# 58. How short can the delayed step be?
 
 # %% name="gpu-reducers" fold=true
 print(lab.gpu_reducers())
 
 # %% [markdown]
-# As long as its messages, 51 ms, and no shorter: one step of computing hides at most its own length.
-# At batch 8 the computing is longer than the messages, and the late gradient still leaves 8 ms
-# exposed: kernels and messages slow one another down. Over NVLink a message is so short that its own
-# backward hides most of it, and being one step late wins 2 % or nothing. Then you would not pay
-# 1.4 GiB for it, nor the late gradient.
+# About 50 ms, at batch 1 as at batch 2, although the one computes for 13 ms and the other for 17:
+# such a step is as long as its messages. At batch 8 the computing is longer than that, and 8 ms stay
+# exposed all the same: kernels and messages slow one another down. Over NVLink little is exposed
+# anyway: being one step late wins 1 or 2 %, and at batch 1 it loses. There you would not pay 1.4 GiB
+# for it, nor the late gradient.
 #
 # ## 12. Where the model lies (2 minutes)
 #
