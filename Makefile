@@ -1,4 +1,4 @@
-# make lab     set up, then open JupyterLab in labs/
+# make lab     set up, then open lab 00 in JupyterLab
 # make test    set up, then run everything that CI runs
 # make course  regenerate labs/ and solutions/ from course/
 # make test-oldest  what depends on torch's insides, with the oldest torch
@@ -44,7 +44,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 lab: setup
-	cd labs && exec ../$(BIN)/python -m jupyterlab $(LAB_FLAGS) \
+	cd labs && exec ../$(BIN)/python -m jupyterlab \
+	  --LabApp.default_url=/lab/tree/00_start.ipynb $(LAB_FLAGS) \
 	  $$(test "$$(id -u)" != 0 || echo --allow-root)
 
 test: test-lint test-types test-arrows test-drift test-unit test-notebooks \

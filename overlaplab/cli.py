@@ -1,4 +1,4 @@
-"""The command line: `overlaplab demo`, `grade`, `doctor`, `report`, `calibrate`.
+"""The command line: `overlaplab demo`, `grade`, `progress`, `report` and others.
 
 Reads arguments and prints; what a command does is elsewhere. Heavy modules are imported
 inside the commands, so that `--help` and `--version` answer at once.
@@ -65,7 +65,12 @@ def _print_version(context: click.Context, option: object, wanted: bool) -> None
     help="Show the version and exit.",
 )
 def main() -> None:
-    """Hide communication behind computation: a course and its library."""
+    """Hide communication behind computation: a course and its library.
+
+    To learn, start with lab 00: `make lab` opens it in JupyterLab. To see the idea in
+    one figure, run `overlaplab demo`. To find out what your own training step loses,
+    record a trace with torch.profiler and run `overlaplab report TRACE`.
+    """
 
 
 @main.command("demo")
@@ -183,6 +188,27 @@ def _grade_class(
     if NOT_JUDGED in outcomes:
         sys.exit(NOT_JUDGED_CODE)
     sys.exit(1 if NOT_GRADED in outcomes else 0)
+
+
+@main.command("progress")
+@click.argument(
+    "folder", type=click.Path(path_type=Path), default=Path("labs"), required=False
+)
+def progress_command(folder: Path) -> None:
+    """Show which exercises of the labs in FOLDER are solved, and which is next.
+
+    Reads what your notebooks saved and runs nothing, so save them first.
+    """
+    from overlaplab.grading.progress import read_progress
+
+    if str(folder) == "labs" and not folder.exists():
+        folder = Path()  # already in labs/, as a terminal of JupyterLab is
+    labs = read_progress(folder)
+    for lab in labs:
+        click.echo(str(lab))
+    solved = sum(len(lab.solved) for lab in labs)
+    total = solved + sum(len(lab.left) for lab in labs)
+    click.echo(f"{'all labs':28} {solved:2} of {total:2}")
 
 
 @main.command("doctor")

@@ -23,6 +23,7 @@ class NotebookCell:
     source: str  # its text
     exercise: str = ""  # the exercise that it solves or checks, "" if none
     is_check: bool = False  # the course made it to check the exercise
+    printed: str = ""  # the text of its saved outputs
 
 
 def find_lab(cells: Sequence[NotebookCell], path: Path) -> str:
@@ -103,4 +104,17 @@ def _read_cell(cell: Mapping[str, Any], number: int, path: Path) -> NotebookCell
     ours, nbgrader = metadata.get("overlaplab"), metadata.get("nbgrader")
     exercise = ours.get("exercise", "") if isinstance(ours, dict) else ""
     locked = isinstance(nbgrader, dict) and nbgrader.get("grade") is True
-    return NotebookCell(number, source, str(exercise), locked)
+    return NotebookCell(number, source, str(exercise), locked, _read_outputs(cell))
+
+
+def _read_outputs(cell: Mapping[str, Any]) -> str:
+    """What it printed, and the message of what it raised; pictures are left out."""
+    printed = []
+    outputs = cell.get("outputs")
+    for output in outputs if isinstance(outputs, list) else ():
+        if not isinstance(output, dict):
+            continue
+        text = output.get("text", output.get("evalue", ""))
+        lines = text if isinstance(text, list) else [text]
+        printed.append("".join(str(line) for line in lines))
+    return "\n".join(printed)
