@@ -1,4 +1,8 @@
-"""What the GPU tests of the compiler run on every rank."""
+"""What the GPU tests of the compiler run on every rank.
+
+Generated code with two streams runs unchanged on `virtual`: on a GPU a delay kernel
+makes an edge that is missing visible in values, on `virtual` it is a finding.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,13 @@ import torch
 import torch.distributed as dist
 
 import overlaplab as ol
-from tests.gpu import programs
+from overlaplab import streams
+from overlaplab.hardware import find_hardware
+from overlaplab.techniques import compiler
+from overlaplab.techniques.compiler.runtime import Generated, load
+from tests.gpu import programs, stream_programs
+
+WIDTH = 512
 
 
 def gradients_of_a_compiled_chain(delay: bool) -> float:
@@ -45,3 +55,78 @@ def gradients_of_a_compiled_chain(delay: bool) -> float:
             error = (parameter.grad - right).norm() / right.norm()
             worst = max(worst, error.item())
     return worst
+
+
+def code_on_two_streams() -> Generated:
+    """A bucket of dW of three layers, packed and sent beside their dX."""
+    costs = compiler.Costs(find_hardware("chalk"), 2)
+    graph = compiler.nine_operators(width=WIDTH, rows=WIDTH)
+    merged = compiler.merge(graph, compiler.plan_merges(graph, 8 * WIDTH**2))
+    ordered = compiler.schedule(merged, compiler.plan_schedule(merged, costs))
+    return compiler.generate(ordered, "backward", compiler.plan_streams(ordered))
+
+
+def _cut(source: str, line: str) -> str:
+    """`source` with nothing where `line` is."""
+    assert source.count(line) == 1, source
+    return source.replace(line, "pass")
+
+
+def _late(source: str, line: str) -> str:
+    """`source` with a delay before `line`, on the stream that is current there."""
+    (found,) = (each for each in source.splitlines() if each.strip().startswith(line))
+    indent = found[: len(found) - len(found.lstrip())]
+    return source.replace(found, f"{indent}delay()\n{found}")
+
+
+def late_gradients(source: str, whole: bool) -> str:
+    """What is packed is written late; communication waits for the event or not."""
+    late = _late(source, "dw2 = ")
+    return late if whole else _cut(late, "side.wait_event(ready_0)")
+
+
+def late_messages(source: str, whole: bool) -> str:
+    """The last message leaves late; compute waits for it or not."""
+    late = _late(source, "all_reduce_dw1 = ")
+    return late if whole else _cut(late, "all_reduce_dw1.wait()")
+
+
+def memory_that_is_let_go(source: str, whole: bool) -> str:
+    """A message is packed late; its gradients are kept until then or not."""
+    late = _late(source, "bucket_0_parts = ")
+    if whole:
+        return late
+    early = late.replace("del bucket_0_flat", "del bucket_0_flat, dw2, dw3")
+    return early.replace(", dw2, dw3  ", "  ").replace("del bucket_0, dw2, dw3", "pass")
+
+
+CUTS = {f.__name__: f for f in (late_gradients, late_messages, memory_that_is_let_go)}
+
+
+def run_source(source: str) -> list[torch.Tensor]:
+    """The results of generated code on the calling rank, which are averages."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    device = streams.device()
+    args = [torch.randn(WIDTH, WIDTH, generator=generator) for _ in range(7)]
+    on_device = [arg.div(WIDTH).to(device) for arg in args]
+    streams.synchronize()
+    made = load(source, "backward", {"delay": stream_programs.delay})
+    results = made.run(on_device, dist.group.WORLD, device, streams.Stream())
+    copies = [result.clone() for result in results]
+    streams.synchronize()
+    return copies
+
+
+def differences() -> dict[str, tuple[float, float]]:
+    """Of each edge: relative errors of the averages with it, and without."""
+    source = code_on_two_streams().source
+    right = run_source(source)
+    found = {}
+    for name, change in CUTS.items():
+        errors = []
+        for whole in (True, False):
+            results = run_source(change(source, whole))
+            pairs = zip(results, right, strict=True)
+            errors.append(max(((a - b).norm() / b.norm()).item() for a, b in pairs))
+        found[name] = (errors[0], errors[1])
+    return found

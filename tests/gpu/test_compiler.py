@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.gpu import compiler_programs
@@ -14,3 +16,23 @@ pytestmark = pytest.mark.gpu(2)
 def test_gradients_are_those_of_one_process(delay: bool) -> None:
     for worst in run_on_gpus(compiler_programs.gradients_of_a_compiled_chain, delay):
         assert worst < 1e-3  # TF32 is off; sums over ranks in another order
+
+
+@pytest.fixture(scope="module")
+def differences() -> Any:
+    """By rank and edge: errors with it, and without."""
+    return run_on_gpus(compiler_programs.differences)
+
+
+@pytest.mark.parametrize("edge", compiler_programs.CUTS)
+def test_code_on_two_streams_waits_for_what_is_late(
+    edge: str, differences: Any
+) -> None:
+    for of_rank in differences:
+        assert of_rank[edge][0] == 0
+
+
+@pytest.mark.parametrize("edge", compiler_programs.CUTS)
+def test_without_the_edge_a_value_is_wrong(edge: str, differences: Any) -> None:
+    for of_rank in differences:
+        assert not of_rank[edge][1] < 1e-2  # NaN is wrong, too

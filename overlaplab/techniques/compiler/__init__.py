@@ -5,11 +5,12 @@ and `capture_gradients` give graphs to look at and to try passes on.
 
 Each pass is a file: a plan, which is data and prints, and a function that carries it
 out, graph in, graph out. `simplification` takes out what autograd alone needed,
-`insertion` lets gradients leave a backward graph as averages,
-`bucketing` lets messages travel together, `decision` says which are worth launching
-early, `scheduling` orders computing, launches and waits. `dependencies` says what may
-move where, `checks` refuses a pass that changed what a graph means, `codegen` writes
-Python, `predict` its timeline, and `compilation` has all of it in a row.
+`insertion` lets gradients leave a backward graph as averages, `bucketing` lets messages
+travel together, `decision` says which are worth launching early, `scheduling` orders
+computing, launches and waits, `side_stream` gives each operator a stream.
+`dependencies` says what may move where, `checks` refuses a pass that changed what a
+graph means, `codegen` writes Python, `predict` its timeline, and `compilation` has all
+of it in a row.
 """
 
 from overlaplab.techniques.compiler.backend import Backend, backend
@@ -21,7 +22,7 @@ from overlaplab.techniques.compiler.capture import (
     capture_step,
 )
 from overlaplab.techniques.compiler.checks import check_same, graph_pass
-from overlaplab.techniques.compiler.codegen import Generated, generate
+from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.compilation import (
     Compilation,
     Settings,
@@ -42,12 +43,18 @@ from overlaplab.techniques.compiler.insertion import insert_all_reduces
 from overlaplab.techniques.compiler.placing import peak_in_flight
 from overlaplab.techniques.compiler.predict import predict, program_of
 from overlaplab.techniques.compiler.problem import Problem, Task, end_of
+from overlaplab.techniques.compiler.runtime import Generated
 from overlaplab.techniques.compiler.scheduling import (
     Schedule,
     plan_schedule,
     schedule,
 )
 from overlaplab.techniques.compiler.search import Found, best_list, search
+from overlaplab.techniques.compiler.side_stream import (
+    StreamPlan,
+    check_streams,
+    plan_streams,
+)
 from overlaplab.techniques.compiler.simplification import simplify
 
 __all__ = [
@@ -64,6 +71,7 @@ __all__ = [
     "Problem",
     "Schedule",
     "Settings",
+    "StreamPlan",
     "Task",
     "Window",
     "backend",
@@ -72,6 +80,7 @@ __all__ = [
     "capture_gradients",
     "capture_step",
     "check_same",
+    "check_streams",
     "compile_graph",
     "compile_inserted",
     "decide",
@@ -87,6 +96,7 @@ __all__ = [
     "plan_decisions",
     "plan_merges",
     "plan_schedule",
+    "plan_streams",
     "predict",
     "program_of",
     "schedule",

@@ -25,6 +25,7 @@ from overlaplab.techniques.compiler.compilation import (
     compile_graph,
 )
 from overlaplab.techniques.compiler.costs import Costs
+from overlaplab.techniques.compiler.runtime import side_stream_of
 from overlaplab.techniques.groups import checked_group, own_group
 
 _KEPT = 64  # compilations of equal backends that can be explained
@@ -108,6 +109,8 @@ class Backend:
         def backward(args: list[Any]) -> Any:
             group = resolve_group(self._group)
             check_agreement(text, group)
+            if self._settings.side_stream:
+                return run(args, group, streams.device(), side_stream_of(group))
             return run(args, group, streams.device())
 
         return backward
@@ -132,6 +135,7 @@ def backend(
     limit_mib: float | None = None,
     least_gain_us: float = 0,
     max_states: int | None = None,
+    side_stream: bool = False,
 ) -> Backend:
     """A backend for `torch.compile` that trains a model data parallel.
 
@@ -150,6 +154,9 @@ def backend(
         limit_mib: of gradients that may be in flight at a time.
         least_gain_us: what hiding a message must save for it to be asynchronous.
         max_states: the budget of the search; by default what takes about a second.
+        side_stream: whether each bucket is copied into one message, and sent, on a
+            stream beside the computing; else gradients are averaged in their own
+            memory, which costs no copy and half the memory. Pays for many small ones.
 
     Returns:
         The backend; `explain()` says what it decided.
@@ -163,6 +170,7 @@ def backend(
         max_delay_ns=None if max_delay_ms is None else int(max_delay_ms * 1e6),
         least_gain_ns=int(least_gain_us * 1e3),
         limit_bytes=None if limit_mib is None else cap_bytes("limit_mib", limit_mib),
+        side_stream=side_stream,
         **({} if max_states is None else {"max_states": max_states}),
     )
     size = dist.get_world_size(group)

@@ -2,18 +2,14 @@
 
 The code is eager PyTorch in the order of the graph. Averages are made in place, in the
 gradients' own memory, where that is nobody else's; what is not used any more is let go
-at once, so that memory is what eager code would take.
+at once, so that memory is what eager code would take. With a plan of streams each
+message is packed and sent beside the computing.
 """
 
 from __future__ import annotations
 
 import itertools
-import linecache
-import math
-import operator
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,32 +28,13 @@ from overlaplab.techniques.compiler.graphs import (
     waits,
 )
 from overlaplab.techniques.compiler.insertion import AVERAGE
+from overlaplab.techniques.compiler.naming import Naming, unpacking
 from overlaplab.techniques.compiler.owning import find_owned
-from overlaplab.techniques.compiler.runtime import average
-
-_numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class Generated:
-    """Code for a graph.
-
-    Args:
-        source: of a function of (args, group, device): a list of the graph's inputs,
-            which it empties; the process group; where it makes new tensors.
-        run: that function; it returns a tuple.
-        constants: what the source takes from the graph's module, by name.
-    """
-
-    source: str
-    run: Callable[..., tuple[Any, ...]]
-    constants: Mapping[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return self.source
+from overlaplab.techniques.compiler.runtime import GLOBALS, Generated, load
+from overlaplab.techniques.compiler.side_stream import StreamPlan, check_streams
 
 
-def generate(graph: Graph, name: str) -> Generated:
+def generate(graph: Graph, name: str, plan: StreamPlan | None = None) -> Generated:
     """Python for `graph`, as a function called `name`.
 
     All of its averages are of one process group, which the function is given. Other
@@ -66,38 +43,44 @@ def generate(graph: Graph, name: str) -> Generated:
     Args:
         graph: as the passes left it.
         name: "forward", "backward".
+        plan: of `plan_streams`; None: all is launched from the current stream.
 
     Raises:
         ValueError: averages are of more than one group.
+        GraphError: the plan leaves an edge between streams to chance.
     """
-    writer = _Writer(graph, name)
-    source = writer.write()
-    filename = f"<overlaplab {name} {next(_numbers)}>"
-    # So that tracebacks, and the record's source lines, show it.
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    names: dict[str, Any] = {
-        "torch": torch,
-        "aten": torch.ops.aten,
-        "operator": operator,
-        "average": average,
-        **writer.constants,
-    }
-    exec(compile(source, filename, "exec"), names)
-    return Generated(source, names[name], writer.constants)
+    if plan is not None:
+        check_streams(graph, plan)
+    writer = _Writer(graph, name, plan)
+    return load(writer.write(), name, writer.naming.constants)
+
+
+@dataclass
+class _Line:
+    """A statement, the variables that it uses, what to say, and where it runs."""
+
+    code: str
+    used: set[str]
+    note: str = ""
+    is_side: bool = False
 
 
 class _Writer:
     """Writes one function, a line for each node that does anything."""
 
-    def __init__(self, graph: Graph, name: str) -> None:
+    def __init__(self, graph: Graph, name: str, plan: StreamPlan | None) -> None:
         self._graph = graph
         self._name = name
-        self.constants: dict[str, Any] = {}
-        self._variables: dict[Node, str] = {}
-        self._taken: Counter[str] = Counter(["args", "group", "device", name])
-        self._lines: list[tuple[str, set[str], str]] = []  # code, what it uses, note
+        self._plan = plan
+        self._side = set(plan.side) if plan else set()
+        self._parameters = ["args", "group", "device", *(["side"] if plan else [])]
+        own = [*self._parameters, "main", name, *GLOBALS]
+        self.naming = Naming(graph, own)
+        self._variables = self.naming.variables
+        self._lines: list[_Line] = []
+        self._forks = itertools.count()
+        self._read: dict[Node, set[str]] = {}  # by what is on the side, until a wait
         self._owned = find_owned(graph)
-        self._home = _home_device(graph)
         averages = {group_of(n) for n in graph.nodes if _is_average(n)}
         if len(averages) > 1:
             raise ValueError(
@@ -107,21 +90,25 @@ class _Writer:
 
     def write(self) -> str:
         inputs = [n for n in self._graph.nodes if n.op == "placeholder"]
-        names = [self._variable(node) for node in inputs]
+        names = [self.naming.variable(node) for node in inputs]
         waited: set[Node] = set()
         for node in self._graph.nodes:
             if node.op == "get_attr":
-                self._constant(node)
+                self.naming.constant(node)
             elif node.op == "call_function":
                 self._call(node, waited)
-        results = [self._literal(value) for value in returned(self._graph)]
+        results = [self.naming.literal(value) for value in returned(self._graph)]
         kept = {
-            self._variables[v] for v in returned(self._graph) if isinstance(v, Node)
+            _variable(self._variables[v])
+            for v in returned(self._graph)
+            if isinstance(v, Node)
         }
-        lines = [f"def {self._name}(args, group, device):"]
+        lines = [f"def {self._name}({', '.join(self._parameters)}):"]
         if names:
-            lines += _unpacking(names)
+            lines += unpacking(names)
             lines.append("    args.clear()  # what is saved is freed at its last use")
+        if self._side:
+            lines.append("    main = streams.current_stream()")
         lines += self._body(set(names) - kept, kept)
         comma = "," if len(results) == 1 else ""
         lines.append(f"    return ({', '.join(results)}{comma})")
@@ -130,20 +117,35 @@ class _Writer:
     def _body(self, inputs: set[str], kept: set[str]) -> list[str]:
         """The lines, each with what it is the last to use let go."""
         last: dict[str, int] = dict.fromkeys(sorted(inputs), -1)
-        for number, (_, used, _) in enumerate(self._lines):
-            last |= dict.fromkeys(used, number)
+        for number, line in enumerate(self._lines):
+            last |= dict.fromkeys(map(_variable, line.used), number)
         ends: dict[int, list[str]] = {}
         for name, number in last.items():
-            if name not in kept and name not in self.constants:
+            if name not in kept and name not in self.naming.constants:
                 ends.setdefault(number, []).append(name)
         lines = [f"    del {', '.join(ends[-1])}"] if -1 in ends else []
-        for number, (code, _, note) in enumerate(self._lines):
+        is_side = False
+        for number, line in enumerate(self._lines):
+            if line.is_side and not is_side:
+                lines += self._fork()
+            is_side = line.is_side
+            indent = "        " if is_side else "    "
             over = f"; del {', '.join(sorted(ends[number]))}" if number in ends else ""
-            if note.startswith("#"):
-                lines += [f"    {note}", f"    {code}{over}"]
+            if line.note.startswith("#"):
+                lines += [indent + line.note, f"{indent}{line.code}{over}"]
             else:
-                lines.append(f"    {code}{over}" + (f"  # {note}" if note else ""))
+                note = f"  # {line.note}" if line.note else ""
+                lines.append(f"{indent}{line.code}{over}{note}")
         return lines
+
+    def _fork(self) -> list[str]:
+        """From here on beside main, behind what main has launched so far."""
+        ready = f"ready_{next(self._forks)}"
+        return [
+            f"    {ready} = main.record_event()",
+            "    with streams.stream(side):  # beside what main launches below",
+            f"        side.wait_event({ready})  # else it reads too early",
+        ]
 
     def _call(self, node: Node, waited: set[Node]) -> None:
         if is_wait(node) and _is_average(launch := launch_of(node)):
@@ -151,137 +153,105 @@ class _Writer:
                 waited.add(launch)
                 # Its tensors are used here, too: they are the averages from now on.
                 used = {self._variables[wait] for wait in waits(launch)}
+                used |= self._read.pop(launch, set())
                 variable = self._variables[launch]
-                self._lines.append((f"{variable}.wait()", {variable} | used, ""))
+                self._lines.append(
+                    _Line(f"{variable}.wait()", {variable} | used, self._wait_note())
+                )
         elif _is_average(node):
             self._average(node)
         elif is_item(node) and _is_average(node.all_input_nodes[0]):
             pass  # the average's own tensors
         elif is_item(node):
-            source, index = node.args
-            code = f"{self._literal(source)}[{self._literal(index)}]"
-            self._assign(node, code)
+            source, index = map(self.naming.literal, node.args)
+            self._assign(node, f"{source}[{index}]")
         else:
-            given = [self._literal(value) for value in node.args]
-            given += [f"{k}={self._literal(v)}" for k, v in node.kwargs.items()]
-            self._assign(node, f"{self._target(node)}({', '.join(given)})")
+            given = [self.naming.literal(value) for value in node.args]
+            given += [f"{k}={self.naming.literal(v)}" for k, v in node.kwargs.items()]
+            self._assign(node, f"{self.naming.target(node)}({', '.join(given)})")
+
+    def _wait_note(self) -> str:
+        return "# Main waits. Until here side may read what is let go." * bool(
+            self._plan
+        )
 
     def _assign(self, node: Node, code: str) -> None:
         used = {self._variables[source] for source in node.all_input_nodes}
         value: Any = node.meta.get("val")
-        note = f"({', '.join(map(str, value.shape))})" if _is_tensor(value) else ""
+        is_side = node.name in self._side
+        if is_wait(node):
+            used |= self._read.pop(launch_of(node), set())
+        if is_side:
+            self._reads(node, used)
+        note = ""
+        if isinstance(value, torch.Tensor):
+            note = f"({', '.join(map(str, value.shape))})"
         if not node.users:  # for what it does, or for nothing
-            self._lines.append((code, used, note))
+            self._lines.append(_Line(code, used, note, is_side))
             return
-        variable = self._variable(node)
-        self._lines.append((f"{variable} = {code}", used | {variable}, note))
+        variable = self.naming.variable(node)
+        line = _Line(f"{variable} = {code}", used | {variable}, note, is_side)
+        self._lines.append(line)
+
+    def _reads(self, node: Node, used: set[str]) -> None:
+        """See [Note: memory of two streams]: kept until the collective's wait."""
+        found = set(used)
+        for source in node.all_input_nodes:
+            found |= self._read.get(source, set())
+        self._read[node] = found
 
     def _average(self, launch: Node) -> None:
-        sent = []
-        for tensor in payload(launch):
-            variable = self._variables[tensor]
-            if tensor not in self._owned[launch]:
-                variable, original = self._new_name(f"{variable}_copy"), variable
-                code = f"{original}.clone(memory_format=torch.contiguous_format)"
-                self._lines.append((f"{variable} = {code}", {original, variable}, ""))
-            sent.append(variable)
+        before = [self._variables[tensor] for tensor in payload(launch)]
+        is_side = launch.name in self._side
+        variable = self.naming.new(launch.name)
+        if is_side:
+            self._reads(launch, set(before))
+            sent, flat = self._packed(launch, before, variable)
+        else:
+            sent = flat = self._copied(launch, before)
         for wait in waits(launch):
             source = wait.all_input_nodes[0]
             index: Any = source.args[1] if is_item(source) else 0
             self._variables[wait] = self._variables[source] = sent[index]
-        variable = self._new_name(launch.name)
         decision = launch.meta.get("decision")
         note = f"# {sent_bytes(launch):,} bytes" + (f"; {decision}" if decision else "")
-        code = f"{variable} = average([{', '.join(sent)}], group)"
+        code = f"{variable} = average([{', '.join(flat)}], group)"
         self._variables[launch] = variable
-        self._lines.append((code, {variable, *sent}, note))
+        self._lines.append(_Line(code, {variable, *sent, *flat}, note, is_side))
 
-    def _constant(self, node: Node) -> None:
-        value: Any = self._graph.owning_module
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
-        self.constants[self._variable(node)] = value
+    def _copied(self, launch: Node, before: list[str]) -> list[str]:
+        """What is sent: the tensors themselves, or copies of those of others."""
+        sent = []
+        for tensor, variable in zip(payload(launch), before, strict=True):
+            if tensor not in self._owned[launch]:
+                original, variable = variable, self.naming.new(f"{variable}_copy")
+                code = f"{original}.clone(memory_format=torch.contiguous_format)"
+                line = _Line(f"{variable} = {code}", {original, variable})
+                self._lines.append(line)
+            sent.append(variable)
+        return sent
 
-    def _variable(self, node: Node) -> str:
-        name = self._variables.get(node)
-        if name is None:
-            name = self._variables[node] = self._new_name(node.name)
-        return name
+    def _packed(
+        self, launch: Node, before: list[str], name: str
+    ) -> tuple[list[str], list[str]]:
+        """The parts of one message, and that; one tensor of our own is a message."""
+        if len(before) == 1 and self._owned[launch]:
+            return before, before
+        size = sum(tensor.meta["val"].numel() for tensor in payload(launch))
+        flat, parts = (self.naming.new(f"{name}_{part}") for part in ("flat", "parts"))
+        code = f"{flat} = {before[0]}.new_empty({size})"
+        self._lines.append(_Line(code, {flat, before[0]}, "main's memory"))
+        code = f"{parts} = pack([{', '.join(before)}], {flat})"
+        self._lines.append(_Line(code, {flat, *before, parts}, is_side=True))
+        return [f"{parts}[{i}]" for i in range(len(before))], [flat]
 
-    def _new_name(self, wanted: str) -> str:
-        self._taken[wanted] += 1
-        number = self._taken[wanted]
-        return wanted if number == 1 else self._new_name(f"{wanted}_{number}")
 
-    def _target(self, node: Node) -> str:
-        target: Any = node.target
-        if hasattr(target, "overloadpacket"):
-            text = str(target)  # "aten.mm.default"
-            return text if text.startswith("aten.") else f"torch.ops.{text}"
-        name = getattr(target, "__name__", "")
-        if getattr(operator, name, None) is target:
-            return f"operator.{name}"
-        return self._global(target, name or "function")
-
-    def _global(self, value: Any, wanted: str) -> str:
-        for name, known in self.constants.items():
-            if known is value:
-                return name
-        name = self._new_name("".join(c if c.isalnum() else "_" for c in wanted))
-        self.constants[name] = value
-        return name
-
-    def _literal(self, value: Any) -> str:
-        if isinstance(value, Node):
-            return self._variables[value]
-        if isinstance(value, list | tuple):
-            inside = ", ".join(map(self._literal, value))
-            if isinstance(value, list):
-                return f"[{inside}]"
-            return f"({inside},)" if len(value) == 1 else f"({inside})"
-        if isinstance(value, slice):
-            parts = (value.start, value.stop, value.step)
-            return f"slice({', '.join(map(self._literal, parts))})"
-        if isinstance(value, torch.device):
-            return "device" if value == self._home else f"torch.{value!r}"
-        if isinstance(value, float) and not math.isfinite(value):
-            return f'float("{value}")'
-        if value is None or isinstance(value, bool | int | float | complex | str):
-            return repr(value)
-        if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
-            return str(value)
-        return self._global(value, "constant")
+def _variable(code: str) -> str:
+    """That of "parts[0]"."""
+    return code.partition("[")[0]
 
 
 def _is_average(node: Node) -> bool:
     return (
         is_launch(node) and operation(node) == "all_reduce" and node.args[1] == AVERAGE
     )
-
-
-def _home_device(graph: Graph) -> torch.device | None:
-    """Of the first tensor: what the code calls `device`."""
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if _is_tensor(value):
-            device: torch.device = value.device
-            return device
-    return None
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _unpacking(names: list[str]) -> list[str]:
-    """One line where it fits, else a few names a line."""
-    line = f"    {', '.join(names)}, = args"
-    if len(line) <= 88:
-        return [line]
-    lines, row = ["    ("], "       "
-    for name in names:
-        if len(row) + len(name) + 2 > 88:
-            lines.append(row)
-            row = "       "
-        row += f" {name},"
-    return [*lines, row, "    ) = args"]

@@ -10,14 +10,16 @@ from torch.fx import Graph
 
 from overlaplab.techniques.buckets import default_cap_bytes, size_text
 from overlaplab.techniques.compiler.bucketing import Merge, merge, plan_merges
-from overlaplab.techniques.compiler.codegen import Generated, generate
+from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.decision import Decision, decide, plan_decisions
 from overlaplab.techniques.compiler.graphs import launches, sent_bytes, show
 from overlaplab.techniques.compiler.insertion import insert_all_reduces
 from overlaplab.techniques.compiler.predict import predict
+from overlaplab.techniques.compiler.runtime import Generated
 from overlaplab.techniques.compiler.scheduling import Schedule, plan_schedule, schedule
 from overlaplab.techniques.compiler.search import DEFAULT_STATES
+from overlaplab.techniques.compiler.side_stream import plan_streams
 from overlaplab.techniques.compiler.simplification import simplify
 from overlaplab.timeline import Timeline
 
@@ -35,6 +37,7 @@ class Settings:
         limit_bytes: that may be in flight at a time, so no bucket is larger; None: no
             limit.
         max_states: the budget of the search for an order.
+        side_stream: whether messages are packed and sent beside the computing.
     """
 
     cap_bytes: int | None = None
@@ -42,6 +45,7 @@ class Settings:
     least_gain_ns: int = 0
     limit_bytes: int | None = None
     max_states: int = DEFAULT_STATES
+    side_stream: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,5 +153,6 @@ def compile_inserted(
         max_states=settings.max_states,
     )
     final = schedule(decided, plan, limit_bytes=settings.limit_bytes)
-    code = generate(final, name)
+    streams = plan_streams(final) if settings.side_stream else None
+    code = generate(final, name, streams)
     return Compilation(inserted, final, merges, decisions, plan, code, costs)

@@ -23,7 +23,7 @@ RUNS: dict[tuple[str, int], tuple[list[str], dict[str, Any]]] = {
     ("virtual", 1): ([*NETS], SMALL),
     ("virtual", 2): ([*NETS], SMALL),
     ("virtual", 3): ([*NETS], LIMITED),
-    ("virtual", 4): ([*NETS], {}),
+    ("virtual", 4): ([*NETS], {"side_stream": True}),
     ("gloo", 2): (["mlp", "branches", "mixed dtypes"], SMALL),
 }
 
@@ -56,6 +56,6 @@ def test_gradients_are_those_of_one_process(
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_nothing_races_and_everything_is_waited_for(world_size: int) -> None:
     assert run_of("virtual", world_size).warnings == ()
