@@ -20,6 +20,8 @@ Cells. `# %% [markdown]` and `# %%` go into both notebooks, unless a key says ot
     # %% fold=true                               JupyterLab folds its code away
     # %% reference=true                          its solution goes to reference.py
     # %% broken=true                             its stub goes to broken.py
+    # %% include="primers/fx_graphs.py"          an empty cell: the cells of that file,
+                                                 which several lessons share
 
 Ids are stable: the name, else kind and exercise ("check-6-1"), else a hash of the text.
 

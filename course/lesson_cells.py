@@ -73,11 +73,9 @@ def read_lesson(path: Path) -> list[Cell]:
     Raises:
         BuildError: for a key, a kind or a marker that would be ignored silently.
     """
-    raw = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent").cells
     cells: list[Cell] = []
-    for number, cell in enumerate(raw):
-        if cell.cell_type != "raw" and (cell.source or cell.metadata):
-            cells.append(_cell(cell, f"{path.name}, cell {number}", cells))
+    for where, cell in _raw_cells(path):
+        cells.append(_cell(cell, where, cells))
     checked = {cell.exercise for cell in cells if cell.kind == "check"}
     if not checked:
         raise BuildError(f"{path.name}: no check; a lab without one proves nothing")
@@ -85,6 +83,24 @@ def read_lesson(path: Path) -> list[Cell]:
         if cell.kind == "exercise" and cell.exercise not in checked:
             raise BuildError(f"{cell.where}: no check marks exercise {cell.exercise}")
     return cells
+
+
+def _raw_cells(path: Path) -> Iterator[tuple[str, Any]]:
+    """The cells of a file, and of those that it includes in their places."""
+    raw = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent").cells
+    for number, cell in enumerate(raw):
+        where = f"{path.name}, cell {number}"
+        if included := cell.metadata.get("include"):
+            part = path.parent / str(included)
+            others = set(cell.metadata) - {"include", "lines_to_next_cell"}
+            if cell.source or others or not part.is_file():
+                raise BuildError(
+                    f"{where}: include={str(included)!r} stands in an empty cell, "
+                    "without other keys, and names a file beside the lesson"
+                )
+            yield from _raw_cells(part)
+        elif cell.cell_type != "raw" and (cell.source or cell.metadata):
+            yield where, cell
 
 
 def _cell(raw: Any, where: str, before: Sequence[Cell]) -> Cell:

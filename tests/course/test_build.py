@@ -262,3 +262,35 @@ def test_an_empty_course_is_refused_in_every_mode(
     for mode in ([], ["--check"], ["--prove-unsolved"], ["07"]):
         assert build.main(["--root", str(tmp_path), *mode]) == 1
         assert "nothing to" in capsys.readouterr().err
+
+
+PART = """\
+# %% [markdown]
+# Shared text.
+
+# %% name="shared"
+shared = 1
+"""
+
+
+def test_a_lesson_includes_cells_that_it_shares(tmp_path: Path) -> None:
+    path = lesson(tmp_path, '# %% include="primers/part.py"\n\n' + LESSON)
+    (path.parent / "primers").mkdir()
+    (path.parent / "primers" / "part.py").write_text(PART)
+    lab = build.make_lab(build.read_lesson(path))
+    assert sources(lab)[:2] == ["Shared text.", "shared = 1"]
+    assert lab.cells[1].id == "shared"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        '# %% include="primers/none.py"\n\n',
+        '# %% include="../x.py" name="a"\n\n',
+        '# %% include="06_x.py"\nx = 1\n\n',
+    ],
+)
+def test_an_include_that_would_be_ignored_is_refused(tmp_path: Path, cell: str) -> None:
+    path = lesson(tmp_path, cell + LESSON)
+    with pytest.raises(BuildError, match="cell 0: include="):
+        build.read_lesson(path)

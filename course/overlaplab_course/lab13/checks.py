@@ -1,0 +1,3 @@
+"""The graders of lab 13: importing this registers its exercises."""
+
+from overlaplab_course.lab13 import pass_checks as pass_checks
