@@ -13,15 +13,18 @@ is true of it:
     - sending_other: it was launched, and starts before the collective ends;
 - copying: a memcpy or memset runs, and nothing else;
 - idle: nothing runs. By what the kernel that comes next waits for:
-    - idle_cpu: it was not launched yet (the CPU was busy with something else);
+    - idle_cpu: it was not launched yet (the CPU was busy launching);
+    - idle_host: it was not launched yet, because the CPU did something else: a span
+      says so (loading a batch), or it launched nothing at all for `ELSEWHERE_NS`;
     - idle_sync: it was not launched yet, because the CPU had been waiting for the
       device (a synchronisation, a copy to the host);
     - idle_other: it was launched (the device's own delay of a few microseconds, or an
       event), its launch is not known, or nothing comes next.
 
-*CPU-bound time* is idle_cpu + idle_sync: the device is idle while the next kernel was
-not launched yet. It needs the launches: `Span` attribute "launch_ns", or launch spans
-with the "op" of the kernel; without them it is None, and the idle time is idle_other.
+*CPU-bound time* is idle_cpu + idle_host + idle_sync: the device is idle while the next
+kernel was not launched yet. It needs the launches: `Span` attribute "launch_ns", or
+launch spans with the "op" of the kernel; without them it is None, and the idle time is
+idle_other.
 """
 
 from __future__ import annotations
@@ -41,10 +44,12 @@ Entry = Literal[
     "sending_other",
     "copying",
     "idle_cpu",
+    "idle_host",
     "idle_sync",
     "idle_other",
 ]
 ENTRIES: tuple[Entry, ...] = get_args(Entry)
+ELSEWHERE_NS = 500_000  # Python launches something far more often
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +97,9 @@ def account(
     collectives = [i for i, s in spans.items() if s.kind == "communication"]
     stretches += _sending(lookup, rank, sending, collectives, epilogue_ns)
     waits = [(w.start_ns, w.end_ns) for w in lookup.waits(rank)]
+    works = merge((w.start_ns, w.end_ns) for w in lookup.works(rank))
     for interval in idle:
-        stretches += _idle(lookup, rank, interval, waits)
+        stretches += _idle(lookup, rank, interval, waits, works)
     return tuple(sorted(stretches, key=lambda p: p.start_ns))
 
 
@@ -152,7 +158,11 @@ def _one_sending(
 
 
 def _idle(
-    lookup: Lookup, rank: int, interval: Interval, waits: Sequence[Interval]
+    lookup: Lookup,
+    rank: int,
+    interval: Interval,
+    waits: Sequence[Interval],
+    works: Sequence[Interval],
 ) -> Iterator[Stretch]:
     start, end = interval
     index = lookup.next_on_device(rank, end)
@@ -161,7 +171,14 @@ def _idle(
         late = min(end, launch[1])
         # The CPU was still waiting when the device had nothing left to do.
         held = any(w[0] <= start <= w[1] and w[0] < launch[0] for w in waits)
-        yield Stretch(start, late, "idle_sync" if held else "idle_cpu", index)
+        elsewhere = intersect([(start, late)], works)
+        quiet_ns = lookup.quiet_since(rank, launch[0])
+        if quiet_ns is not None and launch[0] - max(start, quiet_ns) >= ELSEWHERE_NS:
+            elsewhere = merge([*elsewhere, (max(start, quiet_ns), launch[0])])
+        for begin, stop in elsewhere:
+            yield Stretch(begin, stop, "idle_host", index)
+        for begin, stop in subtract([(start, late)], elsewhere):
+            yield Stretch(begin, stop, "idle_sync" if held else "idle_cpu", index)
         start = late
     if start < end:
         yield Stretch(start, end, "idle_other", index)

@@ -21,6 +21,8 @@ FindingKind = Literal[
     "last-bucket",  # the exposed end of a step that overlaps: what is in it
     "small-messages",  # many collectives that pay more latency than wire time
     "launch-bound",  # the device waits for the CPU's launches
+    "input-bound",  # the device waits for the CPU to load a batch
+    "cpu-elsewhere",  # the CPU launches nothing for long: the trace does not say why
     "host-sync",  # the CPU waits for the device in the middle of a step
     "straggler",  # ranks wait for one that comes late
     "memcpy-in-the-way",  # copies while nothing computes and nothing is sent
@@ -38,6 +40,7 @@ REMEDIES: Mapping[str, str] = tomllib.loads(
 _LINK: tuple[FindingKind, ...] = ("low-bandwidth", "straggler", "communication-bound")
 _NAMED_BY: Mapping[Entry, tuple[FindingKind, ...]] = {
     "idle_cpu": ("launch-bound",),
+    "idle_host": ("input-bound", "cpu-elsewhere"),
     "idle_sync": ("host-sync",),
     "idle_other": (),
     "sending_last": ("launched-late", "one-bucket", "last-bucket", *_LINK),
@@ -93,6 +96,7 @@ def finding(
     remedy = remedy or REMEDIES[kind]
     worst = (s.index if isinstance(s, Collective) else s for s in spans)
     kept = tuple(s for s in islice(worst, most_spans) if s is not None)
+    evidence.setdefault("step_ns", step.step_ns)
     return Finding(kind, step.rank, step.step, cost_ns, says, remedy, evidence, kept)
 
 

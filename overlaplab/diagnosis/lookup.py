@@ -39,6 +39,7 @@ class Lookup:
             for rank, of in self._compute.items()
         }
         self._launches = self._find_launches()
+        self._acts = {rank: self._find_acts(rank) for rank in device}
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -55,6 +56,18 @@ class Lookup:
     def waits(self, rank: int) -> Sequence[Span]:
         """The CPU's waits for the device, by start."""
         return [self.spans[i] for i in self.cpu(rank) if is_wait(self.spans[i])]
+
+    def works(self, rank: int) -> Sequence[Span]:
+        """What the CPU does itself, such as loading a batch, by start."""
+        spans = [self.spans[i] for i in self.cpu(rank)]
+        return [s for s in spans if s.kind == "host" and not is_wait(s)]
+
+    def quiet_since(self, rank: int, time_ns: int) -> int | None:
+        """When the CPU last launched something or waited, before it did at `time_ns`;
+        None where that is not known."""
+        acts = self._acts[rank]
+        place = bisect_left(acts, time_ns)
+        return acts[place - 1] if place else None
 
     def next_on_device(self, rank: int, time_ns: int) -> int | None:
         """What starts first on the device, at `time_ns` or later."""
@@ -94,6 +107,13 @@ class Lookup:
             return self._launches.get((span.rank, "at", begin_ns), only_begin)
         op = span.attributes.get("op")
         return None if op is None else self._launches.get((span.rank, "op", op))
+
+    def _find_acts(self, rank: int) -> list[int]:
+        """Ends of the CPU's launches and waits, ascending."""
+        own = [self.spans[i] for i in self.cpu(rank)]
+        ends = [s.end_ns for s in own if s.kind == "launch" or is_wait(s)]
+        begins = (self.spans[i].attributes.get("launch_ns") for i in self.device(rank))
+        return sorted([*ends, *(ns for ns in begins if isinstance(ns, int))])
 
     def _find_launches(self) -> dict[tuple[int, str, int], tuple[int, int]]:
         found: dict[tuple[int, str, int], tuple[int, int]] = {}

@@ -22,6 +22,7 @@ from overlaplab.diagnosis.text import (
     saved_lines,
     source_lines,
     unexplained_lines,
+    verdict,
 )
 from overlaplab.diagnosis.wording import plural
 from overlaplab.timeline import Span, Timeline
@@ -39,6 +40,7 @@ def page(result: Result) -> str:
     head = headline(result)
     parts = [
         "<h1>Overlap report</h1>",
+        f"<p><b>{escape(verdict(result))}</b></p>",
         *_paragraphs(head, "soft"),
         "<h2>Numbers</h2>",
         _table(_numbers(result)),

@@ -90,8 +90,9 @@ def _step(result: Result, step: Step) -> dict[str, Any]:
         step,
     )
     found |= {"saved_of_alone_ns": saved.saved_ns, "possible_ns": saved.possible_ns}
-    if not step.communication:
+    if not step.communication or not saved.is_known:
         found |= dict.fromkeys(("saved_ns", "saved_of_alone_ns", "possible_ns"))
+    if not step.communication:
         found |= _NOT_SENT
     return found | {
         "compute_alone_ns": saved.compute_alone_ns,

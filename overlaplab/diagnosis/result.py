@@ -41,5 +41,11 @@ class Result:
         return self.case.makers
 
     @property
+    def has_device(self) -> bool:
+        """Whether anything ran on a device, or the timeline is empty."""
+        lookup = self.case.lookup
+        return not lookup.ranks or any(map(lookup.device, lookup.ranks))
+
+    @property
     def has_communication(self) -> bool:
         return any(step.communication for step in self.case.steps)

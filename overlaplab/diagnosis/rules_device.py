@@ -26,8 +26,10 @@ from overlaplab.diagnosis.wording import (
     short,
 )
 from overlaplab.timeline import Span
+from overlaplab.timeline.intervals import intersect, total
 from overlaplab.view.units import format_ns
 
+_LOADING = ("load ", "next batch")  # of a trace, of the virtual cluster
 LEAST_WAITING = 0.01  # of a step: two cards are never equal
 MOSTLY = 0.6  # of the waiting: who is last in less of it is last by chance
 
@@ -35,6 +37,7 @@ MOSTLY = 0.6  # of the waiting: who is last in less of it is last by chance
 def device_rules(case: Case, step: Step) -> Iterator[Finding]:
     """What a rank's step loses to its CPU, its peers, copies, contention, the link."""
     yield from _launch_bound(case, step)
+    yield from _cpu_elsewhere(case, step)
     yield from _host_sync(case, step)
     yield from _straggler(case, step)
     yield from _memcpy(case, step)
@@ -90,6 +93,52 @@ def _launch_bound(case: Case, step: Step) -> Iterator[Finding]:
         between_launches_ns=pace_ns,
         kernel_ns=kernel_ns,
         spans=(p.span for p in _longest(stretches)),
+    )
+
+
+def _cpu_elsewhere(case: Case, step: Step) -> Iterator[Finding]:
+    """The CPU did something else than launching: it loaded a batch, or nobody knows."""
+    gaps = [p for p in step.stretches if p.entry == "idle_host"]
+    cost_ns = sum(p.duration_ns for p in gaps)
+    if not step.worth_reporting(cost_ns):
+        return
+    idle = [(p.start_ns, p.end_ns) for p in gaps]
+    works: Counter[str] = Counter()
+    for work in case.lookup.works(step.rank):
+        both = intersect(idle, [(work.start_ns, work.end_ns)])
+        if both:
+            works[work.name] += total(both)
+    loading_ns = sum(ns for name, ns in works.items() if name.startswith(_LOADING))
+    is_input = 2 * loading_ns >= cost_ns
+    what = ", ".join(
+        f"{short(name.removeprefix('load '))} {format_ns(ns)}"
+        for name, ns in works.most_common(3)
+    )
+    if is_input:
+        how = f"The CPU loads a batch ({what}), and the device waits for it"
+    elif 2 * sum(works.values()) >= cost_ns:
+        how = f"The CPU computes by itself ({what}), and the device waits for it"
+    else:
+        how = "The CPU launches nothing, and the trace does not say what it does"
+    gap = _longest(gaps)[0]
+    where = ""
+    if gap.span is not None:
+        next_one = short(case.lookup.spans[gap.span].name)
+        where = f"; the longest gap, {format_ns(gap.duration_ns)}, is before {next_one}"
+    yield finding(
+        "input-bound" if is_input else "cpu-elsewhere",
+        step,
+        cost_ns,
+        says=(
+            f"{how}: it is idle for {of_whole(cost_ns, step.step_ns)}, "
+            f"in {plural(len(gaps), 'gap')}{where}."
+        ),
+        idle_ns=cost_ns,
+        loading_ns=loading_ns,
+        num_gaps=len(gaps),
+        longest_gap_ns=gap.duration_ns,
+        works_ns=dict(works.most_common(3)),
+        spans=(p.span for p in _longest(gaps)),
     )
 
 
@@ -175,6 +224,7 @@ def _straggler(case: Case, step: Step) -> Iterator[Finding]:
         ),
         remedy=REMEDIES[remedy],
         waiting_rank=rank,
+        step_ns=waiter.step_ns,
         waiting_ns=cost_ns,
         waiting_for_all_ns=in_all,
         num_collectives=len(mine),

@@ -7,7 +7,7 @@ from statistics import median
 
 from overlaplab.diagnosis.case import Case
 from overlaplab.diagnosis.collectives import Collective
-from overlaplab.diagnosis.findings import Finding, finding
+from overlaplab.diagnosis.findings import REMEDIES, Finding, finding
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import count_of, gb_per_s, named, plural
 from overlaplab.view.units import format_bytes, format_ns
@@ -16,6 +16,8 @@ LOW_BANDWIDTH = 0.5  # of the profile's: contention alone takes no more
 LATENCY_NS = 80_000  # messages under this are latency's, not the wire's
 BUCKET_BYTES = 25 * 2**20  # DDP's default: what the messages could be merged into
 FEWEST_SMALL = 8
+LATENCY_BYTES = 65_536  # a message of less is latency's on any link
+SPREAD = 2  # of sizes, to know what a message costs whatever its size
 
 
 def slow_on_link(case: Case, step: Step) -> Sequence[Collective]:
@@ -91,6 +93,11 @@ def small_messages(
     if not step.worth_reporting(cost_ns):
         return
     largest = max(c.span.bytes for c in small)
+    remedy = REMEDIES["small-messages"]
+    if case.made_by("BucketedReducer"):
+        remedy = REMEDIES["small-messages, BucketedReducer"]
+    elif case.made_by("DistributedDataParallel"):
+        remedy = REMEDIES["small-messages, DDP"]
     yield finding(
         "small-messages",
         step,
@@ -101,6 +108,7 @@ def small_messages(
             f"{format_bytes(sent)} in buckets of {format_bytes(BUCKET_BYTES)} would be "
             f"{plural(max(1, -(-sent // BUCKET_BYTES)), 'message')}."
         ),
+        remedy=remedy,
         num_small=len(small),
         num_collectives=len(sized),
         largest_small_bytes=largest,
@@ -123,7 +131,11 @@ def _small(
         return sized, (), 0, 0
     fixed_ns = _fixed_ns(sized)
     sent = sum(c.span.bytes for c in sized)
-    small = [c for c in sized if c.span.bytes <= _half_speed_bytes(sized, fixed_ns)]
+    sizes = [c.span.bytes for c in sized]
+    if max(sizes) > LATENCY_BYTES and max(sizes) < SPREAD * min(sizes):
+        return sized, (), 0, 0  # equal ones do not tell latency from the wire
+    limit = min(_half_speed_bytes(sized, fixed_ns), BUCKET_BYTES // 2)
+    small = [c for c in sized if c.span.bytes <= limit]
     spared = len(sized) - max(1, -(-sent // BUCKET_BYTES))
     if len(small) < FEWEST_SMALL or 2 * len(small) < len(sized) or spared <= 0:
         return sized, (), fixed_ns, 0

@@ -35,6 +35,7 @@ from overlaplab.view.units import format_bytes, format_ns
 MOST_OF_IT = 0.9  # of the bytes: the rest is a loss's average, or a first small bucket
 HARDLY = 50  # computation of a fiftieth of the communication hides nothing
 FEWEST_OTHERS = 3  # to know what is usual
+_FROM_HOOKS = ("BucketedReducer", "HookReducer", "DistributedDataParallel")
 LARGER = 2  # times the other buckets: a cap closes a bucket before that
 
 
@@ -207,10 +208,12 @@ def _launched_late(
     how = _after_backward(case, step, late)
     known = f" ({how})" if how else ""
     first = min(late, key=lambda c: c.span.start_ns)
+    by_hooks = how is None and any(map(case.made_by, _FROM_HOOKS))
     return finding(
         "launched-late",
         step,
         cost_ns,
+        remedy=REMEDIES["launched-late, from hooks" if by_hooks else "launched-late"],
         says=(
             f"{count_of(late)}{_sized(late)} "
             f"started when the backward pass was over{known}: nothing was left to hide "
@@ -318,10 +321,11 @@ def _last_bucket(
     if uncut:
         remedy = "last-bucket, one tensor"
         saves = f" {uncut}"
-    elif rate is not None:
+    elif rate is not None and "reduce" in span.name:
+        unknown = "" if worst.knows_ready else ", if it waited for no peer"
         saves = (
             f" At its {gb_per_s(rate)} a bucket of half the size would save about "
-            f"{format_ns(half_ns)}."
+            f"{format_ns(half_ns)}{unknown}."
         )
     if worst.waited_for == "the previous collective":
         when += ", behind the one before it"

@@ -6,7 +6,7 @@ overlap had saved what they cost each other. Here each is taken as long as it is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -16,6 +16,8 @@ from overlaplab.diagnosis.contention import Contention
 from overlaplab.diagnosis.rules_link import slow_on_link
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import of_whole
+from overlaplab.timeline import Span
+from overlaplab.timeline.intervals import intersect, merge
 from overlaplab.view.units import format_bytes, format_ns
 
 SAME_BYTES = 1.05  # a loss's average more or less is the same work
@@ -33,6 +35,8 @@ class Saved:
     basis: str  # how these two are known, in words
     # the step without overlap, None without a serial run
     serial_step_ns: int | None = None
+    # whether a serial step, or all spans' own times alone, stand beside it
+    is_known: bool = True
 
     @property
     def saved_ns(self) -> int:
@@ -122,7 +126,18 @@ def _by_twins(case: Case, step: Step) -> Saved:
         step.compute_ns - contention.cost_ns,
         sum(known) if by_model else _moving_ns(case, step),
         _basis(case, contention, by_model),
+        is_known=all("alone_ns" in s.attributes for s in _beside(case, step)),
     )
+
+
+def _beside(case: Case, step: Step) -> Iterator[Span]:
+    """The collectives, and the computation that any of them overlaps."""
+    sent = [c.span for c in case.of(step)]
+    yield from sent
+    sending = merge((s.start_ns, s.end_ns) for s in sent)
+    for span in (case.lookup.spans[i] for i in step.compute):
+        if intersect([(span.start_ns, span.end_ns)], sending):
+            yield span
 
 
 def _basis(case: Case, contention: Contention, by_model: bool) -> str:

@@ -2,12 +2,12 @@
 
 [Note: window] Between steps that follow one another the CPU runs ahead: it launches
 step 4 while the device computes step 3. A step's window is therefore the device's: from
-the end of what came before (or the step's own first span, the CPU's included, where
-that is later) to the end of the step's last device span. If its first kernel was
-queued behind something that the timeline does not have, it begins with that kernel.
-Windows of one rank do not overlap, and the time between two steps belongs to the later
-one. A timeline without steps is one window from first start to last end, as in
-`Timeline.report`.
+the end of what came before to the end of the step's last device span. Where the step
+with the number before is not in the timeline, it begins with its own first span, the
+CPU's included; and with its first kernel, if that was queued behind something that the
+timeline does not have. Windows of one rank do not overlap, and the time between two
+steps (in which the next batch is loaded) belongs to the later one. A timeline without
+steps is one window from first start to last end, as in `Timeline.report`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Step(Report):
     @property
     def idle_ns(self) -> int:
         parts = self.parts
-        return parts["idle_cpu"] + parts["idle_sync"] + parts["idle_other"]
+        return sum(ns for entry, ns in parts.items() if entry.startswith("idle"))
 
     @property
     def cpu_bound_ns(self) -> int | None:
         """The device is idle and the next kernel not launched yet; None: not known."""
         if not self.knows_launches:
             return None
-        return self.parts["idle_cpu"] + self.parts["idle_sync"]
+        return self.idle_ns - self.parts["idle_other"]
 
     def worth_reporting(self, cost_ns: int) -> bool:
         """Whether a cost is large enough, in this step, to be a finding."""
@@ -112,12 +112,15 @@ def _window(
     if number is None:
         return first_ns, max(spans[i].end_ns for i in [*device, *cpu])
     first_on_device_ns = spans[device[0]].start_ns
-    before_ns = [
-        spans[i].end_ns
+    before = [
+        spans[i]
         for i in lookup.device(rank)
         if spans[i].start_ns < first_on_device_ns
         and spans[i].attributes.get("step") != number
     ]
+    before_ns = [s.end_ns for s in before]
+    if any(s.attributes.get("step") == number - 1 for s in before):
+        first_ns = 0  # the time between the two is this one's
     launch = lookup.launch(device[0])
     queued = launch is not None and first_on_device_ns - launch[1] > PROMPT_NS
     if queued and not before_ns:
@@ -134,14 +137,22 @@ def _epilogue(
 ) -> tuple[int, int]:
     """End of the computation that could hide, and start of what only uses the result.
 
-    What follows the last collective is an optimizer, if it says so by its label or
-    name, has no phase where the rest has one, or was launched by another thread than
-    what came before (autograd's); and if it is the smaller part of the step.
+    Where the backward pass is known, that is its end. Else what follows the last
+    collective is an optimizer, if it says so by its label or name, or was launched by
+    another thread than what came before (autograd's). It is the smaller part of a step.
     """
     spans = [lookup.spans[i] for i in compute]
     last_ns = max((s.end_ns for s in spans), default=end_ns)
     if not communication:
         return last_ns, end_ns + 1
+    backward = [s for s in spans if s.attributes.get("phase") == "backward"]
+    if backward:
+        end_of_backward_ns = max(s.end_ns for s in backward)
+        after = [s for s in spans if s.start_ns >= end_of_backward_ns]
+        if _is_smaller(after, spans):
+            return end_of_backward_ns, min(
+                (s.start_ns for s in after), default=end_ns + 1
+            )
     large = _large([lookup.spans[i] for i in communication])
     sent_ns = max(s.end_ns for s in large)
     after = [s for s in spans if s.start_ns >= sent_ns]
@@ -158,11 +169,10 @@ def _large(spans: Sequence[Span]) -> Sequence[Span]:
 
 
 def _only_uses(before: Sequence[Span], after: Sequence[Span]) -> bool:
-    busy = [sum(s.duration_ns for s in spans) for spans in (before, after)]
-    if busy[1] > _MOST_EPILOGUE * sum(busy):
+    if not _is_smaller(after, [*before, *after]):
         return False
     named = sum(s.duration_ns for s in after if _is_optimizer(s))
-    if 2 * named >= busy[1]:
+    if 2 * named >= sum(s.duration_ns for s in after):
         return True
     phases = [{s.attributes.get("phase") for s in spans} for spans in (before, after)]
     if phases[1] == {None} and phases[0] != {None}:
@@ -170,6 +180,11 @@ def _only_uses(before: Sequence[Span], after: Sequence[Span]) -> bool:
     thread = before[-1].attributes.get("thread")
     threads = {s.attributes.get("thread") for s in after}
     return thread is not None and thread not in threads and None not in threads
+
+
+def _is_smaller(part: Sequence[Span], whole: Sequence[Span]) -> bool:
+    busy_ns = sum(s.duration_ns for s in part)
+    return busy_ns <= _MOST_EPILOGUE * sum(s.duration_ns for s in whole)
 
 
 def _is_optimizer(span: Span) -> bool:

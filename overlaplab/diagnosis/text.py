@@ -13,6 +13,20 @@ from overlaplab.diagnosis.wording import of_whole, plural, short
 from overlaplab.view.units import format_ns
 
 WIDTH = 96
+_HOW_TO_RECORD = (
+    "No GPU events: this is a trace of the CPU's operators (of gloo's transfers, too, "
+    "where there are any), and neither its computation nor its communication can be "
+    "told from it. Record each rank's GPU: torch.profiler.profile(activities=["
+    "ProfilerActivity.CPU, ProfilerActivity.CUDA], schedule=torch.profiler.schedule("
+    "wait=1, warmup=1, active=3), on_trace_ready=torch.profiler."
+    "tensorboard_trace_handler(FOLDER)), step() after each step, and give FOLDER. Of a "
+    "run on CPUs with gloo: `with ol.profile() as p`, and p.save(FILE)."
+)
+_NOT_KNOWN = (
+    "What that saved, one run cannot show, since computation and communication slow "
+    "one another: give the same step without overlap, too (--serial)."
+)
+_NOTHING = "So overlap saved nothing."
 
 
 def text(result: Result, *, details: bool = False) -> str:
@@ -53,6 +67,8 @@ def headline(result: Result) -> list[str]:
 def saved_lines(result: Result) -> list[str]:
     """Hidden and saved, of the slowest of the steps described."""
     steps = result.case.representative
+    if not result.has_device:
+        return [_HOW_TO_RECORD]
     if not result.has_communication:
         return ["No communication kernels found: nothing can be said of overlap."]
     if not steps:
@@ -60,9 +76,11 @@ def saved_lines(result: Result) -> list[str]:
     step = max(steps, key=lambda s: s.step_ns)
     saved = result.saved[step.rank, step.step]
     where = f"Rank {step.rank}" + ("" if step.step is None else f", step {step.step}")
+    hidden = f"{where}: hidden {of_whole(step.hidden_ns, step.communication_ns)} of "
+    if not saved.is_known:
+        return [f"{hidden}communication. {_NOT_KNOWN if step.hidden_ns else _NOTHING}"]
     return [
-        f"{where}: hidden {of_whole(step.hidden_ns, step.communication_ns)} of "
-        f"communication. {_saved(saved)}",
+        f"{hidden}communication. {_saved(saved)}",
         f"(Alone: {format_ns(saved.compute_alone_ns)} of computation and "
         f"{format_ns(saved.communication_alone_ns)} of communication; {saved.basis}.)",
     ]
@@ -103,7 +121,7 @@ def _saved_of_serial(saved: Saved) -> str:
 
 
 def finding_title(finding: Finding) -> str:
-    """'last-bucket: 590 us of step 3 on rank 0 (up to 612 us; seen in 3 steps)'."""
+    """'last-bucket: 0.59 of 4.2 ms of step 3 on rank 0 (up to 612 us; in 3 steps)'."""
     seen = finding.evidence.get("seen", ())
     where = f"on rank {finding.rank}"
     if finding.step is not None:
@@ -120,7 +138,28 @@ def finding_title(finding: Finding) -> str:
     if most_ns > finding.cost_ns:
         extent = f"up to {format_ns(most_ns)}; {extent}"
     extent = f" ({extent})" if extent else ""
-    return f"{finding.kind}: {format_ns(finding.cost_ns)} {where}{extent}"
+    return f"{finding.kind}: {_share(finding)} {where}{extent}"
+
+
+def _share(finding: Finding) -> str:
+    """What it costs, of the step that it costs it."""
+    return of_whole(finding.cost_ns, finding.evidence["step_ns"])
+
+
+def verdict(result: Result) -> str:
+    """The whole report in one line."""
+    if not result.has_device:
+        return "Verdict: no GPU events, so nothing can be said of overlap."
+    if result.findings:
+        first = result.findings[0]
+        where = f"rank {first.rank}"
+        where += "" if first.step is None else f", step {first.step}"
+        return f"Verdict: {first.kind}, for {_share(first)} ({where})."
+    if result.unexplained is not None:
+        return "Verdict: no finding; time is lost, and what to is not known."
+    if not result.has_communication:
+        return "Verdict: nothing communicates, and nothing else costs 1/200 of a step."
+    return "Verdict: nothing found that costs 1/200 of a step."
 
 
 def unexplained_lines(result: Result) -> list[str]:
@@ -144,15 +183,18 @@ def source_lines(result: Result) -> list[str]:
 
 
 def _head(result: Result) -> str:
-    return "\n".join(_wrap(line, "", "  ") for line in headline(result))
+    lines = [verdict(result), *headline(result)]
+    return "\n".join(_wrap(line, "", "  ") for line in lines)
 
 
 def _numbers(result: Result) -> str:
-    saved = (_wrap(line, "", "") for line in saved_lines(result))
-    return "\n".join([str(tables.numbers(result)), "", *saved])
+    lines = "\n".join(_wrap(line, "", "") for line in saved_lines(result))
+    return f"{tables.numbers(result)}\n\n{lines}" if result.has_device else lines
 
 
 def _findings(result: Result) -> str:
+    if not result.has_device:
+        return ""
     if not result.findings:
         none = "Findings: none that costs 1/200 of a step."
         return "\n".join([none, *unexplained_lines(result)])

@@ -93,6 +93,8 @@ def _read(paths: Paths, known: Communication, block_bytes: int) -> Timeline:
     kinds = {span.kind for span in timeline.spans}
     if "communication" not in kinds and any(f.places or not f.is_own for f in read):
         decisions.append("no communication kernels found")
+        if any(f.places and f.world_size > 1 for f in read):
+            decisions.append(_candidates(timeline, max(f.world_size for f in read)))
     source = Source(
         files=tuple(str(file.path) for file, _ in ready),
         devices=tuple(sorted(devices.items())),
@@ -103,6 +105,26 @@ def _read(paths: Paths, known: Communication, block_bytes: int) -> Timeline:
         zero_ns=first_ns,
     )
     return replace(timeline, source=source)
+
+
+def _candidates(timeline: Timeline, world_size: int) -> str:
+    """Which kernels of a job of many ranks may be those that communicate."""
+    found: dict[str, Counter[str]] = {}
+    for span in timeline.spans:
+        if span.kind == "compute":
+            name = str(span.attributes.get("kernel") or span.name)[:80]
+            found.setdefault(span.lane, Counter())[name] += 1
+    if len(found) > 2:  # the stream that computes most is the least suspect
+        found.pop("default", None)
+    streams = "; ".join(
+        f"{lane}: " + ", ".join(f"{name!r} ({n}x)" for name, n in of.most_common(3))
+        for lane, of in [*found.items()][:5]
+    )
+    return (
+        f"a job of {world_size} ranks, and no kernel has a name that is known to "
+        f"communicate. Kernels by stream: {streams}. If one communicates, name it: "
+        "--communication PATTERN, read_trace(..., communication=[PATTERN])"
+    )
 
 
 def _read_files(

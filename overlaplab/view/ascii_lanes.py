@@ -60,7 +60,7 @@ def text(timeline: Timeline, *, width: int = 100, memory: bool = False) -> str:
     memories = {f"rank {m.rank} memory": m for m in timeline.memory if memory}
     left = max(len(name) for name in [*names.values(), *memories, "critical path"])
     grid = _Grid(timeline.start_ns, timeline.end_ns, width - left - 3)
-    lines = [numbers(timeline.report(), len(timeline.steps)), grid.axis(left)]
+    lines = [numbers(timeline), grid.axis(left)]
     used: set[str] = set()
     for (rank, lane), name in names.items():
         layers = _layers([s for s in timeline.spans if s.rank == rank], lane)

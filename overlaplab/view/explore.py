@@ -152,7 +152,7 @@ class Explorer:
 
     def __repr__(self) -> str:
         typed = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
-        return f"<Explorer {typed}: {numbers(self._timeline.report())}>"
+        return f"<Explorer {typed}: {numbers(self._timeline)}>"
 
     def _bars(self) -> dict[str, Timeline]:
         """By name: now, and what was kept."""

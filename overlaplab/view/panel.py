@@ -170,7 +170,7 @@ class Panel:
         )
         write_above(
             ax,
-            numbers(self.timeline.report(), len(self.timeline.steps)),
+            numbers(self.timeline),
             7,
             size=9,
             right=True,
@@ -326,18 +326,34 @@ class Panel:
         )
 
 
-def numbers(report: Report, num_steps: int = 1) -> str:
+def numbers(timeline: Timeline, report: Report | None = None) -> str:
     """The three numbers of a step, in one line; one, where nothing is sent.
 
-    Of a recording of several steps (`num_steps`) they are those of all together.
+    Of a recording of several steps they are those of all together. What was saved
+    stands there only if it is known.
+
+    Args:
+        report: of one of its ranks; else of the whole.
     """
+    report = timeline.report() if report is None else report
+    num_steps = len(timeline.steps)
     what = "step" if num_steps <= 1 else f"{num_steps} steps"
     length = f"{what} {format_ns(report.step_ns)}"
     if not report.communication_ns:
         return length
-    return (
-        f"{length}     exposed {format_ns(report.exposed_ns)}"
-        f"     saved {format_ns(report.saved_ns)}"
+    length += f"     exposed {format_ns(report.exposed_ns)}"
+    if not knows_saved(timeline):
+        return length
+    return f"{length}     saved {format_ns(report.saved_ns)}"
+
+
+def knows_saved(timeline: Timeline) -> bool:
+    """Whether its kernels took as long as they take alone: only then is what it saved
+    a matter of this run. A measured one does not know, and slowed ones took longer."""
+    return timeline.origin == "virtual" and all(
+        s.end_ns - max(s.start_ns, s.attributes.get("ready_ns", 0)) <= alone_ns
+        for s in timeline.spans
+        if isinstance(alone_ns := s.attributes.get("alone_ns"), int)
     )
 
 

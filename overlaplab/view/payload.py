@@ -73,7 +73,7 @@ def payload(
         remarks.append(f"1 rank stands for {timeline.represents}")
     return {
         "title": title,
-        "numbers": numbers(report, len(timeline.steps)),
+        "numbers": numbers(timeline, report),
         "remarks": remarks,
         "step_ns": report.step_ns,
         "length_ns": timeline.end_ns - start_ns,
@@ -84,7 +84,7 @@ def payload(
                 "rank": each.rank,
                 "start_ns": each.start_ns - start_ns,
                 "end_ns": each.end_ns - start_ns,
-                "numbers": numbers(each, len(timeline.steps)),
+                "numbers": numbers(timeline, each),
             }
             for each in report.ranks
             if any(rank == each.rank for rank, _ in lane_numbers)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from overlaplab.timeline import SHARES, Timeline
 from overlaplab.view.arguments import check_timelines
+from overlaplab.view.panel import knows_saved
 from overlaplab.view.units import decimals, percentages, time_unit
 
 
@@ -77,16 +78,22 @@ def table(timelines: Mapping[str, Timeline]) -> Table:
     scale, unit = time_unit(max((row[0] for row in times_ns), default=0))
     digits = decimals(time_ns / scale for row in times_ns for time_ns in row)
     rows = []
+    unknown = False
     for (name, timeline), row in zip(timelines.items(), times_ns, strict=True):
         percents = percentages(timeline.critical_path().shares_ns.values())
+        shown = [f"{time_ns / scale:.{digits}f}" for time_ns in row]
+        if not knows_saved(timeline):
+            shown[-1], unknown = "?", True
         rows.append(
             (
                 name,
-                *(f"{time_ns / scale:.{digits}f}" for time_ns in row),
+                *shown,
                 *(str(percent) for percent in percents),
             )
         )
     columns = [f"{word} ({unit})" for word in ("step", "exposed", "hidden", "saved")]
     columns += [f"{share} %" for share in SHARES]
     note = "%: shares of the critical path. saved = compute + communication - step."
+    if unknown:
+        note += " ?: one run in which the two slow one another does not show it."
     return Table(("", *columns), tuple(rows), note)

@@ -32,7 +32,9 @@ def test_the_text_fits_a_terminal_and_has_no_bare_percentage():
     said = text(ol.diagnose(usual()), details=True)
     assert max(map(len, said.splitlines())) <= 100
     assert "%" not in said
-    assert "hidden 200 of 400 us" in said and "Saved 200 of 400 us" in said
+    assert said.startswith("Verdict: last-bucket, for 200 us of 1 ms (rank 0).")
+    assert "1. last-bucket: 200 us of 1 ms on rank 0" in said
+    assert "hidden 200 of 400 us" in said and "Saved" not in said
 
 
 def test_no_communication_is_said_and_is_neither_0_nor_100_percent():

@@ -32,7 +32,8 @@ def test_kernels_of_every_nccl_and_rccl_are_communication(read):
         [
             kernel("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", 20, 0, 10),
             kernel("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", 20, 20, 30),
-            kernel("ncclSymkDevKernel_AllGather_LL(ncclSymkArgs)", 20, 40, 50),
+            kernel("ncclSymkDevKernel_AllGather_LL(ncclSymkArgs)", 20, 40, 45),
+            kernel("ncclSymDevKernel_AllGather_LL(ncclSymArgs)", 20, 45, 50),
             kernel("void rcclGenericKernel<1>(ncclDevComm*)", 20, 60, 70),
             kernel("gemm", 7, 5, 65),
         ]

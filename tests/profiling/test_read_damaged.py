@@ -1,8 +1,10 @@
 """Files that are no traces, damaged ones, and the law that nothing whole is lost."""
 
 import gzip
+import io
 import json
 import os
+import tarfile
 
 import pytest
 from hypothesis import given
@@ -204,6 +206,13 @@ def test_elements_that_are_no_events_are_counted(tmp_path):
     assert timeline.source.dropped == (("not an event", 4),)
 
 
+def tar(name):
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo(name))
+    return made.getvalue()
+
+
 # --- no traces --------------------------------------------------------------------
 
 
@@ -214,6 +223,8 @@ def test_elements_that_are_no_events_are_counted(tmp_path):
         (b" \n ", "blank"),
         (b"<!DOCTYPE html><html>", "HTML or XML"),
         (b"PK\x03\x04abc", "zip archive: unpack it first"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "git lfs pull"),
+        (gzip.compress(tar("rank0.json")), "a tar archive: unpack it first"),
         (b"hello", "not JSON, it starts with b'hello'"),
         (b'{"schema": "1.0", "nodes": []}', "execution trace .*export_chrome_trace"),
         (b'{"a": 1}', "JSON without 'traceEvents'"),
@@ -277,6 +288,8 @@ def kernels(draw):
 def test_however_kernels_are_written_the_same_are_read(
     tmp_path_factory, events, as_list, compress, halves, indent, block_bytes
 ):
+    for stream, (event, _) in enumerate(events):  # one works in order
+        event |= {"tid": stream, "args": {**event["args"], "stream": stream}}
     rows = [row for event, _ in events for row in (split(event) if halves else [event])]
     trace = rows if as_list else {"a": [{}, {}], "traceEvents": rows, "b": [{}, {}]}
     path = tmp_path_factory.mktemp("law") / "trace"

@@ -111,13 +111,68 @@ def test_what_is_read_can_be_written_and_read_again(read, tmp_path):
     assert again.source.zero_ns == 1_719_853_884_000_000_000
 
 
-def test_a_kernel_over_others_of_its_own_stream_is_reported(read):
-    timeline = read([*EVENTS, kernel("gemm", 7, 5, 6), kernel("long", 7, 1, 10**10)])
+@pytest.mark.parametrize("end", [600, 3000])
+def test_a_kernel_ends_where_the_next_of_its_stream_starts_and_is_named(read, end):
+    timeline = read(
+        [
+            kernel("A", 7, 0, 1000),
+            kernel("B", 7, 10, 20),
+            kernel(COMM, 20, 500, end),
+        ]
+    )
 
-    assert "'long' lasts 9999999999 us, over 1 others of its stream" in remarks(
+    assert timeline.report().overlap_fraction == 0.0
+    assert "'A' lasts 1000 us, beyond the start of the one behind it" in remarks(
         timeline
     )
-    assert "over" not in remarks(read(EVENTS))
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        [kernel("A", 7, 0, 10), kernel("B", 7, 0, 1000)],
+        [kernel("A", 7, 0, 10.9), kernel("B", 7, 10, 1000)],
+        [
+            launch(5, -9, -8, name="cudaGraphLaunch"),
+            kernel("A", 7, 0, 1000, correlation=5),
+            kernel("B", 7, 10, 20, correlation=5),
+        ],
+    ],
+    ids=["equal starts", "under a microsecond", "one graph"],
+)
+def test_what_a_stream_can_do_is_no_alarm(read, kernels):
+    timeline = read([*kernels, kernel(COMM, 20, 500, 600)])
+
+    assert timeline.report().overlap_fraction == 1.0
+    assert "works in order" not in remarks(timeline)
+
+
+def test_a_kernel_after_a_graph_ends_those_of_the_graph(read):
+    graph = [kernel("A", 7, 0, 1000, correlation=5)]
+    graph += [kernel("B", 7, 10, 20, correlation=5)]
+    timeline = read([*graph, kernel("C", 7, 400, 410), kernel(COMM, 20, 500, 600)])
+
+    assert timeline.report().overlap_fraction == 0.0
+
+
+def test_kernels_of_expert_parallel_libraries_communicate(read):
+    timeline = read(
+        [
+            kernel("void lib::ep::internode::dispatch<false>(int4*)", 23, 0, 10),
+            kernel("gemm", 7, 5, 15),
+        ]
+    )
+
+    assert timeline.report().overlap_fraction == 0.5
+
+
+def test_a_job_of_many_ranks_that_sends_nothing_names_its_kernels_by_stream(read):
+    kernels = [kernel("mine::exchange(int4*)", 23, 0, 10), kernel("gemm", 7, 5, 15)]
+    said = remarks(read(kernels, distributedInfo={"rank": 0, "world_size": 64}))
+
+    assert "a job of 64 ranks" in said and "--communication" in said
+    assert "'mine::exchange(int4*)' (1x)" in said
+    assert "--communication" not in remarks(read(kernels))
 
 
 def test_a_row_at_time_zero_in_a_trace_of_today_is_dropped(read):

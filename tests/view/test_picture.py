@@ -1,9 +1,11 @@
 """Figures: what is drawn where. How they look, a person has to judge."""
 
+from dataclasses import replace
+
 import pytest
 
 from overlaplab.timeline import Span, Timeline
-from overlaplab.view import draw, draw_many, shares_bar
+from overlaplab.view import draw, draw_many, shares_bar, table
 from tests.view.steps import step
 
 
@@ -56,8 +58,19 @@ def test_a_representative_rank_says_for_how_many_it_stands():
 def test_the_three_numbers_stand_over_the_lanes():
     mm = Span(0, "default", "compute", "mm", 0, 2_500_000)
     send = Span(0, "comm", "communication", "all_reduce", 0, 1_000_000)
-    shown = texts(draw(Timeline.of([mm, send])))
+    shown = texts(draw(Timeline.of([mm, send], origin="virtual")))
     assert "step 2.5 ms     exposed 0 ms     saved 1 ms" in shown
+
+
+def test_what_was_saved_stands_there_only_where_one_run_shows_it():
+    mm = Span(0, "default", "compute", "mm", 0, 2_500_000, attributes={"alone_ns": 1})
+    send = Span(0, "comm", "communication", "all_reduce", 0, 1_000_000)
+    slowed = Timeline.of([mm, send], origin="virtual")
+    measured = Timeline.of([replace(mm, attributes={}), send])
+    for timeline in (slowed, measured):
+        assert "step 2.5 ms     exposed 0 ms" in texts(draw(timeline))
+        said = str(table({"a": timeline}))
+        assert " ?" in said.splitlines()[1] and "does not show it" in said
 
 
 def test_without_messages_the_step_stands_alone_over_the_lanes():

@@ -177,7 +177,7 @@ class Batches:
             if text.startswith(b"["):
                 return bytes(text[1:]), blank + 1, True
             if text and not text.startswith(b"{"):
-                raise NotATraceError(f"{self.path}: {_what_is(bytes(text[:12]))}")
+                raise NotATraceError(f"{self.path}: {_what_is(bytes(text[:512]))}")
             if found := _EVENTS.search(text, searched):
                 self._keep_fields(bytes(text[: found.start()]) + b'"": 0}')
                 return bytes(text[found.end() :]), blank + found.end(), False
@@ -259,7 +259,10 @@ def _what_is(head: bytes) -> str:
         b"<": "HTML or XML, perhaps the page of a failed download",
         b"PK": "a zip archive: unpack it first",
         b"\x28\xb5\x2f\xfd": "compressed by zstd: decompress it first",
+        b"version https://git-lfs": "a pointer of Git LFS, not the file: git lfs pull",
     }
+    if head[257:262] == b"ustar":
+        known[b""] = "a tar archive: unpack it first"
     unknown = f"not JSON, it starts with {head[:12]!r}"
     what = next((known[of] for of in known if head.startswith(of)), unknown)
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from overlaplab.profiling.trace import names
@@ -13,11 +13,37 @@ from overlaplab.profiling.trace.rows import NO_ARGS, Message
 from overlaplab.profiling.trace.tables import NO_ID, DeviceRow, Place, Tables
 from overlaplab.timeline import CPU_LANE, Kind, Span
 
+OVERLAP_NS = 1_000  # clocks of a card are no finer
+
 
 def places(tables: Tables) -> list[Place]:
     """Where kernels ran, ascending by device."""
     found = {row.place for row in tables.on_device}
     return sorted(found, key=lambda place: (place[1], str(place[0])))
+
+
+def clip(rows: Sequence[DeviceRow]) -> Iterator[tuple[DeviceRow, int]]:
+    """End each row where the next of its stream starts; those changed, and how long
+    they were.
+
+    Rows that start together, overlap by less than `OVERLAP_NS` or belong to one launch
+    of a graph stay as they are: the card can do that.
+    """
+    streams: dict[tuple[Place, Hashable], list[DeviceRow]] = defaultdict(list)
+    for row in rows:
+        streams[row.place, row.stream].append(row)
+    for of_stream in streams.values():
+        of_stream.sort(key=lambda row: row.start)
+        after: DeviceRow | None = None  # and the first start behind its launch
+        limit_ns: int | None = None
+        for row in reversed(of_stream):
+            if after is not None and after.start > row.start:
+                is_one_graph = after.correlation == row.correlation != NO_ID
+                limit_ns = limit_ns if is_one_graph else after.start
+            if limit_ns is not None and row.end > limit_ns + OVERLAP_NS:
+                yield row, row.end - row.start
+                row.end = limit_ns
+            after = row
 
 
 class DeviceReader:
@@ -159,6 +185,11 @@ class DeviceReader:
                 continue
             start, end = start + shift, end + shift
             yield Span(rank, CPU_LANE, kind, what, start, end, 0, 0, about)
+        for _, start, end, name, thread in self._labels.loading():
+            about = self._labels.attributes(thread, start)
+            times = start + shift, end + shift
+            what = f"load {name}"
+            yield Span(unlaunched[0], CPU_LANE, "host", what, *times, 0, 0, about)
 
 
 class _Launches:

@@ -11,9 +11,10 @@ from typing import Any
 
 from overlaplab.profiling.trace.batches import Batches, Blocks
 from overlaplab.profiling.trace.cpu import cpu_spans, host_spans
-from overlaplab.profiling.trace.device import DeviceReader, places
+from overlaplab.profiling.trace.device import DeviceReader, clip, places
 from overlaplab.profiling.trace.labels import Labels
 from overlaplab.profiling.trace.names import Communication
+from overlaplab.profiling.trace.rows import integer
 from overlaplab.profiling.trace.tables import Place, Tables
 from overlaplab.timeline import Span
 from overlaplab.timeline.span import PROFILER_STEP
@@ -24,6 +25,7 @@ class TraceFile:
 
     Attributes:
         rank: that the file says it is of, None if it says nothing.
+        world_size: of the job, by the file; 0 if it says nothing.
         places: where kernels ran: a file of one process has one a device.
         base_ns: what its times count from.
         first_ns: of what becomes a span, on the clock of the machine; None if nothing.
@@ -46,7 +48,8 @@ class TraceFile:
         self.remarks = list(batches.remarks)
         self.places: list[Place] = places(tables)
         self._fields = batches.fields
-        self.rank = _rank(batches.fields)
+        self.rank = _number_of(batches.fields, "rank")
+        self.world_size = _number_of(batches.fields, "world_size") or 0
         base = batches.fields.get("baseTimeNanoseconds")
         self.base_ns = base if type(base) is int else 0
         self.first_ns = self._first_ns()
@@ -132,21 +135,12 @@ class TraceFile:
             self._remark(
                 f"{PROFILER_STEP}{step} stands {num} times: taken for one step"
             )
-        rows = self._tables.on_device
-        longest = max(rows, key=lambda row: row.end - row.start, default=None)
-        if longest is None:
-            return
-        inside = sum(
-            1
-            for row in rows
-            if longest.start <= row.start < row.end < longest.end
-            and (row.place, row.stream) == (longest.place, longest.stream)
-        )
-        if inside:
+        if clipped := list(clip(self._tables.on_device)):
+            row, lasted_ns = max(clipped, key=lambda pair: pair[1])
             self._remark(
-                f"{longest.name[:60]!r} lasts {(longest.end - longest.start) // 1000} "
-                f"us, over {inside} others of its stream, which works in order: its "
-                "times are wrong, and so is all that counts them"
+                f"a stream works in order, and {row.name[:60]!r} lasts "
+                f"{lasted_ns / 1000:.10g} us, beyond the start of the one behind it: "
+                f"it counts until there ({len(clipped)} such GPU events)"
             )
 
     def _remark_on(self, reader: DeviceReader) -> None:
@@ -178,13 +172,15 @@ def shifted(span: Span, by_ns: int) -> Span:
     )
 
 
-def _rank(fields: Mapping[str, Any]) -> int | None:
+def _number_of(fields: Mapping[str, Any], what: str) -> int | None:
+    """Of "distributedInfo", None where it says nothing of use."""
     info = fields.get("distributedInfo")
-    rank = info.get("rank") if isinstance(info, Mapping) else None
+    said = info.get(what) if isinstance(info, Mapping) else None
     try:
-        return None if rank is None or int(rank) < 0 else int(rank)
-    except (TypeError, ValueError):
+        number = None if said is None else integer(int(said))
+    except (TypeError, ValueError, OverflowError):
         return None
+    return None if number is None or number < 0 else number
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +13,7 @@ from overlaplab.profiling.trace.names import (
     NOT_OPERATORS,
     RUN_RANGE,
     WAIT_RANGE,
+    is_loading,
 )
 from overlaplab.profiling.trace.rows import integer
 from overlaplab.profiling.trace.tables import Ranges, Tables
@@ -219,6 +220,12 @@ class Labels:
         if following == len(self._backward_starts) or label.startswith(_OPTIMIZER):
             return ""
         return "forward" if self._backward_steps[following] == step else ""
+
+    def loading(self) -> Iterator[tuple[int, int, int, str, Hashable]]:
+        """Rows of the ranges in which the CPU fetches a batch."""
+        annotations = self._annotations
+        rows = [i for i, name in enumerate(annotations.name) if is_loading(name)]
+        return annotations.rows(rows)
 
     def collective(self, thread: Hashable, at_ns: int) -> int:
         """The annotation "nccl:..." around, -1 if there is none."""

@@ -27,6 +27,7 @@ NOT_OPERATORS: tuple[str, ...] = tuple(_TABLES["not_operators"])
 COMMUNICATION: tuple[str, ...] = tuple(_TABLES["communication"])
 VIEWS = frozenset(_TABLES["views"].split())
 COMPOSITES = frozenset(_TABLES["composites"].split())
+_LOADING = re.compile("|".join(_TABLES["loading"]), re.IGNORECASE)
 ITEM_BYTES: Mapping[str, int] = _TABLES["item_bytes"]
 
 KERNEL, MEMCPY, MEMSET = "kernel", "memcpy", "memset"
@@ -142,6 +143,12 @@ def call_kind_of(name: str) -> str | None:
     if _LAUNCH.search(name):
         return "launch"
     return None if _NO_LAUNCH.search(name) else "call"
+
+
+@lru_cache(4096)
+def is_loading(name: str) -> bool:
+    """Whether a range is one in which the CPU fetches a batch."""
+    return _LOADING.search(name) is not None
 
 
 @lru_cache(4096)
