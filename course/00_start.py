@@ -43,8 +43,8 @@ ol.doctor()
 # | cluster | what runs | whose times you see |
 # |---|---|---|
 # | `virtual` | ranks inside this notebook, with real numbers | a hardware profile's: computed, the same on every machine |
-# | `gloo` | one CPU process a rank | this CPU's |
-# | `nccl` | one process a GPU | your GPUs': the truth about speed |
+# | `gloo` | one CPU process per rank | this CPU's |
+# | `nccl` | one process per GPU | your GPUs': the truth about speed |
 #
 # This lab stays on `virtual`. Its GPU has round numbers, for mental arithmetic:
 
@@ -135,9 +135,10 @@ for name, timeline in busy.items():
 view.draw_many(busy)
 
 # %% [markdown]
-# The black line is the **critical path**: the chain of work that the whole is as long
-# as. Above it lies on the GPU; the program is **GPU-bound**. Below it lies on the CPU;
-# it is **launch-bound**. There is no lead: a faster GPU would change nothing.
+# The black line is the **critical path**: the chain of work that sets the total time. In
+# the upper figure it lies on the GPU: the program is **GPU-bound**. In the lower one it lies
+# on the CPU, which has no lead: the program is **launch-bound**, and a faster GPU would
+# change nothing.
 
 # %% [markdown]
 # ## 3. When does it start? (12 minutes)
@@ -339,8 +340,9 @@ for text, line in lab.LINES.items():
     print(f"{text:<28} {told:<17} you said: {mine}")
 
 # %% [markdown]
-# A shape is known without computing. A number is not, nor is what hangs on one: an
-# `if`, a printed value, a copy to the CPU, how many elements `nonzero` returns.
+# A shape is known without computing. A computed value is not, and neither is anything that
+# depends on one: an `if`, a printed value, a copy to the CPU, how many elements `nonzero`
+# returns.
 #
 # Here is a training loop with a log, as people write it.
 

@@ -486,7 +486,7 @@ if solved("1.5"):
         "ten a bucket": (3, 10, slow),
         "two": (3, 2, slow),
         "one": (3, 1, slow),
-        "two, 8 ms a layer": (8, 2, lab.slow_gpu(5, 8)),
+        "two, 8 ms per layer": (8, 2, lab.slow_gpu(5, 8)),
         "one, and each costs 4 ms": (3, 1, lab.slow_gpu(5, 3, latency_us=4000)),
         "one, with contention": (3, 1, lab.with_contention(slow)),
     }
@@ -613,7 +613,7 @@ print(
 print("   Overlap alone never more than doubles the speed.")
 print("2. As long as the update waits for all gradients, the last bucket is exposed:")
 print(
-    f"   of {one_bucket:.0f} ms, two layers a bucket make {two_a_bucket.step_ns / 1e6:.0f}, ",
+    f"   of {one_bucket:.0f} ms, two layers per bucket make {two_a_bucket.step_ns / 1e6:.0f}, ",
     end="",
 )
 print(f"and {hidden_ns / 1e6:.0f} of 30 ms are hidden.")
@@ -647,7 +647,7 @@ for name in lab.LINKS:
 # *without* overlap. `tokens` are those of one GPU. A step computes 6 FLOP for each
 # parameter and token, and all-reduces 2 bytes for each parameter, in one message.
 #
-# Then find three settings, each with 100 to 999 GPUs, 256 to 65,536 tokens a GPU and
+# Then find three settings, each with 100 to 999 GPUs, 256 to 65,536 tokens per GPU and
 # one of the links in `lab.LINKS`:
 #
 # - `"claim holds"`: the share is 30 to 50 %;
@@ -685,7 +685,7 @@ _ = check("1.7", share, found)
 # %% name="share-table" fold=true
 if solved("1.7"):
     for title, tokens_of in (
-        ("8192 tokens a GPU", lambda n: 8192),
+        ("8192 tokens per GPU", lambda n: 8192),
         ("4.2 million tokens for all together", lambda n: lab.GLOBAL_TOKENS // n),
     ):
         print(f"{title:<37}" + "".join(f"{name:>15}" for name in lab.LINKS))
@@ -712,7 +712,7 @@ if solved("1.7"):
 # With the same work for *all* (below), each GPU has less to compute and as much to send:
 # the share goes from next to nothing to nearly all.
 #
-# So the claim is true somewhere, and says nothing without tokens a GPU and the link.
+# So the claim is true somewhere, and says nothing without tokens per GPU and the link.
 
 # %% [markdown]
 # ## 8. Extra: when does overlap matter? (9 minutes)

@@ -59,7 +59,7 @@ def wait_each(step):
 
 
 first = lab.time_with(around, "small first")
-print(f"around: {first.value[0]:.2f} ms a step")
+print(f"around: {first.value[0]:.2f} ms per step")
 
 # %% [markdown]
 # **Predict.** A launch costs the CPU 10 us, and this step has 45 of them. What does
@@ -173,7 +173,7 @@ for kind in ("steady", "cold", "small first", "odd", "training"):
         for stopwatch in (around, wait_each, with_events)
     ]
     lines.append((kind, *said, f"{lab.true_ms(kind):.2f}"))
-print(lab.text_table(("ms a step", "around", "wait each", "events", "true"), lines))
+print(lab.text_table(("ms per step", "around", "wait each", "events", "true"), lines))
 
 # %% [markdown]
 # `wait_each` is right for `steady`, which has no trap, and by luck for `odd`: none of its four
@@ -498,7 +498,7 @@ _ = check("2.6", find_gaps)
 lab.keep("2.6", find_gaps)
 
 # %% [markdown]
-# Your annotations, drawn as a lane of their own: the same program with 8 sequences a GPU,
+# Your annotations, drawn as a lane of their own: the same program with 8 sequences per GPU,
 # and with 2. Look at the compute lane too.
 
 # %% name="gaps-drawn" fold=true
@@ -517,7 +517,8 @@ lab.draw_gaps(annotated)
 # gaps there is nothing to send. At batch 2 the compute lane has holes, and every message
 # that ends a gap goes off the moment that the CPU gets to it: the step is **launch-bound**.
 # There, smaller buckets are worse: more launches (33.7 instead of 25.4 ms, below). At batch 8
-# nothing is to be done but for the tail; at batch 2 the remedy is fewer launches.
+# the tail is left to win back, and what messages cost the kernels beside them (section 5); at
+# batch 2 the remedy is fewer launches.
 #
 # But who makes the CPU slow? Here are the same steps without a profiler, from the same run:
 # from the start of a step to the start of the next. The last column is where 8 of 10 steps
@@ -535,7 +536,7 @@ for batch in (8, 2):
     )
 print(
     lab.text_table(
-        ("ms a step", "profiled", "not profiled", "", "8 of 10 lie in"), lines
+        ("ms per step", "profiled", "not profiled", "", "8 of 10 lie in"), lines
     )
 )
 small_ms = lab.unprofiled_ms("overlapped, 25 MiB", 2)
@@ -699,7 +700,7 @@ for batch in (8, 2):
         lines.append(
             (f"batch {batch}, {variant}", median, f"{low_ms:.1f} to {high_ms:.1f}")
         )
-print(lab.text_table(("ms a step, not profiled", "median", "8 of 10 lie in"), lines))
+print(lab.text_table(("ms per step, not profiled", "median", "8 of 10 lie in"), lines))
 print()
 for batch, share in ((8, share_8), (2, share_2)):
     paid = lab.did_it_pay(batch)

@@ -212,7 +212,7 @@ lab.keep("3.1", issue)
 
 # %% name="again"
 best = lab.play(job, lab.mine_or_ours("3.1"))
-so_far[f"an event a task ({lab.whose('3.1')})"] = best.timeline
+so_far[f"an event per task ({lab.whose('3.1')})"] = best.timeline
 view.draw_many(so_far)
 
 # %% name="again-numbers"
@@ -958,7 +958,7 @@ for priority in (0, -1):
 
 # %% name="gpu-job" fold=true
 print(lab.measured("job"), end="\n\n")
-names = ("one stream", "two streams that wait for each other", "an event a task")
+names = ("one stream", "two streams that wait for each other", "an event per task")
 for name, timeline in list(zip(names, so_far.values(), strict=True))[1:]:
     here = timeline.step_ns / so_far["one stream"].step_ns
     there = lab.measured_ratio("job", name, "one stream")
@@ -975,10 +975,12 @@ alone = replace(
 )
 one = lab.predicted_ms(h200, events=False)
 bare = lab.predicted_ms(alone, events=True)
-print(f"\npredicted for h200-nvlink: one stream {one:.2f} ms, an event a task", end=" ")
+print(
+    f"\npredicted for h200-nvlink: one stream {one:.2f} ms, an event per task", end=" "
+)
 print(f"{with_events:.2f} ms ({bare:.2f} without contention)")
-error = lab.off_by("job", "an event a task", with_events)
-print(f"against what was measured, an event a task is predicted {error}")
+error = lab.off_by("job", "an event per task", with_events)
+print(f"against what was measured, an event per task is predicted {error}")
 
 # %% [markdown]
 # The order is as in section 1, the gain is smaller: matmuls and messages beside each other

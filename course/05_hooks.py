@@ -612,7 +612,7 @@ eager = lab.Setup(
 print(eager)
 
 # %% [markdown]
-# **Predict.** Which is shorter with one sequence a GPU: a message for `"each"` gradient, from hooks,
+# **Predict.** Which is shorter with one sequence per GPU: a message for `"each"` gradient, from hooks,
 # or `"one"` message for all, after the backward pass? And the step of `"each"`, in ms? Count
 # what the CPU has to launch.
 

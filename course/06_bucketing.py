@@ -68,7 +68,7 @@ def train_step(sequences, vocabulary=256):
 
 
 # %% [markdown]
-# You have no four GPUs here. The **virtual cluster** runs this very code, computes
+# You don't have four GPUs here. The **virtual cluster** runs this very code, computes
 # shapes only (`fake=True`), and writes down what each GPU was told to do: a **program**.
 # A hardware profile then gives each operator its time.
 #
@@ -113,7 +113,7 @@ lab.side_by_side("the longer one", longer, worse)
 lab.side_by_side(
     "its step in ms", longer_ms, f"{max(each.step_ns, one.step_ns) / 1e6:.0f}"
 )
-ends = {"a message a gradient": each, "one message for all": one}
+ends = {"a message per gradient": each, "one message for all": one}
 view.draw_many(ends)
 
 # %% [markdown]
@@ -129,7 +129,7 @@ view.draw_many(ends)
 middle_ns = each.step_ns // 2
 view.draw(
     each,
-    title="a message a gradient, 2 ms of it",
+    title="a message per gradient, 2 ms of it",
     window=(middle_ns, middle_ns + 2_000_000),
 )
 
@@ -163,7 +163,7 @@ for name, timeline in ends.items():
 # of this lab you will reach it.
 #
 # **Predict.** The same model on one host with NVLink (44 us of latency, 340 GB/s), 2
-# sequences a GPU. Which end is longer now?
+# sequences per GPU. Which end is longer now?
 
 # %% name="predict-nvlink" kind="lab-only"
 longer_on_nvlink = None  # "each" or "all"
@@ -176,7 +176,7 @@ short_program = lab.cut(
     ol.run(train_step, 2, world_size=4, hardware=lab.NVLINK, fake=True).program
 )
 ends_on_nvlink = {
-    "a message a gradient, NVLink": ol.replay(short_program, hardware=lab.NVLINK),
+    "a message per gradient, NVLink": ol.replay(short_program, hardware=lab.NVLINK),
     "one message for all, NVLink": ol.replay(
         short_program, hardware=lab.NVLINK, buckets=sum(sizes)
     ),
@@ -272,8 +272,8 @@ if solved("6.0"):
         )
 
 # %% [markdown]
-# That line is good at four of the sizes, and promises too much at one. So does a
-# model lie: keep in mind *where*. Small messages are dearer than this lab makes them.
+# That line is good at four of the sizes and promises too much at one. This is *where* the
+# model is wrong; remember it: small messages are more expensive than this lab makes them.
 
 # %% [markdown]
 # ## 3. The plan: which gradients share a message? (10 minutes)
@@ -1142,10 +1142,10 @@ _ = check("6.7", found)
 # %% name="gpu-ends"
 print(lab.measured("ends"))
 num_launched = len(lab.gradient_bytes(lab.measured_step(2)))
-print(f"\na message a gradient: {num_launched} messages")
+print(f"\na message per gradient: {num_launched} messages")
 
 # %% [markdown]
-# A message a gradient is worst, slower than no overlap at all. The model of section 1
+# A message per gradient is worst, slower than no overlap at all. The model of section 1
 # says so too, and blames latency. In eager mode the CPU adds to it: each launch costs
 # it time, and the hooks launch one message for each of the gradients counted above.
 

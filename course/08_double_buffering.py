@@ -739,7 +739,7 @@ print(lab.own_bill(alone, undelayed))
 # %% name="bill-line"
 job = lab.EXAMPLE
 for name, ms in job.ms.items():
-    print(f"{name:<10} {ms:5.1f} ms a step")
+    print(f"{name:<10} {ms:5.1f} ms per step")
 print(job.mib)
 
 # %% [markdown]

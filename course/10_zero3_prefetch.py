@@ -283,7 +283,7 @@ print(f"24 x (2 + 8) ms: the step takes {demand_ms:.0f} ms")
 # prefetcher of **depth** d gathers d layers ahead. So d + 1 slots are needed: one for the
 # layer that computes and d for those that come. The slots are used in turn: a **ring**.
 #
-# **Predict.** The forward of 24 layers again, 2 ms a gather and 8 ms a layer. How long is
+# **Predict.** The forward of 24 layers again, 2 ms per gather and 8 ms per layer. How long is
 # it with depth 1? And with depth 5?
 
 # %% name="predict-depths" kind="lab-only"
@@ -754,7 +754,7 @@ print(f"""1. Stage 3 over four ranks holds {part_mib:.0f} MiB instead of {full_m
 # | keep the weights from the forward to the backward | `reshard_after_forward=False` | the same | `SHARD_GRAD_OP` | `stage3_max_reuse_distance` |
 # | bound on what is gathered | the ring | freed when used | `limit_all_gathers` | `stage3_max_live_parameters` |
 #
-# Names are cheap. Here is what the first two do, tried: six equal layers on two ranks, 2 ms a
+# Names are cheap. Here is what the first two do, tried: six equal layers on two ranks, 2 ms per
 # gather, 8 ms a forward, launches for nothing. Gathers of the forward + of the backward; the
 # most that gathered weights take, in layers; the step. What is still in the ring when the
 # backward pass begins need not come again, so its gathers are fewer than six. (FSDP 1 refuses to run without a GPU.)

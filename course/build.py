@@ -69,6 +69,7 @@ from nbformat import NotebookNode
 import notebook_runs as runs
 from lesson_cells import Cell, lab_source, read_lesson, solution_source
 from lesson_code import code_problems, write_code
+from lesson_words import banned_words
 from notebook_runs import BuildError
 
 LESSON = re.compile(r"^\d\d_[a-z0-9_]+\.py$")
@@ -200,6 +201,8 @@ def check(root: Path) -> None:
     Raises:
         BuildError: listing every difference.
     """
+    if words := list(banned_words(root)):
+        raise BuildError("\n".join(words))
     problems: list[str] = []
     lessons = find_lessons(root)
     for lesson in lessons:

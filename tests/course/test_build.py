@@ -294,3 +294,21 @@ def test_an_include_that_would_be_ignored_is_refused(tmp_path: Path, cell: str) 
     path = lesson(tmp_path, cell + LESSON)
     with pytest.raises(BuildError, match="cell 0: include="):
         build.read_lesson(path)
+
+
+def test_banned_words_are_refused_with_their_line(tmp_path: Path) -> None:
+    lesson(
+        tmp_path,
+        LESSON + "\n# %% [markdown]\n# A rank sends one message a\n# gradient.\n",
+    )
+    (tmp_path / "course" / "words.toml").write_text(
+        "[[banned]]\npattern = 'message a gradient'\ninstead = 'per'\n"
+    )
+    with pytest.raises(
+        BuildError, match="'message a gradient'; say instead: per"
+    ) as raised:
+        build.check(tmp_path)
+    lines = (tmp_path / "course" / "06_x.py").read_text().splitlines()
+    assert f"line {lines.index('# A rank sends one message a') + 1}:" in str(
+        raised.value
+    )

@@ -281,7 +281,7 @@ def summary_as_floats(rows):
 
 
 def issue_with_waits_on_all_needs(tasks):
-    """An event a task; each stream entered once a task, by keyword."""
+    """An event per task; each stream entered once per task, by keyword."""
     main = streams.current_stream()
     lanes = {"compute": main, "wire": streams.Stream()}
     begin = main.record_event()

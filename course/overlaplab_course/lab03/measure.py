@@ -105,7 +105,7 @@ def job_on_streams(on_gpu: bool) -> dict[str, Any]:
         {
             "one stream": lambda: one_stream(tasks),
             "two streams that wait for each other": lambda: two_streams(tasks),
-            "an event a task": lambda: reference.issue(tasks),
+            "an event per task": lambda: reference.issue(tasks),
             "compute alone": lambda: one_stream([t for t in tasks if t.on == COMPUTE]),
             "messages alone": lambda: one_stream([t for t in tasks if t.on != COMPUTE]),
         }

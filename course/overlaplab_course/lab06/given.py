@@ -315,7 +315,7 @@ class GivenRun:
 def three_runs() -> dict[str, GivenRun]:
     """The runs of exercise 6.4b, by letter."""
     a = "24 layers, 10k tokens, Ethernet, 25 MiB"
-    b = "24 layers, 2k tokens, NVLink, a message a gradient"
+    b = "24 layers, 2k tokens, NVLink, a message per gradient"
     c = "GPT with a vocabulary of 32k, 8k tokens, InfiniBand, 25 MiB"
     return {
         "A": GivenRun(a, recorded_step(10), ETHERNET, 25),
