@@ -59,7 +59,9 @@ def node_facts(node: Node) -> NodeFacts:
     owners: dict[int, Node] = {}
     args = map_arg(node.args, lambda n: _value(n, owners))
     kwargs = map_arg(node.kwargs, lambda n: _value(n, owners))
-    out = _value(node, {})
+    schema: Any = getattr(node.target, "_schema", None)
+    gives = schema is None or bool(schema.returns)  # an update in place may not
+    out = _value(node, {}) if gives else None
     facts = operator(node.target)
     writes = written(facts, args, kwargs)
     reads = read(facts, args, kwargs, writes)

@@ -6,11 +6,11 @@ and `capture_gradients` give graphs to look at and to try passes on.
 Each pass is a file: a plan, which is data and prints, and a function that carries it
 out, graph in, graph out. `simplification` takes out what autograd alone needed,
 `insertion` lets gradients leave a backward graph as averages, `bucketing` lets messages
-travel together, `decision` says which are worth launching early, `scheduling` orders
-computing, launches and waits, `side_stream` gives each operator a stream.
-`dependencies` says what may move where, `checks` refuses a pass that changed what a
-graph means, `codegen` writes Python, `predict` its timeline, and `compilation` has all
-of it in a row.
+travel together, `updates` divides the optimizer by them, `decision` says which are
+worth launching early, `scheduling` orders computing, launches and waits, `side_stream`
+gives each operator a stream. `dependencies` says what may move where, `checks` refuses
+a pass that changed what a graph means, `codegen` writes Python, `predict` its timeline,
+and `compilation` has all of it in a row.
 """
 
 from overlaplab.techniques.compiler.backend import Backend, backend
@@ -56,6 +56,7 @@ from overlaplab.techniques.compiler.side_stream import (
     plan_streams,
 )
 from overlaplab.techniques.compiler.simplification import simplify
+from overlaplab.techniques.compiler.updates import divide_updates, plan_updates
 
 __all__ = [
     "Backend",
@@ -84,6 +85,7 @@ __all__ = [
     "compile_graph",
     "compile_inserted",
     "decide",
+    "divide_updates",
     "end_of",
     "find_dependencies",
     "find_windows",
@@ -97,6 +99,7 @@ __all__ = [
     "plan_merges",
     "plan_schedule",
     "plan_streams",
+    "plan_updates",
     "predict",
     "program_of",
     "schedule",

@@ -259,11 +259,19 @@ class _Joined:
 def _ready_ns(
     dependencies: Dependencies, node_ns: Callable[[Node], int] | None
 ) -> dict[Node, tuple[int, int]]:
-    """(computing before it, position) of each launch, in the order of the graph."""
-    now, found = 0, {}
+    """When what each launch sends is there: (computing before that, position).
+
+    Wherever the launch itself stands: a person may have put all behind the backward.
+    """
+    now = 0
+    done: dict[Node, tuple[int, int]] = {}
+    found: dict[Node, tuple[int, int]] = {}
     for position, node in enumerate(dependencies.nodes):
+        last = max((done[n] for n in dependencies.needs[node]), default=(0, -1))
         if is_launch(node):
-            found[node] = now, position
+            found[node] = last
         elif node_ns is not None:
             now += node_ns(node)
+        runs = is_launch(node) or dependencies.facts[node].operator.records
+        done[node] = (now, position) if runs else last
     return found

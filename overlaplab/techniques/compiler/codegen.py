@@ -37,8 +37,8 @@ from overlaplab.techniques.compiler.side_stream import StreamPlan, check_streams
 def generate(graph: Graph, name: str, plan: StreamPlan | None = None) -> Generated:
     """Python for `graph`, as a function called `name`.
 
-    All of its averages are of one process group, which the function is given. Other
-    collectives keep the name of theirs.
+    The function is given the process group of its averages; where they are of several,
+    a mapping from names to groups. Other collectives keep the name of theirs.
 
     Args:
         graph: as the passes left it.
@@ -46,7 +46,6 @@ def generate(graph: Graph, name: str, plan: StreamPlan | None = None) -> Generat
         plan: of `plan_streams`; None: all is launched from the current stream.
 
     Raises:
-        ValueError: averages are of more than one group.
         GraphError: the plan leaves an edge between streams to chance.
     """
     if plan is not None:
@@ -73,7 +72,9 @@ class _Writer:
         self._name = name
         self._plan = plan
         self._side = set(plan.side) if plan else set()
-        self._parameters = ["args", "group", "device", *(["side"] if plan else [])]
+        self._groups = {group_of(n) for n in graph.nodes if _is_average(n)}
+        group = "groups" if len(self._groups) > 1 else "group"
+        self._parameters = ["args", group, "device", *(["side"] if plan else [])]
         own = [*self._parameters, "main", name, *GLOBALS]
         self.naming = Naming(graph, own)
         self._variables = self.naming.variables
@@ -81,12 +82,6 @@ class _Writer:
         self._forks = itertools.count()
         self._read: dict[Node, set[str]] = {}  # by what is on the side, until a wait
         self._owned = find_owned(graph)
-        averages = {group_of(n) for n in graph.nodes if _is_average(n)}
-        if len(averages) > 1:
-            raise ValueError(
-                f"averages are of the groups {sorted(averages)}; expected one, which "
-                "the code is given"
-            )
 
     def write(self) -> str:
         inputs = [n for n in self._graph.nodes if n.op == "placeholder"]
@@ -215,9 +210,13 @@ class _Writer:
             self._variables[wait] = self._variables[source] = sent[index]
         decision = launch.meta.get("decision")
         note = f"# {sent_bytes(launch):,} bytes" + (f"; {decision}" if decision else "")
-        code = f"{variable} = average([{', '.join(flat)}], group)"
+        code = f"{variable} = average([{', '.join(flat)}], {self._group(launch)})"
         self._variables[launch] = variable
         self._lines.append(_Line(code, {variable, *sent, *flat}, note, is_side))
+
+    def _group(self, launch: Node) -> str:
+        several = len(self._groups) > 1
+        return f"groups[{group_of(launch)!r}]" if several else "group"
 
     def _copied(self, launch: Node, before: list[str]) -> list[str]:
         """What is sent: the tensors themselves, or copies of those of others."""

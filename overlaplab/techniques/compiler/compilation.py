@@ -21,6 +21,7 @@ from overlaplab.techniques.compiler.scheduling import Schedule, plan_schedule, s
 from overlaplab.techniques.compiler.search import DEFAULT_STATES
 from overlaplab.techniques.compiler.side_stream import plan_streams
 from overlaplab.techniques.compiler.simplification import simplify
+from overlaplab.techniques.compiler.updates import divide_updates, plan_updates
 from overlaplab.timeline import Timeline
 
 
@@ -131,7 +132,11 @@ def compile_graph(
 def compile_inserted(
     inserted: Graph, costs: Costs, settings: Settings, *, name: str = "backward"
 ) -> Compilation:
-    """As `compile_graph`, of a graph whose collectives somebody else has put in."""
+    """As `compile_graph`, of a graph whose collectives somebody else has put in.
+
+    It may be a whole step, optimizer included, as `capture_step` follows it; its code
+    is to be run under `torch.no_grad()`.
+    """
     cap_bytes = settings.cap_bytes
     if cap_bytes is None:
         cap_bytes = default_cap_bytes(sum(map(sent_bytes, launches(inserted))))
@@ -144,8 +149,9 @@ def compile_inserted(
         node_ns=costs,
     )
     merged = merge(inserted, merges)
-    decisions = plan_decisions(merged, costs, least_gain_ns=settings.least_gain_ns)
-    decided = decide(merged, decisions)
+    divided = divide_updates(merged, plan_updates(merged))
+    decisions = plan_decisions(divided, costs, least_gain_ns=settings.least_gain_ns)
+    decided = decide(divided, decisions)
     plan = plan_schedule(
         decided,
         costs,

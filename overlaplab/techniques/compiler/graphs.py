@@ -8,7 +8,7 @@ may. A launch of several tensors gives a list, so a `getitem` stands between.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,6 +94,33 @@ def launch_of(wait: Node) -> Node:
 def is_coalesced(launch: Node) -> bool:
     """Does it send a list of tensors?"""
     return isinstance(launch.args[0], list | tuple)
+
+
+def num_elements(node: Node) -> int:
+    """Of an operator that treats each element of its lists alone; else 0."""
+    schema = getattr(node.target, "_schema", None)
+    name = schema.name.removeprefix("aten::") if schema else ""
+    if not name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adag")):
+        return 0
+    first = node.args[0] if node.args else None
+    return len(first) if isinstance(first, list | tuple) else 0
+
+
+def chosen(
+    node: Node, indices: Sequence[int]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of such an operator for some of its elements.
+
+    Lists of another length, as empty ones, are what all elements share.
+    """
+    size = num_elements(node)
+
+    def of(value: Any) -> Any:
+        is_list = isinstance(value, list | tuple) and len(value) == size
+        return [value[i] for i in indices] if is_list else value
+
+    args = tuple(map(of, node.args))
+    return args, {name: of(value) for name, value in node.kwargs.items()}
 
 
 def is_item(node: Node) -> bool:

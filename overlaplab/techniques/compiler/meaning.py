@@ -21,11 +21,13 @@ from torch.fx import Graph, Node
 from overlaplab.techniques.compiler.dependencies import Memory, Root, reads_of
 from overlaplab.techniques.compiler.graphs import (
     GraphError,
+    chosen,
     facts_of,
     is_coalesced,
     is_item,
     is_launch,
     is_wait,
+    num_elements,
     operation,
     output_of,
     payload,
@@ -119,6 +121,9 @@ class _Reader:
             return
         # By memory: of a tensor and what wrote it, only one counts as a reader's input.
         reads = set(self._memory.of(reads_of(node, facts)))
+        if num_elements(node):
+            self._elements(node, reads)
+            return
         args = self._args(node, reads)
         made = self._numbers.of(str(node.target), args)
         if facts.draws:
@@ -132,6 +137,20 @@ class _Reader:
             self._shape[node] = shape if facts.writes else self._seen(node, shape, made)
         else:
             self._begin(node, made)
+
+    def _elements(self, node: Node, reads: set[Root]) -> None:
+        """An operator on lists is one for each element, however many it is given."""
+        writes = set(facts_of(node).writes)
+        for index in range(num_elements(node)):
+            given = chosen(node, [index])
+            made = self._numbers.of(str(node.target), self._args(node, reads, given))
+            tensors = (a[0] for a in given[0] if isinstance(a, list) and a)
+            written = (t for t in tensors if isinstance(t, Node) and t in writes)
+            for place, target in enumerate(written):
+                self._write(node, target, made, place)
+            self._content[node, index] = made
+            self._results[node, index] = self._numbers.of("whole", made)
+        self._shape[node] = self._numbers.of("list", node.name)
 
     def _seen(self, node: Node, shape: int, made: int) -> int:
         """A view: a `detach` shows what it is given, two transposes do together."""
@@ -197,15 +216,14 @@ class _Reader:
             contents.append(self._content[root])
         return self._numbers.of(self._shape[value], *contents)
 
-    def _args(self, node: Node, reads: set[Root]) -> Hashable:
+    def _args(self, node: Node, reads: set[Root], given: Any = None) -> Hashable:
         def number(value: Any) -> Hashable:
             if isinstance(value, Node):
                 read = not reads.isdisjoint(self._memory.of([value]))
                 return self._read(value, node) if read else self._shape[value]
             return _plain(value)
 
-        given: Any = (node.args, node.kwargs)
-        return _mapped(given, number)
+        return _mapped(given or (node.args, node.kwargs), number)
 
 
 def meaning(graph: Graph, numbers: Numbers) -> Meaning:
