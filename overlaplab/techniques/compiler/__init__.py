@@ -5,12 +5,13 @@ and `capture_gradients` give graphs to look at and to try passes on.
 
 Each pass is a file: a plan, which is data and prints, and a function that carries it
 out, graph in, graph out. `simplification` takes out what autograd alone needed,
-`insertion` lets gradients leave a backward graph as averages, `bucketing` lets messages
-travel together, `updates` divides the optimizer by them, `decision` says which are
-worth launching early, `scheduling` orders computing, launches and waits, `side_stream`
-gives each operator a stream. `dependencies` says what may move where, `checks` refuses
-a pass that changed what a graph means, `codegen` writes Python, `predict` its timeline,
-and `compilation` has all of it in a row.
+`insertion` lets gradients leave a backward graph as averages, `sharding` gathers and
+scatters what each rank has rows of, `bucketing` lets messages travel together,
+`updates` divides the optimizer by them, `decision` says which are worth launching
+early, `scheduling` orders computing, launches and waits, `side_stream` gives each
+operator a stream. `dependencies` says what may move where, `checks` refuses a pass that
+changed what a graph means, `codegen` writes Python, `predict` its timeline, and
+`compilation` has all of it in a row.
 """
 
 from overlaplab.techniques.compiler.backend import Backend, backend
@@ -50,6 +51,7 @@ from overlaplab.techniques.compiler.scheduling import (
     schedule,
 )
 from overlaplab.techniques.compiler.search import Found, best_list, search
+from overlaplab.techniques.compiler.sharding import insert_shards
 from overlaplab.techniques.compiler.side_stream import (
     StreamPlan,
     check_streams,
@@ -92,6 +94,7 @@ __all__ = [
     "generate",
     "graph_pass",
     "insert_all_reduces",
+    "insert_shards",
     "merge",
     "nine_operators",
     "peak_in_flight",

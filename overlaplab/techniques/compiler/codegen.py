@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 
 from overlaplab.techniques.compiler.graphs import (
     group_of,
+    is_coalesced,
     is_item,
     is_launch,
     is_wait,
@@ -162,6 +163,9 @@ class _Writer:
             self._assign(node, f"{source}[{index}]")
         else:
             given = [self.naming.literal(value) for value in node.args]
+            if is_launch(node):  # it sends memory as it lies
+                sent = [self._variables[t] + _contiguous(t) for t in payload(node)]
+                given[0] = f"[{', '.join(sent)}]" if is_coalesced(node) else sent[0]
             given += [f"{k}={self.naming.literal(v)}" for k, v in node.kwargs.items()]
             self._assign(node, f"{self.naming.target(node)}({', '.join(given)})")
 
@@ -248,6 +252,10 @@ class _Writer:
 def _variable(code: str) -> str:
     """That of "parts[0]"."""
     return code.partition("[")[0]
+
+
+def _contiguous(sent: Node) -> str:
+    return "" if sent.meta["val"].is_contiguous() else ".contiguous()"
 
 
 def _is_average(node: Node) -> bool:

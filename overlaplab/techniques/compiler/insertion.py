@@ -47,12 +47,7 @@ def insert_all_reduces(graph: Graph, gradients: Mapping[int, str], group: str) -
         GraphError: it would change anything else.
         IndexError: a position is not there.
     """
-    names: dict[Node, str] = {}
-    for position, name in gradients.items():
-        gradient = returned(graph)[position]
-        if isinstance(gradient, Node) and gradient.op == "call_function":
-            names.setdefault(gradient, f"grad_{_identifier(name)}")
-    after = copied(graph, names)
+    after = copied(graph, name_gradients(graph, gradients))
     results = returned(after)
     averages: dict[Node, Node] = {}
     for position, name in gradients.items():
@@ -60,18 +55,29 @@ def insert_all_reduces(graph: Graph, gradients: Mapping[int, str], group: str) -
         if not isinstance(gradient, Node):
             continue
         if gradient not in averages:
-            averages[gradient] = _average(after, gradient, name, group)
+            averages[gradient] = all_reduced(after, gradient, name, group)
         results[position] = averages[gradient]
     output_of(after).args = (tuple(results),)
 
     def expected(old: Meaning, numbers: Numbers) -> Meaning:
-        return _expected(old, numbers, returned(graph), gradients, group)
+        return expected_averages(old, numbers, returned(graph), gradients, group)
 
     check_same(graph, after, what="insert_all_reduces", expected=expected)
     return after
 
 
-def _average(graph: Graph, gradient: Node, name: str, group: str) -> Node:
+def name_gradients(graph: Graph, gradients: Mapping[int, str]) -> dict[Node, str]:
+    """What gradients are called in a copy of a graph."""
+    names: dict[Node, str] = {}
+    for position, name in gradients.items():
+        gradient = returned(graph)[position]
+        if isinstance(gradient, Node) and gradient.op == "call_function":
+            names.setdefault(gradient, f"grad_{identifier(name)}")
+    return names
+
+
+def all_reduced(graph: Graph, gradient: Node, name: str, group: str) -> Node:
+    """Put an all-reduce and its wait behind a gradient; returns the wait."""
     place = gradient
     if gradient.op == "placeholder":  # inputs stay in front
         place = [n for n in graph.nodes if n.op == "placeholder"][-1]
@@ -80,21 +86,21 @@ def _average(graph: Graph, gradient: Node, name: str, group: str) -> Node:
             "call_function",
             FUNCTIONAL.all_reduce.default,
             (gradient, AVERAGE, group),
-            name=f"all_reduce_{_identifier(name)}",
+            name=f"all_reduce_{identifier(name)}",
         )
     with graph.inserting_after(launch):
         wait = graph.create_node(
             "call_function",
             FUNCTIONAL.wait_tensor.default,
             (launch,),
-            name=f"average_{_identifier(name)}",
+            name=f"average_{identifier(name)}",
         )
     value: Any = gradient.meta["val"]
     launch.meta["val"] = wait.meta["val"] = value.new_empty(value.shape)
     return wait
 
 
-def _expected(
+def expected_averages(
     old: Meaning,
     numbers: Numbers,
     results: Sequence[Any],
@@ -113,11 +119,12 @@ def _expected(
         gradient = results[position]
         if isinstance(gradient, Node):
             reduced = numbers.reduced(launch, old.returns[position])
-            returns[position] = numbers.of(numbers.of("whole", reduced), reduced)
+            returns[position] = numbers.read(reduced)
             messages[reduced] += gradient not in travelled
             travelled.add(gradient)
     return replace(old, returns=returns, messages=messages)
 
 
-def _identifier(name: str) -> str:
+def identifier(name: str) -> str:
+    """A parameter's name as a part of a variable's."""
     return "".join(c if c.isalnum() else "_" for c in name)

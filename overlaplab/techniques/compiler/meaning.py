@@ -12,7 +12,7 @@ are not asked: a pass that forgets one is found out here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,14 @@ class Numbers:
     def of(self, *thing: Hashable) -> int:
         return self._known.setdefault(thing, len(self._known))
 
+    def read(self, content: int) -> int:
+        """Of who reads all of a value."""
+        return self.of(self.of("whole", content), content)
+
+    def call(self, target: object, read: int, *constants: object) -> int:
+        """What an operator makes of what it reads."""
+        return self.of(str(target), ((read, *map(_plain, constants)), ()))
+
     def reduced(self, launch: Node, sent: int) -> int:
         """What a collective makes of one tensor."""
         settings = tuple(map(_plain, launch.args[1:]))
@@ -70,8 +78,9 @@ class Meaning:
 class _Reader:
     """Follows one graph."""
 
-    def __init__(self, numbers: Numbers) -> None:
+    def __init__(self, numbers: Numbers, gathers: Mapping[int, Node]) -> None:
         self._numbers = numbers
+        self._gathers = gathers
         self._memory = Memory()
         self._content: dict[Root, int] = {}
         self._shape: dict[Node, int] = {}  # which part of its memory a value is
@@ -105,7 +114,14 @@ class _Reader:
         if node.op != "call_function":  # an input, or a constant of the module
             self._memory.add(node, facts_of(node))
             name = position if node.op == "placeholder" else str(node.target)
-            self._begin(node, self._numbers.of(node.op, name))
+            made = self._numbers.of(node.op, name)
+            gather = (
+                self._gathers.get(position - 1) if node.op == "placeholder" else None
+            )
+            if gather is not None:
+                made = self._numbers.reduced(gather, self._numbers.read(made))
+                self._meaning.messages[made] += 1
+            self._begin(node, made)
             return
         facts = facts_of(node)
         roots = self._memory.add(node, facts)
@@ -226,14 +242,21 @@ class _Reader:
         return _mapped(given or (node.args, node.kwargs), number)
 
 
-def meaning(graph: Graph, numbers: Numbers) -> Meaning:
+def meaning(
+    graph: Graph, numbers: Numbers, gathers: Mapping[int, Node] | None = None
+) -> Meaning:
     """See [Note: equal values].
+
+    Args:
+        graph: what is followed.
+        numbers: shared by the graphs that are compared.
+        gathers: of inputs, by position, the collective that gathers them first.
 
     Raises:
         GraphError: a result is read before its wait or never waited for, or memory is
             written that is still being sent.
     """
-    return _Reader(numbers).follow(graph)
+    return _Reader(numbers, gathers or {}).follow(graph)
 
 
 def _mapped(value: Any, change: Callable[[Any], Hashable]) -> Hashable:

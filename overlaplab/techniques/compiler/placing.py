@@ -11,15 +11,9 @@ from overlaplab.techniques.compiler.graphs import (
     is_launch,
     is_wait,
     launch_of,
-    node_bytes,
-    payload,
+    sent_bytes,
     waits,
 )
-
-
-def flying_bytes(launch: Node) -> int:
-    """What a message holds from its launch to its wait."""
-    return node_bytes(payload(launch))
 
 
 def is_sync(launch: Node) -> bool:
@@ -45,7 +39,7 @@ class Placing:
                 self._place(node)
         for node in order:
             if is_launch(node):
-                self._make_room(flying_bytes(node))
+                self._make_room(sent_bytes(node))
             self._place(node)
             if is_launch(node) and is_sync(node):
                 self._wait_for(node)
@@ -79,7 +73,7 @@ class Placing:
         self._placed.add(node)
         self._order.append(node)
         if is_launch(node):
-            self._flying[node] = flying_bytes(node)
+            self._flying[node] = sent_bytes(node)
         elif is_wait(node):
             launch = launch_of(node)
             if all(wait in self._placed for wait in waits(launch)):
@@ -93,7 +87,7 @@ def peak_in_flight(graph: Graph) -> int:
     for node in graph.nodes:
         if is_launch(node):
             flying[node] = set(waits(node))
-            peak = max(peak, sum(map(flying_bytes, flying)))
+            peak = max(peak, sum(map(sent_bytes, flying)))
         elif is_wait(node):
             left = flying.get(launch := launch_of(node), set())
             left.discard(node)

@@ -29,8 +29,9 @@ from overlaplab.techniques.compiler.graphs import (
     GraphError,
     is_launch,
     reorder,
+    sent_bytes,
 )
-from overlaplab.techniques.compiler.placing import Placing, flying_bytes, is_sync
+from overlaplab.techniques.compiler.placing import Placing, is_sync
 from overlaplab.techniques.compiler.problem import Problem, Task
 from overlaplab.techniques.compiler.search import DEFAULT_STATES, Found, search
 
@@ -184,7 +185,7 @@ def _problem(
             task = replace(
                 task,
                 is_message=True,
-                bytes=flying_bytes(group[0]),
+                bytes=sent_bytes(group[0]),
                 is_sync=is_sync(group[0]),
             )
         tasks.append(task)

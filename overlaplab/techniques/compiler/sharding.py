@@ -1,0 +1,171 @@
+"""The pass that puts communication in where parameters are sharded on dimension 0.
+
+The graph is given this rank's rows of such a parameter. An all-gather makes it whole
+before anybody reads it, and a reduce-scatter leaves this rank's rows of the average of
+its gradient, as ZeRO does; what is whole on every rank is all-reduced. A gathered
+parameter lives to its last use: it is not given up between forward and backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from overlaplab.techniques.compiler.checks import check_same
+from overlaplab.techniques.compiler.graphs import (
+    FUNCTIONAL,
+    copied,
+    output_of,
+    returned,
+)
+from overlaplab.techniques.compiler.insertion import (
+    all_reduced,
+    expected_averages,
+    identifier,
+    name_gradients,
+)
+from overlaplab.techniques.compiler.meaning import Meaning, Numbers, meaning
+
+_GATHER = FUNCTIONAL.all_gather_into_tensor.default
+_SCATTER = FUNCTIONAL.reduce_scatter_tensor.default
+_WAIT = FUNCTIONAL.wait_tensor.default
+_DIVIDE = torch.ops.aten.div.Scalar
+
+
+def insert_shards(
+    graph: Graph,
+    gradients: Mapping[int, str],
+    shards: Mapping[int, str],
+    group: str,
+    num_ranks: int,
+) -> Graph:
+    """Gather the parameters that are sharded, scatter their gradients.
+
+    Nothing overlaps yet, and each is a message of its own, as in `insert_all_reduces`.
+
+    Args:
+        graph: forward and backward in one, of whole parameters.
+        gradients: position in what it returns -> name of the parameter.
+        shards: position among the inputs -> name, of those that are sharded; each has
+            as many rows as `num_ranks` divides.
+        group: name of the process group.
+        num_ranks: its size.
+
+    Returns:
+        A new graph, which takes this rank's rows of each sharded parameter and returns
+        this rank's rows of its averaged gradient.
+
+    Raises:
+        GraphError: it would change anything else.
+        ValueError: a parameter cannot be divided.
+    """
+    after = copied(graph, name_gradients(graph, gradients))
+    inputs = [node for node in after.nodes if node.op == "placeholder"]
+    last = inputs[-1]
+    for position, name in shards.items():
+        last = _gathered(after, inputs[position], name, last, (num_ranks, group))
+    results = returned(after)
+    made: dict[Node, Node] = {}
+    for position, name in gradients.items():
+        gradient = results[position]
+        if not isinstance(gradient, Node):
+            continue
+        if gradient not in made and name in shards.values():
+            made[gradient] = _scattered(after, gradient, name, num_ranks, group)
+        elif gradient not in made:
+            made[gradient] = all_reduced(after, gradient, name, group)
+        results[position] = made[gradient]
+    output_of(after).args = (tuple(results),)
+    check_same(
+        graph,
+        after,
+        what="insert_shards",
+        expected=lambda _, numbers: _expected(
+            graph, numbers, gradients, shards, group, num_ranks
+        ),
+    )
+    return after
+
+
+def _gathered(
+    graph: Graph, shard: Node, name: str, place: Node, where: tuple[int, str]
+) -> Node:
+    whole: Any = shard.meta["val"]
+    num_ranks, group = where
+    rows = whole.shape[0] if whole.dim() else 0
+    if not rows or rows % num_ranks:
+        raise ValueError(
+            f"{name} has the shape {tuple(whole.shape)}, and {num_ranks} ranks shard "
+            f"dimension 0; expected rows that {num_ranks} divides. Leave it whole."
+        )
+    shard.meta = shard.meta | {
+        "val": whole.new_empty((rows // num_ranks, *whole.shape[1:]))
+    }
+    own = identifier(name)
+    with graph.inserting_after(place):
+        launch = graph.create_node(
+            "call_function", _GATHER, (shard, num_ranks, group), name=f"gather_{own}"
+        )
+    with graph.inserting_after(launch):
+        wait = graph.create_node("call_function", _WAIT, (launch,), name=f"whole_{own}")
+    launch.meta["val"] = wait.meta["val"] = whole.new_empty(whole.shape)
+    shard.replace_all_uses_with(wait, lambda user: user is not launch)
+    return wait
+
+
+def _scattered(
+    graph: Graph, gradient: Node, name: str, num_ranks: int, group: str
+) -> Node:
+    own = identifier(name)
+    whole: Any = gradient.meta["val"]
+    part = whole.new_empty((whole.shape[0] // num_ranks, *whole.shape[1:]))
+    place, calls = gradient, []
+    for call, target, args in (
+        ("scatter", _SCATTER, ("sum", num_ranks, group)),
+        ("sum", _WAIT, ()),
+        ("average", _DIVIDE, (num_ranks,)),
+    ):
+        with graph.inserting_after(place):
+            place = graph.create_node(
+                "call_function", target, (place, *args), name=f"{call}_{own}"
+            )
+        place.meta["val"] = part
+        calls.append(place)
+    return calls[-1]
+
+
+def _expected(
+    graph: Graph,
+    numbers: Numbers,
+    gradients: Mapping[int, str],
+    shards: Mapping[int, str],
+    group: str,
+    num_ranks: int,
+) -> Meaning:
+    """All is computed from gathered inputs; rows of averages are returned."""
+    example = Graph()
+    sent = example.placeholder("sent")
+    gather = example.call_function(_GATHER, (sent, num_ranks, group))
+    scatter = example.call_function(_SCATTER, (sent, "sum", num_ranks, group))
+    whole = meaning(graph, numbers, dict.fromkeys(shards, gather))
+    inputs = list(whole.inputs)
+    for position in shards:
+        inputs[position] = numbers.of("placeholder", 1 + position)
+    results = returned(graph)
+    returns, messages = list(whole.returns), whole.messages.copy()
+    scattered: set[Node] = set()
+    for position, name in gradients.items():
+        gradient = results[position]
+        if name in shards.values() and isinstance(gradient, Node):
+            reduced = numbers.reduced(scatter, whole.returns[position])
+            average = numbers.call(_DIVIDE, numbers.read(reduced), num_ranks)
+            returns[position] = numbers.read(average)
+            messages[reduced] += gradient not in scattered
+            scattered.add(gradient)
+    others = {p: n for p, n in gradients.items() if n not in shards.values()}
+    changed = replace(whole, returns=returns, inputs=inputs, messages=messages)
+    return expected_averages(changed, numbers, results, others, group)
