@@ -7,6 +7,7 @@ the model once with its blocks cut out. Knows no budget.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -190,26 +191,34 @@ def _menu(kind: Kind, setting: Setting, notes: list[str]) -> Iterator[Option]:
 def _measure(kind: Kind, policy: Policy, meter: Meter) -> Option:
     """A block alone: bytes of one forward and backward, and their time."""
     run = runner(policy, kind.block, replays=meter.computes)
-    if meter.computes:  # what is compiled or allocated in a first run is no step's
-        for _ in range(2):
-            _bytes_of(kind, run, meter)
-    kept, forward, backward, output, gradients = _bytes_of(kind, run, meter)
-    grads: list[Tensor] = []
-
-    def step() -> None:
-        outputs = _run(kind, run)[0]
-        if not grads:
-            grads.extend(torch.randn_like(o) for o in outputs)
-        torch.autograd.backward(outputs, grads)
-        _drop_gradients(kind.block)
-
-    if not meter.computes:
-        grads += [torch.empty_like(o) for o in _differentiable(kind.outputs)]
-    ns = meter.step_ns(step)
+    numbers: list[tuple[int, int, int, int, int]] = []
+    # Without values one pass gives both; with them, what is compiled or allocated in a
+    # first one is no step's.
+    for _ in range(2 * meter.computes):
+        _bytes_of(kind, run, meter)
+    ns = meter.step_ns(
+        functools.partial(_repeat, kind, run)
+        if meter.computes
+        else lambda: numbers.append(_bytes_of(kind, run, meter))
+    )
+    kept, forward, backward, output, gradients = (
+        numbers[0] if numbers else _bytes_of(kind, run, meter)
+    )
     return Option(policy.name, kept, forward, backward, output, gradients, ns)
 
 
-def _bytes_of(kind: Kind, run: Callable[..., Any], meter: Meter) -> tuple[int, ...]:
+def _repeat(kind: Kind, run: Callable[..., Any]) -> None:
+    """A forward and backward, as fast as it goes."""
+    outputs, _ = _run(kind, run)
+    if not kind.gradients:
+        kind.gradients = [torch.randn_like(o) for o in outputs]
+    torch.autograd.backward(outputs, kind.gradients)
+    _drop_gradients(kind.block)
+
+
+def _bytes_of(
+    kind: Kind, run: Callable[..., Any], meter: Meter
+) -> tuple[int, int, int, int, int]:
     """kept, forward, backward, output and gradient bytes, as `Option` has them."""
     start = meter.live_bytes()
     meter.mark()
@@ -279,9 +288,12 @@ class _End(torch.autograd.Function):
         meter = ctx.turn.meter
         before = meter.live_bytes()
         made = [
-            torch.empty_strided(shape, stride, dtype=dtype, device=ctx.device).fill_(1)
+            torch.empty_strided(shape, stride, dtype=dtype, device=ctx.device)
             for shape, stride, dtype in ctx.like
         ]
+        if meter.computes:
+            for gradient in made:
+                gradient.fill_(1)
         ctx.turn.gradient_bytes = meter.live_bytes() - before
         meter.mark()
         return (None, *made)

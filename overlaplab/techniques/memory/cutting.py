@@ -37,6 +37,7 @@ class Kind:
         tree: how outputs are nested.
         obstacle: why it is not planned; "" if it is.
         writes: the buffer that its forward changes, which must not happen twice.
+        gradients: of its outputs, while it is timed.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Kind:
     tree: Any = None
     obstacle: str = ""
     writes: str = ""
+    gradients: list[Tensor] = field(default_factory=list)
 
     def inputs(self) -> tuple[Any, Any]:
         """Fresh leaves on the memory of the first call's inputs."""

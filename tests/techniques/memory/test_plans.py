@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from overlaplab.hardware import find_hardware
 from overlaplab.techniques.memory import (
     BudgetError,
     CheckpointPlan,
+    Costs,
     measure_costs,
     plan_checkpoints,
 )
@@ -26,9 +28,15 @@ from tests.techniques.memory.programs import (
     dropping,
     gradients,
     mixed,
-    transformer,
     two_steps,
 )
+
+
+@functools.cache
+def _costs(name: str) -> Costs:
+    """Of one of the models, taken once."""
+    model, inputs = MODELS[name]()
+    return measure_costs(model, inputs, hardware="chalk")
 
 
 def _peak_on_virtual(name: str, plan: CheckpointPlan) -> int:
@@ -39,8 +47,7 @@ def _peak_on_virtual(name: str, plan: CheckpointPlan) -> int:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_virtual_cluster_finds_no_more_than_the_plan_says(name: str) -> None:
-    model, inputs = MODELS[name]()
-    costs = measure_costs(model, inputs, hardware="chalk")
+    costs = _costs(name)
     plans = costs.frontier()
     for plan in (plans[0], plans[len(plans) // 2], plans[-1], costs.every(2)):
         found = _peak_on_virtual(name, plan)
@@ -51,16 +58,14 @@ def test_the_virtual_cluster_finds_no_more_than_the_plan_says(name: str) -> None
 
 
 def test_a_transformers_peak_is_predicted_to_the_byte() -> None:
-    model, inputs = transformer()
-    costs = measure_costs(model, inputs, hardware="chalk")
+    costs = _costs("transformer")
     for plan in (costs.none(), costs.every(1), costs.every(1, "keep attention")):
         assert plan.peak_bytes == _peak_on_virtual("transformer", plan)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_buffers_and_random_state_are_bit_equal(name: str) -> None:
-    model, inputs = MODELS[name]()
-    costs = measure_costs(model, inputs, hardware="chalk")
+    (model, inputs), costs = MODELS[name](), _costs(name)
     expected = gradients(copy.deepcopy(model), inputs)
     for plan in {p.choice: p for p in (costs.frontier()[-1], costs.every(1))}.values():
         other = copy.deepcopy(model)
@@ -71,14 +76,14 @@ def test_gradients_buffers_and_random_state_are_bit_equal(name: str) -> None:
 
 
 def test_apply_and_undo_leave_the_model_as_it_was() -> None:
-    model, inputs = dropping()
+    model, _ = dropping()
     before = [dict(vars(m)) for m in model.modules()]
     names = list(model.state_dict())
-    applied = measure_costs(model, inputs, hardware="chalk").every(1).apply(model)
+    applied = _costs("dropping").every(1).apply(model)
     assert list(model.state_dict()) == names
     assert "forward" in vars(model.blocks[0])
     with pytest.raises(ValueError, match=r"blocks\.0 has a forward of its own already"):
-        measure_costs(model, inputs, hardware="chalk").every(1).apply(model)
+        _costs("dropping").every(1).apply(model)
     applied.undo()
     applied.undo()
     assert [dict(vars(m)) for m in model.modules()] == before
@@ -98,8 +103,7 @@ def test_planning_changes_nothing() -> None:
 
 
 def test_a_plan_says_what_it_keeps_and_who_holds_the_peak() -> None:
-    model, inputs = dropping()
-    plan = measure_costs(model, inputs, hardware="chalk").every(2)
+    plan = _costs("dropping").every(2)
     text = str(plan)
     assert "blocks.0: recompute" in text and "blocks.1: keep" in text
     assert "predicted: peak" in text and "resident" in text
@@ -111,15 +115,16 @@ def test_a_budget_that_is_too_small_says_what_would_do() -> None:
     with pytest.raises(BudgetError, match="budget_bytes is 1,000") as caught:
         plan_checkpoints(model, inputs, budget_bytes=1000, hardware="chalk")
     least = caught.value.least_bytes
-    plan = plan_checkpoints(model, inputs, budget_bytes=least, hardware="chalk")
+    given = {"budget_bytes": least, "costs": _costs("dropping")}
+    plan = plan_checkpoints(model, inputs, **given)
     assert plan.peak_bytes == least
     with pytest.raises(BudgetError):
-        plan_checkpoints(model, inputs, budget_bytes=least - 1, hardware="chalk")
+        _costs("dropping").fastest(least - 1)
 
 
 def test_what_else_lives_counts() -> None:
     model, inputs = dropping()
-    alone = measure_costs(model, inputs, hardware="chalk").none().peak_bytes
+    alone = _costs("dropping").none().peak_bytes
     more = measure_costs(model, inputs, hardware="chalk", resident_bytes=1000)
     assert more.none().peak_bytes == alone + 1000
 
@@ -194,8 +199,7 @@ def test_autocast_around_the_step_is_planned_and_replayed() -> None:
             loss.backward()
             grads += [p.grad.clone() for p in model.parameters()]
     assert all(map(torch.equal, found, expected))
-    full = measure_costs(model, inputs, hardware="chalk")
-    kept = full.chain.blocks[1].options[0].kept_bytes
+    kept = _costs("dropping").chain.blocks[1].options[0].kept_bytes
     assert costs.chain.blocks[1].options[0].kept_bytes != kept
 
 
