@@ -7,7 +7,7 @@ so it can be compiled alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -134,7 +134,7 @@ Made = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 def _gpt(sizes: Sizes, drops: bool) -> Made:
-    config = MODELS[sizes.gpt]
+    config = replace(MODELS[sizes.gpt], max_tokens=sizes.tokens)
     model = Gpt(config, drops=drops).to(_dtype())
     text = torch.randint(config.vocab_size, (sizes.batch, sizes.tokens + 1))
     return model, (text[:, :-1].contiguous(), text[:, 1:].contiguous())
