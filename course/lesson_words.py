@@ -18,7 +18,8 @@ def banned_words(root: Path) -> Iterator[str]:
         return
     table = tomllib.loads((folder / "words.toml").read_text(encoding="utf-8"))
     rules = [(re.compile(b["pattern"], re.I), b["instead"]) for b in table["banned"]]
-    for path in sorted([*folder.glob("[0-9][0-9]_*.py"), *folder.glob("*.md")]):
+    texts = ("[0-9][0-9]_*.py", "primers/*.py", "*.md")
+    for path in sorted(path for text in texts for path in folder.glob(text)):
         text = path.read_text(encoding="utf-8")
         flat = re.sub(r"\n# (?=\S)", lambda gap: " " * len(gap[0]), text)
         for pattern, instead in rules:

@@ -1,17 +1,30 @@
 """What the notebook of lab 13 calls: `from overlaplab_course import lab13 as lab`."""
 
 from overlaplab.grading.kept import Kept, side_by_side
+from overlaplab_course.lab13.breaking import SHAPES, shape, try_to_break
 from overlaplab_course.lab13.graphs import (
     AFTER,
+    all_before,
     graph_of,
     launches,
     needs_of,
     operators,
     waits,
 )
+from overlaplab_course.lab13.hooked import with_hooks
 from overlaplab_course.lab13.lists import by_layer, by_type, table_of, wrong_of
-from overlaplab_course.lab13.moves import COSTS, timed
+from overlaplab_course.lab13.measured import gpu_table, ms
+from overlaplab_course.lab13.moves import COSTS, link, most_in_flight, run_graph, timed
+from overlaplab_course.lab13.ordering import CASES, NINE, drawn, end_ms, names_of
+from overlaplab_course.lab13.plans import merged, plan_graph, sent_bytes
+from overlaplab_course.lab13.shipped import passes_table, settings_table
+from overlaplab_course.lab13.thesis import spread, thesis_table
 
-_OURS = {"13.1": "beside", "13.2": "launch_early", "13.3": "wait_late"}
+_OURS = {
+    "13.1": "beside",
+    "13.2": "launch_early",
+    "13.3": "wait_late",
+    "13.4": "plan_buckets",
+}
 _kept = Kept({k: f"overlaplab_course.lab13.reference:{v}" for k, v in _OURS.items()})
 keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose

@@ -22,7 +22,7 @@ GROUP = "0"
 _FUNCTIONAL: Any = getattr(torch.ops, COLLECTIVES)
 _WAIT = _FUNCTIONAL.wait_tensor.default
 _aten = torch.ops.aten
-_OPERATORS: dict[str, Any] = {
+OPERATORS: dict[str, Any] = {
     "mm": _aten.mm.default,
     "t": _aten.t.default,
     "add": _aten.add.Tensor,
@@ -166,6 +166,38 @@ wait_grad = wait all_reduce_grad
         "more wait_grad wait_dw wait_x wait_dw_max",
     ),
 }
+# A layer split over the ranks: its output is a sum over them; so is, in the backward
+# pass, the gradient of its input.
+TENSOR_PARALLEL: dict[str, tuple[str, str, str]] = {
+    "forward": (
+        "x w1 w2 w3",
+        """
+h = mm x w1
+a = relu h
+y = mm a w2
+all_reduce_y = avg y
+wait_y = wait all_reduce_y
+z = mm wait_y w3
+""",
+        "z",
+    ),
+    "backward": (
+        "grad x w1 a w2",
+        """
+w2_t = t w2
+da = mm grad w2_t
+a_t = t a
+dw2 = mm a_t grad
+w1_t = t w1
+dx = mm da w1_t
+all_reduce_dx = avg dx
+wait_dx = wait all_reduce_dx
+x_t = t x
+dw1 = mm x_t da
+""",
+        "wait_dx dw2 dw1",
+    ),
+}
 SERIAL = "each message waited for at once"
 AFTER = "all messages after the backward pass"
 
@@ -174,7 +206,7 @@ def graph_of(case: str, width: int = WIDTH) -> Graph:
     """The graph of one case; see `moves.SLOW` for its times."""
     if case == SERIAL:
         return nine_operators(width, width, GROUP)
-    inputs, lines, out = CASES[case]
+    inputs, lines, out = (CASES | TENSOR_PARALLEL)[case]
     graph, made = Graph(), dict[str, Node]()
     value = torch.empty((width, width), device="meta")
     for name in inputs.split():
@@ -184,7 +216,7 @@ def graph_of(case: str, width: int = WIDTH) -> Graph:
         args: tuple[Any, ...] = tuple(made.get(w) or float(w) for w in words)
         if what in ("avg", "max"):
             args = (*args, what, GROUP)
-        target = _OPERATORS[what]
+        target = OPERATORS[what]
         made[name] = graph.create_node("call_function", target, args, name=name)
     for node in made.values():
         node.meta["val"] = value.clone()

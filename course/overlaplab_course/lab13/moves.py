@@ -16,6 +16,7 @@ from overlaplab.cluster.run import Run
 from overlaplab.grading import origins, stage
 from overlaplab.grading.orders import disagree
 from overlaplab.hardware import Link, find_hardware
+from overlaplab.program import Program, only_step, resolve
 from overlaplab.techniques.compiler import Costs, generate, predict
 from overlaplab.timeline import Timeline
 from overlaplab_course.lab13 import graphs
@@ -131,11 +132,59 @@ def run_code(graph: Graph) -> Run:
     return origins.release(recorded)
 
 
+def run_graph(graph: Graph) -> Timeline:
+    """The timeline of rank 0 while the code made of `graph` runs on two ranks."""
+    program = run_code(graph).program
+    assert program is not None
+    names = [node.name for node in graphs.operators(graph)]
+    sent = [node.name for node in graphs.launches(graph)]
+    return step_of(program, names, sent)
+
+
+def step_of(
+    program: Program, names: Sequence[str] = (), sent: Sequence[str] = ()
+) -> Timeline:
+    """Rank 0's step on the slow clock, without its label.
+
+    Args:
+        program: of a run with one step.
+        names: of what it computes, in the order of launching.
+        sent: of its messages.
+    """
+    timeline = resolve(only_step(program), SLOW).of_rank(0)
+    told = {"compute": iter(names), "communication": iter(sent)}
+    spans = [
+        replace(
+            span,
+            name=next(told.get(span.kind, iter(())), span.name),
+            attributes={k: v for k, v in span.attributes.items() if k != "label"},
+        )
+        for span in timeline.spans
+    ]
+    return replace(timeline, spans=tuple(spans))
+
+
+def most_in_flight(graph: Graph) -> int:
+    """Messages that are launched and not waited for, at the most."""
+    flying, most = 0, 0
+    for node in graph.nodes:
+        flying += (node in graphs.launches(graph)) - (node in graphs.waits(graph))
+        most = max(most, flying)
+    return most
+
+
+def link(latency_ms: float) -> Costs:
+    """Costs on a link of another latency; its bytes take what they took."""
+    own = replace(SLOW.link, latency_ns=int(latency_ms * 1e6))
+    return Costs(replace(SLOW, name=f"latency {latency_ms} ms", link=own), NUM_RANKS)
+
+
 def _on_rank(code: Callable[..., Any], shapes: Sequence[torch.Size]) -> origins.Held:
     make = torch.Generator().manual_seed(dist.get_rank())
     args = [torch.randn(shape, generator=make) / 10 for shape in shapes]
     inputs = [arg.to(streams.device()) for arg in args]
-    with streams.annotate("backward"):
+    streams.synchronize()
+    with streams.annotate("step"):
         return origins.hold(_call, code, inputs)
 
 

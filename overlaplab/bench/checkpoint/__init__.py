@@ -1,1 +1,0 @@
-"""Checkpoint plans beside what people choose by hand, and torch's activation budget."""
