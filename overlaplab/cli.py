@@ -220,7 +220,15 @@ def doctor_command(as_json: bool) -> None:
     """
     from overlaplab.checkup import doctor
 
-    checkup = doctor()
+    # It asks processes that may hang, for two minutes at most.
+    is_terminal = sys.stderr.isatty()
+    if is_terminal:
+        click.echo("overlaplab doctor: looking at this machine ...", err=True, nl=False)
+    try:
+        checkup = doctor()
+    finally:
+        if is_terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
     click.echo(json.dumps(checkup.to_dict(), indent=2) if as_json else str(checkup))
     sys.exit(checkup.exit_code)
 

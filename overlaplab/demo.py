@@ -7,6 +7,7 @@ Prints and saves; what it prints is computed by timeline, view and the reducers.
 
 from __future__ import annotations
 
+import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from torch.nn.utils import parameters_to_vector
 
 from overlaplab import streams
 from overlaplab.cluster.run import run
+from overlaplab.files import write_whole
 from overlaplab.hardware import Hardware, find_hardware, with_link
 from overlaplab.models import Transformer, TransformerConfig
 from overlaplab.techniques.data_parallel import (
@@ -157,7 +159,9 @@ def demo(
             f"\nAll {len(variants)} variants end with the same parameters on every "
             f"rank, equal to one process\non the whole batch (within {TOLERANCE:g})."
         )
-    draw_many(timelines, ranks=[0]).savefig(out, dpi=120)
+    figure = io.BytesIO()
+    draw_many(timelines, ranks=[0]).savefig(figure, dpi=120, format=out.suffix[1:])
+    write_whole(out, figure.getvalue())
     console.print(f"Figure: {out}")
     return not problems
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
+import stat
 import tempfile
+from contextlib import suppress
 from html import escape
 from pathlib import Path
+
+_PART = ".part"  # of a file that is being written
 
 
 def html_page(title: str, style: str, body: str) -> str:
@@ -27,24 +33,101 @@ def html_page(title: str, style: str, body: str) -> str:
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write beside the target, then rename; a file that was there stays till then.
 
+    A symbolic link stays, and its target is written; so do a file's mode, owner and
+    hard links (a file of several names is written in place). Into a device or a pipe
+    the data go as into any. What a writer that was killed left beside it is removed.
+
     Raises:
-        OSError: the folder is missing or not writable; nothing is left behind.
+        OSError: the folder is missing or not writable, the path is a folder, a file
+            that nobody may write, or a pipe that nobody reads; nothing is left behind.
     """
-    path = Path(path)
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+        target = Path(os.path.realpath(path))
+        there = _status(target)
+        if there is not None and stat.S_ISDIR(there.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if there is not None and not stat.S_ISREG(there.st_mode):
+            _write_into(target, data, os.O_WRONLY | os.O_NONBLOCK)
+            return
+        if there is not None and not _may_write(target, there):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        prefix = f".{target.name[:40]}.{platform.node()[:20]}-"
+        _remove_leftovers(target.parent, prefix)
+        _write_beside(target, data, there, f"{prefix}{os.getpid()}.")
     except OSError as error:
-        error.filename = str(path)  # not the file beside it
-        raise
+        if error.errno is None:
+            raise
+        # The file as the caller calls it, and not the one beside it.
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _may_write(path: Path, there: os.stat_result) -> bool:
+    """By its mode, which root obeys too."""
+    return bool(there.st_mode & 0o222) and os.access(path, os.W_OK)
+
+
+def _write_beside(
+    target: Path, data: bytes, there: os.stat_result | None, prefix: str
+) -> None:
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=prefix, suffix=_PART)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp makes it private
-        os.replace(name, path)
-    except BaseException as error:
-        os.unlink(name)
-        if isinstance(error, OSError) and error.filename is not None:
-            error.filename, error.filename2 = str(path), None
+        if there is not None and there.st_nlink > 1:
+            _write_into(target, data, os.O_WRONLY)  # the disk has had room for it
+            os.unlink(name)
+            return
+        if there is None:
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(name, 0o666 & ~mask)  # mkstemp makes it private
+        else:
+            with suppress(PermissionError):  # not ours to give away
+                os.chown(name, there.st_uid, there.st_gid)
+            os.chmod(name, stat.S_IMODE(there.st_mode))
+        os.replace(name, target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
         raise
+
+
+def _write_into(path: Path, data: bytes, flags: int) -> None:
+    handle = os.open(path, flags)
+    os.set_blocking(handle, True)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            file.truncate()
+
+
+def _remove_leftovers(folder: Path, prefix: str) -> None:
+    """Files beside the target whose writer, a process of this machine, is gone."""
+    with os.scandir(folder) as inside:
+        names = [
+            entry.name
+            for entry in inside
+            if entry.name.startswith(prefix) and entry.name.endswith(_PART)
+        ]
+    for name in names:
+        writer = name[len(prefix) :].partition(".")[0]
+        if writer.isdecimal() and not _is_running(int(writer)):
+            with suppress(OSError):
+                os.unlink(folder / name)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True

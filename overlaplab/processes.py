@@ -7,8 +7,15 @@ exception in one ends all.
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import socket
-from collections.abc import Callable, Mapping
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +54,7 @@ def run_ranks(
     backend: str,
     world_size: int,
     environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> None:
     """Call `worker(*args)` on every rank of an initialised process group.
 
@@ -56,6 +64,7 @@ def run_ranks(
         backend: "nccl" or "gloo".
         world_size: processes, see `find_world_size`.
         environment: set in the processes before anything of CUDA starts.
+        folder: of the caller's, which the ranks remove if the caller is killed.
     """
     if under_torchrun():
         os.environ |= environment or {}
@@ -70,18 +79,71 @@ def run_ranks(
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(world_size),
     }
-    spawn(_spawned, args=(settings, backend, worker, args), nprocs=world_size)  # type: ignore[no-untyped-call]
+    given = (os.getpid(), folder, settings, backend, worker, args)
+    with _ended_by_sigterm():
+        context: Any = spawn(_spawned, args=given, nprocs=world_size, join=False)  # type: ignore[no-untyped-call]
+        try:
+            while not context.join():
+                pass
+        except BaseException:
+            for process in context.processes:
+                process.kill()
+                process.join()
+            raise
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends this process as an exception does: what it started ends first."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _ending_with(parent: int, folder: Path | None) -> Iterator[None]:
+    """End this process soon after its parent, which may be killed.
+
+    torch has it interrupted then, which ends Python and no collective.
+    """
+
+    def is_orphan() -> bool:
+        if os.getppid() == parent:
+            return False
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        return True
+
+    def watch() -> None:
+        while not is_orphan():
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        is_orphan()
 
 
 def _spawned(
     rank: int,
+    parent: int,
+    folder: Path | None,
     settings: Mapping[str, str],
     backend: str,
     worker: Worker,
     args: tuple[Any, ...],
 ) -> None:
     os.environ |= {**settings, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    _run(rank, backend, worker, args)
+    with _ending_with(parent, folder):
+        _run(rank, backend, worker, args)
 
 
 def _run(local_rank: int, backend: str, worker: Worker, args: tuple[Any, ...]) -> None:

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from overlaplab.calibrate.clock import cpu_share
 from overlaplab.calibrate.contention import measure_between
 from overlaplab.calibrate.device import measure_device
 from overlaplab.calibrate.launch import measure_launches
@@ -32,6 +34,12 @@ from overlaplab.processes import find_world_size, run_ranks
 
 # That are reported, apart from the models: alone, and between GPUs besides.
 _STAGES, _STAGES_BETWEEN = 4, 2 + len(KINDS)
+
+_FREE = 0.9  # of a core, that a rank gets on a machine that does nothing else
+_BUSY = (
+    "this machine was busy: a rank got {} % of its core. Times are longer than the "
+    "machine's, latencies most of all: calibrate again when nothing else runs"
+)
 
 
 def calibrate(
@@ -51,7 +59,8 @@ def calibrate(
         plan: what to measure; None: the usual of the backend.
 
     Returns:
-        The profile. On one GPU it has no link; its notes say so.
+        The profile. On one GPU it has no link; its notes say so, and "busy" if the
+        machine had other work.
 
     Raises:
         ValueError: no such backend here, or a name without .json.
@@ -67,9 +76,20 @@ def calibrate(
         plan = GPU if backend == "nccl" else CPU
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "measured.json")
-        run_ranks(_measure, plan, answer, backend=backend, world_size=size)
+        run_ranks(
+            _measure,
+            plan,
+            answer,
+            backend=backend,
+            world_size=size,
+            folder=Path(folder),
+        )
         found = json.loads(answer.read_text())
+    share = found.pop("cpu_share")
     hardware = build_profile(out.stem, **found, where=_describe(backend))
+    if share < _FREE:
+        notes = {**hardware.notes, "busy": _BUSY.format(round(100 * share))}
+        hardware = replace(hardware, notes=notes)
     write_profile(hardware, out)
     return hardware
 
@@ -78,12 +98,16 @@ def _measure(plan: CalibrationPlan, answer: Path) -> None:
     """One rank; rank 0 reports how far it is, and writes."""
     several = dist.get_world_size() > 1
     num_stages = len(plan.models) + _STAGES + (_STAGES_BETWEEN if several else 0)
+    share = cpu_share()
     with _reporting(num_stages) as report:
         found = {
             "device": measure_device(plan, report),
             "link": measure_between(plan, report) if several else None,
             "launches": measure_launches(plan, report),
         }
+    shares: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(shares, min(share, cpu_share()))
+    found["cpu_share"] = min(shares)
     if dist.get_rank() == 0:
         answer.write_text(json.dumps(found))
 
@@ -145,7 +169,10 @@ def table(hardware: Hardware) -> str:
     else:
         rows.append(("link", hardware.notes["link"]))
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+    lines = [f"{name:<{width}}  {value}" for name, value in rows]
+    if busy := hardware.notes.get("busy"):
+        lines += ["", f"Warning: {busy}."]
+    return "\n".join(lines)
 
 
 def _rate(flops_per_s: int) -> str:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+# Of arithmetic, as torch calls them without "torch.".
+DTYPES = (
+    *("float64", "float32", "float16", "bfloat16"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    *("float8_e8m0fnu", "float4_e2m1fn_x2"),
+    *("complex128", "complex64", "complex32"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
+)
 KINDS = "matmul", "attention", "attention backward", "norm", "elementwise"
 # Rows are read twice or held: they wait for memory as others do, but differently.
 _ROWWISE = ("norm", "softmax", "nll_loss", "cross_entropy")

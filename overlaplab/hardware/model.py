@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
-from overlaplab.hardware.kinds import CONTENTION_KEYS, contention_key
+from overlaplab.hardware.kinds import CONTENTION_KEYS, DTYPES, contention_key
 from overlaplab.hardware.points import Points, check_points
 
 ALGORITHMS = ("ring",)
@@ -146,6 +147,8 @@ class Hardware:
                 f"(listed: {sorted(self.flops_per_s)})"
             )
         for dtype, rate in self.flops_per_s.items():
+            if dtype != "default":
+                _check_dtype(f"flops_per_s[{dtype!r}]", dtype)
             _check_number(f"flops_per_s[{dtype!r}]", rate, least=1)
         for key in (
             *("memory_bytes_per_s", "host_bytes_per_s", "pageable_bytes_per_s"),
@@ -229,6 +232,8 @@ def _checked_points(points: Any) -> dict[str, Points]:
                 f"points[{key!r}]: expected a key 'flops:NAME:DTYPE', 'flops:DTYPE', "
                 "'bytes:NAME' or 'bytes'"
             )
+        if kind == "flops":
+            _check_dtype(f"points[{key!r}]", rest[-1])
         checked[key] = check_points(f"points[{key!r}]", value)
     return checked
 
@@ -249,6 +254,14 @@ def _checked_contention(contention: Any) -> dict[str, tuple[int, int]]:
         for speed in speeds:
             _check_permille(f"contention[{key!r}]", speed)
     return {key: (speeds[0], speeds[1]) for key, speeds in contention.items()}
+
+
+def _check_dtype(key: str, dtype: str) -> None:
+    """One that no operator has would never be looked up."""
+    if dtype not in DTYPES:
+        near = get_close_matches(dtype.replace("bf", "bfloat"), DTYPES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"{key}: unknown dtype; {hint}known: {', '.join(DTYPES)}")
 
 
 def _check_permille(key: str, value: object) -> None:

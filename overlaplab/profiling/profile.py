@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from overlaplab import streams
 from overlaplab.errors import ProfileError
+from overlaplab.files import write_whole
 from overlaplab.profiling.event_recorder import EventRecorder, recorder_of_this_device
 from overlaplab.profiling.sessions import KinetoRecorder, Recording, profiler_is_running
 from overlaplab.profiling.trace.ranks import timeline_of_ranks
@@ -220,7 +221,7 @@ class Profile:
             file = file / f"rank_{_rank()[0]}.json.gz"
         file.parent.mkdir(parents=True, exist_ok=True)
         trace, zipped = recorder.trace, file.name.endswith(".gz")
-        file.write_bytes(gzip.compress(trace, 6) if zipped else trace)
+        write_whole(file, gzip.compress(trace, 6) if zipped else trace)
         return file
 
     # Opening and closing.

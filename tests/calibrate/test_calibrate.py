@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +238,75 @@ def test_a_calibration_of_this_machine_writes_a_profile_that_times_programs(
     assert hw.launch_ns > 0 and hw.link.latency_ns > 0 and "mm" in str(hw.points)
     done = ol.run(lambda: torch.ones(4) @ torch.ones(4), hardware=str(out))
     assert done.timeline.hardware == "mine"
+
+
+def test_a_busy_machine_is_said_in_the_profile_and_on_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(
+        share: float, worker: object, plan: object, answer: Path, **more: object
+    ) -> None:
+        found = {"device": device(), "launches": LAUNCHES, "link": None}
+        answer.write_text(json.dumps({**found, "cpu_share": share}))
+
+    out = tmp_path / "mine.json"
+    for share, is_busy in ((0.43, True), (0.99, False)):
+        monkeypatch.setattr(calibrate, "run_ranks", partial(measured, share))
+        said = CliRunner().invoke(
+            main, ["calibrate", "--backend", "gloo", "--out", str(out)]
+        )
+        assert said.exit_code == 0, said.output
+        assert ("a rank got 43 % of its core" in said.output) == is_busy
+        assert ("busy" in read_profile(out).notes) == is_busy
+
+
+STARTED = """
+import os, sys, tempfile, time
+from pathlib import Path
+from overlaplab.processes import run_ranks
+
+def work(place):
+    place.with_name("part").write_text(str(os.getpid()))
+    place.with_name("part").rename(place)
+    time.sleep(60)
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(dir=sys.argv[1]) as folder:
+        place = Path(folder, "answer")
+        run_ranks(work, place, backend="gloo", world_size=1, folder=Path(folder))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_measurement_leaves_no_process_and_no_folder(
+    tmp_path: Path, number: int
+) -> None:
+    script, work = tmp_path / "started.py", tmp_path / "work"
+    script.write_text(STARTED)
+    work.mkdir()
+    process = subprocess.Popen([sys.executable, script, work], start_new_session=True)
+    wait_until(lambda: any(work.glob("*/answer")))
+    (answer,) = work.glob("*/answer")
+    rank = answer.read_text()
+    process.send_signal(number)
+    assert process.wait() == (143 if number == signal.SIGTERM else -number)
+    wait_until(lambda: not any(work.iterdir()))
+    wait_until(lambda: not is_running(rank))
+
+
+def is_running(process: str) -> bool:
+    asked = ["ps", "-o", "stat=", "-p", process]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return said.stdout.strip()[:1] not in ("", "Z")  # nobody may wait for an orphan
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Some seconds; minutes on a busy machine."""
+    for _ in range(1200):
+        if done():
+            return
+        time.sleep(0.1)
+    pytest.fail("nothing happened for two minutes")
 
 
 def fail(*args: object, **kwargs: object) -> None:

@@ -14,7 +14,9 @@ from overlaplab.hardware import (
     Link,
     collective_ns,
     find_hardware,
+    read_profile,
     with_link,
+    write_profile,
 )
 
 LINK = Link(latency_ns=10, bytes_per_s=10**9)
@@ -231,3 +233,20 @@ def test_hardware_and_program_load_neither_torch_nor_numpy():
 def test_a_number_of_too_many_digits_is_refused_with_its_key():
     with pytest.raises(ValueError, match=r"launch_ns has about 39. digits"):
         replace(find_hardware("chalk"), launch_ns=10**400)
+
+
+@pytest.mark.parametrize("key", ["flops_per_s", "points"])
+def test_a_dtype_that_nobody_has_is_refused_with_the_nearest(key):
+    value = {
+        "flops_per_s": {"default": 1, "bf16": 9},
+        "points": {"flops:mm:bf16": ((1, 1),)},
+    }
+    with pytest.raises(ValueError, match="unknown dtype; did you mean 'bfloat16'"):
+        hardware(**{key: value[key]})
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path):
+    write_profile(PROFILES["chalk"], tmp_path / "a.json")
+    marked = b"\xef\xbb\xbf" + (tmp_path / "a.json").read_bytes()
+    (tmp_path / "b.json").write_bytes(marked)
+    assert read_profile(tmp_path / "b.json") == PROFILES["chalk"]
