@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Did it overlap?
 #
-# **Lab 02: measuring.** Core: 75 minutes. Extras: 35 more. You need no GPU.
+# **Lab 02: measuring.** Core: two sittings of 60 and 55 minutes, with a door after section
+# 3. Extras: 60 more. You need no GPU.
 #
 # After the core you can
 #
@@ -91,9 +92,8 @@ view.draw_many(
 # stands idle until the CPU has launched the small products again. They take 66 ns each, too
 # thin to see: the `default` lane looks empty.
 #
-# (Over each line stand three numbers of the whole line. *Exposed* is defined in exercise
-# 2.3. *Saved* is compute + sent - step. Leave it aside: section 5 shows why no single
-# timeline can say what was saved.)
+# (Over each line stand numbers of the whole line. *Exposed* is defined in exercise 2.3.
+# *Saved* is compute + sent - step: leave it aside until section 5.)
 #
 # A stopwatch must not ask the CPU when the GPU is done, and must not make the CPU wait.
 # What is left? The GPU itself can take the time.
@@ -118,7 +118,8 @@ view.draw_many(
 # - `step()` launches one step and returns. Call it as often as you like: 3 times to warm
 #   up, then 10 times or more.
 # - The first three calls do what later ones do not: communicators are set up, kernels are
-#   tried out. A median of many steps hides three cold ones; of six it does not. A checkpoint is written now and then, a step is skipped now and then.
+#   tried out. A median of many steps hides three cold ones; of six it does not. A checkpoint
+#   is written now and then, a step is skipped now and then.
 # - While the timed steps are launched, the CPU must run ahead.
 #
 # About 10 lines. The check has four steps with one trap each.
@@ -161,7 +162,23 @@ _ = check("2.1", time_step)
 lab.keep("2.1", time_step)
 
 # %% [markdown]
-# Three stopwatches, five steps. The last has all four traps. In which rows is a wrong
+# Most people use a fourth stopwatch: warm up, wait, launch many steps, wait, divide.
+
+
+# %% name="in-one-go"
+def in_one_go(step):
+    for _ in range(3):
+        step()
+    streams.synchronize()
+    start = lab.clock()
+    for _ in range(20):
+        step()
+    streams.synchronize()
+    return (lab.clock() - start) / 20
+
+
+# %% [markdown]
+# Four stopwatches, five steps. The last has all four traps. In which rows is a wrong
 # stopwatch right by luck?
 
 # %% name="stopwatches" fold=true
@@ -170,14 +187,19 @@ lines = []
 for kind in ("steady", "cold", "small first", "odd", "training"):
     said = [
         f"{lab.time_with(stopwatch, kind).value[0]:.2f}"
-        for stopwatch in (around, wait_each, with_events)
+        for stopwatch in (around, wait_each, in_one_go, with_events)
     ]
     lines.append((kind, *said, f"{lab.true_ms(kind):.2f}"))
-print(lab.text_table(("ms per step", "around", "wait each", "events", "true"), lines))
+head = ("ms per step", "around", "wait each", "in one go", "events", "typical")
+print(lab.text_table(head, lines))
 
 # %% [markdown]
 # `wait_each` is right for `steady`, which has no trap, and by luck for `odd`: none of its four
 # calls was an odd one. That is how people come to trust it.
+#
+# `in_one_go` tells how long 20 steps take *together*, and that is what a whole training run
+# costs: a mean, moved by every odd step. For one typical step, or two that differ by a few
+# percent, take the median of events.
 #
 # That was the model. Here are such steps on two real GPUs, stored; nothing is measured now.
 
@@ -190,7 +212,7 @@ print(lab.on_gpus())
 # the bottleneck, and the GPU waits for the CPU anyway. And the traps of exercise 2.1 are
 # real: a first call is hundreds of times a later one.
 #
-# ## 3. From events to kernels (23 minutes)
+# ## 3. From events to kernels (20 minutes)
 #
 # An event sees what you put it around. A **profiler** sees every kernel: the driver takes
 # the times on the GPU and hands them out later. `torch.profiler` writes them into a
@@ -205,49 +227,14 @@ for category, number in Counter(row.category for row in rows).most_common():
 
 # %% [markdown]
 # A **row** has `.name`, `.category`, `.stream`, `.start_ns`, `.end_ns` (integers) and
-# `.args` (a dict). Most rows are the CPU's. How much communication is hidden? Three
+# `.args` (a dict). Most rows are the CPU's. How much communication is hidden? Two
 # functions answer that, for this trace and any other.
 #
-# **Exercise 2.2.** Kernels of several streams run side by side. Write
-# `merge(intervals)`, their union.
+# **The API of this screen.** Kernels of several streams run side by side, so times cannot be
+# added up. `lab.merge(intervals)` gives the union of `(start, end)` pairs, in order;
+# `lab.intersect(a, b)` what lies in both of two merged lists; `lab.total(intervals)` their
+# length.
 #
-# - `intervals`: pairs `(start, end)` of integers, in any order. `end` is the first
-#   nanosecond that is not in it.
-# - Return a list of pairs, ascending. Intervals that overlap or touch become one. Empty
-#   ones (`start == end`) vanish.
-# - Leave the list that you get as it is.
-#
-# About 8 lines.
-#
-# <details><summary>Hint</summary>
-#
-# Go through them by start. Either the next one begins after the end of the last one that
-# you have, or it may make it longer.
-#
-# </details>
-
-
-# %% name="merge" kind="exercise" exercise="2.2"
-def merge(intervals):
-    """The union: ascending, none empty, none that touch."""
-    ### BEGIN SOLUTION
-    union = []
-    for start, end in sorted(intervals):
-        if start == end:
-            continue
-        if union and start <= union[-1][1]:
-            union[-1] = (union[-1][0], max(union[-1][1], end))
-        else:
-            union.append((start, end))
-    return union
-    ### END SOLUTION
-
-
-# %% name="check-merge" kind="check" exercise="2.2" points=1
-_ = check("2.2", merge)
-lab.keep("2.2", merge)
-
-# %% [markdown]
 # **Exercise 2.3.** Write `overlap(rows)`: a dict with five entries.
 #
 # - `"compute_ns"`, `"communication_ns"`: the time in which at least one kernel of the kind
@@ -256,9 +243,7 @@ lab.keep("2.2", merge)
 # - `"hidden_ns"`: communication with computation beside it. `"exposed_ns"`: without.
 # - `"fraction"`: hidden over communication; `None` where there is no communication.
 #
-# All rows are of one GPU. `lab.merge(intervals)` and `lab.intersect(a, b)` (what lies in
-# both of two merged lists) are there, and `lab.total(intervals)`; use your own `merge` if
-# you like. About 12 lines.
+# All rows are of one GPU. About 12 lines.
 #
 # <details><summary>Hint: no intersect needed</summary>
 #
@@ -367,8 +352,10 @@ head = ("ms", "compute", "sent", "hidden", "exposed", "fraction", "package agree
 print(lab.text_table(head, lines))
 
 # %% [markdown]
-# To the nanosecond. So at batch 8 most is hidden; are we done? A percentage does not say what starts
-# when, what it waits for, or what it was worth. For that you must look.
+# To the nanosecond. So at batch 8 most is hidden; are we done? A percentage does not say what
+# starts when, what it waits for, or what it was worth. For that you must look.
+#
+# **A door.** This is a good place to stop for today. What you need afterwards is given again.
 #
 # ## 4. Read a real step (17 minutes)
 #
@@ -384,7 +371,7 @@ print(view.text(step, width=88))
 view.draw(step, title="your step: batch 8, buckets of 100 MiB", critical_path=False)
 
 # %% [markdown]
-# (With a kernel running, `view.show(step)` in a cell of your own zooms: wheel, drag, click.)
+# (`view.show(step)`, in a cell of your own, zooms: wheel, drag, click.)
 #
 # Above are the kernels of the compute stream, below NCCL's. Forward pass (light blue), then
 # backward pass, from the last layer to the first; a message follows each layer. An orange
@@ -581,8 +568,7 @@ view.draw_many(
 )
 
 # %% [markdown]
-# The two lines end nearly together, by less than those 2 ms. (*Saved*, over each line of the
-# figure, is compute + sent - step of that one line, and no saving.) Where did the rest go?
+# The two lines end nearly together, by less than those 2 ms. Where did the rest go?
 #
 # **Exercise 2.7.** Make out the bill. `timeline.report()` has `step_ns`, `compute_ns`,
 # `communication_ns`, `hidden_ns` as defined above.
@@ -714,7 +700,42 @@ print(lab.machine())
 # apart; that it is 1.3 and not 1.0, only a second run would tell.
 #
 # At batch 2 overlap *costs* 3.6 ms, though part of the communication is hidden. It launches
-# 14 messages where the serial step launches one, and there the CPU is late anyway. The same code that pays at one batch size loses at another, and no fraction shows it.
+# 14 messages where the serial step launches one, and there the CPU is late anyway. The same
+# code that pays at one batch size loses at another, and no fraction shows it.
+#
+# ## 6. Your own trace (5 minutes)
+#
+# Your profiler reads any trace. In your training loop, this writes one per rank:
+#
+# ```python
+# with torch.profiler.profile(
+#     schedule=torch.profiler.schedule(wait=5, warmup=2, active=3),
+#     on_trace_ready=lambda p: p.export_chrome_trace(f"rank{dist.get_rank()}.json.gz"),
+# ) as profiler:
+#     for batch in batches:
+#         train_step(batch)
+#         profiler.step()
+# ```
+#
+# Type the path of one here. Without one, the third trace of this lab is read.
+
+# %% name="my-trace"
+my_trace = None  # "rank0.json.gz"
+
+# %% name="own-trace"
+path = my_trace or lab.path_of("overlapped, batch 2")
+mine = lab.mine_or_ours("2.3")(lab.rows_of(path))
+print(", ".join(f"{name[:-3]} {mine[name] / 1e6:.2f} ms" for name in list(mine)[:4]))
+for finding in ol.diagnose(ol.read_trace(path)).findings[:3]:
+    print(textwrap.fill(f"{finding.kind}: {finding.says}", 88))
+
+# %% [markdown]
+# Your function says how much; `ol.diagnose` (in a terminal: `overlaplab report FILE`) says
+# of what, and what to change first.
+#
+# **Tomorrow, in your own loop.** `with ol.profile(warmup=2) as profile:` around it,
+# `profile.step()` after each step, `print(ol.diagnose(profile.timeline))` after it. Time the
+# step with your `time_step`, without a profiler, and hold the two against each other.
 #
 # ### Takeaways
 
@@ -737,7 +758,49 @@ print(f"{lab.unprofiled_ms('overlapped', 2):.0f} without, where the CPU has no t
 # **You may close the laptop here.** Next: 03, who waits for whom. What follows is extra.
 
 # %% [markdown]
-# ## 6. Extra: repair two profilers (25 minutes)
+# ## 7. Extra: the union of intervals (7 minutes)
+#
+# **Exercise 2.2.** Kernels of several streams run side by side. Write
+# `merge(intervals)`, their union.
+#
+# - `intervals`: pairs `(start, end)` of integers, in any order. `end` is the first
+#   nanosecond that is not in it.
+# - Return a list of pairs, ascending. Intervals that overlap or touch become one. Empty
+#   ones (`start == end`) vanish.
+# - Leave the list that you get as it is.
+#
+# About 8 lines.
+#
+# <details><summary>Hint</summary>
+#
+# Go through them by start. Either the next one begins after the end of the last one that
+# you have, or it may make it longer.
+#
+# </details>
+
+
+# %% name="merge" kind="exercise" exercise="2.2"
+def merge(intervals):
+    """The union: ascending, none empty, none that touch."""
+    ### BEGIN SOLUTION
+    union = []
+    for start, end in sorted(intervals):
+        if start == end:
+            continue
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end))
+        else:
+            union.append((start, end))
+    return union
+    ### END SOLUTION
+
+
+# %% name="check-merge" kind="check" exercise="2.2" points=1
+_ = check("2.2", merge)
+lab.keep("2.2", merge)
+
+# %% [markdown]
+# ## 8. Extra: repair two profilers (25 minutes)
 #
 # **Exercise 2.8a.** This one times computing and sending of a real step, with events, the
 # CPU ahead. It says that nothing is hidden. It says so of every program.
@@ -860,7 +923,7 @@ _ = check("2.8b", summary)
 # GPU may stand still.
 
 # %% [markdown]
-# ## 7. Extra: the report (5 minutes)
+# ## 9. Extra: the report (8 minutes)
 #
 # The package's own profiler goes on from here: `ol.diagnose(timeline)` (in a terminal,
 # `overlaplab report FOLDER`) says what a step loses, the most expensive first, and to what.
@@ -895,11 +958,8 @@ for which in lab.TRACES:
 print(ol.diagnose(lab.whole_trace("overlapped, batch 2")))
 
 # %% [markdown]
-# ## 8. Extra: measure your own step (5 minutes)
-#
-# `ol.profile()` goes around any training loop, on whatever this machine has. Put your own
-# model in. On a CPU every operator is finished when its line returns: there is no lead, and
-# nothing to hide.
+# And a step of this machine: `ol.profile()` goes around any training loop. On a CPU every
+# operator is finished when its line returns: there is no lead, and nothing to hide.
 
 # %% name="own-step"
 import torch
@@ -915,10 +975,9 @@ view.draw(one, title="a step of this machine", critical_path=False)
 
 # %% [markdown]
 # On several GPUs, with torchrun: the same lines, then `own.save("traces/")` on every rank,
-# and `overlaplab report traces/`. Time the step with events too (exercise 2.1 runs on CUDA as
-# it stands), and hold the two against each other.
+# and `overlaplab report traces/`.
 #
-# ## 9. What a profiler cannot see
+# ## 10. What a profiler cannot see
 #
 # A message's kernel that waits for a late rank spins: it looks like sending. One rank's trace
 # cannot tell the two apart; read all ranks. A kernel that computes and sends in one (a fused
@@ -930,7 +989,8 @@ view.draw(one, title="a step of this machine", critical_path=False)
 # - `torch.profiler.profile` with `schedule(wait, warmup, active)`: this lab's traces were made
 #   by it. Its warm-up is the profiler's own; the program's is yours.
 # - HolisticTraceAnalysis (`TraceAnalysis.get_comm_comp_overlap`) computes exercise 2.3. It
-#   leaves out the last step and rounds to whole microseconds; the exact number is this lab's.
+#   leaves out the last step unless told otherwise, and rounds to whole microseconds; the exact
+#   number is this lab's.
 # - Nsight Systems shows the same lanes, with your ranges: [nsight.md](../course/nsight.md).
 #
 # Further reading: the chapter on timing with events of the CUDA C++ Best Practices Guide.

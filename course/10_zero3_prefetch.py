@@ -70,7 +70,8 @@ print(lab.kinds_table({"data parallel": replicated}))
 print(f"\n{' + '.join(kept)}: {sum(held[kind] for kind in kept):.0f} MiB")
 
 # %% [markdown]
-# Activations are the same either way; sharding is about the other kinds.
+# Activations are the same either way, and so are `workspaces`, which the matmul library
+# keeps for itself; sharding is about the other kinds.
 #
 # **Predict.** With stage 3 over four ranks, how many MiB does a rank hold in the place of
 # the sum above? A quarter of the sum is always there. Count also what one of the six layers
@@ -90,11 +91,11 @@ lab.side_by_side("MiB", held_mib, f"{lab.all_but_activations(on_demand_run):.0f}
 print(lab.kinds_table(both))
 
 # %% [markdown]
-# The number is the sum of the column without activations. Read it by kind. Shards and states
-# are a quarter. `gathered` is *one* layer: all that is left of the full weights. Gradients are
-# a quarter, and most of one layer's full gradient; `communication` is the buffer from which it
-# leaves. `parameters` is the table of positions: it is not trained, and every rank has it whole.
-# What does that cost?
+# The number is the sum of the column without activations and workspaces. Read it by kind.
+# Shards and states are a quarter. `gathered` is *one* layer: all that is left of the full
+# weights. Gradients are a quarter, and most of one layer's full gradient; `communication` is
+# the buffer from which it leaves. `parameters` is the table of positions: it is not trained,
+# and every rank has it whole. What does that cost?
 
 # %% name="moved"
 for name, run in both.items():

@@ -29,6 +29,17 @@ _CALIBRATED = (
     ("launch of a collective, hook included, us", "collective_launch_ns", 1e3),
     ("each further tensor of it, us", "collective_part_launch_ns", 1e3),
 )
+_CALLS = (
+    ("an addition to one tensor", "kernel"),
+    ("the same to 64 tensors in one call", "foreach of 64"),
+    ("an event, recorded and waited for", "event"),
+    ("an all-reduce of one tensor, its wait included", "all_reduce of 1"),
+    ("of 64 tensors in one call", "all_reduce of 64"),
+    ("in a step: a hook that does nothing, each", "hook"),
+    ("in a step: a message per parameter, each", "message"),
+    ("in a step: a further bucket", "bucket"),
+    ("in a step: all in one bucket, each tensor", "tensor"),
+)
 
 
 def fill(page: str, compared: Mapping[str, Any]) -> str:
@@ -52,6 +63,7 @@ def places(compared: Mapping[str, Any]) -> dict[str, str]:
         "steps": steps_table(rows).markdown(),
         "launch bound": steps_table(apart).markdown(),
         "calibrated": calibrated_table(compared["calibrated"]).markdown(),
+        "calls": calls_table(compared["calls_ns"]).markdown(),
         "cards": cards_table(compared["cards"]).markdown(),
         "machine": "\n".join(
             f"- {link}: {m['num_cards']} x {m['card']}, driver {m['driver']}, torch "
@@ -109,6 +121,16 @@ def calibrated_table(links: Mapping[str, Mapping[str, Any]]) -> Table:
         pairs = (" / ".join(f"{n / 10:.0f}" for n in found[kind]) for found in several)
         rows.append((f"{kind}: its speed / the wire's, %", *pairs))
     return Table(("", *links), tuple(rows))
+
+
+def calls_table(calls_ns: Mapping[str, Mapping[str, int]]) -> Table:
+    """What launches of each kind cost the CPU, before and after the steps."""
+    several = calls_ns.values()
+    rows = [
+        (name, *(f"{of[key] / 1e3:.1f}" if key in of else "-" for of in several))
+        for name, key in _CALLS
+    ]
+    return Table(("us", *calls_ns), tuple(rows))
 
 
 def cards_table(cards: Sequence[Mapping[str, Any]]) -> Table:

@@ -14,6 +14,7 @@ import click
 import torch.distributed as dist
 
 from overlaplab.bench import compiled, data_parallel, traces, zero3
+from overlaplab.bench.checkpoint.command import checkpoint
 from overlaplab.bench.double_buffer import measure as double_buffer
 from overlaplab.bench.double_buffer.plan import BRIEF, PARTS, REHEARSAL, Plan
 from overlaplab.bench.launches.command import launches
@@ -265,6 +266,7 @@ def _measure_cases(
         write_from_rank_0({**results, "cases": found}, out)
 
 
+benchmarks.add_command(checkpoint)
 benchmarks.add_command(launches)
 benchmarks.add_command(predict)
 

@@ -29,8 +29,8 @@ def measure_device(
         report: called with the name of each stage when it begins.
 
     Returns:
-        "matmuls", "memory", "small_kernel", "host_copies" and "models": those of the
-        rank with the slowest device, for which the others wait.
+        "matmuls", "memory", "allocator", "small_kernel", "host_copies" and "models":
+        those of the rank with the slowest device, for which the others wait.
     """
     found: dict[str, Any] = {}
     stages = (
@@ -41,6 +41,7 @@ def measure_device(
     for stage, key, measure in stages:
         report(stage)
         found[key] = measure(plan)
+    found["allocator"] = _measure_allocator()
     addition = partial(torch.ones(1, device=streams.device()).add_, 1)
     shortest = device_ns(addition, 100, repeats=plan.repeats)  # of all kernels
     found["small_kernel"] = {"device_ns": shortest}
@@ -78,6 +79,23 @@ def _measure_memory(plan: CalibrationPlan) -> list[Row]:
         ns = device_ns(call, 10, repeats=plan.repeats)
         rows.append({"bytes": 2 * size, "ns": ns})
     return rows
+
+
+def _measure_allocator() -> dict[str, int]:
+    """Bytes that one byte takes, and that a stream's first matmul keeps; CUDA."""
+    if not on_cuda():
+        return {}
+    before = torch.cuda.memory_allocated()
+    kept = [torch.empty(1, dtype=torch.uint8, device=streams.device())]
+    block = torch.cuda.memory_allocated() - before
+    matrix = torch.ones(64, 64, device=streams.device())
+    kept.append(torch.empty_like(matrix))
+    before = torch.cuda.memory_allocated()
+    with streams.stream(streams.Stream()):
+        torch.mm(matrix, matrix, out=kept[1])
+    streams.synchronize()
+    workspace = torch.cuda.memory_allocated() - before
+    return {"allocation_bytes": block, "workspace_bytes": workspace}
 
 
 def _measure_host_copies(plan: CalibrationPlan) -> list[Row]:

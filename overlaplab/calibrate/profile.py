@@ -54,6 +54,7 @@ def build_profile(
     wire, rates_beside = _link(link, notes)
     others: dict[str, Any] = {
         **_host_rates(device["host_copies"], notes),
+        **_allocator(device.get("allocator", {}), notes),
         **_launch_costs(launches, notes),
         **rates_beside,
     }
@@ -167,6 +168,13 @@ def _host_rates(
         else:
             notes[key] = "not measured: the device is the host"
     return rates
+
+
+def _allocator(found: Mapping[str, int], notes: dict[str, str]) -> dict[str, int]:
+    if found:
+        notes["allocation_bytes"] = "what the allocator gave for one byte"
+        notes["workspace_bytes"] = "what the first matmul of a new stream kept"
+    return dict(found)
 
 
 def _launch_costs(launches: Mapping[str, Any], notes: dict[str, str]) -> dict[str, int]:

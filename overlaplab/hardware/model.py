@@ -91,6 +91,9 @@ class Hardware:
             permille, by `overlaplab.hardware.contention_key`: "matmul" beside a
             collective of default priority, "matmul, high priority" of a high one.
             Where a kind has only the first it serves for both.
+        allocation_bytes: the device's allocator gives memory in multiples of this.
+        workspace_bytes: what the matmul library takes on a stream at its first matmul
+            there, and keeps; 0: nothing.
         waits_for_room: a collective that finds kernels running on its ranks is sent
             when those have ended: a kernel that fills its GPU lets nobody in before.
         gpus_per_node: ranks 0 to this - 1 are one node, and so on; 0: all ranks share

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from overlaplab.bench.predict.compare import (
     Row,
+    calls_ns,
     claim,
     compare,
     launches_of,
@@ -179,11 +180,28 @@ def test_both_halves_on_the_cpu(tmp_path: Path) -> None:
     assert "3 configurations" in claim(answer)
 
 
+def test_launches_are_told_by_kind() -> None:
+    times = {"compute": 100, "hooks": 108, "per parameter": 180, "one bucket": 130}
+    variants: dict[str, Any] = {name: {"step_ns": ns} for name, ns in times.items()}
+    variants["buckets"] = {"step_ns": 160, "buckets": 4}
+    launches = {"parameters": 4, "calls": {"kernel": 9}, "variants": variants}
+    assert calls_ns(launches) == {
+        "kernel": 9,
+        "hook": 2,
+        "message": 20,
+        "bucket": 10,  # (160 - 130) for three more
+        "tensor": 7,
+    }
+    del variants["buckets"]  # no process group
+    assert calls_ns(launches) == {"kernel": 9, "hook": 2}
+
+
 def test_a_place_of_the_page_that_nobody_knows_is_refused() -> None:
     compared = {
         "summary": summary([row("a", 1, 1)]),
         "by_link": {},
         "calibrated": {},
+        "calls_ns": {},
         "cards": [],
         "rows": [],
         "launch_bound": {"rows": []},

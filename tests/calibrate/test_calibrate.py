@@ -46,6 +46,7 @@ def device() -> dict[str, Any]:
     return {
         "matmuls": [{"dtype": "float32", "size": 100, "flops": 2_000_000, "ns": 1_000}],
         "memory": [{"bytes": 2_000_000, "ns": 1_000}, {"bytes": 20_000, "ns": 50}],
+        "allocator": {"allocation_bytes": 512, "workspace_bytes": 7_000},
         "small_kernel": {"device_ns": 40, "launch_ns": 5_000},
         "host_copies": [],
         "models": [model],
@@ -109,6 +110,7 @@ def test_each_number_of_a_profile_is_the_measured_one() -> None:
     hw = build_profile("here", device(), LAUNCHES, LINK, "a card, today")
     assert hw.flops_per_s == {"default": 2 * 10**12, "float32": 2 * 10**12}
     assert hw.memory_bytes_per_s == 2 * 10**12 and hw.kernel_floor_ns == 40
+    assert hw.allocation_bytes == 512 and hw.workspace_bytes == 7_000
     assert hw.launch_ns == 100 and hw.backward_launch_ns == 200
     # (9,400 - 5,000) / 4 a collective; then (7,900 - 5,000 - 1,100) / 4 a tensor.
     assert hw.collective_launch_ns == 1_100 and hw.collective_part_launch_ns == 450

@@ -67,6 +67,18 @@ def test_every_number_of_a_profile_has_a_source():
             }
 
 
+def test_every_gpu_allocates_as_torch_does_on_cuda_and_says_from_where_it_is_known():
+    gpus = [hw for hw in PROFILES.values() if hw.name not in ("chalk", "laptop")]
+    for hw in gpus:
+        assert hw.allocation_bytes == 512
+        assert {"allocation_bytes", "workspace_bytes"} <= set(hw.notes)
+    # 32 MiB on Hopper; ":4096:2:16:8", in KiB, on GPUs before it.
+    older = (4096 * 2 + 16 * 8) * 1024
+    sizes = {hw.name: hw.workspace_bytes for hw in gpus}
+    assert sizes.pop("a100-nvlink") == older
+    assert set(sizes.values()) == {32 * 2**20}
+
+
 def test_a_network_of_infiniband_is_as_fast_as_reported_where_rings_are_used():
     # 512 MiB over 248 nodes of 8 H200s: "around 350" GB/s of bus bandwidth
     # (NVIDIA/nccl-tests issue 283; the speed of its cards is not told).

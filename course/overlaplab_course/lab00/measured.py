@@ -100,8 +100,9 @@ def loops(found: Stored) -> list[str]:
         item, end = row["item_ms"], row["at the end_ms"]
         costs = f"{item / end - 1:.0%}"
         rows.append((f"batch {row['batch']}", f"{item:.2f}", f"{end:.2f}", costs))
-    head = f"{table['layers']} layers, {table['width']} wide, ms a step"
-    return [head, *stored.columns(rows), _machine(found)]
+    head = f"{table['layers']} layers, {table['width']} wide, ms per step"
+    machine = _machine(found | table)  # a run of its own, where it says so
+    return [head, *stored.columns(rows), machine]
 
 
 @_shown

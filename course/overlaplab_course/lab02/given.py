@@ -184,7 +184,17 @@ def whole_trace(which: str) -> Timeline:
 @lru_cache(maxsize=8)
 def raw_rows(which: str) -> tuple[Row, ...]:
     """The events of one of `TRACES` as rows, kernels and all others."""
-    with gzip.open(path_of(which)) as file:
+    return rows_of(path_of(which))
+
+
+def rows_of(path: str | Path) -> tuple[Row, ...]:
+    """The events of a trace of torch.profiler as rows; from 0, in ns.
+
+    Args:
+        path: of a file, `.json` or `.json.gz`.
+    """
+    read = gzip.open if str(path).endswith(".gz") else open
+    with read(path, "rb") as file:
         events = [e for e in json.load(file)["traceEvents"] if e.get("ph") == "X"]
     first_ns, rows = min(round(1000 * e["ts"]) for e in events), []
     for e in events:

@@ -47,10 +47,6 @@ INFINIBAND: Hardware = replace(
     name="infiniband-400g, captured",
     launch_ns=0,
     collective_launch_ns=0,
-    contention={},  # one pair for all kernels, which is easier to read
-    waits_for_room=False,
-    compute_rate_permille=600,
-    wire_rate_permille=500,
 )
 
 
@@ -93,11 +89,11 @@ def held_mib(recorded: Run) -> dict[str, float]:
     return {kind: most[kind] / MIB for kind in MEMORY_KINDS if most.get(kind)}
 
 
-_LEFT_OUT = ("activations", "inputs", "other")
+_LEFT_OUT = ("activations", "inputs", "workspaces", "other")
 
 
 def all_but_activations(recorded: Run) -> float:
-    """MiB of what sharding is about: the sum of the other kinds' most."""
+    """MiB of what sharding is about: the sum of those kinds' most."""
     every = held_mib(recorded).items()
     return sum(size for kind, size in every if kind not in _LEFT_OUT)
 

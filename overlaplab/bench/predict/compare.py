@@ -147,6 +147,20 @@ def launches_of(calibration: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**before, "variants": means}
 
 
+def calls_ns(launches: Mapping[str, Any]) -> dict[str, int]:
+    """What the CPU pays for each kind of launch: alone, and by what a step grows."""
+    steps = {name: of["step_ns"] for name, of in launches["variants"].items()}
+    num, buckets = launches["parameters"], launches["variants"].get("buckets")
+    found = dict(launches["calls"])
+    found["hook"] = (steps["hooks"] - steps["compute"]) // num
+    if buckets is not None:
+        more = buckets["buckets"] - 1
+        found["message"] = (steps["per parameter"] - steps["compute"]) // num
+        found["bucket"] = (steps["buckets"] - steps["one bucket"]) // more
+        found["tensor"] = (steps["one bucket"] - steps["compute"]) // num
+    return found
+
+
 def compare(measured: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Predict everything that was measured.
 
@@ -169,6 +183,12 @@ def compare(measured: Mapping[str, Any], say: Say) -> dict[str, Any]:
         "benchmark": "predict compare",
         "machines": dict.fromkeys(hardware, machine),
         "calibrated": {link: _main_numbers(hw) for link, hw in hardware.items()},
+        "calls_ns": {
+            f"{link}, {when}": calls_ns(of["calibration"][key])
+            for link, of in measured["links"].items()
+            for when, key in (("before", "launches"), ("after", "launches_after"))
+            if key in of["calibration"]
+        },
         "cards": [
             {"link": link, **{key: case.get(key) for key in _STATE}}
             for link, case in cases

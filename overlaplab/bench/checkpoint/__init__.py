@@ -1,0 +1,1 @@
+"""Checkpoint plans beside what people choose by hand, and torch's activation budget."""

@@ -1,0 +1,43 @@
+"""What is worth computing twice: activations under a budget of bytes.
+
+`plan_checkpoints` finds, for a model and the memory that it may use, which block keeps
+what for its backward and which computes some of it again; `frontier` draws the whole
+curve of peaks and step times. `measure_costs` has what both are made of.
+
+`chain` is the data and the sum that the peak is, `knapsack` the choice, `strategies`
+what people choose by rule, `policies` what a block may do, `finding`, `cutting`,
+`meters` and `costs` how numbers are taken, and `plan` carries a choice out.
+"""
+
+from overlaplab.techniques.memory.chain import Block, Chain, Option
+from overlaplab.techniques.memory.knapsack import BudgetError, choose, least_choice
+from overlaplab.techniques.memory.plan import AppliedPlan, CheckpointPlan
+from overlaplab.techniques.memory.planner import (
+    Costs,
+    frontier,
+    measure_costs,
+    plan_checkpoints,
+)
+from overlaplab.techniques.memory.policies import EAGER, Policy, compiled
+from overlaplab.techniques.memory.strategies import every, none, segments
+
+__all__ = [
+    "EAGER",
+    "AppliedPlan",
+    "Block",
+    "BudgetError",
+    "Chain",
+    "CheckpointPlan",
+    "Costs",
+    "Option",
+    "Policy",
+    "choose",
+    "compiled",
+    "every",
+    "frontier",
+    "least_choice",
+    "measure_costs",
+    "none",
+    "plan_checkpoints",
+    "segments",
+]

@@ -1,0 +1,302 @@
+"""A model with its blocks cut out: who calls what with which inputs, and what is left.
+
+The copy that `cut` makes shares parameters with the model and nothing else: no hook,
+no gradient, no buffer. Each block is a `Stub`, which asks a `Book` what to do:
+`Looking` lets one block of each kind run and notes calls; `Marking` gives outputs of
+their size and notes how much lives around them. Knows no policy.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from overlaplab.techniques.memory.finding import call_spec, likeness
+from overlaplab.techniques.memory.meters import Meter
+from overlaplab.techniques.memory.policies import BatchNorms
+
+
+@dataclass(eq=False)
+class Kind:
+    """Calls that cost the same.
+
+    Args:
+        name: of the first block.
+        block: its copy, to be measured.
+        args, kwargs: of the call, detached; tensors as large as the model's.
+        needs_grad: of each tensor among the inputs.
+        autocast: device type, dtype, whether it was on.
+        outputs: stand-ins of the outputs' leaves, as far as they are tensors.
+        tree: how outputs are nested.
+        obstacle: why it is not planned; "" if it is.
+        writes: the buffer that its forward changes, which must not happen twice.
+        gradients: of its outputs, while it is timed.
+    """
+
+    name: str
+    block: nn.Module
+    args: Any
+    kwargs: Any
+    needs_grad: tuple[bool, ...]
+    autocast: tuple[str, torch.dtype, bool]
+    outputs: list[Any] = field(default_factory=list)
+    tree: Any = None
+    obstacle: str = ""
+    writes: str = ""
+    gradients: list[Tensor] = field(default_factory=list)
+
+    def inputs(self) -> tuple[Any, Any]:
+        """Fresh leaves on the memory of the first call's inputs."""
+        leaves, tree = pytree.tree_flatten((self.args, self.kwargs))
+        flags = iter(self.needs_grad)
+        fresh = [
+            leaf.detach().requires_grad_(next(flags))
+            if isinstance(leaf, Tensor)
+            else leaf
+            for leaf in leaves
+        ]
+        args, kwargs = pytree.tree_unflatten(fresh, tree)
+        return args, kwargs
+
+
+class Book(Protocol):
+    """Decides what a stub does."""
+
+    def call(self, stub: Stub, args: Any, kwargs: Any) -> Any: ...
+
+
+class Stub(nn.Module):
+    """Stands where a block stood. Its attributes are the block's."""
+
+    def __init__(self, name: str, block: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["name"] = name
+        self.__dict__["block"] = block
+        self.__dict__["book"] = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["block"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__["book"].call(self, args, kwargs)
+
+
+def cut(
+    model: nn.Module, blocks: Mapping[str, nn.Module], meter: Meter
+) -> tuple[nn.Module, dict[str, Stub]]:
+    """A copy of `model` with a stub for each block.
+
+    Raises:
+        ValueError: the model cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) not in memo:
+                shared = meter.adopt(parameter.detach())
+                memo[id(parameter)] = nn.Parameter(shared, parameter.requires_grad)
+        plain = [v for v in vars(module).values() if isinstance(v, Tensor)]
+        for tensor in [*module._buffers.values(), *plain]:
+            if tensor is not None and id(tensor) not in memo:
+                adopted = meter.adopt(tensor.detach())
+                memo[id(tensor)] = adopted.clone() if meter.computes else adopted
+    stubs = {}
+    try:
+        for name, block in blocks.items():
+            stubs[name] = Stub(name, _without_hooks(copy.deepcopy(block, memo)))
+            memo[id(block)] = stubs[name]
+        skeleton = copy.deepcopy(model, memo)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"{type(model).__name__} cannot be copied ({error}), and a planner tries "
+            "things on a copy. Keep what has no copy (files, results that are not "
+            "parameters) outside of the model"
+        ) from error
+    return _without_hooks(skeleton), stubs
+
+
+def _without_hooks(module: nn.Module) -> nn.Module:
+    """Hooks of reducers and recorders are not for copies."""
+    for inner in module.modules():
+        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
+            getattr(inner, hooks).clear()
+        inner.__dict__.pop("forward", None)
+    return module
+
+
+class Looking:
+    """Runs one block of each kind; notes calls."""
+
+    def __init__(self, device_type: str) -> None:
+        self.kinds: dict[Hashable, Kind] = {}
+        self.calls: list[tuple[str, Kind]] = []  # in the order of the forward
+        self._device_type = device_type
+        self._likeness: dict[str, Hashable] = {}
+
+    def counts(self) -> Counter[str]:
+        """How often each block was called."""
+        return Counter(name for name, _ in self.calls)
+
+    def call(self, stub: Stub, args: Any, kwargs: Any) -> Any:
+        name, block = stub.name, stub.block
+        if name not in self._likeness:
+            self._likeness[name] = likeness(block)
+        autocast = (
+            self._device_type,
+            torch.get_autocast_dtype(self._device_type),
+            torch.is_autocast_enabled(self._device_type),
+        )
+        key = self._likeness[name], call_spec(args, kwargs), autocast
+        kind = self.kinds.get(key)
+        if kind is None:
+            kind = self.kinds[key] = _try(name, block, args, kwargs, autocast)
+        self.calls.append((name, kind))
+        leaves = [_stand_in(leaf) for leaf in kind.outputs]
+        return pytree.tree_unflatten(leaves, kind.tree)
+
+
+def _try(name: str, block: nn.Module, args: Any, kwargs: Any, autocast: Any) -> Kind:
+    """Run a block once, and see what it does to its inputs and buffers."""
+    leaves, tree = pytree.tree_flatten((args, kwargs))
+    inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    held_args, held_kwargs = pytree.tree_unflatten(
+        [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves], tree
+    )
+    needs_grad = tuple(t.requires_grad for t in inputs)
+    kind = Kind(name, block, held_args, held_kwargs, needs_grad, autocast)
+    before = [t._version for t in inputs]
+    buffers = _counted_buffers(block)
+    versions = [b._version for b in buffers.values()]
+    outputs, kind.tree = pytree.tree_flatten(block(*args, **kwargs))
+    kind.outputs = [
+        o.detach().requires_grad_(o.requires_grad) if isinstance(o, Tensor) else o
+        for o in outputs
+    ]
+    if [t._version for t in inputs] != before:
+        kind.obstacle = "it writes one of its inputs"
+    tensors = [o for o in outputs if isinstance(o, Tensor)]
+    memory = {t.untyped_storage()._cdata for t in inputs}
+    if any(t.untyped_storage()._cdata in memory for t in tensors):
+        kind.obstacle = "one of its outputs is the memory of an input"
+    if not any(t.requires_grad for t in tensors):
+        kind.obstacle = "none of its outputs needs a gradient"
+    for (path, buffer), version in zip(buffers.items(), versions, strict=True):
+        if buffer._version != version:
+            kind.writes = path
+    return kind
+
+
+def _counted_buffers(block: nn.Module) -> dict[str, Tensor]:
+    """Buffers that nobody watches over: batch norms' statistics count once anyway."""
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, module in block.named_modules()
+        if not isinstance(module, BatchNorms.kinds)
+        for name, buffer in module.named_buffers(recurse=False)
+    }
+
+
+def _stand_in(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    made = torch.empty_like(leaf)
+    if leaf.is_floating_point():
+        made.normal_() if leaf.numel() else None
+    else:
+        made.copy_(leaf)
+    # No leaf: a block may write into it.
+    return made.requires_grad_().clone() if leaf.requires_grad else made
+
+
+class Marking:
+    """Gives outputs without computing; notes what lives around each block.
+
+    Args:
+        meter: that is asked.
+        planned: kinds of the blocks that are cut out; others run as they are.
+    """
+
+    def __init__(self, meter: Meter, planned: Mapping[str, Kind]) -> None:
+        self._meter = meter
+        self._planned = planned
+        self._base_bytes = 0
+        self.marks = True
+        self.forwards: list[tuple[str, int, int]] = []  # name, most before it, live
+        self.backwards: list[tuple[str, int, int]] = []
+        self.end_bytes = 0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._base_bytes = self._meter.live_bytes()
+        self._meter.mark()
+
+    def end(self) -> None:
+        """It has ended."""
+        self.end_bytes = self._meter.peak_bytes() - self._base_bytes
+
+    def note(self, rows: list[tuple[str, int, int]], name: str) -> None:
+        """Where one begins: the most before it, and what lives now."""
+        if self.marks:
+            most = self._meter.peak_bytes() - self._base_bytes
+            rows.append((name, most, self._meter.live_bytes() - self._base_bytes))
+
+    def made(self) -> None:
+        """Its outputs are there."""
+        if self.marks:
+            self._meter.mark()
+
+    def call(self, stub: Stub, args: Any, kwargs: Any) -> Any:
+        kind = self._planned.get(stub.name)
+        if kind is None:
+            return stub.block(*args, **kwargs)
+        leaves, _ = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        anchor = torch.empty(0, requires_grad=True, device=tensors[0].device)
+        apply: Any = _Cut.apply
+        made = iter(apply(self, stub.name, kind, anchor, *tensors))
+        outputs = [next(made) if isinstance(o, Tensor) else o for o in kind.outputs]
+        return pytree.tree_unflatten(outputs, kind.tree)
+
+
+class _Cut(torch.autograd.Function):
+    """A hole of the shape of a block. It holds its inputs until its backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, book: Marking, name: str, kind: Kind, anchor: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        book.note(book.forwards, name)
+        like = [leaf for leaf in kind.outputs if isinstance(leaf, Tensor)]
+        outputs = [torch.empty_like(leaf) for leaf in like]
+        for made, leaf in zip(outputs, like, strict=True):
+            if not leaf.is_floating_point():
+                made.copy_(leaf)
+        ctx.mark_non_differentiable(
+            *(
+                o
+                for o, leaf in zip(outputs, like, strict=True)
+                if not leaf.requires_grad
+            )
+        )
+        ctx.set_materialize_grads(False)
+        ctx.book, ctx.name, ctx.held = book, name, tensors
+        book.made()
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.book.note(ctx.book.backwards, ctx.name)
+        made = [
+            torch.empty_like(t) if needs else None
+            for t, needs in zip(ctx.held, ctx.needs_input_grad[4:], strict=True)
+        ]
+        ctx.held = ()
+        ctx.book.made()
+        return (None, None, None, None, *made)

@@ -1,0 +1,297 @@
+"""Meters: live bytes, the most since a mark, and what a function takes.
+
+`PredictedMeter` counts fake tensors and prices operators by a hardware profile: nothing
+is computed. `GpuMeter` reads CUDA's counters and events, `HostMeter` counts real
+tensors and looks at the clock. All have the same few methods, so that costs are taken
+in one way. Know no model and no policy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from overlaplab import streams
+from overlaplab.hardware import Hardware, compute_ns
+from overlaplab.operators import dtype_name, operator, read, tensors_in, written
+from overlaplab.operators.nodes import tensor_bytes
+
+
+class Meter(Protocol):
+    """What costs are taken with."""
+
+    computes: bool  # tensors have values, and time is a clock's
+
+    def open(self) -> contextlib.AbstractContextManager[None]:
+        """Count while it is open; tensors that are there before are not counted."""
+        ...
+
+    def adopt(self, tensor: Tensor) -> Tensor:
+        """`tensor` as the meter's programs may use it: itself, or a fake."""
+        ...
+
+    def live_bytes(self) -> int:
+        """Of what was made since `open` and lives."""
+        ...
+
+    def peak_bytes(self) -> int:
+        """The most since the last `mark`."""
+        ...
+
+    def mark(self) -> None:
+        """From here on counts the next peak."""
+        ...
+
+    def step_ns(self, step: Callable[[], object]) -> int:
+        """What `step` takes, warm."""
+        ...
+
+    def rounded(self, num_bytes: int) -> int:
+        """As the allocator gives them out."""
+        ...
+
+    def workspace_bytes(self) -> int:
+        """What libraries keep once matmuls have run."""
+        ...
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the storages that operators make, from the first to the last reference."""
+
+    supports_higher_order_operators = True  # what they call comes here as well
+
+    def __init__(self, block_bytes: int, hardware: Hardware | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._block_bytes = block_bytes
+        self._hardware = hardware
+        self._known: dict[int, int] = {}  # storage -> bytes; 0: not made here
+        self.live = self.peak = self.ns = 0
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """torch.compile stays on beneath this mode."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for tensor in tensors_in((*args, *kwargs.values())):
+            self._note(tensor, made_here=False)
+        out = func(*args, **kwargs)
+        outputs = tensors_in((out,))
+        for tensor in outputs:
+            self._note(tensor, made_here=True)
+        if self._hardware is not None:
+            self.ns += _price(self._hardware, func, args, kwargs, out, outputs)
+        return out
+
+    def rounded(self, num_bytes: int) -> int:
+        return -(-num_bytes // self._block_bytes) * self._block_bytes
+
+    def _note(self, tensor: Tensor, *, made_here: bool) -> None:
+        if tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        num_bytes = self.rounded(storage.nbytes()) if made_here else 0
+        self._known[key] = num_bytes
+        weakref.finalize(storage, self._free, key).atexit = False
+        self.live += num_bytes
+        self.peak = max(self.peak, self.live)
+
+    def _free(self, key: int) -> None:
+        self.live -= self._known.pop(key, 0)
+
+
+def _price(
+    hw: Hardware, func: Any, args: Any, kwargs: Any, out: Any, outputs: list[Tensor]
+) -> int:
+    """What the kernel takes alone; nothing where there is none."""
+    facts = operator(func)
+    if not facts.records:
+        return 0
+    changed = written(facts, args, kwargs)
+    needed = read(facts, args, kwargs, changed)
+    tensors = [*needed, *changed, *(() if facts.aliases else outputs)]
+    flops = 0 if facts.flops is None else int(facts.flops(args, kwargs, out))
+    floats = [t for t in tensors if t.is_floating_point()]
+    dtype = dtype_name(floats[0].dtype) if floats else ""
+    return compute_ns(hw, flops, dtype, sum(map(tensor_bytes, tensors)), facts.name)
+
+
+class PredictedMeter:
+    """Fake tensors and a hardware profile.
+
+    Args:
+        hardware: prices operators; its allocator's blocks and its workspaces count.
+    """
+
+    computes = False
+
+    def __init__(self, hardware: Hardware) -> None:
+        self._hardware = hardware
+        self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self._counter = _Counter(hardware.allocation_bytes, hardware)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        with _no_collection(), self._fakes, self._counter:
+            yield
+
+    def adopt(self, tensor: Tensor) -> Tensor:
+        return self._fakes.from_tensor(tensor, static_shapes=True)
+
+    def live_bytes(self) -> int:
+        return self._counter.live
+
+    def peak_bytes(self) -> int:
+        return self._counter.peak
+
+    def mark(self) -> None:
+        self._counter.peak = self._counter.live
+
+    def step_ns(self, step: Callable[[], object]) -> int:
+        before = self._counter.ns
+        step()
+        return self._counter.ns - before
+
+    def rounded(self, num_bytes: int) -> int:
+        return self._counter.rounded(num_bytes)
+
+    def workspace_bytes(self) -> int:
+        return self._hardware.workspace_bytes
+
+
+class HostMeter:
+    """Real tensors of a CPU, counted as they are made, and its clock."""
+
+    computes = True
+
+    def __init__(self, repeats: int = 3) -> None:
+        self._repeats = repeats
+        self._counter = _Counter(1, None)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        with _no_collection(), self._counter:
+            yield
+
+    def adopt(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def live_bytes(self) -> int:
+        return self._counter.live
+
+    def peak_bytes(self) -> int:
+        return self._counter.peak
+
+    def mark(self) -> None:
+        self._counter.peak = self._counter.live
+
+    def step_ns(self, step: Callable[[], object]) -> int:
+        times = []
+        for _ in range(self._repeats + 1):
+            start = time.perf_counter_ns()
+            step()
+            times.append(time.perf_counter_ns() - start)
+        return int(statistics.median(times[1:]))
+
+    def rounded(self, num_bytes: int) -> int:
+        return num_bytes
+
+    def workspace_bytes(self) -> int:
+        return 0
+
+
+class GpuMeter:
+    """CUDA's memory counters, which are exact at any moment, and its events.
+
+    Args:
+        target_ns: about how long a function is repeated for its time, so that the
+            clock of the card falls as it does in training.
+        most_repeats: at most so often.
+    """
+
+    computes = True
+    _BLOCK_BYTES = 512  # of the caching allocator
+
+    def __init__(
+        self, target_ns: int = 250_000_000, most_repeats: int = 200, warmup: int = 3
+    ) -> None:
+        self._target_ns = target_ns
+        self._most_repeats = most_repeats
+        self._warmup = warmup
+        self._base_bytes = 0
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        with _no_collection():
+            self._base_bytes = torch.cuda.memory_allocated()
+            self.mark()
+            yield
+
+    def adopt(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def live_bytes(self) -> int:
+        return torch.cuda.memory_allocated() - self._base_bytes
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated() - self._base_bytes
+
+    def mark(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def step_ns(self, step: Callable[[], object]) -> int:
+        for _ in range(self._warmup - 1):
+            step()
+        once = self._elapsed_ns(step, 1)
+        repeats = max(4, min(self._most_repeats, self._target_ns // max(once, 1)))
+        self._elapsed_ns(step, repeats // 2)
+        halves = [self._elapsed_ns(step, -(-repeats // 4)) for _ in range(5)]
+        return int(statistics.median(halves) / -(-repeats // 4))
+
+    def _elapsed_ns(self, step: Callable[[], object], repeats: int) -> int:
+        start, end = (streams.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(repeats):
+            step()
+        end.record()
+        end.synchronize()
+        return int(start.elapsed_time(end) * 1e6)
+
+    def rounded(self, num_bytes: int) -> int:
+        return -(-num_bytes // self._BLOCK_BYTES) * self._BLOCK_BYTES
+
+    def workspace_bytes(self) -> int:
+        """Gives cuBLAS's workspaces back and looks how much that was."""
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch._C._cuda_clearCublasWorkspaces()
+        return int(before - torch.cuda.memory_allocated())
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """What is garbage in cycles is freed at a fixed point, or peaks would differ."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,140 @@
+"""The plan of a step's memory: which block keeps what. Data; `apply` carries it out."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from torch import nn
+
+from overlaplab.techniques.memory.chain import Chain
+from overlaplab.techniques.memory.policies import KEEP, Policy, compile_part, runner
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """One policy for each block.
+
+    Args:
+        chain: the step as it was measured.
+        choice: for each block the place of its option.
+        policies: the menu by name.
+        budget_bytes: that it was made for; None: for none.
+        compiled_parts: methods of the model that are compiled with it.
+        backend: that compiles them.
+    """
+
+    chain: Chain
+    choice: tuple[int, ...]
+    policies: Mapping[str, Policy]
+    budget_bytes: int | None = None
+    compiled_parts: tuple[str, ...] = ()
+    backend: str = "inductor"
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that lives at once in a step, as predicted."""
+        return self.chain.peak_bytes(self.choice)
+
+    @property
+    def step_ns(self) -> int:
+        """A forward and backward, as predicted."""
+        return self.chain.step_ns(self.choice)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The policy of each block."""
+        return tuple(option.policy for option in self.chain.chosen(self.choice))
+
+    def __str__(self) -> str:
+        phase, holders = self.chain.holders(self.choice)
+        budget = ""
+        if self.budget_bytes is not None:
+            budget = f" of {self.budget_bytes / _MIB:,.1f}"
+        lines = [
+            f"predicted: peak {self.peak_bytes / _MIB:,.1f}{budget} MiB, "
+            f"step {self.step_ns / 1e6:.3f} ms",
+            f"the peak is in the {phase}:",
+        ]
+        lines += [f"  {n / _MIB:>12,.1f} MiB  {what}" for what, n in holders]
+        rows = zip(self.chain.blocks, self.chain.chosen(self.choice), strict=True)
+        for (policy, kept, ns), group in groupby(
+            rows, key=lambda r: (r[1].policy, r[1].kept_bytes, r[1].step_ns)
+        ):
+            names = [block.name for block, _ in group]
+            where = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+            lines.append(
+                f"{where}: {policy}, each {kept / _MIB:,.1f} MiB and {ns / 1e6:.3f} ms"
+            )
+        return "\n".join([*lines, *self.chain.notes])
+
+    def apply(self, model: nn.Module) -> AppliedPlan:
+        """Let the blocks of `model` run as planned, until `undo`.
+
+        Puts a function in front of the forward of each block that does not just keep
+        everything; modules, parameters, hooks and names stay as they are.
+
+        Args:
+            model: the one that was planned, or one with blocks of the same names.
+
+        Returns:
+            What takes it back; as a context manager it does so at the end.
+
+        Raises:
+            ValueError: a block is not there, or has a plan or a forward of its own
+                already. Nothing was changed then.
+        """
+        modules = dict(model.named_modules())
+        planned: list[tuple[nn.Module, str, Policy]] = []
+        for block, option in zip(
+            self.chain.blocks, self.chain.chosen(self.choice), strict=True
+        ):
+            module = modules.get(block.name)
+            if module is None:
+                raise ValueError(
+                    f"{type(model).__name__} has no module {block.name}; the plan is "
+                    "for another model"
+                )
+            if "forward" in vars(module):
+                raise ValueError(
+                    f"{block.name} has a forward of its own already: a plan that was "
+                    "applied and not undone, or a patch. Undo that first"
+                )
+            planned.append((module, block.name, self.policies[option.policy]))
+        changes: list[tuple[nn.Module, str]] = []
+        for module, _, policy in planned:
+            if policy != KEEP:
+                module.__dict__["forward"] = runner(policy, module)
+                changes.append((module, "forward"))
+        for part in self.compiled_parts:
+            compile_part(model, part, self.backend)
+            changes.append((model, part))
+        return AppliedPlan(changes)
+
+
+class AppliedPlan:
+    """A plan at work on a model. `undo()` leaves the model as it was before."""
+
+    def __init__(self, changes: list[tuple[nn.Module, str]]) -> None:
+        self._changes = changes
+
+    def undo(self) -> None:
+        """Take the plan off the model. A second time it does nothing."""
+        while self._changes:
+            module, name = self._changes.pop()
+            module.__dict__.pop(name, None)
+
+    def __enter__(self) -> AppliedPlan:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        self.undo()

@@ -1,0 +1,238 @@
+"""`plan_checkpoints` and `frontier`: a model, its inputs and bytes in, a plan out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from overlaplab.hardware import Hardware, find_hardware
+from overlaplab.techniques.memory import strategies
+from overlaplab.techniques.memory.chain import Chain
+from overlaplab.techniques.memory.costs import Loss, Setting, measure_chain
+from overlaplab.techniques.memory.finding import find_blocks
+from overlaplab.techniques.memory.knapsack import BudgetError, choose
+from overlaplab.techniques.memory.meters import (
+    GpuMeter,
+    HostMeter,
+    Meter,
+    PredictedMeter,
+)
+from overlaplab.techniques.memory.plan import CheckpointPlan
+from overlaplab.techniques.memory.policies import BUDGETS, EAGER, Policy, compiled
+
+MEASURED = "measured"
+_HARDWARE = "h200-nvlink"  # where nobody says what the step runs on
+_MOST_POINTS = 400
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A model's chain and its menu: what plans for any budget are made of.
+
+    Args:
+        chain: the step.
+        policies: the menu.
+        compiled_parts, backend: see `measure_costs`.
+    """
+
+    chain: Chain
+    policies: tuple[Policy, ...]
+    compiled_parts: tuple[str, ...] = ()
+    backend: str = "inductor"
+
+    def plan(
+        self, choice: Sequence[int], budget_bytes: int | None = None
+    ) -> CheckpointPlan:
+        """The plan of a choice."""
+        menu = {policy.name: policy for policy in self.policies}
+        return CheckpointPlan(
+            self.chain,
+            tuple(choice),
+            menu,
+            budget_bytes,
+            self.compiled_parts,
+            self.backend,
+        )
+
+    def fastest(self, budget_bytes: int) -> CheckpointPlan:
+        """The fastest within a budget.
+
+        Raises:
+            BudgetError: none fits.
+        """
+        return self.plan(choose(self.chain, budget_bytes), budget_bytes)
+
+    def every(self, k: int, policy: str = "recompute") -> CheckpointPlan:
+        """Every k-th block under `policy`, see `strategies.every`."""
+        return self.plan(strategies.every(self.chain, k, policy))
+
+    def none(self) -> CheckpointPlan:
+        """All blocks as they are."""
+        return self.plan(strategies.none(self.chain))
+
+    def frontier(self) -> tuple[CheckpointPlan, ...]:
+        """All plans than which none is as small and as fast, the fastest first.
+
+        Of very many every so-many-th: at most about 400.
+        """
+        return tuple(_frontier(self))
+
+
+def _frontier(costs: Costs) -> Iterator[CheckpointPlan]:
+    plan = costs.fastest(2**62)
+    try:
+        least = costs.fastest(0).peak_bytes
+    except BudgetError as error:
+        least = error.least_bytes
+    stride = max(1, (plan.peak_bytes - least) // _MOST_POINTS)
+    while True:
+        # The smallest of those that are as fast.
+        following: CheckpointPlan | None = None
+        with contextlib.suppress(BudgetError):
+            following = costs.fastest(plan.peak_bytes - 1)
+        if following is not None and following.step_ns == plan.step_ns:
+            plan = following
+            continue
+        yield plan
+        if following is None or plan.peak_bytes <= least:
+            return
+        plan = costs.fastest(max(least, plan.peak_bytes - stride))
+
+
+def measure_costs(
+    model: nn.Module,
+    sample_inputs: Any,
+    *,
+    hardware: str | Hardware | None = None,
+    granularity: str = "block",
+    blocks: Sequence[nn.Module] | None = None,
+    policies: Sequence[Policy] | None = None,
+    compile: bool = False,
+    compile_budgets: Sequence[float] = BUDGETS,
+    compiled_parts: Sequence[str] = (),
+    backend: str = "inductor",
+    loss: Loss | None = None,
+    resident_bytes: int = 0,
+) -> Costs:
+    """What a model's blocks cost under each policy.
+
+    Args:
+        model: on any device; it is not run as a whole, and stays as it is.
+        sample_inputs: of its forward: a tuple of arguments, a dict of keyword
+            arguments, or one value.
+        hardware: a profile or its name: operators are priced, and nothing is computed;
+            "measured": one block of each kind is run on this machine, the whole model
+            never; None: measured where the model is on a GPU, else "h200-nvlink".
+        granularity: "block", the only one.
+        blocks: what is planned; None: the children of the model's outermost lists.
+        policies: the menu, the first of which leaves blocks as they are; None: keep,
+            recompute, and three that keep attention and some matmuls.
+        compile: the menu is of compiled blocks instead, with torch's own activation
+            budget for each block.
+        compile_budgets: these ones, 1.0 first.
+        compiled_parts: names of methods of the model that are compiled as well, such as
+            that of its head and loss.
+        backend: of `torch.compile`.
+        loss: makes a scalar of what the model returns; None: the model returns it, or
+            each of its outputs gets a gradient.
+        resident_bytes: what else lives all the time: states of the optimizer, buckets
+            of a reducer. Parameters, buffers, inputs and workspaces are counted.
+
+    Raises:
+        ValueError: see `measure_chain` and `find_blocks`; an unknown granularity.
+    """
+    if granularity != "block":
+        raise ValueError(f"granularity is {granularity!r}; expected 'block'")
+    if resident_bytes < 0:
+        raise ValueError(f"resident_bytes is {resident_bytes}; expected 0 or more")
+    meter = _meter(model, hardware)
+    if compile and not meter.computes:
+        raise ValueError(
+            'compiled blocks can only be measured: hardware="measured", on the machine '
+            "that compiles them"
+        )
+    menu = tuple(policies) if policies is not None else EAGER
+    if policies is None and compile:
+        menu = compiled(tuple(compile_budgets), backend)
+    if not menu:
+        raise ValueError("policies is empty; expected at least policies.KEEP")
+    args: tuple[Any, ...] = (sample_inputs,)
+    kwargs: Mapping[str, Any] = {}
+    if isinstance(sample_inputs, Mapping):
+        args, kwargs = (), sample_inputs
+    elif isinstance(sample_inputs, tuple | list):
+        args = tuple(sample_inputs)
+    setting = Setting(menu, meter, loss, tuple(compiled_parts), backend, resident_bytes)
+    chain = measure_chain(model, args, kwargs, find_blocks(model, blocks), setting)
+    return Costs(chain, menu, tuple(compiled_parts), backend)
+
+
+def _meter(model: nn.Module, hardware: str | Hardware | None) -> Meter:
+    tensors = [*model.parameters(), *model.buffers()]
+    on_gpu = bool(tensors) and tensors[0].is_cuda
+    if hardware is None:
+        hardware = MEASURED if on_gpu else _HARDWARE
+    if hardware == MEASURED:
+        return GpuMeter() if on_gpu else HostMeter()
+    if isinstance(hardware, str):
+        hardware = find_hardware(hardware)
+    return PredictedMeter(hardware)
+
+
+def plan_checkpoints(
+    model: nn.Module,
+    sample_inputs: Any,
+    *,
+    budget_bytes: int,
+    hardware: str | Hardware | None = None,
+    granularity: str = "block",
+    costs: Costs | None = None,
+    **settings: Any,
+) -> CheckpointPlan:
+    """The fastest step whose peak of memory is within a budget.
+
+    Args:
+        model, sample_inputs, hardware, granularity: see `measure_costs`.
+        budget_bytes: the most that may live on the device at once in a step.
+        costs: of `measure_costs`, where they were taken before.
+        settings: others of `measure_costs`.
+
+    Returns:
+        A plan: print it, or `plan.apply(model)`. A larger budget never gives a slower
+        one.
+
+    Raises:
+        BudgetError: no choice fits; it says what would.
+        ValueError: see `measure_costs`.
+
+    Sources: Chen et al., "Training deep nets with sublinear memory cost", 2016, for
+    recomputation; Beaumont et al., 2019, for planning chains of unlike blocks.
+    """
+    if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int):
+        raise TypeError(
+            f"budget_bytes is {budget_bytes!r}; expected a whole number of bytes"
+        )
+    if costs is None:
+        costs = measure_costs(
+            model,
+            sample_inputs,
+            hardware=hardware,
+            granularity=granularity,
+            **settings,
+        )
+    return costs.fastest(budget_bytes)
+
+
+def frontier(
+    model: nn.Module, sample_inputs: Any, **settings: Any
+) -> tuple[CheckpointPlan, ...]:
+    """The whole curve: plans by falling peak and rising step.
+
+    Args:
+        model, sample_inputs, settings: of `measure_costs`.
+    """
+    return measure_costs(model, sample_inputs, **settings).frontier()
