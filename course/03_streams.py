@@ -377,9 +377,11 @@ if solved("3.2"):
 #
 # ### Filled here, sent there
 #
-# Gradients of a layer are packed into one flat tensor, on a stream of its own, beside the
-# next layer's backward pass. `layer.backward()` and `layer.pack()` launch on the current
-# stream. A layer with one gradient sends that, unpacked.
+# Some layers have a second gradient, of weights that were moved to the host's memory to
+# save room; it lies there, pinned. `layer.pack()` copies both gradients into one flat
+# tensor on the device. That is done on a stream of its own, where the copy engine works
+# beside the next layer's backward pass. `layer.backward()` and `layer.pack()` launch on
+# the current stream. A layer with one gradient sends that, unpacked.
 
 
 # %% name="flat" kind="exercise" exercise="3.3a" reference=true broken=true
@@ -416,15 +418,14 @@ print(as_given.findings[0])
 view.draw_many({"as given": as_given.timeline, "yours": yours.timeline}, ranks=[0])
 
 # %% [markdown]
-# As given, a message starts *beside* `pack`: you see it. `pack` fills the flat tensor, then
-# works on it in place; the finding names one access of the two, the read. The results are
-# right all the same: the virtual cluster computes kernels in the order of their launches,
-# not in that of the clock. Trust findings, not values.
+# As given, a message starts *beside* `pack`: you see it. The finding names the copy from
+# the host, which still writes the flat tensor. The results are right all the same: the
+# virtual cluster computes in the order of the launches, not in that of the clock. Trust
+# findings, not values.
 #
 # **Exercise 3.3a.** Diagnose the program as given, then repair it. Each `pack` must still
-# run beside the next layer's backward pass. (That makes no step shorter here, where kernels
-# share the GPU evenly. It can on a GPU, if one of them leaves processors free: section 10.
-# So the check looks at the overlap itself.)
+# run beside the next layer's backward pass: who packs in line with it is refused, since
+# the step is longer by every copy.
 #
 # - `"kind"`: `"race"` or `"reuse"`; `"tensor"`: the first that a finding names;
 # - `"packed_on"`: the stream that fills it, as the finding calls it.

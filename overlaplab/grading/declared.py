@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from overlaplab.grading.exercise import Grader, Sheet, exercise
+from overlaplab.grading.violation import Violation
 
 
 class Declared:
@@ -97,6 +98,19 @@ class Declared:
             raise LookupError(f"no hint {why!r} of {sentence!r} in exercises.toml")
         hint: str = found[0]
         return hint
+
+    def violation(
+        self, sheet: Sheet, sentence: str, *, why: str = "", **facts: Any
+    ) -> Violation:
+        """What `refuse` would write, for a law.
+
+        Args:
+            why: see `hint`.
+        """
+        texts = (self._text(sentence, k, sheet.exercise) for k in ("seen", "expected"))
+        seen, expected = (text.format(**facts) for text in texts)
+        hint = self.hint(sentence, why, sheet.exercise)
+        return Violation("declared", seen, expected, hint, rank=facts.get("rank"))
 
     def _text(self, sentence: str, key: str, id: str) -> str:
         text: str = next((x[key] for x in self._rows(sentence, id) if key in x), "")

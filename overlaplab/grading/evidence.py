@@ -60,6 +60,7 @@ class SendEvidence:
     # (parameter, bytes): an earlier step's gradient, or sent already
     stale: tuple[tuple[str, int], ...]
     other_bytes: int  # bytes that are no gradient's
+    shared_bytes: int  # bytes that are another parameter's gradient, too
     # (parameter, indices of the learner's copies from its gradient to the collective's
     # input)
     packs: tuple[tuple[str, tuple[int, ...]], ...]
@@ -89,7 +90,6 @@ class BucketEvidence:
     # end of the CPU's launches of copies and collective, if all are launched at once in
     # that hook
     launched_ns: int
-    previous_end_ns: int  # end of the communicator's previous collective, 0 if none
     # start of the last collective that carries bytes of it, None if no byte of it is
     # sent
     start_ns: int | None
@@ -242,7 +242,6 @@ class Evidence:
             armed_ns=max(b.armed_ns for b in ranks),
             pack_ns=max(b.pack_ns for b in ranks),
             launched_ns=max(b.launched_ns for b in ranks),
-            previous_end_ns=max(b.previous_end_ns for b in ranks),
             start_ns=max(starts) if len(starts) == len(ranks) else None,
         )
 
@@ -286,12 +285,5 @@ def _bucket_on_rank(
         armed_ns=armed,
         pack_ns=sum(times.duration(rank, op) for op in own),
         launched_ns=launched,
-        previous_end_ns=_previous_end(times, last),
         start_ns=None if last is None else last.start_ns,
     )
-
-
-def _previous_end(times: Times, send: SendEvidence | None) -> int:
-    if send is None or send.sequence == 0:
-        return 0
-    return times.wire(send.group, send.sequence - 1)[1]

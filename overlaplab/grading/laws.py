@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 
 from overlaplab.grading.evidence import Evidence, GradientEvidence, SendEvidence
-from overlaplab.grading.law_overlap import idle_law as idle_law
 from overlaplab.grading.law_overlap import overlap_law as overlap_law
 from overlaplab.grading.law_overlap import prompt_law as prompt_law
 from overlaplab.grading.law_overlap import step_law as step_law
@@ -233,6 +232,8 @@ def bytes_law(
 ) -> list[Violation]:
     """Bytes on the wire = factor * gradient bytes, plus at most `extra_bytes` a step.
 
+    A gradient that two parameters have in common counts for both, sent once.
+
     Args:
         evidence: of the run.
         steps: which steps to judge, all by default.
@@ -242,7 +243,8 @@ def bytes_law(
     found = []
     for rank in range(evidence.num_ranks):
         for step in steps or range(1, evidence.num_steps + 1):
-            sent = sum(s.bytes for s in evidence.sends_of(rank, step))
+            sends = evidence.sends_of(rank, step)
+            sent = sum(s.bytes + s.shared_bytes for s in sends)
             latest = {g.name: g.bytes for g in evidence.gradients_of(rank, step)}
             wanted = int(factor * sum(latest.values()))
             if wanted <= sent <= wanted + extra_bytes:

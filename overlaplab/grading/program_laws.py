@@ -18,10 +18,12 @@ from overlaplab.grading import laws
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.violation import Violation, broken
 from overlaplab.hardware import Hardware
-from overlaplab.program import Program
+from overlaplab.program import Program, resolve
 from overlaplab.program.access import num_bytes as num_bytes_of
 
 _FINDINGS = {"unwaited": ("unwaited",), "hazard": ("hazard", "unmatched")}
+# Where launches cost time, a stream or a copy more is no fault.
+SLACK = 1.10
 _NO_HINTS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -36,6 +38,7 @@ def hold(
     cpu: bool = True,
     but: Iterable[str] = (),
     hints: Mapping[str, str] = _NO_HINTS,
+    told: Callable[[list[Violation]], Sequence[Violation]] = list,
 ) -> bool:
     """Hold one run to the laws of the sheet's exercise; whether all hold.
 
@@ -51,12 +54,13 @@ def hold(
         cpu: whether the CPU has to go on; False where the task needs a value on it.
         but: labels of operators in which the harness makes the CPU wait.
         hints: by law, in the place of its own.
+        told: findings as the lab tells them, from their violations.
 
     Raises:
         LookupError: the exercise has the law "once", and nothing was counted.
     """
     found: dict[str, Sequence[Violation]] = {
-        law: laws.no_findings_law(run.warnings, kinds=kinds)
+        law: told(laws.no_findings_law(run.warnings, kinds=kinds))
         for law, kinds in _FINDINGS.items()
     }
     is_safe = not any(found.values())
@@ -64,7 +68,8 @@ def hold(
         raise LookupError(f"nobody counted for the law 'once' of {sheet.exercise}")
     found["recorded"] = wrong or laws.origin_law(run.program, what=what)
     found["once"] = once or ()
-    found["cpu"] = cpu_law(run.program, but=but) if cpu else ()
+    if cpu:
+        found["cpu"] = cpu_law(run.program, but=but)
     holds = True
     for law, violations in found.items():
         sentence = sheet.laws.get(law, "")
@@ -158,6 +163,27 @@ def tasks_law(program: Program, reference: Program) -> list[Violation]:
                 times = f"{seen[task] / number:g} times" if seen[task] else "not"
                 found.append(broken("once task", rank=rank, task=task, times=times))
     return found
+
+
+def slow_law(
+    clock: Hardware, program: Program, best: Program, *, factor: float = SLACK
+) -> list[Violation]:
+    """On a second clock, too, the step is as short as the reference's.
+
+    Args:
+        clock: see `slower`.
+        program: the record of the learner's run.
+        best: of the course's, on the same fixture.
+        factor: as in `laws.step_law`.
+    """
+    took_ns, best_ns = (resolve(one, clock).step_ns for one in (program, best))
+    slow = laws.step_law(took_ns, best_ns, factor=factor)
+    return on_clock(clock, slow)
+
+
+def on_clock(clock: Hardware, found: Iterable[Violation]) -> list[Violation]:
+    """What was found on a second clock, which is named."""
+    return [replace(v, message=f"{clock.name}: {v.message}") for v in found]
 
 
 def slower(hardware: Hardware, launch_ns: int, wire: int = 3) -> Hardware:

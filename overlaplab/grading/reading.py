@@ -101,6 +101,7 @@ def _read_rank(
         covers: dict[str, int] = defaultdict(int)
         stale: dict[str, int] = defaultdict(int)
         packs: dict[str, set[int]] = defaultdict(set)
+        shared = 0
         marked = (*cargo.fresh, *cargo.stale)
         for mark, number in ((m, n) for m in marked for n in sharing[m.gradient]):
             gradient = named[number]
@@ -112,6 +113,7 @@ def _read_rank(
             if current and not mark.sent:
                 covers[gradient.name] += size
                 packs[gradient.name].update(mark.via)
+                shared += mark.end - mark.start if number != mark.gradient else 0
             else:
                 stale[gradient.name] += size
         group, sequence = op.collective.group, op.collective.sequence
@@ -131,6 +133,7 @@ def _read_rank(
                 covers=tuple(covers.items()),
                 stale=tuple(stale.items()),
                 other_bytes=cargo.bytes - cargo.marked_bytes,
+                shared_bytes=shared,
                 packs=tuple((name, tuple(sorted(via))) for name, via in packs.items()),
             )
         )

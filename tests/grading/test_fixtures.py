@@ -47,7 +47,7 @@ def broken_laws(trained: Trained) -> set[str]:
         ("MeanInPlaceNotWaitedFor", {"values", "unwaited", "hazard"}),
         ("SumsOnly", {"values"}),
         ("NoBroadcast", {"values"}),
-        ("Late", {"prompt", "idle"}),
+        ("Late", {"prompt"}),
         ("WaitsInTheHook", {"blocked"}),
         ("SendsParameters", {"once", "values"}),
         ("NeverWritesBack", {"values"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from types import SimpleNamespace
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overlaplab.grading import Exercise, Sheet, Violation, origins
+from overlaplab import streams
+from overlaplab.grading import Exercise, Sheet, Violation, origins, program_laws
+from overlaplab.grading.exercise import StopGradingError
 from overlaplab.grading.forms import (
     Examined,
     KnobProgram,
@@ -17,12 +20,14 @@ from overlaplab.grading.forms import (
     Repair,
     check_diagnosis,
 )
+from overlaplab.hardware import find_hardware
 from overlaplab.view import Knob
 from overlaplab_course import stored
 
 
-def sheet_for(sentences):
-    return Sheet(Exercise("9.1", "form", ("answer",), sentences, 1, lambda sheet: None))
+def sheet_for(sentences, laws=()):
+    grade = {"points": 1, "grade": lambda sheet: None, "laws": dict(laws)}
+    return Sheet(Exercise("9.1", "form", ("answer",), sentences, **grade))
 
 
 def failed(sheet):
@@ -175,6 +180,16 @@ def doubled_by_hand(x):
     return torch.tensor([4.0] * 500)
 
 
+def double_where_there_are_two(x):
+    return double(x) if dist.get_world_size() == 2 else x
+
+
+def double_and_wait(x):
+    y = double(x)
+    streams.synchronize()
+    return y
+
+
 def double_slowly(x):
     y = torch.ones(8, 8)
     for _ in range(50):
@@ -186,7 +201,16 @@ def on_rank(number, program):
     return origins.hold(program, torch.full((500,), float(number)))
 
 
-def wrong(number, seen, right):
+def play(case, program):
+    number, num_ranks = case
+    played.append(case)
+    return Examined.of(on_rank, number, program, world_size=num_ranks)
+
+
+played = []
+
+
+def wrong(case, seen, right):
     pairs = zip(seen.values, right.values, strict=True)
     return [
         Violation("values", "wrong")
@@ -195,13 +219,16 @@ def wrong(number, seen, right):
     ]
 
 
+SENTENCES = ("diagnosis", "safe", "values", "one message", "kept")
+LAWS = {"hazard": "safe", "unwaited": "safe", "recorded": "values", "cpu": "kept"}
+SLOWER = program_laws.slower(find_hardware("h100-nvlink"), launch_ns=50_000)
 REPAIR = Repair(
     diagnosis="diagnosis",
-    safe="safe",
-    values="values",
     kept="kept",
     truth=lambda number: TRUTH,
-    play=lambda number, program: Examined.of(on_rank, number, program, world_size=2),
+    cases=lambda number: ((number, 2), (number + 1, 3)),
+    play=play,
+    clock=SLOWER,
     reference=double,
     wrong=wrong,
     ran="number {number}",
@@ -211,14 +238,17 @@ REPAIR = Repair(
 
 
 def repaired(program, number=1):
-    sheet = sheet_for(REPAIR.sentences)
-    REPAIR.grade(sheet, number, TRUTH, program)
+    sheet = sheet_for(SENTENCES, LAWS)
+    with contextlib.suppress(StopGradingError):
+        REPAIR.grade(sheet, number, TRUTH, program)
     return sheet
 
 
 def test_a_right_repair_passes():
+    played.clear()
     verdict = repaired(double).verdict()
     assert verdict.passed and verdict.ran == "number 1"
+    assert {(1, 2), (2, 3)} == {*played}
 
 
 @pytest.mark.parametrize(
@@ -227,6 +257,8 @@ def test_a_right_repair_passes():
         (double_without_a_wait, "safe"),
         (lambda x: double(x) + 1, "values"),
         (doubled_by_hand, "values"),
+        (double_where_there_are_two, "values"),
+        (double_and_wait, "kept"),
         (double_slowly, "kept"),
     ],
 )
@@ -236,7 +268,7 @@ def test_each_sentence_of_a_repair_is_judged(program, sentence):
 
 def test_a_repair_with_no_diagnosis_is_an_error():
     with pytest.raises(TypeError, match="expected a dict"):
-        REPAIR.grade(sheet_for(REPAIR.sentences), 1, None, double)
+        REPAIR.grade(sheet_for(SENTENCES, LAWS), 1, None, double)
 
 
 # -- stored measurements

@@ -9,6 +9,9 @@ from overlaplab.grading.laws import (
     step_law,
     unblocked_law,
 )
+from overlaplab.grading.program_laws import slow_law, slower
+from overlaplab.hardware import find_hardware
+from overlaplab.program import Program, ProgramBuilder, resolve
 from tests.grading.handmade import GRADIENT_BYTES as SIZE
 from tests.grading.handmade import LAYER_NS, Script, on_every_rank, part
 
@@ -104,8 +107,23 @@ def test_a_bucket_may_start_late_while_the_wire_is_busy():
     bucket = evidence.bucket(BUCKETS[1], 1)
     assert bucket is not None
     assert bucket.ready_ns == 400
-    assert bucket.start_ns == bucket.previous_end_ns == 200 + 1_000 + 2 * SIZE // 10
+    assert bucket.start_ns == 200 + 1_000 + 2 * SIZE // 10
     assert prompt_law(evidence, BUCKETS, slack_ns=0) == []
+
+
+def test_all_behind_the_backward_pass_is_late_in_whichever_order():
+    """In the wrong order each bucket but the first only waits for the one before."""
+
+    def write(s: Script, r: int) -> None:
+        gradients = {name: s.gradient(r, name) for names in BUCKETS for name in names}
+        for names in reversed(BUCKETS):
+            s.send(r, *[gradients[name] for name in names])
+
+    (violation,) = prompt_law(on_every_rank(write), BUCKETS)
+    assert violation.message == (
+        "right gradients, no overlap: bucket 0 was full at 0.010 ms, the wire was "
+        "free, it started at 0.023 ms"
+    )
 
 
 def test_the_learners_own_copies_are_granted_and_nothing_else():
@@ -239,6 +257,21 @@ def test_a_step_as_fast_as_the_reference_passes_whatever_its_design():
 def test_step_law_has_two_percent_and_no_more():
     assert step_law(1_020, 1_000) == []
     assert step_law(1_021, 1_000) != []
+
+
+def test_on_a_clock_with_expensive_launches_many_small_kernels_are_slow():
+    def of_kernels(number: int) -> Program:
+        builder = ProgramBuilder(num_ranks=1)
+        for _ in range(number):
+            builder.compute(0, "mm", ns=100_000 // number)
+        return builder.build()
+
+    one, many = of_kernels(1), of_kernels(50)
+    clock = slower(find_hardware("chalk"), launch_ns=10_000)
+    assert resolve(one, "chalk").step_ns == resolve(many, "chalk").step_ns
+    (slow,) = slow_law(clock, many, one)
+    assert slow.message == "chalk, slow launches and link: the step took 0.502 ms"
+    assert slow_law(clock, one, many) == []
 
 
 def test_ranks_that_send_different_gradients_in_one_collective_are_found():

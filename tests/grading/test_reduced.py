@@ -58,9 +58,10 @@ def test_two_parameters_with_one_gradient_are_both_sent_by_its_one_message():
     twins = fixtures.Fixture("twins", Twins, lambda rank, step: (torch.ones(4, 8),))
     right = fixtures.train(twins, partial(Compiled, how="each"), world_size=RANKS)
     assert wrong_gradients(right, twins, RANKS) == []
-    assert laws.once_law(right.evidence) == []
+    assert laws.once_law(right.evidence) == laws.bytes_law(right.evidence) == []
     (send,) = right.evidence.sends_of(0, 2)
     assert dict(send.covers) == {"first": 32, "second": 32}
+    assert (send.bytes, send.shared_bytes, send.other_bytes) == (32, 32, 0)
 
 
 def test_what_each_message_covers_is_known():

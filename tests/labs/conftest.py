@@ -1,8 +1,10 @@
 """How tests of labs ask why a solution was refused, and that no verdict changes.
 
 verdicts.tsv has the verdict of every right and wrong solution in these tests: a row for
-each is the test, the exercise, and "passed" or the sentences that are false. A verdict
-that is meant to change shows in its diff; write the rows of some tests anew so:
+each is the test, the exercise, and "passed" or the sentences that are false. What
+passes was tried in two worlds and shapes and on two clocks (`exercise.TWICE`), or its
+exercise says why not. A verdict that is meant to change shows in its diff; write the
+rows of some tests anew so:
 
     WRITE_VERDICTS=1 python -m pytest -n 0 tests/labs/test_lab04_small.py
 """
@@ -16,8 +18,17 @@ from typing import Any
 
 import pytest
 
-from overlaplab.grading import Verdict, judging
-from overlaplab.grading.exercise import Sheet
+from overlaplab.grading import (
+    Verdict,
+    find_exercise,
+    judging,
+    origins,
+    program_laws,
+)
+from overlaplab.grading.exercise import TWICE, Sheet
+from overlaplab.program import Program
+from overlaplab.program.access import num_bytes
+from overlaplab.program.resolve import _Resolution
 from tests.grading.hosted import Hosts
 
 if os.environ.get("OVERLAPLAB_HOSTED"):
@@ -25,6 +36,54 @@ if os.environ.get("OVERLAPLAB_HOSTED"):
 TABLE = Path(__file__).with_name("verdicts.tsv")
 STORED = TABLE.read_text("utf-8").splitlines()
 WRITE = bool(os.environ.get("WRITE_VERDICTS"))
+
+
+class Tried:
+    """The programs that graders hold to the laws, and the clocks they are timed on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held: dict[Sheet, list[Any]] = {}
+        self.clocks: dict[int, set[str]] = {}
+        self.kept: list[Any] = []  # so that no id is given twice
+        hold, start = program_laws.hold, _Resolution.__init__
+
+        def held(sheet: Sheet, run: Any, **options: Any) -> bool:
+            self.held.setdefault(sheet, []).append(run)
+            return hold(sheet, run, **options)
+
+        def timed(self_: Any, graph: Any, hardware: Any) -> None:
+            # Edited records share what the storages are.
+            storages = graph.program.storages
+            self.kept.append(storages)
+            known = self.clocks.setdefault(id(storages), set())
+            known.add(hardware.name)
+            start(self_, graph, hardware)
+
+        monkeypatch.setattr(program_laws, "hold", held)
+        monkeypatch.setattr(_Resolution, "__init__", timed)
+
+    def once(self, sheet: Sheet) -> list[str]:
+        """What of `TWICE` a sheet that passes did not have, nor left out."""
+        exercise, runs = find_exercise(sheet.exercise), self.held.get(sheet, [])
+        programs = [run.program for run in runs]
+        timed = [len(self.clocks.get(id(p.storages), ())) for p in programs]
+        several = {
+            "worlds": len({len(p.ranks) for p in programs} - {1}) > 1,
+            "shapes": len({*map(_sizes, programs)}) > 1,
+            "clocks": max(timed, default=0) > 1,
+        }
+        return [
+            f"{exercise.id}: {what} {'twice, too' if several[what] else 'once'}"
+            for what in TWICE
+            if several[what] is (what in exercise.left_out)
+        ]
+
+
+def _sizes(program: Program) -> frozenset[int]:
+    """Bytes that are touched at once, of what the fixture gave if that is known."""
+    given = [n.access for n in program.names if n.name == origins.GIVEN]
+    every = (a for op in program.ranks[0] for a in (*op.reads, *op.writes))
+    return frozenset(map(num_bytes, given or every))
 
 
 @pytest.fixture
@@ -47,6 +106,8 @@ def verdict_as_stored(
 ) -> Iterator[None]:
     """What the test's solutions are judged is what the table says."""
     rows: dict[str, None] = {}
+    once: list[str] = []
+    tried = Tried(monkeypatch)
     test = f"{request.node.path.name}::{request.node.name}"
     make = Sheet.verdict
 
@@ -55,10 +116,13 @@ def verdict_as_stored(
         false = "; ".join(check.name for check in found.checks if not check.passed)
         outcome = "passed" if found.passed else f"refused: {false or 'an error'}"
         rows["\t".join((test, found.exercise, outcome))] = None
+        if found.passed:
+            once.extend(tried.once(sheet))
         return found
 
     monkeypatch.setattr(Sheet, "verdict", verdict)
     yield
+    assert not once
     stored = [row for row in STORED if row.startswith(f"{test}\t")]
     if WRITE and list(rows) != stored:
         STORED[:] = [*(row for row in STORED if row not in stored), *rows]

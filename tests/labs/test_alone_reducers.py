@@ -78,13 +78,13 @@ def read_in_a_hook(param):
     param.grad.sum()
 
 
-def repaired_05(place, more, said=None):
+def repaired_05(place, more, said=None, hook=None):
     """The arguments of 5.6a or 5.6b with a mutant of the right repair."""
     names = ("Alder", "Birch", "Cedar", "Elm", "Fir")
     own = lab05.repair_cases(NUMBER)[place]
     classes = [getattr(lab05_broken, name) for name in names]
     right = getattr(lab05_reference, own.name)
-    classes[names.index(own.name)] = mutant(right, more)
+    classes[names.index(own.name)] = mutant(right, more, hook)
     given = [(lambda model, c=c: c(model)) for c in classes]
     return (NUMBER, own.truth() if said is None else said, *given)
 

@@ -138,9 +138,9 @@ WRONG_FLAT = {
     WaitsInTheLoop: (checks.OVERLAP_KEPT, "the step took"),
     SendsAllAtTheEnd: (checks.OVERLAP_KEPT, "the step took"),
     NeverPacks: (checks.VALUES, "flat"),
-    MainWaitsForThePacking: (checks.BESIDE, "'pack 4' runs from"),
-    MainWaitsForAnEvent: (checks.BESIDE, "'pack 4' runs from"),
-    PacksOnTheMainStream: (checks.BESIDE, "'pack 4' runs from"),
+    MainWaitsForThePacking: (checks.OVERLAP_KEPT, "the step took"),
+    MainWaitsForAnEvent: (checks.OVERLAP_KEPT, "the step took"),
+    PacksOnTheMainStream: (checks.OVERLAP_KEPT, "the step took"),
 }
 
 

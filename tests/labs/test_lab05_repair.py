@@ -43,9 +43,9 @@ def test_the_course_s_repair_passes(name, place):
 
 
 AS_GIVEN = {
-    "Alder": (lab.SHORT, "the wire was free at"),
+    "Alder": (lab.SHORT, "the wire was free"),
     "Birch": (lab.ORDERED, "then read: copy_"),
-    "Cedar": (lab.SHORT, "the wire was free at"),
+    "Cedar": (lab.SHORT, "the wire was free"),
     "Elm": (lab.SENT, "on rank 0, in collective"),
     "Fir": (lab.VALUES, "ratio to the right value is"),
 }

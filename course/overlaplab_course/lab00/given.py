@@ -238,7 +238,8 @@ class TrainingRun(NamedTuple):
     losses: Any
     worst: Any
     weights: dict[str, Tensor]  # of the model, by name, after it
-    # program, timeline: of the run on the virtual cluster
+    run: Run  # on the virtual cluster
+    # program, timeline: of that
     program: Program
     timeline: Timeline
     waits: list[Op]  # where the CPU waits
@@ -264,7 +265,8 @@ def train(loop: Train, *shape: int) -> TrainingRun:
     program, timeline = recorded.program, recorded.timeline
     assert program is not None
     waits, idle_ns = host_waits(program), device_idle_ns(timeline)
-    return TrainingRun(losses, worst, weights, program, timeline, waits, idle_ns)
+    of_run = (recorded, program, timeline, waits, idle_ns)
+    return TrainingRun(losses, worst, weights, *of_run)
 
 
 def _train_on_rank(
@@ -289,23 +291,23 @@ def device_idle_ns(timeline: Timeline) -> int:
 WIDTH = 512
 
 
-def inputs(rank: int) -> tuple[Tensor, Tensor]:
+def inputs(rank: int, width: int = WIDTH) -> tuple[Tensor, Tensor]:
     """`x` and `a` of a rank: other numbers on each."""
     generator = torch.Generator().manual_seed(100 + rank)
-    x = torch.randn(WIDTH, WIDTH, generator=generator)
-    return x, torch.randn(WIDTH, WIDTH, generator=generator) / WIDTH**0.5
+    x = torch.randn(width, width, generator=generator)
+    return x, torch.randn(width, width, generator=generator) / width**0.5
 
 
-def run_step(step: Step, world_size: int = 2) -> Run:
+def run_step(step: Step, world_size: int = 2, width: int = WIDTH) -> Run:
     """`step(x, a)` on every rank of the virtual cluster."""
     return origins.release(
-        run(_step_on_rank, step, world_size=world_size, hardware=GPU)
+        run(_step_on_rank, step, width, world_size=world_size, hardware=GPU)
     )
 
 
-def _step_on_rank(step: Step) -> origins.Held:
+def _step_on_rank(step: Step, width: int) -> origins.Held:
     with _disable_current_modes():  # given: no work of the step
-        x, a = inputs(dist.get_rank())
+        x, a = inputs(dist.get_rank(), width)
     answer = origins.hold(step, x, a)
     if not isinstance(answer.value, Tensor):
         raise TypeError(

@@ -15,9 +15,7 @@ import torch
 
 from overlaplab.grading import Sheet, Violation, laws, program_laws
 from overlaplab.grading.forms import Examined, Repair, judge_step
-from overlaplab.grading.violation import ms
-from overlaplab.hardware import Hardware
-from overlaplab.program import Finding, resolve
+from overlaplab.program import Finding
 from overlaplab_course.lab03 import fraction_checks as _fraction_checks  # noqa: F401
 from overlaplab_course.lab03 import given, reference
 from overlaplab_course.lab03.checks_extra import LAB
@@ -43,7 +41,8 @@ from overlaplab_course.lab03.jobs import (
 
 SAFE, ALL_RUN, FREE_CPU, SHORT_STEPS = LAB.sentences("3.1")
 KNOWN, _, VALUES, SHORT_STEP, FEW = LAB.sentences("3.2")
-DIAGNOSIS, _, _, _, OVERLAP_KEPT, BESIDE = LAB.sentences("3.3a")
+DIAGNOSIS, _, _, _, OVERLAP_KEPT = LAB.sentences("3.3a")
+CPU_HINT = "wait_event makes a stream wait, synchronize makes the CPU wait"
 
 
 def wrong_results(
@@ -68,23 +67,6 @@ def wrong_results(
         if name not in (mine := seen.values[rank])
         or mine[name].shape != tensor.shape
         or not torch.allclose(mine[name], tensor, rtol=1e-5, atol=1e-6)
-    ]
-
-
-def cpu_waits(seen: Examined) -> list[Violation]:
-    """Nothing blocks the CPU: no synchronize, no item()."""
-    return [
-        Violation(
-            "cpu",
-            f"on rank {op.rank} the CPU waits in {op.name}"
-            + (f" [{op.source}]" if op.source else ""),
-            "streams wait for events; the CPU goes on",
-            "wait_event makes a stream wait, synchronize makes the CPU wait",
-            rank=op.rank,
-        )
-        for ops in seen.program.ranks
-        for op in ops
-        if op.kind == "host_wait" and op.label != SET_UP
     ]
 
 
@@ -149,12 +131,13 @@ def grade_issue(sheet: Sheet, issue: Issue) -> None:
             but=(SET_UP,),
             hints={
                 "hazard": _missing_edge(found[0]) if found else "",
-                "cpu": "wait_event makes a stream wait, synchronize makes the CPU wait",
+                "cpu": CPU_HINT,
             },
         )
         sheet.stop_if_wrong()
         sheet.verify(SHORT_STEPS, slow(played, right))
-        sheet.verify(SHORT_STEPS, _slow_on(EAGER, played, right))
+        late = program_laws.slow_law(EAGER, played.program, right.program)
+        sheet.verify(SHORT_STEPS, late)
         sheet.stop_if_wrong()
     apart = program_laws.order_law(
         f"job '{job.name}'",
@@ -190,13 +173,6 @@ def _missing_edge(finding: Finding) -> str:
     )
     hint: str = LAB.cases("3.1", "hints")[SAFE][edge]
     return hint
-
-
-def _slow_on(clock: Hardware, played: Played, right: Played) -> list[Violation]:
-    """The step on a second clock, on which a launch more costs time."""
-    took_ns, best_ns = (resolve(p.program, clock).step_ns for p in (played, right))
-    slow = laws.step_law(took_ns, best_ns, factor=1.10)
-    return [replace(v, message=f"{clock.name}: {v.message}") for v in slow]
 
 
 def slow(played: Played, right: Played) -> list[Violation]:
@@ -285,52 +261,30 @@ def _reuse_truth(number: int) -> Mapping[str, object]:
     return {"kind": "reuse", "tensor": first.name, "overwritten_by": frozenset(now)}
 
 
-def packed_in_turn(seen: Examined) -> list[Violation]:
-    """On every rank `pack N` runs beside `back N - 1`, the next layer's."""
-    when: dict[tuple[int, str], tuple[int, int]] = {}
-    for span in seen.run.timeline.spans:
-        key = span.rank, str(span.attributes.get("label"))
-        if span.kind == "compute":
-            start, end = when.get(key, (span.start_ns, span.end_ns))
-            when[key] = min(start, span.start_ns), max(end, span.end_ns)
-    found = []
-    for (rank, label), (start, end) in when.items():
-        word, _, number = label.partition(" ")
-        following = f"back {int(number) - 1}" if word == "pack" else ""
-        if (rank, following) not in when:
-            continue
-        next_start, next_end = when[rank, following]
-        if max(start, next_start) >= min(end, next_end):
-            message = (
-                f"rank {rank}: '{label}' runs from {ms(start)} to {ms(end)}, "
-                f"'{following}' from {ms(next_start)} to {ms(next_end)}"
-            )
-            expected = f"'{label}' beside '{following}'"
-            found.append(Violation("overlap", message, expected, rank=rank))
-    return found
-
-
-def _play_case(id: str, number: int, program: given.Program) -> given.Seen:
-    return given.Case(id, number).run(program)
+def _cases(id: str, number: int) -> tuple[given.Case, ...]:
+    """What the number draws; the next one's, larger, on another number of ranks."""
+    return given.Case(id, number), given.Case(id, number + 1, num_ranks=3, more_ms=1)
 
 
 REPAIRS: dict[str, Repair] = {}
 for _id, _truth, _solution, _also in (
-    ("3.3a", _flat_truth, reference.send_gradients, {BESIDE: packed_in_turn}),
+    ("3.3a", _flat_truth, reference.send_gradients, {}),
     ("3.3b", _event_truth, reference.look_up, {}),
     ("3.3c", _reuse_truth, reference.train, {LEAN: crowded}),
 ):
     REPAIRS[_id] = Repair(
         diagnosis=DIAGNOSIS,
-        safe=SAFE,
-        values=VALUES,
         kept=OVERLAP_KEPT,
         truth=_truth,
-        play=partial(_play_case, _id),
+        cases=partial(_cases, _id),
+        play=given.Case.run,
+        clock=EAGER,
         reference=_solution,
         wrong=lambda _, seen, right: wrong_results(seen, right),
         ran="your program on the objects of number {number}, 2 ranks",
-        also={FREE_CPU: cpu_waits, **_also},
+        also=_also,
+        but=(SET_UP,),
+        hints={"cpu": CPU_HINT},
         where=LAB.cases("3.3a", "where")[DIAGNOSIS],
         kinds=LAB.cases("3.3a", "kinds")[DIAGNOSIS],
         title="your repair",

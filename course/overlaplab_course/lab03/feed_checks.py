@@ -7,11 +7,11 @@ from functools import lru_cache
 
 import torch
 
-from overlaplab.grading import Sheet, Violation, laws
-from overlaplab.grading.forms import Examined, judge_results
+from overlaplab.grading import Sheet, Violation, laws, program_laws
+from overlaplab.grading.forms import Examined
 from overlaplab_course.lab03 import given, reference
 from overlaplab_course.lab03.checks_extra import LAB
-from overlaplab_course.lab03.jobs import NUM_RANKS
+from overlaplab_course.lab03.jobs import SLOW_COPIES
 
 NOBODY_EARLY, OWN_BATCH, LEAN, FIRST_COPY = LAB.sentences("3.4")
 
@@ -52,20 +52,20 @@ def grade_feed(sheet: Sheet, feed: given.Feed) -> None:
     for loop in given.LOOPS:
         sheet.ran(
             f"{loop.num_batches} batches ({loop.name}), copies of {loop.copy_ms} ms, "
-            f"steps of {loop.step_ms} ms, {NUM_RANKS} ranks"
+            f"steps of {loop.step_ms} ms, {loop.num_ranks} ranks"
         )
         fed, right = given.feed_loop(feed, loop), best_feed(loop)
         first = first or fed
         fed.draw_on(sheet, right.step_ns, f"your run ({loop.name})")
         wrong = wrong_losses(fed, right)
-        judge_results(
-            sheet, fed, wrong, safe=NOBODY_EARLY, values=OWN_BATCH, what="a loss"
-        )
+        program_laws.hold(sheet, fed.run, wrong=wrong, what="a loss")
         sheet.verify(LEAN, crowded(fed))
         sheet.stop_if_wrong()
         sheet.verify(FIRST_COPY, _slow_feed(fed, right, loop))
+        late = program_laws.slow_law(SLOW_COPIES, fed.program, right.program)
+        sheet.verify(FIRST_COPY, late)
         sheet.stop_if_wrong()
-    sheet.ran(f"{len(given.LOOPS)} loops on {NUM_RANKS} ranks")
+    sheet.ran(f"{len(given.LOOPS)} loops on 2 and 3 ranks")
     assert first is not None
     best, name = best_feed(given.LOOPS[0]), given.LOOPS[0].name
     first.draw_on(sheet, best.step_ns, f"your run ({name})")

@@ -19,7 +19,7 @@ from overlaplab import streams
 from overlaplab.grading import origins
 from overlaplab.grading.forms import KnobProgram, Settings
 from overlaplab.grading.stage import run
-from overlaplab.hardware import Link, find_hardware
+from overlaplab.hardware import Hardware, Link, find_hardware
 from overlaplab.program import ProgramBuilder, resolve
 from overlaplab.timeline import Timeline
 from overlaplab.timeline.intervals import merge, subtract, total
@@ -56,31 +56,34 @@ class Layer:
     """A layer of 3.3a.
 
     `grads` holds one or two gradients, `flat` what is sent. With one gradient, `flat`
-    is that gradient. All are on the device.
+    is that gradient. A second one lies in pinned memory of the host, where the weights
+    are that it belongs to. All else is on the device.
     """
 
-    def __init__(self, number: int, num_grads: int, start: torch.Tensor) -> None:
+    def __init__(
+        self, number: int, num_grads: int, start: torch.Tensor, units: int
+    ) -> None:
         self.number, self._start = number, start
-        rows = 2 * WIDTH
-        self.grads = [named_zeros(f"grad {number}{x}", rows) for x in "ab"[:num_grads]]
-        device = streams.device()
+        self.grads = [named_zeros(f"grad {number}", WIDTH * units)]
         self.flat = self.grads[0]
         if num_grads > 1:
-            self.flat = torch.zeros(rows * num_grads, WIDTH, device=device)
+            self.grads.append(pinned(units, 0.1 * number + dist.get_rank()))
+            self.flat = torch.zeros(2 * WIDTH * units, WIDTH, device=streams.device())
         streams.name_tensor(self.flat, f"flat {number}")
 
     def backward(self) -> None:
-        """Compute the gradients: 4 ms on the current stream."""
+        """Compute the gradient of the device: 4 ms on the current stream."""
         with streams.annotate(f"back {self.number}"):
-            for grad in self.grads:
-                compute([self._start], grad[:WIDTH], 4 // len(self.grads))
-                grad[WIDTH:].copy_(grad[:WIDTH])
+            grad = self.grads[0]
+            compute([self._start], grad[:WIDTH], 4)
+            grad.copy_(grad[:WIDTH].repeat(len(grad) // WIDTH, 1))
 
     def pack(self) -> None:
-        """Copy the gradients into `flat`: 1 ms on the current stream."""
+        """Copy the gradients into `flat`, on the current stream: 2 ms from the host."""
         with streams.annotate(f"pack {self.number}"):
-            torch.cat(self.grads, out=self.flat)
-            compute([self.flat[:WIDTH]], self.flat[:WIDTH], 1)
+            rows = len(self.grads[0])
+            self.flat[:rows].copy_(self.grads[0])
+            self.flat[rows:].copy_(self.grads[1], non_blocking=True)
 
 
 class Tower:
@@ -111,11 +114,12 @@ def num_grads(number: int) -> list[int]:
     return [1, *rest]
 
 
-def _layers(number: int) -> Made:
-    counts = num_grads(number)
+def _layers(case: Case) -> Made:
+    counts = num_grads(case.number)
     seed = torch.Generator().manual_seed(dist.get_rank())
     start = torch.randn(WIDTH, WIDTH, generator=seed)
-    layers = [Layer(len(counts) - i, n, start) for i, n in enumerate(counts)]
+    units = 2 + case.more_ms
+    layers = [Layer(len(counts) - i, n, start, units) for i, n in enumerate(counts)]
     return (layers,), lambda: {f"flat {x.number}": x.flat for x in layers}
 
 
@@ -127,12 +131,15 @@ def tower_letters(number: int) -> tuple[list[str], list[str]]:
     return both[::-1] if draw.random() < 0.5 else both
 
 
-def _towers(number: int) -> Made:
-    letters = tower_letters(number)[dist.get_rank()]
-    draw = random.Random(17 * int(number))
+def _towers(case: Case) -> Made:
+    letters = tower_letters(case.number)[dist.get_rank() % 2]
+    draw = random.Random(17 * int(case.number))
     # The first tower ends last: who waits for the second only, goes on too early.
     sizes = [(draw.choice((3, 4)), draw.choice((5, 6))), (2, 1)]
-    towers = [Tower(x, *size) for x, size in zip(letters, sizes, strict=False)]
+    towers = [
+        Tower(letter, fetch_ms + case.more_ms, forward_ms)
+        for letter, (fetch_ms, forward_ms) in zip(letters, sizes, strict=False)
+    ]
 
     def combine() -> dict[str, torch.Tensor]:
         made = {x.letter: torch.zeros_like(x.out) for x in towers}
@@ -144,9 +151,9 @@ def _towers(number: int) -> Made:
     return (towers,), combine
 
 
-def _batches(number: int) -> Made:
-    sizes = [2, 2, 2, 3, 3, 3]
-    random.Random(19 * int(number) + 2).shuffle(sizes)
+def _batches(case: Case) -> Made:
+    sizes = [ms + case.more_ms for ms in (2, 2, 2, 3, 3, 3)]
+    random.Random(19 * int(case.number) + 2).shuffle(sizes)
     hosts = [pinned(ms, float(i)) for i, ms in enumerate(sizes, start=1)]
     seen: dict[str, torch.Tensor] = {}
 
@@ -160,7 +167,7 @@ def _batches(number: int) -> Made:
     return (hosts, step), lambda: dict(seen)
 
 
-_HANDED_OUT: Mapping[str, tuple[Callable[[int], Made], Program]] = {
+_HANDED_OUT: Mapping[str, tuple[Callable[[Case], Made], Program]] = {
     "3.3a": (_layers, broken.send_gradients),
     "3.3b": (_towers, broken.look_up),
     "3.3c": (_batches, broken.train),
@@ -181,11 +188,19 @@ class Case(NamedTuple):
 
     exercise: str  # "3.3a"
     number: int  # the learner's
+    num_ranks: int = NUM_RANKS
+    more_ms: int = 0  # that each copy and message takes
 
     def run(self, program: Program) -> Seen:
-        """Run `program` on this learner's objects, on two ranks."""
+        """Run `program` on this learner's objects."""
         return Seen.of(
-            _case_on_rank, self, program, world_size=NUM_RANKS, hardware=SLOW
+            _case_on_rank, self, program, world_size=self.num_ranks, hardware=SLOW
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"the objects of number {self.number}, {self.num_ranks} ranks, copies and "
+            f"messages {self.more_ms} ms longer"
         )
 
     def as_handed_out(self) -> Seen:
@@ -195,7 +210,7 @@ class Case(NamedTuple):
 
 def _case_on_rank(case: Case, program: Program) -> origins.Held:
     with streams.annotate(SET_UP):
-        arguments, results = _HANDED_OUT[case.exercise][0](case.number)
+        arguments, results = _HANDED_OUT[case.exercise][0](case)
         streams.synchronize()
 
     def collected(_: object) -> dict[str, torch.Tensor]:
@@ -225,11 +240,12 @@ class Loop(NamedTuple):
     copy_ms: int  # from pinned memory
     step_ms: int
     reads_loss: bool  # `step` ends with `loss.item()`, so that the CPU waits
+    num_ranks: int = NUM_RANKS
 
 
 LOOPS = (
     Loop("every step reads its loss", 5, 3, 4, True),
-    Loop("no step reads its loss", 6, 3, 4, False),
+    Loop("no step reads its loss", 6, 3, 4, False, num_ranks=3),
     Loop("copies take longer than steps", 5, 4, 2, True),
     Loop("one batch", 1, 2, 3, True),
 )
@@ -248,8 +264,9 @@ class Fed(Labelled):
 
 
 def feed_loop(feed: Feed, loop: Loop = LOOPS[0]) -> Fed:
-    """Run `feed(samples, step)` on two ranks."""
-    return Fed.of(_feed_on_rank, feed, loop, world_size=NUM_RANKS, hardware=SLOW)
+    """Run `feed(samples, step)` on the loop's ranks."""
+    options: dict[str, Any] = {"world_size": loop.num_ranks, "hardware": SLOW}
+    return Fed.of(_feed_on_rank, feed, loop, **options)
 
 
 def _feed_on_rank(feed: Feed, loop: Loop) -> origins.Held:
@@ -322,6 +339,10 @@ Finish = Callable[[Any, Any], object]
 class Finished(Labelled):
     """A run in which the CPU had to wait for one collective."""
 
+    def on(self, hardware: Hardware) -> Finished:
+        """The same program on another clock."""
+        return Finished(replace(self.run, timeline=resolve(self.program, hardware)))
+
     @property
     def sum_ns(self) -> int:
         """When the collective has ended on rank 0."""
@@ -336,13 +357,13 @@ class Finished(Labelled):
         return max(ends, default=0)
 
 
-def finish_with(number: int, finish: Finish) -> Finished:
+def finish_with(number: int, finish: Finish, num_ranks: int = NUM_RANKS) -> Finished:
     """Launch an all-reduce under a side stream, call `finish(side, work)`, then read.
 
     The current stream has long work of its own; the number draws how long all take.
     """
     return Finished(
-        run(_finish_on_rank, number, finish, world_size=NUM_RANKS, hardware=SLOW)
+        run(_finish_on_rank, number, finish, world_size=num_ranks, hardware=SLOW)
     )
 
 

@@ -54,6 +54,14 @@ EAGER = replace(
     source="round numbers: a launch takes 0.5 ms, a unit of sending 2 ms",
 )
 
+SLOW_COPIES = replace(
+    EAGER,
+    name="slow motion, slow launches and copies",
+    host_bytes_per_s=500 * _UNIT_BYTES,
+    pageable_bytes_per_s=250 * _UNIT_BYTES,
+    source="round numbers: a launch takes 0.5 ms, a unit of sending or copying 2 ms",
+)
+
 Wait = tuple[str, str]  # (who must have ended, who waits for it)
 
 

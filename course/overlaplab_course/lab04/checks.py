@@ -17,11 +17,10 @@ from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import Examined, judge_step
 from overlaplab.grading.laws import Violation
 from overlaplab.grading.violation import ms
-from overlaplab.hardware import Hardware
 from overlaplab.program import Program, resolve
 from overlaplab.timeline import Timeline
 from overlaplab_course.lab04 import given, reference
-from overlaplab_course.lab04.checks_extra import LAB, most_sent, wrong_results
+from overlaplab_course.lab04.checks_extra import LAB, SLOWER, most_sent, wrong_results
 from overlaplab_course.lab04.given import NUM_RANKS, WORLD, Inputs, play, wire_bytes
 
 # -- 4.1
@@ -102,7 +101,6 @@ Step = Callable[[Tensor, dict[str, Tensor]], Tensor]
 
 # Ranks and rows of input: as in the lesson, and another shape in another world.
 STEPS_ON = ((NUM_RANKS, 200), (3, 260))
-SLOWER = program_laws.slower(given.BOARD, launch_ns=20_000)
 
 
 @lru_cache(maxsize=8)
@@ -181,7 +179,8 @@ def _grade(
         elif seen.run.timeline.report().hidden_ns == 0:
             why = "nothing"
         judge_step(sheet, STEP, seen, best_ns, hint=LAB.hint(STEP, why))
-        sheet.verify(STEP, _slow_on(SLOWER, seen.run, best))
+        on_second = program_laws.slow_law(SLOWER, seen.program, Examined(best).program)
+        sheet.verify(STEP, on_second)
         sheet.stop_if_wrong()
     apart = program_laws.order_law(
         "your step",
@@ -189,18 +188,6 @@ def _grade(
         lambda ran: wrong_results(ran.values, wanted),
     )
     sheet.verify(VALUES, apart)
-
-
-# Where launches cost time, a stream or a copy more is no fault.
-SLACK = 1.10
-
-
-def _slow_on(clock: Hardware, ran: Run, best: Run) -> list[Violation]:
-    """The step on a second clock, against the course's."""
-    programs = (Examined(one).program for one in (ran, best))
-    took_ns, best_ns = (resolve(program, clock).step_ns for program in programs)
-    slow = laws.step_law(took_ns, best_ns, factor=SLACK)
-    return [replace(v, message=f"{clock.name}: {v.message}") for v in slow]
 
 
 def _largest_is_late(program: Program) -> bool:
@@ -268,7 +255,8 @@ def grade_window(sheet: Sheet, average_gradients: given.Average) -> None:
         slow = laws.step_law(seen.step_ns, right.step_ns, factor=1.03)
         slow = [replace(v, message=f"k = {k}: {v.message}") for v in slow]
         sheet.verify(WINDOW_STEP, slow)
-        sheet.verify(WINDOW_STEP, _slow_on(WINDOW_CLOCK, seen.run, best))
+        late = program_laws.slow_law(WINDOW_CLOCK, seen.program, Examined(best).program)
+        sheet.verify(WINDOW_STEP, late)
         sheet.stop_if_wrong()
     apart = program_laws.order_law(
         "your function",
@@ -299,7 +287,8 @@ def _backward_end_ns(timeline: Timeline) -> int:
 
 SUMS, NO_EARLY_READ, DTYPES, LATENCY, NO_MORE_BYTES, FREE_CPU = LAB.sentences("4.5")
 # Ranks and how many float32: as in the lesson, and another list in another world.
-SMALL = ((NUM_RANKS, len(given.FLOATS)), (3, 11))
+SMALL_CLOCK = program_laws.slower(given.CAPTURED, launch_ns=5_000)
+SMALL = ((NUM_RANKS, given.FLOATS), (3, given.FEWER_FLOATS))
 
 
 @LAB.grader("4.5")
@@ -316,9 +305,11 @@ def grade_small(sheet: Sheet, sum_all: given.SumAll) -> None:
         program_laws.hold(sheet, seen.run, wrong=wrong, once=(), what="a sum")
         sheet.stop_if_wrong()
         sheet.verify(DTYPES, _mixed(seen.program))
-        count = given.latencies(seen.run.timeline)
-        each_us = given.BOARD.link.latency_ns / 1e3
-        LAB.expect(sheet, LATENCY, count <= 2.05, count=count, each_us=each_us)
+        for clock in (given.CAPTURED, SMALL_CLOCK):
+            latency_ns = clock.link.latency_ns
+            count = given.latencies(resolve(seen.program, clock), latency_ns)
+            facts: dict[str, Any] = {"count": count, "each_us": latency_ns / 1e3}
+            LAB.expect(sheet, LATENCY, count <= 2.05, **facts)
         asked = sum(-(-t.numel() * t.itemsize // n) * n for t in ranks[0])
         most, sent = wire_bytes("all_reduce", n, asked), most_sent(seen)
         few = sent <= most + len(ranks[0])

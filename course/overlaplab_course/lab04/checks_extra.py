@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overlaplab.grading import laws
+from overlaplab.grading import laws, program_laws
 from overlaplab.grading.answered import as_answer
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
@@ -20,6 +20,7 @@ from overlaplab_course.lab04 import broken, extras, given, reference
 from overlaplab_course.lab04.given import NUM_RANKS, sent_bytes, wire_bytes
 
 LAB = Declared(__file__)
+SLOWER = program_laws.slower(given.BOARD, launch_ns=20_000)
 
 
 def most_sent(seen: Examined) -> int:
@@ -45,20 +46,33 @@ def grade_ring(sheet: Sheet, chunk_to_send: extras.ChunkToSend) -> None:
                 fault = next(_faults(judged, held), {})
                 LAB.refuse(sheet, judged, bool(fault), n=n, steps=steps, **fault)
                 sheet.stop_if_wrong()
-    sheet.ran("your schedule on 4 ranks, 400000 elements")
-    seen = Examined(extras.play_ring(chunk_to_send))
-    sheet.show(seen.timeline, step_ns=seen.step_ns, title="your ring")
-    total = torch.stack([tensor for (tensor,) in extras.ring_inputs()]).sum(0)
-    values = [{"the tensor": value} for value in seen.values]
-    wrong = laws.values_law(values, {"the tensor": total})
-    wanted = wire_bytes("all_reduce", NUM_RANKS, total.numel() * total.itemsize)
-    for rank in range(NUM_RANKS):
+    drawn = None
+    for n in (NUM_RANKS, 3):
+        inputs = extras.ring_inputs(n)
+        total = torch.stack([tensor for (tensor,) in inputs]).sum(0)
+        sheet.ran(f"your schedule on {n} ranks, {total.numel()} elements")
+        seen = Examined(extras.play_ring(chunk_to_send, n))
+        drawn = drawn or seen
+        sheet.show(seen.timeline, step_ns=seen.step_ns, title="your ring")
+        program_laws.hold(sheet, seen.run, once=())  # counted above
+        values = [{"the tensor": value} for value in seen.values]
+        wrong = laws.values_law(values, {"the tensor": total})
+        sheet.verify(RUNS, [*wrong, *_moved_otherwise(seen, n, total)])
+        sheet.stop_if_wrong()
+    assert drawn is not None
+    sheet.show(drawn.timeline, step_ns=drawn.step_ns, title="your ring")
+
+
+def _moved_otherwise(seen: Examined, n: int, tensor: Tensor) -> list[Violation]:
+    """Ranks that send more or less of the tensor than a ring has to."""
+    wanted, found = wire_bytes("all_reduce", n, tensor.numel() * tensor.itemsize), []
+    for rank in range(n):
         # Sends and receives are both in the record: each byte is counted twice.
         moved = sent_bytes(seen.program, rank) // 2
-        message = f"rank {rank} sent {moved} bytes"
         if moved != wanted:
-            wrong.append(Violation("bytes", message, str(wanted)))
-    sheet.verify(RUNS, wrong)
+            message = f"rank {rank} sent {moved} bytes"
+            found.append(Violation("bytes", message, str(wanted)))
+    return found
 
 
 def _faults(sentence: str, held: extras.Counts) -> Iterator[dict[str, Any]]:
@@ -167,11 +181,11 @@ def _micros_oracle(inputs: given.Inputs) -> Any:
 
 
 def _more_than_once(seen: Examined) -> list[Violation]:
-    wanted = wire_bytes("all_reduce", NUM_RANKS, given.MESSAGE_BYTES)
-    sent = most_sent(seen)
+    n = len(seen.values)
+    wanted, sent = wire_bytes("all_reduce", n, given.MESSAGE_BYTES), most_sent(seen)
     message = f"{sent} bytes crossed the link of one rank"
     violation = Violation("bytes", message, f"{wanted}, as for one gradient")
-    return [violation] if sent > wanted + NUM_RANKS else []
+    return [violation] if sent > wanted + n else []
 
 
 def _repair(
@@ -182,19 +196,19 @@ def _repair(
     `inputs` names the method of `extras.RepairCase` that makes them.
     """
 
-    def case(number: int) -> given.Inputs:
-        made: given.Inputs = getattr(extras.repair_case(number), inputs)()
-        return made
+    def made(case: extras.RepairCase) -> given.Inputs:
+        found: given.Inputs = getattr(case, inputs)()
+        return found
 
     return Repair(
         diagnosis=DIAGNOSIS,
         kinds=LAB.cases("4.8a", "kinds")[DIAGNOSIS],
-        safe=SAFE,
-        values=VALUES,
-        play=lambda number, step: Examined(given.play(step, case(number))),
-        wrong=lambda number, seen, _: wrong_results(
-            seen.values, [oracle(case(number))] * NUM_RANKS
+        cases=extras.repair_cases,
+        play=lambda case, step: Examined(given.play(step, made(case))),
+        wrong=lambda case, seen, _: wrong_results(
+            seen.values, [oracle(made(case))] * case.num_ranks
         ),
+        clock=SLOWER,
         stop=True,
         **options,
     )
@@ -216,7 +230,7 @@ REPAIRS = {
         truth=_micros_truth,
         reference=reference.accumulate,
         ran="your accumulation: {messages_in_flight} micro-batches on 4 ranks",
-        also={BYTES: _more_than_once},
+        once=_more_than_once,
     ),
 }
 for _id, _form in REPAIRS.items():

@@ -21,6 +21,7 @@ from overlaplab.hardware import Hardware
 from overlaplab.program import Program, ProgramBuilder
 from overlaplab_course.lab04.given import (
     COUNTER,
+    NUM_RANKS,
     SIZES,
     Inputs,
     draws,
@@ -58,14 +59,15 @@ def run_ring(tensor: Tensor, chunk_to_send: ChunkToSend) -> Tensor:
     return tensor
 
 
-def ring_inputs() -> Inputs:
-    """(tensor,) of each of four ranks."""
-    return [(torch.randn(400_000, generator=draw),) for draw in draws(80)]
+def ring_inputs(num_ranks: int = NUM_RANKS) -> Inputs:
+    """(tensor,) of each rank: 100,000 elements a chunk."""
+    size = 100_000 * num_ranks
+    return [(torch.randn(size, generator=draw),) for draw in draws(80, num_ranks)]
 
 
-def play_ring(chunk_to_send: ChunkToSend) -> Run:
-    """`run_ring` on four ranks of the board, 1.6 MB."""
-    return play(run_ring, ring_inputs(), chunk_to_send)
+def play_ring(chunk_to_send: ChunkToSend, num_ranks: int = NUM_RANKS) -> Run:
+    """`run_ring` on the board, 0.4 MB a chunk."""
+    return play(run_ring, ring_inputs(num_ranks), chunk_to_send)
 
 
 def no_chunk(chunk_to_send: ChunkToSend, num_ranks: int) -> list[Violation]:
@@ -105,15 +107,17 @@ class RepairCase(NamedTuple):
     Args:
         widths: of the side branch of each block.
         tokens: of each micro-batch.
+        num_ranks: so many.
     """
 
     widths: tuple[int, ...]
     tokens: tuple[int, ...]
+    num_ranks: int = NUM_RANKS
 
     def blocks(self) -> Inputs:
         """(x, weights) of each rank; `weights[i]` has "in", "side" and "back"."""
         made = []
-        for draw in draws(300):
+        for draw in draws(300, self.num_ranks):
             # The residual stream is the same on all ranks.
             same = torch.Generator().manual_seed(299)
             x = torch.randn(200, 400, generator=same)
@@ -130,7 +134,11 @@ class RepairCase(NamedTuple):
 
     def micros(self) -> Inputs:
         """([(a, b), ...],) of each rank: a @ b is a micro-batch's gradient."""
-        return [(products(self.tokens, draw),) for draw in draws(400)]
+        return [(products(self.tokens, draw),) for draw in draws(400, self.num_ranks)]
+
+    def __str__(self) -> str:
+        sizes = f"widths {self.widths}, tokens {self.tokens}"
+        return f"{self.num_ranks} ranks: {sizes}"
 
     def play_blocks(self, blocks: Callable[..., Tensor]) -> Run:
         """`blocks(x, weights)` on four ranks of the board."""
@@ -148,6 +156,14 @@ def repair_case(number: int) -> RepairCase:
     widths = tuple(draw.choice((250, 300, 350)) for _ in range(draw.choice((2, 3))))
     tokens = tuple(draw.choice((400, 500, 600)) for _ in range(3))
     return RepairCase(widths, tokens)
+
+
+def repair_cases(number: int) -> tuple[RepairCase, RepairCase]:
+    """What a learner's number draws; the same in other sizes, on three ranks."""
+    own = repair_case(number)
+    widths = tuple(width + 30 for width in own.widths)
+    tokens = tuple(num - 60 for num in own.tokens)
+    return own, RepairCase(widths, tokens, 3)
 
 
 def luck_us(run: Run) -> float:

@@ -253,17 +253,20 @@ def recorded_elsewhere(life: StorageLife) -> bool:
 # What a step collects beside its gradients: norms, losses, counts.
 FLOATS = ((250,), (250,), (), (40, 5), (1000,), ()) * 5
 COUNTS = ((), (16,), (64,), ()) * 2
+FEWER_FLOATS = ((300,), (), (7, 11), (64, 3), (2000,)) * 2  # other sizes
 # Launches cost nothing here, as in a CUDA graph: what is left of a message is alpha.
 CAPTURED = replace(BOARD, name="board, captured", launch_ns=0, collective_launch_ns=0)
 SumAll = Callable[[Sequence[Tensor]], Any]
 
 
 @lru_cache(maxsize=2)
-def small_inputs(num_ranks: int = NUM_RANKS, floats: int = len(FLOATS)) -> Inputs:
+def small_inputs(
+    num_ranks: int = NUM_RANKS, floats: Sequence[tuple[int, ...]] = FLOATS
+) -> Inputs:
     """([tensor, ...],) of each rank: float32 and int64, some with one element."""
     made = []
     for draw in draws(60, num_ranks):
-        drawn = [torch.randn(shape, generator=draw) for shape in FLOATS[:floats]]
+        drawn = [torch.randn(shape, generator=draw) for shape in floats]
         # Counts that float32 would round.
         counts = [
             torch.randint(2**40, 2**41, shape, generator=draw) for shape in COUNTS
@@ -303,6 +306,6 @@ def play_small(
     return play(_small_step, ranks, sum_all, hardware=CAPTURED, apart=apart)
 
 
-def latencies(timeline: Timeline) -> float:
+def latencies(timeline: Timeline, latency_ns: int = BOARD.link.latency_ns) -> float:
     """How many of the link's latencies stand in the critical path."""
-    return timeline.critical_path().shares_ns["latency"] / BOARD.link.latency_ns
+    return timeline.critical_path().shares_ns["latency"] / latency_ns

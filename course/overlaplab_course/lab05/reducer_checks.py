@@ -101,19 +101,27 @@ def _judge_in_order(
         sheet.verify(
             says["once"], laws.bytes_law(seen.evidence, extra_bytes=flag_bytes)
         )
-        each = _each_alone(seen)
-        late = laws.overlap_law(
-            seen.evidence, each, best_ns, slack_ns=IDLE_NS, strict=True
-        )
-        sheet.verify(says["prompt"], _of_messages(late))
-        late = laws.overlap_law(seen.trained.on(SLOWER), each, slow_best_ns)
-        late = [replace(v, message=f"{SLOWER.name}: {v.message}") for v in late]
-        sheet.verify(says["prompt"], _of_messages(late))
+        _judge_prompt(sheet, says["prompt"], seen, best_ns, slow_best_ns)
         sheet.verify(says["memory"], laws.leak_law(seen.evidence.live_bytes))
         sheet.stop_if_wrong()
         drawn.append(figure)
     timeline, first_ns, best = drawn[0]  # of what the lesson draws, too
     sheet.show(timeline, step_ns=first_ns, target_ns=best)
+
+
+def _judge_prompt(
+    sheet: Sheet,
+    sentence: str,
+    seen: Played,
+    best_ns: Sequence[int],
+    slow_best_ns: Sequence[int],
+) -> None:
+    """When each message starts, on both clocks."""
+    each = _each_alone(seen)
+    late = laws.overlap_law(seen.evidence, each, best_ns, slack_ns=IDLE_NS, strict=True)
+    sheet.verify(sentence, _of_messages(late))
+    late = laws.overlap_law(seen.trained.on(SLOWER), each, slow_best_ns)
+    sheet.verify(sentence, _of_messages(program_laws.on_clock(SLOWER, late)))
 
 
 def _hold(sheet: Sheet, seen: Played) -> None:
@@ -262,15 +270,24 @@ def _grade_repair(
     if laws.diagnosis_law(answers, {"kind": own.kind}):
         truth = {"kind": own.kind}  # the other entry's name would give it away
     check_diagnosis(sheet, DIAGNOSIS, answers, truth)
-    try:
-        seen = own.play(repaired)
-    except (DeadlockError, MismatchError) as error:
-        sheet.stuck(SENT, error, hint=LAB.cases("5.6a", "stuck")[SENT])
-        return
-    best_ns = _best_repaired_ns(own)
-    step_ns = seen.evidence.step_ns
-    title = f"your {own.name}"
-    sheet.show(seen.timeline, step_ns=step_ns[1], target_ns=best_ns[1], title=title)
+    drawn = None
+    for case in (own, own.elsewhere):
+        sheet.ran(f"your {case}: 3 steps")
+        try:
+            seen = case.play(repaired)
+        except (DeadlockError, MismatchError) as error:
+            sheet.stuck(SENT, error, hint=LAB.cases("5.6a", "stuck")[SENT])
+            return
+        drawn = drawn or seen
+        _judge_repaired(sheet, case, seen)
+        sheet.stop_if_wrong()
+    sheet.ran(f"your {own}: 3 steps")
+    _draw_repaired(sheet, own, drawn or seen)
+
+
+def _judge_repaired(sheet: Sheet, own: RepairCase, seen: Played) -> None:
+    """The laws, and the step on both clocks."""
+    _draw_repaired(sheet, own, seen)
     wrong = wrong_gradients(seen.trained, own.fixture, own.ranks)
     is_sum = bool(wrong) and _what_it_is(seen) == "sum"
     hint = LAB.hint(VALUES, "sum") if is_sum and own.name != "Fir" else ""
@@ -284,15 +301,21 @@ def _grade_repair(
     )
     sheet.stop_if_wrong()
     sheet.verify(NO_LEAK, laws.leak_law(seen.evidence.live_bytes))
-    slow = laws.overlap_law(
-        seen.evidence, _each_alone(seen), best_ns, slack_ns=IDLE_NS, strict=True
-    )
-    sheet.verify(SHORT, _of_messages(slow))
+    best_ns, slow_best_ns = _best_repaired(own)
+    _judge_prompt(sheet, SHORT, seen, best_ns, slow_best_ns)
+
+
+def _draw_repaired(sheet: Sheet, own: RepairCase, seen: Played) -> None:
+    step_ns, best_ns = seen.evidence.step_ns, _best_repaired(own)[0]
+    title = f"your {own.name}"
+    sheet.show(seen.timeline, step_ns=step_ns[1], target_ns=best_ns[1], title=title)
 
 
 @lru_cache(maxsize=16)
-def _best_repaired_ns(own: RepairCase) -> tuple[int, ...]:
-    return tuple(own.play(getattr(reference, own.name)).evidence.step_ns)
+def _best_repaired(own: RepairCase) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The course's steps, on both clocks."""
+    ours = own.play(getattr(reference, own.name))
+    return tuple(ours.evidence.step_ns), tuple(ours.trained.on(SLOWER).step_ns)
 
 
 @LAB.grader("5.6a")

@@ -74,6 +74,11 @@ class RepairCase:
         return KINDS[self.name]
 
     @property
+    def elsewhere(self) -> RepairCase:
+        """The same on a longer trunk and on another number of ranks."""
+        return replace(self, widths=(*self.widths, 56), ranks=7 - self.ranks)
+
+    @property
     def fixture(self) -> Fixture:
         """The net, its data, and how it is trained."""
         base = fixtures.layers_fixture("yours", (WIDTH, *self.widths))

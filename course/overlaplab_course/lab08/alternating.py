@@ -39,10 +39,12 @@ class TwoSets:
     Args:
         num_batches: so many; the gradient of the last is never used.
         num_ranks: so many.
+        rows: of the weights and of a batch.
     """
 
     num_batches: int
     num_ranks: int = 3
+    rows: int = ROWS
 
     @property
     def num_gradients(self) -> int:
@@ -60,7 +62,8 @@ class TwoSets:
         return Played.of(_on_rank, self, program, **options)
 
     def __str__(self) -> str:
-        return f"{self.num_batches} batches, 0 to {self.num_batches - 1}"
+        ranks = "" if self.num_ranks == 3 else f", {self.num_ranks} ranks"
+        return f"{self.num_batches} batches, 0 to {self.num_batches - 1}{ranks}"
 
 
 @lru_cache(maxsize=16)
@@ -136,13 +139,14 @@ def _storages(op: Op) -> set[int]:
 def _on_rank(case: TwoSets, program: TrainTwo) -> origins.Held:
     with streams.annotate(SET_UP):
         draw = torch.Generator().manual_seed(5)
-        start = torch.randn(ROWS, WIDTH, generator=draw)
+        start = torch.randn(case.rows, WIDTH, generator=draw)
         sets = [start.clone(), start.clone()]
         for letter, weights in zip("AB", sets, strict=True):
             streams.name_tensor(weights, f"set {letter}")
         draw = torch.Generator().manual_seed(60 + dist.get_rank())
         batches = [
-            torch.randn(ROWS, WIDTH, generator=draw) for _ in range(case.num_batches)
+            torch.randn(case.rows, WIDTH, generator=draw)
+            for _ in range(case.num_batches)
         ]
         streams.synchronize()
     count = 0
@@ -151,7 +155,7 @@ def _on_rank(case: TwoSets, program: TrainTwo) -> origins.Held:
         nonlocal count
         factor = torch.full((1, 1), 0.01)
         with streams.annotate(f"{_GRADIENT}{count}"):
-            a, b = factor.expand(ROWS, _COLUMNS), factor.expand(_COLUMNS, WIDTH)
+            a, b = factor.expand(case.rows, _COLUMNS), factor.expand(_COLUMNS, WIDTH)
             # From the weights and the batch, and at the end once more from the weights.
             made = torch.addmm(torch.tanh(weights) - batch, a, b)
             made += 0.5 * weights

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from overlaplab.grading import Sheet, Violation, laws
+from overlaplab.grading import Sheet, Violation, laws, program_laws
 from overlaplab.grading.declared import Declared
 from overlaplab.program import Finding, Op
 from overlaplab.view import format_bytes
-from overlaplab_course.lab03.jobs import SET_UP
+from overlaplab_course.lab03.jobs import SET_UP, SLOW_COPIES
 from overlaplab_course.lab08 import given, reference
 from overlaplab_course.lab08.given import STEP, DoubleBuffered, Fed, Loop, Prefetch
 
@@ -45,9 +45,7 @@ def grade_prefetch(sheet: Sheet, prefetch: Prefetch) -> None:
         seen, right = given.feed(prefetch, loop), best_feed(loop)
         first = first or seen
         _draw(sheet, seen, right)
-        _judge_safe(sheet, SAFE, seen)
-        _judge_batches(sheet, OWN, seen, right)
-        _judge_cpu(sheet, seen)
+        _hold(sheet, SAFE, OWN, seen, right)
         _judge_lean(sheet, seen)
         sheet.stop_if_wrong()
         _judge_step(sheet, SHORT, seen, right)
@@ -66,8 +64,7 @@ def grade_slots(sheet: Sheet, double_buffered: DoubleBuffered) -> None:
         seen, right = given.feed_slots(double_buffered, loop), best_slots(loop)
         first = first or seen
         _draw(sheet, seen, right)
-        _judge_safe(sheet, EDGES, seen)
-        _judge_batches(sheet, OWN_SLOT, seen, right)
+        _hold(sheet, EDGES, OWN_SLOT, seen, right)
         sheet.verify(NO_MORE, [v for r in _ranks(seen) for v in _allocated(seen, r)])
         ahead = {rank: max(value[1], default=0) for rank, value in _values(seen)}
         rank = max(ahead, key=lambda rank: ahead[rank])
@@ -102,10 +99,22 @@ def _values(seen: Fed) -> list[tuple[int, Any]]:
     return list(enumerate(seen.values))
 
 
-def _judge_safe(sheet: Sheet, sentence: str, seen: Fed) -> None:
-    found = laws.no_findings_law(seen.findings)
-    hint = LAB.hint(sentence, _missing(sentence, seen.findings[0])) if found else ""
-    sheet.verify(sentence, found, hint=hint)
+def _hold(sheet: Sheet, safe: str, own: str, seen: Fed, right: Fed) -> None:
+    """The laws of programs; the CPU may wait in a step, which is ours."""
+    ours = {op.label for ops in seen.program.ranks for op in ops if _is_ours(op)}
+    hint = LAB.hint(safe, _missing(safe, seen.findings[0])) if seen.findings else ""
+    hints = {"hazard": hint, "unwaited": hint}
+    if waits := program_laws.cpu_law(seen.program, but=ours):
+        why = "wait" if "synchronize" in waits[0].message else "copy"
+        hints["cpu"] = LAB.hint(FREE_CPU, why)
+    program_laws.hold(
+        sheet,
+        seen.run,
+        wrong=_wrong_batches(sheet, own, seen, right),
+        what="a loss",
+        but=ours,
+        hints=hints,
+    )
 
 
 def _missing(sentence: str, finding: Finding) -> str:
@@ -120,39 +129,28 @@ def _missing(sentence: str, finding: Finding) -> str:
     return "overwrite" if then.startswith(("written", "copy")) else "early"
 
 
-def _judge_batches(sheet: Sheet, sentence: str, seen: Fed, right: Fed) -> None:
+def _wrong_batches(
+    sheet: Sheet, sentence: str, seen: Fed, right: Fed
+) -> list[Violation]:
+    """Steps that saw another batch, on each rank; or too few of them."""
+    found: list[Violation] = []
     for rank, (mine, ours) in enumerate(zip(seen.values, right.values, strict=True)):
         steps, wanted = len(mine[0]), len(ours[0])
         if steps != wanted:
             facts: dict[str, Any] = {"rank": rank, "steps": steps, "wanted": wanted}
-            LAB.refuse(sheet, sentence, True, **facts)
-            return
-        sheet.verify(
-            sentence,
-            [
-                Violation(
-                    "values",
-                    f"step {number} on rank {rank} saw another batch, or not its rows",
-                    f"batch {number}, of {seen.loop.rows(number)} rows",
-                    "which rows are copied, from where, in which order?",
-                    rank=rank,
-                )
-                for number, (a, b) in enumerate(zip(mine[0], ours[0], strict=True))
-                if not torch.allclose(a, b, rtol=1e-5)
-            ],
-        )
-    sheet.verify(sentence, laws.origin_law(seen.program, what="a loss"))
-
-
-def _judge_cpu(sheet: Sheet, seen: Fed) -> None:
-    for rank in _ranks(seen):
-        for op in _learners(seen, rank):
-            if op.kind == "host_wait":
-                why = "wait" if "synchronize" in op.name else "copy"
-                facts = {"rank": rank, "name": op.name, "source": _where(op)}
-                LAB.refuse(sheet, FREE_CPU, True, why=why, **facts)
-                return
-    sheet.expect(FREE_CPU, True)
+            return [*found, LAB.violation(sheet, sentence, **facts)]
+        found += [
+            Violation(
+                "values",
+                f"step {number} on rank {rank} saw another batch, or not its rows",
+                f"batch {number}, of {seen.loop.rows(number)} rows",
+                "which rows are copied, from where, in which order?",
+                rank=rank,
+            )
+            for number, (a, b) in enumerate(zip(mine[0], ours[0], strict=True))
+            if not torch.allclose(a, b, rtol=1e-5)
+        ]
+    return found
 
 
 def _judge_lean(sheet: Sheet, seen: Fed) -> None:
@@ -210,20 +208,14 @@ def _is_ours(op: Op) -> bool:
     return op.label == SET_UP or op.label.startswith(STEP)
 
 
-def _learners(seen: Fed, rank: int) -> list[Op]:
-    return [op for op in seen.program.ranks[rank] if not _is_ours(op)]
-
-
 def _where(op: Op) -> str:
     return f" [{op.source}]" if op.source else ""
 
 
 def _judge_step(sheet: Sheet, sentence: str, seen: Fed, right: Fed) -> None:
     slow = laws.step_law(seen.step_ns, right.step_ns)
-    if not slow:
-        sheet.expect(sentence, True)
-        return
-    hint = LAB.hint(sentence, _why_slow(seen))
+    slow = slow or program_laws.slow_law(SLOW_COPIES, seen.told, right.told)
+    hint = LAB.hint(sentence, _why_slow(seen)) if slow else ""
     sheet.verify(sentence, slow, hint=hint)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from overlaplab.errors import DeadlockError, MismatchError
-from overlaplab.grading import Sheet, Violation, fixtures, laws
+from overlaplab.grading import Sheet, Violation, fixtures, laws, program_laws
 from overlaplab.grading.fixtures import Gradients
 from overlaplab.view import format_bytes
 from overlaplab_course.lab08 import late, reference
@@ -18,7 +18,10 @@ from overlaplab_course.lab08.late import BOARD, SLOW_LINK, Case, MakeReducer, Tr
 from overlaplab_course.peaks import most_bytes
 
 LATE, FLUSH, ONCE, SAFE, TWO_SETS, CPU, BESIDE = LAB.sentences("8.3")
-CLOCKS = {"the fast link": BOARD, "the slow link": SLOW_LINK}
+CLOCKS = {
+    "the fast link": BOARD,
+    "the slow link": program_laws.slower(SLOW_LINK, launch_ns=5_000, wire=1),
+}
 
 
 @lru_cache(maxsize=8)
@@ -40,12 +43,19 @@ def grade_late(sheet: Sheet, make_reducer: MakeReducer) -> None:
             sheet.stuck(ONCE, error, hint=hint)
             return
         _draw(sheet, seen, best(case))
-        sheet.verify(SAFE, laws.no_findings_law(seen.findings))
-        _judge_gradients(sheet, seen)
+        wrong, flushed = _wrong_gradients(seen)
         once = [*laws.once_law(seen.evidence), *laws.bytes_law(seen.evidence)]
-        sheet.verify(ONCE, [*once, *laws.same_order_law(seen.evidence)])
+        program_laws.hold(
+            sheet,
+            seen.run,
+            wrong=wrong,
+            once=[*once, *laws.same_order_law(seen.evidence)],
+            what="a gradient",
+            hints={"recorded": LAB.hint(LATE, _slip(seen))},
+        )
+        if not wrong:  # else no flush was looked at
+            sheet.verify(FLUSH, flushed)
         _judge_memory(sheet, seen)
-        _judge_cpu(sheet, seen)
         sheet.stop_if_wrong()
         played.append(seen)
     _judge_empty_flush(sheet, make_reducer)
@@ -70,8 +80,8 @@ def _draw(sheet: Sheet, seen: Trained, right: Trained) -> None:
     sheet.show(seen.timeline, title=f"your run: {seen.case.name}", **steps)
 
 
-def _judge_gradients(sheet: Sheet, seen: Trained) -> None:
-    """What each update found; a flush, and the next one, are another sentence's."""
+def _wrong_gradients(seen: Trained) -> tuple[list[Violation], list[Violation]]:
+    """What each update found; and what a flush, and the next one, did."""
     want, parameters = late.right(seen.case)
     found: dict[str, list[Violation]] = {LATE: [], FLUSH: []}
     rows = zip(seen.case.updates, seen.gradients, want, strict=True)
@@ -87,10 +97,7 @@ def _judge_gradients(sheet: Sheet, seen: Trained) -> None:
         ends = laws.values_law(seen.parameters, parameters, what="the value")
         hint = LAB.hint(FLUSH, "said")
         found[FLUSH] += [replace(v, hint=hint) for v in ends]
-    sheet.verify(LATE, found[LATE], hint=LAB.hint(LATE, _slip(seen)))
-    sheet.verify(LATE, laws.origin_law(seen.program, what="a gradient"))
-    if not found[LATE]:  # else no flush was looked at
-        sheet.verify(FLUSH, found[FLUSH])
+    return found[LATE], found[FLUSH]
 
 
 def _slip(seen: Trained) -> str:
@@ -133,15 +140,3 @@ def _judge_memory(sheet: Sheet, seen: Trained) -> None:
     facts: dict[str, Any] = {"held": format_bytes(held), "more": more}
     facts["least"] = format_bytes(least)
     LAB.refuse(sheet, TWO_SETS, more > 0.5, **facts)
-
-
-def _judge_cpu(sheet: Sheet, seen: Trained) -> None:
-    for rank, ops in enumerate(seen.program.ranks):
-        for op in ops:
-            if op.kind == "host_wait":
-                source = f" [{op.source}]" if op.source else ""
-                facts: dict[str, Any] = {"rank": rank, "name": op.name}
-                facts["source"] = source
-                LAB.refuse(sheet, CPU, True, **facts)
-                return
-    sheet.expect(CPU, True)

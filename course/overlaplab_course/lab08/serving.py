@@ -14,14 +14,18 @@ from overlaplab.grading import origins
 from overlaplab.grading.forms import Examined
 from overlaplab.program.access import num_bytes
 from overlaplab.timeline import Timeline
-from overlaplab_course.lab03.jobs import SET_UP, SLOW, WIDTH, by_label
+from overlaplab_course.lab03.jobs import SET_UP, SLOW, SLOW_COPIES, WIDTH, by_label
 
 NUM_VERSIONS = 4
 ANSWER = "answer"
-_ROWS, _COLUMNS = 5 * WIDTH, 144
-BYTES = 4 * _ROWS * WIDTH
+ROWS, _COLUMNS = 5 * WIDTH, 144
 # Five ms to bring a version from the host, two to copy it on the device.
-BOARD = replace(SLOW, name="slow memory", memory_bytes_per_s=1000 * BYTES)
+BOARD = replace(SLOW, name="slow memory", memory_bytes_per_s=4000 * ROWS * WIDTH)
+SLOWER = replace(
+    SLOW_COPIES,
+    name="slow memory, copies and launches",
+    memory_bytes_per_s=2000 * ROWS * WIDTH,
+)
 
 Answer = Callable[[torch.Tensor], None]
 # (front, back, versions, answer)
@@ -52,21 +56,28 @@ class Served(Examined):
 
 
 def serve(
-    program: Serve, num_versions: int = NUM_VERSIONS, num_ranks: int = 2
+    program: Serve,
+    num_versions: int = NUM_VERSIONS,
+    num_ranks: int = 2,
+    rows: int = ROWS,
 ) -> Served:
-    """Run `program` on this many new versions; it answers with each."""
+    """Run `program` on this many new versions; it answers with each.
+
+    Args:
+        rows: of the weights, `WIDTH` float32 each.
+    """
     options: dict[str, Any] = {"world_size": num_ranks, "hardware": BOARD}
-    return Served.of(_on_rank, program, num_versions, timeout_s=30, **options)
+    return Served.of(_on_rank, program, num_versions, rows, timeout_s=30, **options)
 
 
-def _on_rank(program: Serve, num_versions: int) -> origins.Held:
+def _on_rank(program: Serve, num_versions: int, rows: int) -> origins.Held:
     with streams.annotate(SET_UP):
         draw = torch.Generator().manual_seed(70 + dist.get_rank())
         versions = [
-            torch.randn(_ROWS, WIDTH, generator=draw, device="cpu").pin_memory()
+            torch.randn(rows, WIDTH, generator=draw, device="cpu").pin_memory()
             for _ in range(num_versions)
         ]
-        front = torch.zeros(_ROWS, WIDTH, device=streams.device())
+        front = torch.zeros(rows, WIDTH, device=streams.device())
         sets = [front, torch.zeros_like(front)]
         for letter, weights in zip("AB", sets, strict=True):
             streams.name_tensor(weights, f"set {letter}")
@@ -76,7 +87,7 @@ def _on_rank(program: Serve, num_versions: int) -> origins.Held:
     def answer(weights: torch.Tensor) -> None:
         factor = torch.full((1, 1), 0.01, device=weights.device)
         with streams.annotate(ANSWER):
-            a, b = factor.expand(_ROWS, _COLUMNS), factor.expand(_COLUMNS, WIDTH)
+            a, b = factor.expand(rows, _COLUMNS), factor.expand(_COLUMNS, WIDTH)
             made = torch.addmm(weights, a, b)
             answers.append(made.mean() + weights.mean())
 

@@ -8,8 +8,9 @@ import torch
 
 from overlaplab.grading import Violation
 from overlaplab.grading.forms import Examined, Repair
+from overlaplab_course.lab03.jobs import EAGER, SET_UP, WIDTH
 from overlaplab_course.lab08 import reference
-from overlaplab_course.lab08.alternating import TrainTwo, two_sets
+from overlaplab_course.lab08.alternating import TwoSets, two_sets
 from overlaplab_course.lab08.feed_checks import LAB
 
 DIAGNOSIS, SAFE, ONE_MODEL, FREE_CPU, KEPT = LAB.sentences("8.4")
@@ -24,11 +25,12 @@ def _truth(number: int) -> Mapping[str, object]:
     }
 
 
-def _play(number: int, program: TrainTwo) -> Examined:
-    return two_sets(number).play(program)
+def _cases(number: int) -> tuple[TwoSets, TwoSets]:
+    own = two_sets(number)
+    return own, TwoSets(own.num_batches - 1, num_ranks=2, rows=4 * WIDTH)
 
 
-def _wrong(number: int, seen: Examined, right: Examined) -> list[Violation]:
+def _wrong(case: TwoSets, seen: Examined, right: Examined) -> list[Violation]:
     expected = "front minus the new gradient, step after step"
     return [
         Violation(
@@ -44,33 +46,18 @@ def _wrong(number: int, seen: Examined, right: Examined) -> list[Violation]:
     ]
 
 
-def _cpu_waits(seen: Examined) -> list[Violation]:
-    return [
-        Violation(
-            "cpu",
-            f"on rank {op.rank} the CPU waits in {op.name}"
-            + (f" [{op.source}]" if op.source else ""),
-            "streams wait for events and works; the CPU goes on",
-            "work.wait() makes a stream wait, synchronize makes the CPU wait",
-            rank=op.rank,
-        )
-        for ops in seen.program.ranks
-        for op in ops
-        if op.kind == "host_wait" and op.label != "set up"
-    ]
-
-
 REPAIR = Repair(
     diagnosis=DIAGNOSIS,
-    safe=SAFE,
-    values=ONE_MODEL,
     kept=KEPT,
     truth=_truth,
-    play=_play,
+    cases=_cases,
+    play=TwoSets.play,
+    clock=EAGER,
     reference=reference.train_two,
     wrong=_wrong,
     ran="your training on the batches of number {number}, 3 ranks",
-    also={FREE_CPU: _cpu_waits},
+    but=(SET_UP,),
+    hints={"cpu": "work.wait() makes a stream wait, synchronize makes the CPU wait"},
     where=LAB.cases("8.4", "where")[DIAGNOSIS],
     kinds=LAB.cases("8.4", "kinds")[DIAGNOSIS],
     what="the weights",

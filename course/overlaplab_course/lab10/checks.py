@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from overlaplab.grading import laws, origins
+from overlaplab.grading import Violation, laws, origins, program_laws
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import Examined, as_number
 from overlaplab.grading.laws import regret_law
@@ -58,6 +58,7 @@ def _judge_shards(
     call = (weights, parts, shapes, shard, unshard)
     seen = Examined(origins.release(run(_on_rank, *call, world_size=n, hardware=BOARD)))
     total, wanted = sum(w.numel() for w in weights), parts[0].numel()
+    wrong: list[Violation] = []
     for rank, (mine, held, views, is_view) in enumerate(seen.values):
         where: dict[str, Any] = {"rank": rank, "n": n}
         numel = _numel(mine)
@@ -65,8 +66,7 @@ def _judge_shards(
         LAB.refuse(sheet, SIZE, numel != wanted, **where, **sizes)
         if numel == wanted:
             right = {"the shard": parts[rank]}
-            wrong = laws.values_law([{"the shard": mine}], right, what="the value")
-            sheet.verify(PART, wrong)
+            wrong += laws.values_law([{"the shard": mine}], right, what="the value")
             own = mine.numel() * mine.itemsize
             LAB.refuse(sheet, ALONE, held > own, **where, own=own, held=held)
         every = {f"weight {i}": w for i, w in enumerate(weights)}
@@ -76,9 +76,11 @@ def _judge_shards(
         number = copied[0] if copied else 0
         shape = tuple(shapes[number]) if number < len(shapes) else ()
         LAB.refuse(sheet, VIEWS, bool(copied), number=number, shape=shape)
-    wrong = laws.origin_law(seen.program, what="a shard or a weight")
-    if wrong or all(_numel(mine) == wanted for mine, *_ in seen.values):
-        sheet.verify(PART, wrong)  # of another size: its values were not looked at
+    what = "a shard or a weight"
+    whole = all(_numel(mine) == wanted for mine, *_ in seen.values)
+    if whole or wrong or laws.origin_law(seen.program, what=what):
+        # Of another size its values were not looked at.
+        program_laws.hold(sheet, seen.run, wrong=wrong, what=what)
 
 
 def _numel(mine: object) -> int | None:

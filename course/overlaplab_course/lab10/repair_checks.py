@@ -7,10 +7,12 @@ from typing import Any
 
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import check_diagnosis, need_dict
-from overlaplab_course.lab10.given import Weights
+from overlaplab_course.lab10.given import Stack, Weights
 from overlaplab_course.lab10.repairs import DEPTH, repair_case
 from overlaplab_course.lab10.step_checks import LAB, Case, judge_prefetcher
 
+# Another shape, on the other number of ranks.
+ELSEWHERE = Stack(num_layers=4, width=40, rows=48, tables=(0, 0, 300, 0))
 DIAGNOSIS = LAB.sentences("10.6")[0]
 
 
@@ -30,5 +32,9 @@ def grade_repair(
     kinds = LAB.cases("10.6", "kinds")[DIAGNOSIS]
     check_diagnosis(sheet, DIAGNOSIS, diagnosis, truth, kinds=kinds)
     repaired = {"wide": wide, "hasty": hasty}[own.name]
+    whose = f"your {own.name!r}, repaired"
     case = Case("your stack", own.stack, own.num_ranks, DEPTH)
-    judge_prefetcher(sheet, case, repaired, f"your {own.name!r}, repaired")
+    judge_prefetcher(sheet, case, repaired, whose)
+    sheet.stop_if_wrong()
+    elsewhere = Case("4 layers of width 40", ELSEWHERE, 5 - own.num_ranks, DEPTH)
+    judge_prefetcher(sheet, elsewhere, repaired, whose, draw=False)

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from overlaplab.errors import DeadlockError, MismatchError
-from overlaplab.grading import laws
+from overlaplab.grading import laws, program_laws
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
-from overlaplab.grading.violation import Violation, ms
+from overlaplab.grading.violation import Violation
 from overlaplab.hardware import Hardware
 from overlaplab.program import Program, resolve
 from overlaplab.view import format_bytes
 from overlaplab_course.lab10 import given, reference
 from overlaplab_course.lab10.given import (
     BOARD,
-    SLOW_LINK,
     Backward,
     Played,
     Stack,
@@ -45,7 +44,10 @@ LAB = Declared(__file__)
 VALUES, SAFE, ONCE, ONE_SLOT, CPU = LAB.sentences("10.2")
 SLOTS, PROMPT = LAB.sentences("10.3")[3:5]
 MEANS, SENT_SAFE, SENT_ONCE, BUFFERS, GOES_ON, _ = LAB.sentences("10.5")
-CLOCKS = {"the fast link": BOARD, "the slow link": SLOW_LINK}
+CLOCKS = {
+    "the fast link": BOARD,
+    "the slow link": program_laws.slower(BOARD, launch_ns=100_000, wire=6),
+}
 
 
 @dataclass(frozen=True)
@@ -184,23 +186,23 @@ def _judge_weights(
     memory: str,
 ) -> bool:
     """The laws of whoever brings weights; whether all hold."""
-    safe = sheet.verify(SAFE, unsafe_slots(seen))
-    good = safe & sheet.verify(ONCE, wrong_gathers(seen.program, case))
-    most = case.depth + 1
-    good &= sheet.verify(memory, too_much(case, weights, args, most))
-    wrong = wrong_values(seen, case)
-    wrong += laws.origin_law(seen.program, what="a result")
-    if safe or wrong:  # right by luck says nothing
-        good &= sheet.verify(VALUES, wrong)
-    return good & _judge_cpu(sheet, seen)
+    good = sheet.verify(memory, too_much(case, weights, args, case.depth + 1))
+    return good & program_laws.hold(
+        sheet,
+        seen.run,
+        wrong=wrong_values(seen, case),
+        once=wrong_gathers(seen.program, case),
+        told=partial(unsafe_slots, seen),
+    )
 
 
-def unsafe_slots(seen: Played) -> list[Violation]:
+def unsafe_slots(seen: Played, found: Sequence[Violation]) -> Sequence[Violation]:
     """The findings of the run; where a slot is filled too soon, that alone.
 
     The stream would be told to wait for the weights of a layer that comes later.
     """
-    found = laws.no_findings_law(seen.findings)
+    if not found:
+        return found
     too_soon = [
         Violation(
             "overwritten",
@@ -212,17 +214,7 @@ def unsafe_slots(seen: Played) -> list[Violation]:
         for rank in range(len(seen.program.ranks))
         for gather, use in find_overwritten(seen.program, rank)
     ]
-    return too_soon if found and too_soon else found
-
-
-def _judge_cpu(sheet: Sheet, seen: Played) -> bool:
-    waits = []
-    for rank in range(len(seen.values)):
-        spans = seen.run.timeline.of_rank(rank).spans
-        waits.append(sum(span.duration_ns for span in spans if span.kind == "host"))
-    longest = max(waits)
-    LAB.refuse(sheet, CPU, longest > 0, rank=waits.index(longest), took=ms(longest))
-    return longest == 0
+    return too_soon or found
 
 
 def wrong_values(
@@ -349,16 +341,17 @@ def grade_backward(sheet: Sheet, backward: Backward) -> None:
 
 
 def _judge_backward(sheet: Sheet, seen: Played, case: Case, backward: Backward) -> bool:
-    safe = sheet.verify(SENT_SAFE, laws.no_findings_law(seen.findings))
-    good = safe & _judge_sends(sheet, seen.program, case)
     more = too_much(case, reference.prefetched, (case.depth,), 2, backward)
-    good &= sheet.verify(BUFFERS, more)
+    good = sheet.verify(BUFFERS, more)
     wrong = wrong_values(seen, case, grads_only=True)
-    hint = _mean_hint(seen, case) if wrong else ""
-    wrong += laws.origin_law(seen.program, what="a gradient")
-    if safe or wrong:  # right by luck says nothing
-        good &= sheet.verify(MEANS, wrong, hint=hint)
-    good &= _judge_cpu(sheet, seen)
+    good &= program_laws.hold(
+        sheet,
+        seen.run,
+        wrong=wrong,
+        once=_wrong_sends(sheet, seen.program, case),
+        what="a gradient",
+        hints={"recorded": _mean_hint(seen, case) if wrong else ""},
+    )
     for clock, hardware in CLOCKS.items() if good else ():
         took_ns = resolve(seen.program, hardware).step_ns
         slow = laws.step_law(took_ns, _best_ns(case, clock))
@@ -368,16 +361,15 @@ def _judge_backward(sheet: Sheet, seen: Played, case: Case, backward: Backward) 
     return good
 
 
-def _judge_sends(sheet: Sheet, program: Program, case: Case) -> bool:
-    ranks = range(len(program.ranks))
-    sent = [_scattered(program, rank) for rank in ranks]
-    wanted = [sum(_scattered(best(case).program, rank)) for rank in ranks]
-    wrong = [rank for rank in ranks if sum(sent[rank]) != wanted[rank]]
-    rank = wrong[0] if wrong else 0
-    facts: dict[str, Any] = {"sent": sum(sent[rank]), "count": len(sent[rank])}
-    facts |= {"rank": rank, "wanted": wanted[rank]}
-    LAB.refuse(sheet, SENT_ONCE, bool(wrong), **facts)
-    return not wrong
+def _wrong_sends(sheet: Sheet, program: Program, case: Case) -> list[Violation]:
+    found = []
+    for rank in range(len(program.ranks)):
+        sent = _scattered(program, rank)
+        wanted = sum(_scattered(best(case).program, rank))
+        facts: dict[str, Any] = {"rank": rank, "count": len(sent), "sent": sum(sent)}
+        if sum(sent) != wanted:
+            found.append(LAB.violation(sheet, SENT_ONCE, wanted=wanted, **facts))
+    return found
 
 
 def _scattered(program: Program, rank: int) -> list[int]:

@@ -15,7 +15,6 @@ from overlaplab.grading.forms.knobs import KnobProgram, KnobTasks, Settings
 from overlaplab.grading.forms.repair import Repair, check_diagnosis
 from overlaplab.grading.forms.results import (
     Examined,
-    judge_results,
     judge_step,
     need_dict,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "find_slip",
     "is_close",
     "judge_numbers",
-    "judge_results",
     "judge_step",
     "need_dict",
     "not_filled_in",

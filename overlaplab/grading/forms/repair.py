@@ -1,18 +1,20 @@
 """Exercises that hand out a broken program: diagnose it, mend it, keep its overlap.
 
 The learner's number draws what the program works on, so that the diagnosis differs from
-desk to desk.
+desk to desk; the repair is tried on more than that.
 
     FLAT = Repair(
-        diagnosis=DIAGNOSIS, safe=SAFE, values=VALUES, kept=SHORT,
+        diagnosis=DIAGNOSIS, kept=SHORT, clock=SLOWER,
         truth=lambda number: {"kind": "race", "tensor": f"flat {first_of(number)}"},
-        play=lambda number, program: Case("3.3a", number).run(program),
+        cases=lambda number: (Case(number), Case(number, num_ranks=3, rows=128)),
+        play=Case.run,
         reference=reference.send_gradients,
-        wrong=lambda number, seen, right: wrong_results(seen, right),
+        wrong=lambda case, seen, right: wrong_results(seen, right),
         ran="your program on the objects of number {number}, 2 ranks",
     )
 
-    @exercise("3.3a", solution=("my_number", "flat_diagnosis", "send_gradients"), ...)
+    @exercise("3.3a", solution=("my_number", "flat_diagnosis", "send_gradients"),
+              laws={"hazard": SAFE, "unwaited": SAFE, "recorded": VALUES}, ...)
     def grade_flat(sheet, my_number, said, repaired):
         FLAT.grade(sheet, my_number, said, repaired)
 
@@ -29,13 +31,9 @@ from typing import Any
 
 from overlaplab.grading import laws, program_laws
 from overlaplab.grading.exercise import Sheet
-from overlaplab.grading.forms.results import (
-    Examined,
-    judge_results,
-    judge_step,
-    need_dict,
-)
+from overlaplab.grading.forms.results import Examined, judge_step, need_dict
 from overlaplab.grading.violation import Violation
+from overlaplab.hardware import Hardware
 
 Program = Callable[..., Any]
 
@@ -93,17 +91,23 @@ def _with_places(
 class Repair:
     """A broken program, what is wrong with it, and what its repair must keep.
 
+    The laws of programs stand in the sentences that the exercise says.
+
     Args:
-        diagnosis, safe, values, kept: the sentences: the diagnosis; no finding; the
-            results; the step.
+        diagnosis, kept: the sentences of the diagnosis and of the step.
         truth: from a number to the right diagnosis.
-        play: (number, program) -> the run of a program on what the number draws.
+        cases: from a number to what the repair is played on: what the number draws,
+            then others, of another shape in another world. Hashable; they print.
+        play: (case, program) -> the run of a program on it.
         reference: the course's repair.
-        wrong: (number, seen, the reference's run) -> results that are not right.
-        ran: what runs, a format of {number} and the fields of `truth`.
-        kinds: see `check_diagnosis`.
+        wrong: (case, seen, the reference's run) -> results that are not right.
+        ran: what runs first, a format of {number} and the fields of `truth`.
+        clock: a second one, see `program_laws.slower`.
+        once: what the law "once" finds in a run, if the exercise has it.
         also: more sentences, each with its violations of the repaired run.
+        but, hints: of `program_laws.hold`.
         where: see `check_diagnosis`.
+        kinds: see `check_diagnosis`.
         what: the results are, for a message.
         title: of the figure.
         hint: where the step is too long.
@@ -111,17 +115,20 @@ class Repair:
     """
 
     diagnosis: str
-    safe: str
-    values: str
     kept: str
     truth: Callable[[int], Mapping[str, object]]
-    play: Callable[[int, Program], Examined]
+    cases: Callable[[int], Sequence[Any]]
+    play: Callable[[Any, Program], Examined]
     reference: Program
-    wrong: Callable[[int, Examined, Examined], list[Violation]]
+    wrong: Callable[[Any, Examined, Examined], list[Violation]]
     ran: str
+    clock: Hardware
+    once: Callable[[Examined], list[Violation]] | None = None
     also: Mapping[str, Callable[[Examined], list[Violation]]] = field(
         default_factory=dict
     )
+    but: Sequence[str] = ()
+    hints: Mapping[str, str] = field(default_factory=dict)
     where: Mapping[str, str] | None = None
     kinds: Sequence[str] = ()
     what: str = "the result"
@@ -129,39 +136,52 @@ class Repair:
     hint: str = ""
     stop: bool = False
 
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """What an exercise with this repair verifies."""
-        return (self.diagnosis, self.safe, self.values, *self.also, self.kept)
-
     def grade(self, sheet: Sheet, number: int, said: object, repaired: Program) -> None:
         """Judge the diagnosis against the broken run, the repair against the best."""
         need_dict(said, "the diagnosis")
         truth = self.truth(number)
-        sheet.ran(self.ran.format(number=number, **truth))
+        ran = self.ran.format(number=number, **truth)
+        sheet.ran(ran)
         how: dict[str, Any] = {"where": self.where, "kinds": self.kinds}
         check_diagnosis(sheet, self.diagnosis, said, truth, **how)
-        seen, right = self.play(number, repaired), self.reference_run(number)
+        own, *others = self.cases(number)
+        first = self._judge(sheet, own, repaired)
+        for case in others:
+            sheet.stop_if_wrong()
+            sheet.ran(f"your program on {case}")
+            self._judge(sheet, case, repaired)
+        sheet.stop_if_wrong()
+        sheet.ran(ran)
+        first.draw_on(sheet, self.reference_run(own).step_ns, self.title)
+
+    def _judge(self, sheet: Sheet, case: Any, repaired: Program) -> Examined:
+        seen, right = self.play(case, repaired), self.reference_run(case)
         seen.draw_on(sheet, right.step_ns, self.title)
-        wrong = self.wrong(number, seen, right)
-        judge_results(
-            sheet, seen, wrong, safe=self.safe, values=self.values, what=self.what
+        program_laws.hold(
+            sheet,
+            seen.run,
+            wrong=self.wrong(case, seen, right),
+            once=self.once(seen) if self.once else None,
+            what=self.what,
+            but=self.but,
+            hints=self.hints,
         )
         for sentence, violations in self.also.items():
             sheet.verify(sentence, violations(seen))
-        if self.kept == sheet.laws.get("cpu"):
-            sheet.verify(self.kept, program_laws.cpu_law(seen.program))
         if self.stop:
             sheet.stop_if_wrong()
         judge_step(sheet, self.kept, seen, right.step_ns, hint=self.hint)
+        late = program_laws.slow_law(self.clock, seen.program, right.program)
+        sheet.verify(self.kept, late, hint=self.hint)
+        return seen
 
-    def reference_run(self, number: int) -> Examined:
-        """The course's repair on what `number` draws; kept."""
-        return _reference_run(self.play, self.reference, int(number))
+    def reference_run(self, case: Any) -> Examined:
+        """The course's repair on a case; kept."""
+        return _reference_run(self.play, self.reference, case)
 
 
 @lru_cache(maxsize=32)
 def _reference_run(
-    play: Callable[[int, Program], Examined], reference: Program, number: int
+    play: Callable[[Any, Program], Examined], reference: Program, case: Any
 ) -> Examined:
-    return play(number, reference)
+    return play(case, reference)

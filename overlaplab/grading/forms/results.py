@@ -2,21 +2,20 @@
 
 seen = Examined.of(hold_step, sum_all, world_size=4, hardware=BOARD)
 seen.draw_on(sheet, best_ns)
-judge_results(sheet, seen, wrong_sums(seen.values), safe=SAFE, values=VALUES)
+program_laws.hold(sheet, seen.run, wrong=wrong_sums(seen.values))
 sheet.stop_if_wrong()
 judge_step(sheet, SHORT, seen, best_ns)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from overlaplab.cluster.run import Run
 from overlaplab.grading import laws, origins, stage
 from overlaplab.grading.exercise import Sheet
-from overlaplab.grading.violation import Violation
 from overlaplab.program import Finding, Program
 from overlaplab.timeline import Timeline
 
@@ -72,30 +71,6 @@ class Examined:
     def draw_on(self, sheet: Sheet, best_ns: int, title: str = "your run") -> None:
         """Keep the timeline for the verdict, the step beside `best_ns`."""
         sheet.show(self.timeline, step_ns=self.step_ns, target_ns=best_ns, title=title)
-
-
-def judge_results(
-    sheet: Sheet,
-    seen: Examined,
-    wrong: Sequence[Violation],
-    *,
-    safe: str,
-    values: str,
-    what: str = "the result",
-) -> None:
-    """No finding; right results; and results that the recorded program computed.
-
-    Beside a finding, results are wrong or not judged: right by luck says nothing.
-
-    Args:
-        wrong: the results that are not right.
-        safe, values: the sentences, of findings and of results.
-        what: the results are, for a message.
-    """
-    is_safe = sheet.verify(safe, laws.no_findings_law(seen.findings))
-    wrong = wrong or laws.origin_law(seen.program, what=what)
-    if is_safe or wrong:
-        sheet.verify(values, wrong)
 
 
 def judge_step(

@@ -8,14 +8,12 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import overlaplab as ol
 from overlaplab import streams
-from overlaplab.grading import find_exercise, judge
 from overlaplab.torch_versions import all_gather_single as all_gather
 from overlaplab_course.lab04 import given as given04
 from overlaplab_course.lab05 import checks as lab05
@@ -23,6 +21,7 @@ from overlaplab_course.lab06 import reference as ref06
 from overlaplab_course.lab06.given import MIB
 from overlaplab_course.lab06.show import message_points
 from overlaplab_course.lab10.given import new_slots
+from tests.labs.unusual import Cases
 
 NUMBER = 5
 np64 = np.int64
@@ -365,12 +364,8 @@ def choose_chunks_in_numpy(*numbers):
     return np64(case.best)
 
 
-CASES: dict[str, tuple[str, tuple[Any, ...]]] = {}
-
-
-def add(id: str, *solutions: Any, name: str = "") -> None:
-    what = name or getattr(solutions[-1], "__name__", str(len(CASES)))
-    CASES[f"{id} {what}"] = id, solutions
+CASES = Cases()
+add = CASES.add
 
 
 for f in (two_sums_functional, two_sums_by_future):
@@ -408,11 +403,3 @@ add("8.6", serve_by_events)
 add("10.1", shard_in_pieces, unshard_by_split)
 add("10.2", on_demand_by_work)
 add("10.3", prefetched_on_a_stream)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of names that torch has changed
-@pytest.mark.parametrize("case", CASES)
-def test_an_unusual_solution_that_is_right_passes(case):
-    id, solutions = CASES[case]
-    verdict = judge(find_exercise(id), *solutions)
-    assert verdict.passed, str(verdict)
