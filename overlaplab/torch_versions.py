@@ -69,6 +69,12 @@ PRIVATE_DTENSOR_NAMES = {
 }
 # Names that Dynamo imports, which takes seconds: who compiles looks them up.
 PRIVATE_COMPILER_NAMES = {"torch._functorch.aot_autograd": "aot_module_simplified"}
+PRIVATE_INDUCTOR_NAMES = {
+    "torch._inductor.compile_fx": "compile_fx compile_fx_inner",
+    "torch._inductor.config": "patch reorder_for_compute_comm_overlap "
+    "reorder_for_locality reorder_for_peak_memory",
+    "torch._functorch.config": "patch enable_autograd_cache",
+}
 
 
 def check_private_names(names: Mapping[str, str] = PRIVATE_NAMES) -> None:
@@ -118,6 +124,19 @@ def aot_module_simplified() -> Any:
     """AOTAutograd for backends of `torch.compile`; see `PRIVATE_COMPILER_NAMES`."""
     check_private_names(PRIVATE_COMPILER_NAMES)
     return _find("torch._functorch.aot_autograd").aot_module_simplified
+
+
+def inductor() -> tuple[Any, Any, Any]:
+    """Inductor's compile_fx, without AOTAutograd's cache, compile_fx_inner, and config.
+
+    That cache knows a graph by what Dynamo gave, not by what an `inner_compile` made of
+    it: the backward of an earlier compile would come back, without any communication.
+    """
+    check_private_names(PRIVATE_INDUCTOR_NAMES)
+    compile_fx = _find("torch._inductor.compile_fx")
+    uncached = _find("torch._functorch.config").patch(enable_autograd_cache=False)
+    patch = _find("torch._inductor.config").patch
+    return uncached(compile_fx.compile_fx), compile_fx.compile_fx_inner, patch
 
 
 # torch's stubs do not know how its C++ classes are subclassed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -116,21 +117,29 @@ def traces_command(
 @benchmarks.command("compiler")
 @click.option("--model", type=click.Choice(list(MODELS)), default=MAIN)
 @click.option("--batches", multiple=True, type=int, default=compiled.BATCHES)
-@click.option("--no-inductor", is_flag=True, help="Leave out what compiles long.")
+@click.option(
+    "--inductor/--no-inductor",
+    default=None,
+    help="What compiles long; minutes on a CPU.  [default: on GPUs]",
+)
+@click.option("--link", type=click.Choice(list(LINKS)), default="nvlink")
 @backend_option
 @world_size_option
 @out_option
 def compiler_command(
     model: str,
     batches: Sequence[int],
-    no_inductor: bool,
+    inductor: bool | None,
+    link: str,
     backend: str,
     world_size: int | None,
     out: Path | None,
 ) -> None:
     """Models whose communication our compiler inserts, beside compiled DDP."""
     plan = compiled.Plan() if backend == "nccl" else compiled.REHEARSAL
-    plan = replace(plan, inductor=plan.inductor and not no_inductor)
+    if inductor is not None:
+        plan = replace(plan, inductor=inductor)
+    os.environ.update(LINKS[link])
     cases = [(model, batch, plan) for batch in batches]
     measure = compiled.measure_case
     measure_cases("compiler", measure, cases, out, backend, world_size)

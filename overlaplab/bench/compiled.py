@@ -1,9 +1,10 @@
 """Steps whose communication a compiler put in, beside PyTorch's own, in one run.
 
 For each model and batch: eager DDP at its best known setting, our eager reducer, our
-compiled model by bucket size, the compiled model under our reducer's hooks, and
-torch.compile of DDP by bucket size. Every variant's gradients are compared with a plain
-all-reduce before any time is believed.
+compiled model by bucket size, eager and lowered through Inductor, the compiled model
+under our reducer's hooks, torch.compile of DDP by bucket size, and one graph with an
+all-reduce behind each gradient, as it is and under Inductor's own passes. Every
+variant's gradients are compared with a plain all-reduce before any time is believed.
 """
 
 from __future__ import annotations
@@ -16,21 +17,37 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch.distributed as dist
 from torch import nn
+from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab import streams
 from overlaplab.bench import variants
+from overlaplab.bench.memory import allocated_bytes
+from overlaplab.bench.memory import peaks as peaks_of_ranks
 from overlaplab.bench.timing import time_in_turn
 from overlaplab.bench.variants import Batch, Variant
 from overlaplab.bench.workload import build, plans, release_memory, say
-from overlaplab.techniques.compiler import backend
+from overlaplab.techniques.compiler import Fragment, backend, insert_all_reduces
+from overlaplab.techniques.compiler.lowering import KEEPS_ORDER, lower
 from overlaplab.techniques.data_parallel import BucketedReducer
 
 BATCHES = (2, 8)
 EAGER, INDUCTOR = "compute", "compute, inductor"
+# What moves and merges collectives there, off by default.
+INDUCTOR_PASSES: dict[str, Any] = {
+    "bucket_all_reduces_fx": "all",
+    "reorder_for_compute_comm_overlap": True,
+    "reorder_for_compute_comm_overlap_passes": [
+        "reorder_communication_preserving_peak_memory",
+        "sink_waits_iterative",
+        "reorder_communication_preserving_peak_memory",
+    ],
+    "aten_distributed_optimizations.enable_overlap_scheduling": True,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +80,7 @@ def measure_case(name: str, batch_size: int, plan: Plan) -> dict[str, Any]:
     norm = variants.reference_norm(model, batch)
     built: dict[str, Variant] = {}
     seconds: dict[str, float] = {}
+    peaks: dict[str, int] = {}
     for kind, make in _makers(model, batch, plan).items():
         start = time.perf_counter()
         variant = make()
@@ -73,6 +91,7 @@ def measure_case(name: str, batch_size: int, plan: Plan) -> dict[str, Any]:
             variant.step()
         if variant.averages:
             variants.check_gradients(variant, norm)
+        peaks[kind] = _peak_bytes(variant)
         built[kind] = variant
     times = time_in_turn(
         {kind: variant.step for kind, variant in built.items()},
@@ -82,19 +101,20 @@ def measure_case(name: str, batch_size: int, plan: Plan) -> dict[str, Any]:
     best = min(t.median_ns for kind, t in times.items() if "ddp" in kind)
     rows = {}
     for kind, samples in times.items():
-        alone = INDUCTOR if "inductor" in kind and INDUCTOR in times else EAGER
+        alone = INDUCTOR if "inductor" in kind else EAGER
         exposed_ns = samples.median_ns - times[alone].median_ns
         rows[kind] = {
             **samples.to_json(),
             "settings": built[kind].settings,
             "first_step_s": seconds[kind],
+            "peak_bytes": peaks[kind],
             "exposed_ms": round(exposed_ns / 1e6, 4),
             "ratio_to_best_peer": round(samples.median_ns / best, 4),
         }
         say(
             f"  {kind:<32}{samples.median_ns / 1e6:9.3f} ms  "
             f"exposed {exposed_ns / 1e6:8.3f} ms  {samples.median_ns / best:.3f}  "
-            f"first step {seconds[kind]:.1f} s"
+            f"first step {seconds[kind]:.1f} s  peak {peaks[kind] / 2**20:,.0f} MiB"
         )
     for variant in built.values():
         variant.close()
@@ -120,6 +140,12 @@ def _makers(
     if plan.inductor:
         makers[INDUCTOR] = of(inductor, model, batch)
         makers["our reducer, inductor"] = of(inductor, model, batch, reduces=True)
+        for cap in plan.caps_mib:
+            makers[f"ours {cap:g}, inductor"] = of(
+                ours, model, batch, cap, plan.hardware, "inductor"
+            )
+        makers["serial graph, inductor"] = of(inserted, model, batch)
+        makers["inductor's passes"] = of(inserted, model, batch, passes=True)
         for cap in plan.ddp_caps_mib:
             makers[f"ddp {cap:g}, inductor"] = of(inductor_ddp, model, batch, cap)
     return makers
@@ -139,11 +165,58 @@ def _stepping(
     return Variant(name, settings, step, twin)
 
 
-def ours(model: nn.Module, batch: Batch, mib: float, hardware: str) -> Variant:
-    """The unmodified model under our backend: its operators run as they are."""
+def _peak_bytes(variant: Variant) -> int:
+    """Of a step, above what lay there before it, gradients let go; 0 on a CPU.
+
+    Buffers that a variant keeps from step to step, as DDP its buckets, are not in it.
+    """
+    if streams.device().type != "cuda":
+        return 0
+    variant.model.zero_grad()
+    before = allocated_bytes()
+    torch.cuda.reset_peak_memory_stats()
+    variant.step()
+    return peaks_of_ranks()["peak_allocated_bytes"] - before
+
+
+def ours(
+    model: nn.Module, batch: Batch, mib: float, hardware: str, lowering: str = "eager"
+) -> Variant:
+    """The unmodified model under our backend, its operators one by one or fused."""
     twin = variants.share_parameters(model)
-    made = torch.compile(twin, backend=backend(bucket_mib=mib, hardware=hardware))
-    return _stepping(f"ours {mib:g}", {"bucket_mib": mib}, made, twin, batch)
+    made = backend(bucket_mib=mib, hardware=hardware, lowering=lowering)
+    settings = {"bucket_mib": mib, "lowering": lowering}
+    run = torch.compile(twin, backend=made)
+    return _stepping(f"ours {mib:g} {lowering}", settings, run, twin, batch)
+
+
+def inserted(model: nn.Module, batch: Batch, *, passes: bool = False) -> Variant:
+    """An all-reduce behind each gradient, in one graph that Inductor compiles.
+
+    Args:
+        passes: whether Inductor merges and moves them; else each is waited for at once.
+    """
+    twin = variants.share_parameters(model)
+    group = dist.distributed_c10d._get_default_group().group_name
+    config = {n: v for n, v in INDUCTOR_PASSES.items() if _is_known(n)}
+
+    def insert(fragment: Fragment) -> Graph:
+        return insert_all_reduces(fragment.graph, fragment.gradients, group)
+
+    def compile_graph(module: GraphModule, inputs: Sequence[Any]) -> Any:
+        return lower(module, inputs, insert, config if passes else KEEPS_ORDER)
+
+    name = "inductor's passes" if passes else "serial graph, inductor"
+    run = torch.compile(twin, backend=compile_graph)
+    return _stepping(name, {"config": config} if passes else {}, run, twin, batch)
+
+
+def _is_known(name: str) -> bool:
+    """Whether this torch's Inductor has such a setting, for this device."""
+    owner, _, last = name.rpartition(".")
+    if owner and streams.device().type != "cuda":
+        return False  # it asks the GPU for its bandwidth
+    return hasattr(getattr(inductor_config, owner, inductor_config), last)
 
 
 def _inductor() -> Callable[..., Any]:

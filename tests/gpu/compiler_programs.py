@@ -19,30 +19,21 @@ from tests.gpu import programs, stream_programs
 WIDTH = 512
 
 
-def gradients_of_a_compiled_chain(delay: bool) -> float:
+def gradients_of_a_compiled_chain(delay: bool, lowering: str = "eager") -> float:
     """The worst relative error of averaged gradients, to one process's.
 
     Args:
         delay: whether the messages are held up: each waits on a side stream for a
             delay kernel, so that a read before its wait sees the local gradient.
+        lowering: of the backend.
     """
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        *(
-            part
-            for _ in range(4)
-            for part in (
-                torch.nn.Linear(programs.WIDTH, programs.WIDTH),
-                torch.nn.Tanh(),
-            )
-        )
-    ).cuda()
+    model = _chain()
     world = dist.get_world_size()
     batches = [programs.batch_of(rank) for rank in range(world)]
     losses = torch.stack([model(batch).square().mean() for batch in batches])
     expected = torch.autograd.grad(losses.mean(), list(model.parameters()))
-    made = torch.compile(model, backend=ol.compiler.backend(bucket_mib=1))
+    backend = ol.compiler.backend(bucket_mib=1, lowering=lowering)
+    made = torch.compile(model, backend=backend)
     worst = 0.0
     for _ in range(3):
         model.zero_grad()
@@ -55,6 +46,33 @@ def gradients_of_a_compiled_chain(delay: bool) -> float:
             error = (parameter.grad - right).norm() / right.norm()
             worst = max(worst, error.item())
     return worst
+
+
+def _chain() -> torch.nn.Sequential:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layers = (
+        part
+        for _ in range(4)
+        for part in (torch.nn.Linear(programs.WIDTH, programs.WIDTH), torch.nn.Tanh())
+    )
+    return torch.nn.Sequential(*layers).cuda()
+
+
+def what_inductor_wrote() -> list[str]:
+    """ "mm", "send" and "wait", in the order of the backward that Inductor wrote."""
+    from torch._inductor.utils import run_and_get_code
+
+    model = _chain()
+    backend = ol.compiler.backend(bucket_mib=1, lowering="inductor")
+    made = torch.compile(model, backend=backend)
+    batch = programs.batch_of(dist.get_rank())
+    _, codes = run_and_get_code(lambda: made(batch).square().mean().backward())
+    marks = {"all_reduce": "send", "wait_tensor": "wait", "kernels.mm(": "mm"}
+    marks |= {"kernels.addmm(": "mm", "triton_tem": "mm"}
+    code = "\n".join(code for code in codes if "wait_tensor" in code)
+    calls = code[code.index("def call(") :].splitlines()
+    return [mark for line in calls for text, mark in marks.items() if text in line]
 
 
 def code_on_two_streams() -> Generated:

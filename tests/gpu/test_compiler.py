@@ -12,10 +12,20 @@ from tests.gpu.processes import run_on_gpus
 pytestmark = pytest.mark.gpu(2)
 
 
+@pytest.mark.parametrize("lowering", ["eager", "inductor"])
 @pytest.mark.parametrize("delay", [False, True], ids=["as it comes", "a slow rank"])
-def test_gradients_are_those_of_one_process(delay: bool) -> None:
-    for worst in run_on_gpus(compiler_programs.gradients_of_a_compiled_chain, delay):
+def test_gradients_are_those_of_one_process(delay: bool, lowering: str) -> None:
+    program = compiler_programs.gradients_of_a_compiled_chain
+    for worst in run_on_gpus(program, delay, lowering):
         assert worst < 1e-3  # TF32 is off; sums over ranks in another order
+
+
+def test_inductor_keeps_our_order() -> None:
+    for written in run_on_gpus(compiler_programs.what_inductor_wrote):
+        assert written.count("send") > 1
+        sent = written.index("send")
+        # Computing stands between the first message and its wait.
+        assert "mm" in written[sent : written.index("wait")], written
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from overlaplab import streams
 from overlaplab.hardware import Hardware, find_hardware
@@ -25,9 +25,11 @@ from overlaplab.techniques.compiler.compilation import (
     compile_graph,
 )
 from overlaplab.techniques.compiler.costs import Costs
+from overlaplab.techniques.compiler.lowering import lower
 from overlaplab.techniques.compiler.runtime import side_stream_of
 from overlaplab.techniques.groups import checked_group, own_group
 
+LOWERINGS = ("eager", "inductor")
 _KEPT = 64  # compilations of equal backends that can be explained
 
 
@@ -65,6 +67,8 @@ class Backend:
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
         """Compile one fragment; what Dynamo calls."""
+        if self._settings.lowering == "inductor":
+            return lower(module, inputs, self._ordered)
         return Capturing(self._compile)(module, inputs)
 
     @property
@@ -97,13 +101,7 @@ class Backend:
             name = "backward" if fragment.is_backward else "forward"
             code = generate(fragment.graph, name).run
             return lambda args: code(args, None, streams.device())
-        costs = Costs(self._hardware, self._world_size)
-        compiled = compile_graph(
-            fragment.graph, fragment.gradients, self._group, costs, self._settings
-        )
-        kept = _compilations.setdefault(self, [])
-        kept.append(compiled)
-        del kept[:-_KEPT]
+        compiled = self._keep(fragment)
         text, run = collectives_text(compiled.graph), compiled.code.run
 
         def backward(args: list[Any]) -> Any:
@@ -114,6 +112,23 @@ class Backend:
             return run(args, group, streams.device())
 
         return backward
+
+    def _keep(self, fragment: Fragment) -> Compilation:
+        """All passes on a backward graph; remembered for `explain`."""
+        costs = Costs(self._hardware, self._world_size)
+        compiled = compile_graph(
+            fragment.graph, fragment.gradients, self._group, costs, self._settings
+        )
+        kept = _compilations.setdefault(self, [])
+        kept.append(compiled)
+        del kept[:-_KEPT]
+        return compiled
+
+    def _ordered(self, fragment: Fragment) -> Graph:
+        """What Inductor is given. Each rank compiles for itself, and asks here."""
+        graph = self._keep(fragment).graph
+        check_agreement(collectives_text(graph), resolve_group(self._group))
+        return graph
 
 
 _compilations: dict[Backend, list[Compilation]] = {}
@@ -136,6 +151,7 @@ def backend(
     least_gain_us: float = 0,
     max_states: int | None = None,
     side_stream: bool = False,
+    lowering: str = "eager",
 ) -> Backend:
     """A backend for `torch.compile` that trains a model data parallel.
 
@@ -157,6 +173,8 @@ def backend(
         side_stream: whether each bucket is copied into one message, and sent, on a
             stream beside the computing; else gradients are averaged in their own
             memory, which costs no copy and half the memory. Pays for many small ones.
+        lowering: "eager": operators run as they are, one by one; "inductor": as its
+            kernels, in our order. The latter is for ranks that are processes.
 
     Returns:
         The backend; `explain()` says what it decided.
@@ -165,12 +183,17 @@ def backend(
         ValueError, TypeError: an argument is wrong, or there is no process group.
     """
     group = own_group() if process_group is None else checked_group(process_group)
+    if lowering not in LOWERINGS:
+        raise ValueError(f"lowering is {lowering!r}; expected one of {LOWERINGS}")
+    if lowering == "inductor" and side_stream:
+        raise ValueError("side_stream=True is for lowering='eager': leave one out")
     settings = Settings(
         cap_bytes=None if bucket_mib is None else cap_bytes("bucket_mib", bucket_mib),
         max_delay_ns=None if max_delay_ms is None else int(max_delay_ms * 1e6),
         least_gain_ns=int(least_gain_us * 1e3),
         limit_bytes=None if limit_mib is None else cap_bytes("limit_mib", limit_mib),
         side_stream=side_stream,
+        lowering=lowering,
         **({} if max_states is None else {"max_states": max_states}),
     )
     size = dist.get_world_size(group)

@@ -95,13 +95,13 @@ class Capturing:
         self._compile = compile
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
-        names = _parameter_names(module.graph)
+        names = parameter_names(module.graph)
 
         def forward(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
             return self._boxed(Fragment(gm.graph, {}, False))
 
         def backward(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-            return self._boxed(Fragment(gm.graph, _gradients(gm.graph, names), True))
+            return self._boxed(Fragment(gm.graph, gradients_of(gm.graph, names), True))
 
         run: Run = aot_module_simplified()(
             module, inputs, fw_compiler=forward, bw_compiler=backward
@@ -118,7 +118,7 @@ class Capturing:
         return boxed
 
 
-def _parameter_names(graph: Graph) -> dict[int, str]:
+def parameter_names(graph: Graph) -> dict[int, str]:
     """Of what Dynamo gives to a graph: the names of those that are parameters."""
     names = {}
     places = [node for node in graph.nodes if node.op == "placeholder"]
@@ -139,7 +139,7 @@ def _name(node: Node) -> str:
     return ".".join(plain) if "['" in name and plain else str(name)
 
 
-def _gradients(graph: Graph, names: dict[int, str]) -> dict[int, str]:
+def gradients_of(graph: Graph, names: dict[int, str]) -> dict[int, str]:
     """Positions of parameters' gradients in what a backward graph returns.
 
     Another input that requires a gradient is where a fragment ends, and is not

@@ -39,6 +39,7 @@ class Settings:
             limit.
         max_states: the budget of the search for an order.
         side_stream: whether messages are packed and sent beside the computing.
+        lowering: who makes the kernels: "eager", one by one, or "inductor".
     """
 
     cap_bytes: int | None = None
@@ -47,6 +48,7 @@ class Settings:
     limit_bytes: int | None = None
     max_states: int = DEFAULT_STATES
     side_stream: bool = False
+    lowering: str = "eager"
 
 
 @dataclass(frozen=True)
