@@ -12,7 +12,13 @@ from overlaplab.operators.calls import (
     waits_for_mask,
     written,
 )
-from overlaplab.operators.facts import COLLECTIVES, Operator, dtype_name, operator
+from overlaplab.operators.facts import (
+    COLLECTIVES,
+    Operator,
+    dtype_name,
+    operator,
+    python_body,
+)
 from overlaplab.operators.nodes import NodeFacts, node_facts, tensor_bytes
 
 __all__ = [
@@ -23,6 +29,7 @@ __all__ = [
     "dtype_name",
     "node_facts",
     "operator",
+    "python_body",
     "read",
     "tensor_bytes",
     "tensors_in",

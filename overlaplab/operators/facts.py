@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._library.custom_ops import OPDEFS
 
 from overlaplab.operators.flops import flop_formula
 from overlaplab.operators.launches import FUSED_STEPS, Count, launch_count
@@ -102,7 +103,7 @@ class Operator:
         draws: may take numbers from the random generator.
         is_collective: a functional collective; its wait is none.
         composite: made of other operators. Autograd takes it apart; inference mode,
-            which has none, shows it whole.
+            which has none, shows it whole, and so is what torch writes in Python.
         launches: kernels that CUDA launches for a call, see launches.py.
         scales_gradients: the step of a fused optimizer, which writes gradients where it
             is given their scale.
@@ -178,7 +179,8 @@ def _describe(func: Any) -> Operator:
         aliases=(0,) if name in _ALIASES else tuple(_shared(func)),
         draws=torch.Tag.nondeterministic_seeded in func.tags,
         is_collective=space == COLLECTIVES and name != "wait_tensor",
-        composite=space == "aten" and not view and _has_parts(func, name),
+        composite=(space == "aten" and not view and _has_parts(func, name))
+        or python_body(func) is not None,
         launches=launch_count(name) if space == "aten" else 1,
         scales_gradients=name in FUSED_STEPS,
     )
@@ -189,6 +191,19 @@ def _has_parts(func: Any, name: str) -> bool:
         return False
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return bool(has_kernel(func.name(), "CompositeImplicitAutograd"))
+
+
+def python_body(func: Any) -> Callable[..., Any] | None:
+    """What an operator does that torch itself wrote in Python, of other operators.
+
+    As `linear_cross_entropy` in chunks (torch 2.13). Operators of others may be one
+    kernel on CUDA, whatever they are on a CPU.
+    """
+    found = OPDEFS.get(func._schema.name)
+    if found is None or not found._init_fn.__module__.startswith("torch."):
+        return None
+    body: Callable[..., Any] = found._init_fn
+    return body
 
 
 def _shared(func: Any) -> Iterator[int | str]:

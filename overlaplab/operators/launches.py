@@ -39,9 +39,6 @@ _COUNTS: dict[str, int] = {
     "mse_loss": 2,  # squares, then their mean
     # Rows of outputs times gradients; the gradients; those of the queries rounded.
     "_scaled_dot_product_efficient_attention_backward": 3,
-    # The random numbers' seed first.
-    "_scaled_dot_product_flash_attention": 2,
-    "_scaled_dot_product_efficient_attention": 2,
 }
 
 
@@ -105,6 +102,16 @@ def _shared_keys(args: Any, kwargs: Any) -> int:
     return 3 if query.shape[1] == key.shape[1] else 5  # sums over heads
 
 
+def _after_seed(position: int) -> Count:
+    """With dropout, at `position` of the arguments, the random numbers' seed first."""
+
+    def count(args: Any, kwargs: Any) -> int:
+        dropout = args[position] if len(args) > position else kwargs.get("dropout_p", 0)
+        return 1 + bool(dropout)
+
+    return count
+
+
 def _convolution(args: Any, kwargs: Any) -> int:
     return 4 + (args[2] is not None)  # layouts there and back, and the bias
 
@@ -116,6 +123,8 @@ def _convolution_backward(args: Any, kwargs: Any) -> int:
 
 _BY_ARGUMENTS: dict[str, Count] = {
     "embedding_dense_backward": _embedding_backward,
+    "_scaled_dot_product_flash_attention": _after_seed(3),
+    "_scaled_dot_product_efficient_attention": _after_seed(5),
     "_scaled_dot_product_flash_attention_for_cpu_backward": _shared_keys,
     "_scaled_dot_product_flash_attention_backward": _shared_keys,
     "convolution": _convolution,

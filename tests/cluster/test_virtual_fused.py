@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,6 +30,9 @@ def _qkv(dtype: torch.dtype, kv_heads: int = 4) -> list[Tensor]:
 
 def _attend(*qkv: Tensor, **how: Any) -> Tensor:
     return F.scaled_dot_product_attention(*qkv, dropout_p=0.2, **how)
+
+
+_plain = F.scaled_dot_product_attention
 
 
 def _masked(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
@@ -94,6 +98,12 @@ CASES: dict[str, tuple[Call, Callable[[], list[Tensor]], str]] = {
     "attention, halves": (_attend, lambda: _qkv(BF16), FLASH),
     "attention, halves, causal": (_causal, lambda: _qkv(BF16), FLASH),
     "attention, halves, keys shared": (_shared, lambda: _qkv(BF16, 2), FLASH),
+    "attention without dropout": (_plain, lambda: _qkv(BF16), FLASH),
+    "attention without dropout, causal, keys shared": (
+        partial(_plain, is_causal=True, enable_gqa=True),
+        lambda: _qkv(BF16, 2),
+        FLASH,
+    ),
 }
 
 
@@ -197,6 +207,49 @@ def test_attention_with_dropout_allocates_no_weights() -> None:
     _, program = run_virtual(attend, world_size=1)
     largest = max(s.bytes for s in program.storages)
     assert largest == 2 * 4 * 6 * WIDTH * 2
+
+
+def test_what_flash_attention_refuses_on_cuda_is_a_cpus_own() -> None:
+    def attend() -> None:
+        query, key, value = (t.detach() for t in _qkv(BF16))
+        _plain(query, key[:, :, :3], value[:, :, :3], is_causal=True)  # not square
+        _plain(*(t[..., :6] for t in (query, key, value)))  # to be padded
+        _plain(query.float(), key.float(), value.float())
+
+    _, program = run_virtual(attend, world_size=1)
+    names = [op.name for op in program.ranks[0] if "attention" in op.name]
+    assert names == [f"{FLASH}_for_cpu"] * 3
+
+
+def _head_and_loss(in_chunks: bool) -> Tensor:
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=4) if in_chunks else None
+    torch.manual_seed(3)
+    x, weight = _rows(FP32, 16, WIDTH), _rows(FP32, 32, WIDTH)
+    targets = torch.randint(32, (16,))
+    loss = F.linear_cross_entropy(x, weight, targets, options=options)
+    gradients = torch.autograd.grad(loss, (x, weight))
+    return torch.cat([part.detach().flatten() for part in (loss, *gradients)])
+
+
+@pytest.mark.skipif(
+    not hasattr(F, "linear_cross_entropy"), reason="torch before 2.13 has no such loss"
+)
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_head_and_loss_in_chunks_are_recorded_chunk_by_chunk(fake: bool) -> None:
+    runs = {
+        chunks: run_virtual(_head_and_loss, (chunks,), world_size=1, fake=fake)
+        for chunks in (False, True)
+    }
+    whole, parts = (program.ranks[0] for _, program in runs.values())
+    assert sum(op.flops > 0 for op in whole) == 3
+    assert sum(op.flops > 0 for op in parts) == 3 * 4  # a chunk of four rows each
+    assert sum(op.flops for op in parts) == sum(op.flops for op in whole)
+    logits = 4 * 16 * 32
+    largest = {c: max(s.bytes for s in p.storages) for c, (_, p) in runs.items()}
+    assert largest[False] >= logits and largest[True] < logits
+    if not fake:
+        (one,), (other,) = (values for values, _ in runs.values())
+        torch.testing.assert_close(one, other)
 
 
 def test_a_choice_of_the_user_is_kept() -> None:

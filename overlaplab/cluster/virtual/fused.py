@@ -1,7 +1,8 @@
 """Kernels that CUDA has and a CPU lacks, so that a rank launches what CUDA launches.
 
 On a CPU, torch takes apart what it runs as one kernel on CUDA: RMSNorm, dropout,
-attention with dropout; and an optimizer steps its parameters one by one. While a run is
+attention with dropout; its attention without keeps less and lays gradients out in
+another way; and an optimizer steps its parameters one by one. While a run is
 open, what chooses (`rms_norm`, `dropout`, `scaled_dot_product_attention`, optimizers)
 chooses in a rank as it does for CUDA, and the kernels that it then asks for are here,
 written with the operators that a CPU has: what is inside them is not recorded, and
@@ -25,6 +26,7 @@ from torch.utils import _foreach_utils
 
 from overlaplab.cluster.virtual import placement
 from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.operators import python_body
 
 _aten: Any = torch.ops.aten
 Maybe = Tensor | None
@@ -74,6 +76,9 @@ def launching_as_cuda(recorder: Callable[[], Recorder | None]) -> Iterator[None]
 
 def take_apart(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     """Run the parts of a composite operator in a rank."""
+    body = python_body(func)
+    if body is not None:
+        return body(*args, **kwargs)
     choice = _CHOICES.get(name)
     out = None if choice is None else choice(*args, **kwargs)
     return func.decompose(*args, **kwargs) if out is None else out
@@ -117,16 +122,17 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """With dropout; without, a CPU has a kernel of its own."""
-    if not 0 < dropout_p < 1 or query.dim() != 4 or not query.numel():
+    """Flash attention where CUDA has it; else, without dropout, a CPU's own kernel."""
+    if not 0 <= dropout_p < 1 or query.dim() != 4 or not query.numel():
         return None
     cuda: Any = torch.backends.cuda
-    half = query.dtype in (torch.bfloat16, torch.float16)
-    if half and attn_mask is None and cuda.flash_sdp_enabled():
+    is_plain = attn_mask is None and cuda.flash_sdp_enabled()
+    if is_plain and _has_flash(query, key, value, is_causal):
         flash = _aten._scaled_dot_product_flash_attention
-        return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
     if (
-        query.dtype == torch.float64
+        dropout_p == 0
+        or query.dtype == torch.float64
         or enable_gqa
         or not cuda.mem_efficient_sdp_enabled()
     ):
@@ -138,6 +144,16 @@ def scaled_dot_product_attention(
     efficient = _aten._scaled_dot_product_efficient_attention
     qkv = query, key, value
     return efficient(*qkv, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+
+
+def _has_flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> bool:
+    """Whether flash attention takes these (ATen/native/transformers/cuda/sdp_utils)."""
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    width = query.shape[-1]
+    square = not is_causal or query.shape[2] == key.shape[2]
+    heads = query.shape[1] % key.shape[1] == 0 and key.shape[1] == value.shape[1]
+    known = width == value.shape[-1] <= 256 and width % 8 == 0
+    return half and square and heads and known
 
 
 _CHOICES: dict[str, Callable[..., Any]] = {
@@ -186,11 +202,15 @@ def _scaled_dot_product_flash_attention(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    number = _keep_state()
+    number = _keep_state() if dropout_p else 0
     seed = torch.tensor((number, 0)).view(torch.uint64)
-    out = _attend(query, key, value, None, dropout_p, is_causal, scale)
+    if dropout_p:
+        out = _attend(query, key, value, None, dropout_p, is_causal, scale)
+        sums = _no_sums(query, query.shape[2])
+    else:
+        attend = _aten._scaled_dot_product_flash_attention_for_cpu
+        out, sums = attend(query, key, value, 0.0, is_causal, scale=scale)
     sizes = query.shape[2], key.shape[2]
-    sums = _no_sums(query, query.shape[2])
     rest = torch.zeros((), dtype=torch.uint64), query.new_empty(0)
     return out, sums, None, None, *sizes, seed, *rest
 
@@ -213,8 +233,14 @@ def _scaled_dot_product_flash_attention_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    how = dropout_p, is_causal, scale, int(seed.view(torch.int64)[0])
-    found = _attend_backward(grad, query, key, value, None, *how)
+    found: Sequence[Tensor]
+    if dropout_p:
+        how = dropout_p, is_causal, scale, int(seed.view(torch.int64)[0])
+        found = _attend_backward(grad, query, key, value, None, *how)
+    else:
+        kept = grad, query, key, value, out, logsumexp
+        backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
+        found = backward(*kept, 0.0, is_causal, scale=scale)
     laid_out = zip((query, key, value), found, strict=False)  # each as its input
     return tuple(torch.empty_like(like).copy_(of) for like, of in laid_out)
 

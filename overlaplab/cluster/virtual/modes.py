@@ -105,7 +105,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():  # with values, also where tensors are fake
                 return func(*args, **kwargs)
         recorder, facts = self._recorder, operator(func)
-        if facts.composite:  # in inference mode, where no autograd took it apart
+        if facts.composite:  # and no autograd took it apart
             with self:
                 return fused.take_apart(func, facts.name, args, kwargs)
         table, place = recorder.storages, ""
