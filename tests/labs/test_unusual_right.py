@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from tests.labs import unusual_numbers, unusual_programs
+from tests.labs import unusual_numbers, unusual_programs, unusual_repairs
 
-CASES = {**unusual_numbers.CASES, **unusual_programs.CASES}
+CASES = {**unusual_numbers.CASES, **unusual_programs.CASES, **unusual_repairs.CASES}
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of names that torch has changed
