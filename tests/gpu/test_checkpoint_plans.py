@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from overlaplab.bench.checkpoint.models import CASES, Sizes, build_case
 from overlaplab.bench.timing import Samples, run_block
 from overlaplab.techniques.memory import CheckpointPlan, Costs, measure_costs
+from overlaplab.techniques.memory.meters import GpuMeter
 
 pytestmark = pytest.mark.gpu(1)
 
@@ -114,3 +116,17 @@ def test_compiled_blocks_hold_their_budget() -> None:
             model(*batch).backward()
             peak = torch.cuda.max_memory_allocated() - others
         assert plan.peak_bytes * 0.97 <= peak <= plan.peak_bytes * 1.001
+
+
+def test_what_the_cpu_needs_meanwhile_is_not_a_blocks_time() -> None:
+    left = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+
+    def multiply() -> None:
+        left @ left
+
+    def multiply_late() -> None:
+        time.sleep(0.003)
+        left @ left
+
+    quick, late = (GpuMeter().step_ns(call) for call in (multiply, multiply_late))
+    assert abs(late / quick - 1) < 0.15, (quick, late)

@@ -1,9 +1,9 @@
 """Meters: live bytes, the most since a mark, and what a function takes.
 
 `PredictedMeter` counts fake tensors and prices operators by a hardware profile: nothing
-is computed. `GpuMeter` reads CUDA's counters and events, `HostMeter` counts real
-tensors and looks at the clock. All have the same few methods, so that costs are taken
-in one way. Know no model and no policy.
+is computed. `GpuMeter` reads CUDA's counters, and events behind a full queue.
+`HostMeter` counts real tensors and looks at the clock. All have the same few methods,
+so that costs are taken in one way. Know no model and no policy.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from overlaplab import streams
 from overlaplab.hardware import Hardware, compute_ns
 from overlaplab.operators import dtype_name, operator, read, tensors_in, written
 from overlaplab.operators.nodes import tensor_bytes
+
+_CYCLES_A_NS = 2  # of torch.cuda._sleep, on cards of up to 2 GHz
+_MOST_AHEAD_NS = 500_000_000
 
 
 class Meter(Protocol):
@@ -256,15 +259,33 @@ class GpuMeter:
         torch.cuda.reset_peak_memory_stats()
 
     def step_ns(self, step: Callable[[], object]) -> int:
-        for _ in range(self._warmup - 1):
-            step()
-        once = self._elapsed_ns(step, 1)
-        repeats = max(4, min(self._most_repeats, self._target_ns // max(once, 1)))
-        self._elapsed_ns(step, repeats // 2)
-        halves = [self._elapsed_ns(step, -(-repeats // 4)) for _ in range(5)]
-        return int(statistics.median(halves) / -(-repeats // 4))
+        """Of the GPU alone: the CPU is kept ahead of it, as it is in a long step.
 
-    def _elapsed_ns(self, step: Callable[[], object], repeats: int) -> int:
+        A step that the CPU cannot launch as fast as the GPU computes takes longer.
+        """
+        for _ in range(self._warmup):
+            step()
+        streams.synchronize()
+        start = time.perf_counter_ns()
+        for _ in range(2):
+            step()
+        launch_ns = (time.perf_counter_ns() - start) // 2
+        once = self._elapsed_ns(step, 2, 4 * launch_ns) / 2
+        repeats = int(max(4, min(self._most_repeats, self._target_ns // max(once, 1))))
+        part = -(-repeats // 4)
+        # The GPU may begin when the CPU needs no more for the rest than it does itself.
+        ahead_ns = 2 * launch_ns + int(part * max(0, launch_ns - once))
+        for _ in range(2):
+            self._elapsed_ns(step, part, ahead_ns)
+        parts = [self._elapsed_ns(step, part, ahead_ns) for _ in range(5)]
+        return int(statistics.median(parts) / part)
+
+    def _elapsed_ns(
+        self, step: Callable[[], object], repeats: int, ahead_ns: int
+    ) -> int:
+        streams.synchronize()
+        sleep: Any = torch.cuda._sleep
+        sleep(_CYCLES_A_NS * min(ahead_ns, _MOST_AHEAD_NS))
         start, end = (streams.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(repeats):
