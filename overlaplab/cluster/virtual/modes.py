@@ -15,7 +15,7 @@ from torch.distributed import _mesh_layout, device_mesh
 from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from overlaplab.cluster.virtual import fused, placement
+from overlaplab.cluster.virtual import placement
 from overlaplab.cluster.virtual.copies import HostMemory, moves
 from overlaplab.cluster.virtual.naming import GRADIENT_OPERATORS, name_gradient
 from overlaplab.cluster.virtual.placement import PLAIN
@@ -26,6 +26,7 @@ from overlaplab.operators import (
     COLLECTIVES,
     Operator,
     dtype_name,
+    fused,
     operator,
     read,
     tensors_in,

@@ -22,11 +22,11 @@ from overlaplab.cluster.settings import (
 )
 from overlaplab.cluster.virtual import report, world
 from overlaplab.cluster.virtual.compiling import compiling_ranks
-from overlaplab.cluster.virtual.fused import launching_as_cuda
 from overlaplab.cluster.virtual.loading import loading_batches
 from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.modes import RecordMode, unseen_shapes
 from overlaplab.cluster.virtual.naming import naming_parameters
+from overlaplab.cluster.virtual.optimizers import stepping_lists
 from overlaplab.cluster.virtual.placement import host_syncs, patched, placing_calls
 from overlaplab.cluster.virtual.rank_thread import RankThread
 from overlaplab.cluster.virtual.ranks import Turns
@@ -36,6 +36,7 @@ from overlaplab.cluster.virtual.streams import VirtualProvider, backward_streams
 from overlaplab.cluster.virtual.threads import end_threads, quiet_pools, rank_threads
 from overlaplab.cluster.virtual.work import serving_cpp
 from overlaplab.errors import DeadlockError, MismatchError
+from overlaplab.operators.fused import launching_as_cuda
 from overlaplab.program.garbage import no_collections
 from overlaplab.program.record import Program
 from overlaplab.streams import install_thread_provider
@@ -141,7 +142,8 @@ class _Run:
             naming_parameters(world.current_recorder),
             serving_cpp(world.current_recorder),
             backward_streams(world.current_recorder),
-            launching_as_cuda(world.current_recorder),
+            launching_as_cuda(lambda: world.current_recorder() is not None),
+            stepping_lists(world.current_recorder),
             rank_threads(self._settings_of_thread),
         )
         with world.worlds_of_threads(), contextlib.ExitStack() as stack:

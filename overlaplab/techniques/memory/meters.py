@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import statistics
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from overlaplab import streams
 from overlaplab.hardware import Hardware, compute_ns
 from overlaplab.operators import dtype_name, operator, read, tensors_in, written
+from overlaplab.operators.fused import launching_as_cuda
 from overlaplab.operators.nodes import tensor_bytes
 
 _CYCLES_A_NS = 2  # of torch.cuda._sleep, on cards of up to 2 GHz
@@ -136,7 +138,7 @@ def _price(
 
 
 class PredictedMeter:
-    """Fake tensors and a hardware profile.
+    """Fake tensors and a hardware profile. A model on the CPU stands for one on a GPU.
 
     Args:
         hardware: prices operators; its allocator's blocks and its workspaces count.
@@ -151,7 +153,9 @@ class PredictedMeter:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        with _no_collection(), self._fakes, self._counter:
+        thread = threading.get_ident()
+        on_gpu = launching_as_cuda(lambda: threading.get_ident() == thread)
+        with _no_collection(), on_gpu, self._fakes, self._counter:
             yield
 
     def adopt(self, tensor: Tensor) -> Tensor:

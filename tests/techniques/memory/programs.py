@@ -34,6 +34,21 @@ class MlpBlock(DroppingBlock):
         return x + self.narrow(F.gelu(self.widen(x)))
 
 
+class FusedBlock(nn.Module):
+    """What CUDA has one kernel for and a CPU several: a norm, two kinds of masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.mix(self.norm(x)).unflatten(-1, (6, 8)).transpose(-2, -3)
+        q, k, v = heads.unsqueeze(0).chunk(3, dim=1)
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+        mixed = mixed.squeeze(0).transpose(0, 1).flatten(1)
+        return x + F.dropout(mixed, 0.1)
+
+
 class TanhBlock(nn.Module):
     """Keeps its output, and not its input."""
 
@@ -125,6 +140,11 @@ def frozen_start() -> Made:
     return model, _vectors()
 
 
+def fused_on_cuda() -> Made:
+    torch.manual_seed(0)
+    return Net(*(FusedBlock() for _ in range(3))), _vectors()
+
+
 MODELS: dict[str, Callable[[], Made]] = {
     "transformer": transformer,
     "tied": tied,
@@ -132,6 +152,7 @@ MODELS: dict[str, Callable[[], Made]] = {
     "mixed": mixed,
     "skips": skips,
     "frozen start": frozen_start,
+    "fused on cuda": fused_on_cuda,
 }
 
 

@@ -1,13 +1,12 @@
-"""Kernels that CUDA has and a CPU lacks, so that a rank launches what CUDA launches.
+"""Kernels that CUDA has and a CPU lacks, so that a CPU launches what CUDA launches.
 
 On a CPU, torch takes apart what it runs as one kernel on CUDA: RMSNorm, dropout,
 attention with dropout; its attention without keeps less and lays gradients out in
-another way; and an optimizer steps its parameters one by one. While a run is
-open, what chooses (`rms_norm`, `dropout`, `scaled_dot_product_attention`, optimizers)
-chooses in a rank as it does for CUDA, and the kernels that it then asks for are here,
-written with the operators that a CPU has: what is inside them is not recorded, and
-autograd saves what it saves on CUDA. Values are those of the parts up to rounding, and
-draw the same random numbers.
+another way. While `launching_as_cuda` is open, what chooses (`rms_norm`, `dropout`,
+`scaled_dot_product_attention`) chooses as it does for CUDA, and the kernels that it
+then asks for are here, written with the operators that a CPU has: a mode that watches
+sees one operator, and autograd saves what it saves on CUDA. Values are those of the
+parts up to rounding, and draw the same random numbers.
 """
 
 from __future__ import annotations
@@ -20,62 +19,43 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.optim import optimizer as _optimizer
-from torch.utils import _foreach_utils
 
-from overlaplab.cluster.virtual import placement
-from overlaplab.cluster.virtual.recorder import Recorder
-from overlaplab.operators import python_body
+from overlaplab.operators.facts import python_body
 
 _aten: Any = torch.ops.aten
 Maybe = Tensor | None
 
 # Random states from which masks are drawn again: 5 KB on a CPU, two numbers on CUDA,
-# so what autograd keeps is the key. By call; forgotten at the end of the run.
+# so what autograd keeps is the key. By call; forgotten when it is closed.
 _states: dict[int, Tensor] = {}
 _numbers = itertools.count(1)
 
 
 @contextlib.contextmanager
-def launching_as_cuda(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
-    """While open, ranks choose kernels as CUDA does, and have them.
+def launching_as_cuda(here: Callable[[], bool]) -> Iterator[None]:
+    """While open, CPU tensors, real or fake, get CUDA's kernels.
 
     Args:
-        recorder: the calling thread's, None where it is no rank.
+        here: whether the calling thread is one that wants them.
     """
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for kernel in _KERNELS:  # called as torch calls its operator
         library.impl(kernel.__name__, kernel, "CPU")
     for name, choice in _CHOICES.items():
-        chosen = _in_ranks(recorder, choice, getattr(_aten, name).default)
+        chosen = _where(here, choice, getattr(_aten, name).default)
         for key in ("CPU", "AutogradCPU"):  # inference tensors have only the first
             library.impl(name, chosen, key)
-    optimizer: Any = _optimizer
-    devices = optimizer._get_foreach_kernels_supported_devices
-
-    def in_lists() -> list[str]:
-        return devices() if recorder() is None else [*devices(), "cpu"]
-
-    patches = [(optimizer, "_get_foreach_kernels_supported_devices", in_lists)]
-    lists = (
-        optimizer._foreach_supported_types,
-        _foreach_utils._foreach_supported_types,
-    )
-    for types in lists:
-        types.append(FakeTensor)
+    first = next(_numbers)
     try:
-        with placement.patched(patches):
-            yield
+        yield
     finally:
         library._destroy()
-        _states.clear()
-        for types in lists:
-            types.remove(FakeTensor)
+        for number in [n for n in _states if n > first]:
+            del _states[number]
 
 
 def take_apart(func: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """Run the parts of a composite operator in a rank."""
+    """Run the parts of a composite operator: CUDA's choice, else torch's own."""
     body = python_body(func)
     if body is not None:
         return body(*args, **kwargs)
@@ -84,13 +64,13 @@ def take_apart(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     return func.decompose(*args, **kwargs) if out is None else out
 
 
-def _in_ranks(
-    recorder: Callable[[], Recorder | None], choice: Callable[..., Any], torchs: Any
+def _where(
+    here: Callable[[], bool], choice: Callable[..., Any], torchs: Any
 ) -> Callable[..., Any]:
-    """`choice` in a rank, unless it has none; torch's own elsewhere."""
+    """`choice` in such threads, unless it has none; torch's own elsewhere."""
 
     def choose(*args: Any, **kwargs: Any) -> Any:
-        out = None if recorder() is None else choice(*args, **kwargs)
+        out = choice(*args, **kwargs) if here() else None
         return torchs.decompose(*args, **kwargs) if out is None else out
 
     return choose
