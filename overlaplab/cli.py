@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import overlaplab
-from overlaplab.errors import OverlaplabError
+from overlaplab.errors import OverlaplabError, printable
 
 if TYPE_CHECKING:
     from overlaplab.timeline import Timeline
@@ -33,7 +33,7 @@ def _one_error_line() -> Iterator[None]:
     except BrokenPipeError:
         raise  # click ends quietly: the reader has seen enough (`| head`)
     except (OverlaplabError, ValueError, TypeError, OSError) as error:
-        click.echo(f"overlaplab: {error}", err=True)
+        click.echo(f"overlaplab: {printable(str(error))}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         click.echo("overlaplab: interrupted", err=True)

@@ -6,9 +6,32 @@ found, and how to repair it.
 
 from __future__ import annotations
 
+import re
+
+# A terminal obeys the first, a reader is misled by the second (right to left), and the
+# last, halves of pairs, cannot be encoded. Lines and tabs stay.
+_NOT_SHOWN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """`text` with what a terminal would obey written as escapes.
+
+    >>> print(printable("\\x1b[31mred"))
+    \\x1b[31mred
+    """
+    return _NOT_SHOWN.sub(lambda found: ascii(found[0])[1:-1], text)
+
 
 class OverlaplabError(Exception):
-    """Base of everything that the package itself diagnoses."""
+    """Base of everything that the package itself diagnoses.
+
+    Names in its message come from files and programs: none reaches a terminal raw.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class DeadlockError(OverlaplabError):

@@ -168,6 +168,9 @@ def _read_folder(
     except OSError as error:
         raise TraceError(f"{folder}: cannot be read ({error.strerror})") from error
     for path in inside:
+        if path.name.startswith("."):  # of the system, or not written to its end
+            ignored.append(path.name)
+            continue
         try:
             files.append(TraceFile(Blocks(path, block_bytes=block_bytes)))
         except OwnTimelineError:

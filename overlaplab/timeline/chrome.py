@@ -25,6 +25,8 @@ from overlaplab.timeline.span import NO_ATTRIBUTES, Memory, Source, Span, lanes_
 # A timeline as its fields by name: `Timeline` itself stands above this module.
 Fields = Mapping[str, Any]
 _PLAIN = ("num_ranks", "represents", "origin", "hardware")
+MOST_BYTES = 256 << 20  # of a file, unzipped; as objects they take several times that
+_LARGEST = 1 << 62
 FORMAT = 1  # of otherData.overlaplab; a file of another number is refused
 
 
@@ -179,10 +181,17 @@ def _plain(value: object) -> object:
 
 def _open_trace(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     expected = "expected the JSON that Timeline.to_chrome writes"
-    data = path.read_bytes()
+    data = b""
     try:
-        if data.startswith(b"\x1f\x8b"):
-            data = gzip.decompress(data)
+        with open(path, "rb") as file:
+            is_zipped = file.peek(2).startswith(b"\x1f\x8b")
+            with gzip.GzipFile(fileobj=file) if is_zipped else file as content:
+                data = content.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise TraceError(
+                f"{path}: a timeline of more than {MOST_BYTES >> 20} MiB, which is "
+                "read whole. Write fewer steps: timeline.of_step(N).to_chrome(...)."
+            )
         trace = orjson.loads(data)
     except (orjson.JSONDecodeError, EOFError, OSError, zlib.error) as error:
         raise TraceError(
@@ -220,10 +229,17 @@ def _read_span(event: Mapping[str, Any]) -> tuple[Span, int | None]:
         lane=str(args["lane"]),
         kind=event["cat"],
         name=str(event["name"]),
-        start_ns=int(args["start_ns"]),
-        end_ns=int(args["end_ns"]),
-        bytes=int(args["bytes"]),
-        flops=int(args["flops"]),
+        start_ns=_integer(args, "start_ns"),
+        end_ns=_integer(args, "end_ns"),
+        bytes=_integer(args, "bytes"),
+        flops=_integer(args, "flops"),
         attributes=dict(args["attributes"]) or NO_ATTRIBUTES,
     )
     return span, None if cause is None else int(cause)
+
+
+def _integer(args: Mapping[str, Any], key: str) -> int:
+    value = int(args[key])
+    if abs(value) > _LARGEST:
+        raise ValueError(f"{key} is {value}; expected at most {_LARGEST}")
+    return value

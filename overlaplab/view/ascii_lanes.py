@@ -12,7 +12,7 @@ from overlaplab.timeline.report import union
 from overlaplab.view.arguments import check_timeline
 from overlaplab.view.memory_row import at, summary
 from overlaplab.view.panel import MAX_RANKS, numbers
-from overlaplab.view.units import format_ns
+from overlaplab.view.units import format_ns, shortened
 
 # Mark and legend, in the order in which marks win a column that several share equally.
 _LEGEND: Mapping[str, tuple[str, str]] = {
@@ -53,7 +53,7 @@ def text(timeline: Timeline, *, width: int = 100, memory: bool = False) -> str:
         return "an empty timeline"
     ranks = sorted({span.rank for span in timeline.spans})
     names = {
-        (rank, lane): f"rank {rank} {lane}"
+        (rank, lane): f"rank {rank} {shortened(lane, max(12, width // 3))}"
         for rank in ranks[:MAX_RANKS]
         for lane in timeline.lanes(rank)
     }

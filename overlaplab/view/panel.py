@@ -31,7 +31,7 @@ from overlaplab.view.downsampling import Rectangle, join_close, rectangles
 from overlaplab.view.memory_row import ROWS as MEMORY_ROWS
 from overlaplab.view.memory_row import draw_memory
 from overlaplab.view.stacking import ROW_IN, TITLE_LINE_IN, Part, write_above
-from overlaplab.view.units import format_ns, time_unit
+from overlaplab.view.units import format_ns, shortened, time_unit
 
 Box = tuple[float, float, float, float]  # left, right, top, bottom, in data units
 
@@ -117,6 +117,7 @@ class Panel:
 
     def _label(self, rank: int, lane: str) -> str:
         one_rank = len({rank for rank, _ in self.rows}) == 1
+        lane = shortened(lane)
         return lane if one_rank else f"rank {rank}  {lane}"
 
     def draw(self, ax: Axes) -> list[str]:

@@ -22,6 +22,7 @@ from overlaplab.timeline.report import union
 from overlaplab.view.colors import COLORS, SHARE_COLORS, colors_of
 from overlaplab.view.memory_row import summary
 from overlaplab.view.panel import numbers
+from overlaplab.view.units import shortened
 
 MAX_SPANS = 100_000
 _COLOR_NUMBER = {name: number for number, name in enumerate(COLORS)}
@@ -78,7 +79,10 @@ def payload(
         "step_ns": report.step_ns,
         "length_ns": timeline.end_ns - start_ns,
         "num_spans": len(timeline.spans),
-        "lanes": [list(key) for key in lane_numbers],
+        "lanes": [
+            [rank, lane if len(lane) <= 60 else shortened(lane, 60)]
+            for rank, lane in lane_numbers
+        ],
         "ranks": [
             {
                 "rank": each.rank,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from overlaplab.errors import printable
 from overlaplab.timeline import SHARES, Timeline
 from overlaplab.view.arguments import check_timelines
 from overlaplab.view.panel import knows_saved
@@ -29,7 +31,7 @@ class Table:
     left: int = 1
 
     def __str__(self) -> str:
-        table = [self.header, *self.rows]
+        table = [[*map(printable, row)] for row in (self.header, *self.rows)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = []
         for cells in table:
@@ -46,8 +48,9 @@ class Table:
         """The table without its note."""
         right = len(self.header) - self.left
         rule = ["---"] * self.left + ["---:"] * right
-        lines = [f"| {' | '.join(c)} |" for c in (self.header, rule, *self.rows)]
-        return "\n".join(lines)
+        rows = [[*map(_escaped, row)] for row in (self.header, *self.rows)]
+        rows.insert(1, rule)
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
     def _repr_markdown_(self) -> str:
         return f"{self.markdown()}\n\n{self.note}"
@@ -62,6 +65,11 @@ class Table:
         note = f"<p><small>{html.escape(self.note)}</small></p>" if self.note else ""
         head = f"<thead><tr>{cells(self.header, 'th')}</tr></thead>"
         return f"<table>{head}<tbody>{body}</tbody></table>{note}"
+
+
+def _escaped(cell: str) -> str:
+    """A name as text, whatever Markdown would make of it; "_" in a word is one."""
+    return re.sub(r"([\\`*\[\]<>|$])", r"\\\1", " ".join(printable(cell).split()))
 
 
 def table(timelines: Mapping[str, Timeline]) -> Table:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from overlaplab.timeline import Timeline
 from overlaplab.view.colors import SHARE_COLORS, TEXT
 from overlaplab.view.stacking import ROW_IN, Part, stack, write_above
-from overlaplab.view.units import percentages
+from overlaplab.view.units import percentages, shortened
 
 _CHAR_PERCENT = 0.75  # width of a character of 8 points, in percent of a bar
 
@@ -29,13 +29,15 @@ def shares_bar(timelines: Mapping[str, Timeline]) -> Figure:
 def shares_part(timelines: Mapping[str, Timeline], remark: str = "") -> Part:
     """The bars as a part of a larger figure, a remark over them at the right."""
 
+    names = [shortened(name) for name in timelines]
+
     def fill(ax: Axes) -> Iterable[str]:
         for row, timeline in enumerate(timelines.values()):
             _bar(ax, row, timeline)
         ax.set_facecolor("white")
         ax.set_xlim(0, 100)
         ax.set_ylim(len(timelines) - 0.5, -0.5)
-        ax.set_yticks(range(len(timelines)), list(timelines))
+        ax.set_yticks(range(len(timelines)), names)
         ax.set_xticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
         ax.tick_params(axis="y", length=0)
         ax.tick_params(labelsize=8, labelcolor=TEXT, color=TEXT)
@@ -45,7 +47,7 @@ def shares_part(timelines: Mapping[str, Timeline], remark: str = "") -> Part:
         write_above(ax, remark, size=9, right=True)
         return [f"share {share}" for share in SHARE_COLORS]
 
-    return Part(1.15 * ROW_IN * max(1, len(timelines)), list(timelines), fill)
+    return Part(1.15 * ROW_IN * max(1, len(timelines)), names, fill)
 
 
 def _bar(ax: Axes, row: int, timeline: Timeline) -> None:

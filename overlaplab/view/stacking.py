@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -73,7 +74,15 @@ class Part:
 
 
 def stack(parts: Sequence[Part]) -> Picture:
-    """Axes one under the other, their left edges aligned, one legend under all."""
+    """Axes one under the other, their left edges aligned, one legend under all.
+
+    Names come from outside: a "$" in them is no formula.
+    """
+    with rc_context({"text.parse_math": False}):
+        return _stack(parts)
+
+
+def _stack(parts: Sequence[Part]) -> Picture:
     left_in = 0.35 + 0.075 * max((len(s) for p in parts for s in p.labels), default=0)
     width_in = WIDTH_IN - left_in - 0.2
     figure = Picture(figsize=(WIDTH_IN, 1))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from overlaplab.errors import printable
+
 MIB = 2**20
 _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
 _BYTE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
@@ -29,6 +31,19 @@ def format_bytes(num_bytes: int) -> str:
         if abs(num_bytes) >= scale:
             return f"{_four_digits(num_bytes / scale)} {unit}"
     return "0 B"
+
+
+def shortened(name: str, most: int = 40) -> str:
+    """A name that fits beside a drawing: its start and its end, on one line.
+
+    >>> shortened("all_reduce"), shortened("a" * 30 + "b" * 30, 20)
+    ('all_reduce', 'aaaaaaaaaaa...bbbbbb')
+    """
+    name = printable(" ".join(name.split()))
+    if len(name) <= most:
+        return name
+    end = most // 3
+    return f"{name[: most - 3 - end]}...{name[-end:]}"
 
 
 def time_unit(longest_ns: int) -> tuple[int, str]:

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import os
+import signal
 import threading
 import time
 
@@ -14,6 +15,8 @@ import pytest
 
 import overlaplab as ol
 from overlaplab.errors import TraceError
+from overlaplab.profiling.trace import names
+from overlaplab.timeline import Span, chrome
 from tests.profiling.traces_by_hand import COMM, annotation, kernel, launch, write
 
 
@@ -290,3 +293,61 @@ def test_a_folder_of_several_timelines_of_ours_asks_for_one(read, tmp_path):
         ol.read_trace(folder)
     with pytest.raises(TraceError, match=r"a\.json: a timeline .* read it alone"):
         ol.read_trace([folder / "a.json", tmp_path / "trace.json"])
+
+
+# --- bombs ------------------------------------------------------------------------
+
+
+def test_a_string_without_end_takes_time_in_proportion_and_little_memory(tmp_path):
+    """50 MB in 50 KB; it took seconds, and 500 MB 40 times as long."""
+    path = tmp_path / "a.json.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "')
+        for _ in range(50):
+            file.write(b"a" * 1_000_000)
+        file.write(b'", "ts": 1, "dur": 2}]}')
+    with pytest.raises(TraceError, match="no whole event"), limited_cpu(1):
+        ol.read_trace(path)
+
+
+@contextlib.contextmanager
+def limited_cpu(seconds):
+    before = time.process_time()
+    yield
+    assert time.process_time() - before < seconds
+
+
+def test_a_timeline_of_ours_that_is_too_long_for_memory_is_refused(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(chrome, "MOST_BYTES", 1 << 20)
+    text = b'{"otherData": {"overlaplab": 1}, "traceEvents": [' + b" " * (2 << 20)
+    for name, data in (("a.json", text), ("b.json.gz", gzip.compress(text))):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(TraceError, match=rf"{name}.*more than 1 MiB.*of_step"):
+            ol.Timeline.from_chrome(tmp_path / name)
+
+
+def test_a_pattern_that_searches_without_end_is_refused_by_name(read, monkeypatch):
+    monkeypatch.setattr(names, "_SEARCH_S", 0.05)
+    before = signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(ValueError, match=r"communication='\(a\+\)\+\$' takes more"):
+        read([kernel("a" * 60 + "!", 7, 0, 1)], communication=["(a+)+$"])
+    assert signal.getsignal(signal.SIGVTALRM) == before
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_an_empty_and_a_hidden_file_among_traces_are_skipped_and_named(tmp_path):
+    write(tmp_path / "rank_0.json", [kernel("gemm", 7, 0, 1)])
+    (tmp_path / "empty.json").write_bytes(b"")
+    (tmp_path / ".rank_0.json").write_bytes((tmp_path / "rank_0.json").read_bytes())
+    said = remarks(ol.read_trace(tmp_path))
+    assert "no traces, ignored: .rank_0.json, empty.json" in said
+
+
+def test_an_integer_of_30_digits_names_its_file(tmp_path):
+    path = tmp_path / "own.json"
+    ol.Timeline.of([Span(0, "default", "compute", "mm", 0, 123_456)]).to_chrome(path)
+    path.write_text(path.read_text().replace("123456", "9" * 30))
+    with pytest.raises(TraceError, match=r"own\.json: damaged at span 0.*end_ns is"):
+        ol.read_trace(path)

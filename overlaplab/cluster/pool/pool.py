@@ -39,7 +39,7 @@ from overlaplab.cluster.pool.report import (
     unwaited_findings,
 )
 from overlaplab.deadline import machine_is_busy
-from overlaplab.errors import RunTimeoutError
+from overlaplab.errors import RunTimeoutError, printable
 from overlaplab.profiling.trace.ranks import timeline_of_ranks
 from overlaplab.program import Finding
 from overlaplab.timeline import Timeline
@@ -290,7 +290,9 @@ class Collection:
         if isinstance(message, Printed):
             stream = sys.stdout if message.stream == "stdout" else sys.stderr
             for line in message.text.split("\n"):
-                print(f"[rank {rank}] {line}", file=stream)
+                # Of a progress bar that draws over itself, the last.
+                last = printable(line.rstrip("\r").rpartition("\r")[2])
+                print(f"[rank {rank}] {last}", file=stream)
         elif isinstance(message, Started):
             self._started.add(rank)
         elif isinstance(message, Answer):

@@ -26,6 +26,10 @@ _MOST_FIELDS_BYTES = 64 << 20  # before the events, and after them
 _SPACE = b"\xef\xbb\xbf \t\r\n"
 
 
+class NotATraceError(TraceError):
+    """No trace, however whole it is: a folder's reader goes on without it."""
+
+
 class Blocks:
     """Iterate to get the content of a file, plain or gzip (of several members too),
     about `block_bytes` at a time; `damage` then says where it ended too early.
@@ -57,7 +61,7 @@ class Blocks:
             with open(self.path, "rb") as file:
                 start = file.peek(len(_GZIP))  # a pipe cannot go back
                 if not start:
-                    raise TraceError(
+                    raise NotATraceError(
                         f"{self.path}: empty file (0 bytes); expected a trace as "
                         "torch.profiler's export_chrome_trace writes. Was the run "
                         "stopped before the profiler had written?"
@@ -114,10 +118,6 @@ def _inflate_until_refused(inflate: zlib._Decompress, data: bytes) -> tuple[byte
     return b"".join(whole), len(data)
 
 
-class NotATraceError(TraceError):
-    """No trace, however whole it is: a folder's reader goes on without it."""
-
-
 class OwnTimelineError(Exception):
     """The file is a `Timeline.to_chrome`, which has a reader of its own."""
 
@@ -158,6 +158,8 @@ class Batches:
                 yield taken.rows
             if block is None:
                 break
+            if not taken.rows and not ended:  # a long event: as much again, or its end
+                text = _doubled(text, blocks)
         if ended:
             self._read_trailer(text, blocks, is_list)
         elif not is_list or self._blocks.damage:
@@ -252,6 +254,17 @@ class Batches:
 
     def _remark(self, sentence: str) -> None:
         self.remarks.append(f"{self.path.name}: {sentence}")
+
+
+def _doubled(text: bytes, blocks: Iterator[bytes]) -> bytes:
+    """Looking at each block anew would take the square of the time."""
+    more, wanted = [text], len(text)
+    for block in blocks:
+        more.append(block)
+        wanted -= len(block)
+        if wanted <= 0:
+            break
+    return b"".join(more)
 
 
 def _what_is(head: bytes) -> str:

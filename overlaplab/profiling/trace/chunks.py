@@ -32,7 +32,7 @@ _ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _CONTROL = bytes(32 if i < 32 else i for i in range(256))
 _BAD_ESCAPE = re.compile(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
-_NO_NUMBER = re.compile(rb"(?<=[:\[,])\s*-?(?:nan|inf|infinity)\b", re.IGNORECASE)
+_NO_NUMBER = re.compile(rb"([:\[,])\s*-?(?:nan|inf|infinity)\b", re.IGNORECASE)
 
 _rows = decoder(list[Row]).decode
 _row = decoder(Row).decode
@@ -219,5 +219,6 @@ def mended(text: bytes) -> bytes:
         text.decode()
     except UnicodeDecodeError:
         text = text.decode(errors="replace").encode()
-    text = _BAD_ESCAPE.sub(lambda found: found.group(1) or rb"\\", text)
-    return _NO_NUMBER.sub(b"null", text)
+    if b"\\" in text:
+        text = _BAD_ESCAPE.sub(lambda found: found.group(1) or rb"\\", text)
+    return _NO_NUMBER.sub(rb"\1null", text)
