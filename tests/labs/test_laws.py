@@ -8,7 +8,7 @@ from overlaplab.grading import exercises
 from overlaplab.grading.exercise import LAWS, TWICE, exercise
 from tests.labs.conftest import STORED
 
-LABS = {"00", "01", "02", "03", "04", "05", "06", "08", "10", "13"}
+LABS = {"00", "01", "02", "03", "04", "05", "06", "08", "10", "13", "16"}
 EVERY = [e for e in exercises() if e.lab in LABS]
 
 
