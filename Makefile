@@ -10,7 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
-WORKERS ?= 2
+# One more than CI has cores: tests that wait for a process leave one idle.
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest
 LAB_FLAGS ?=
 

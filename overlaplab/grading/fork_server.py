@@ -26,10 +26,6 @@ from typing import Any
 import matplotlib.pyplot  # noqa: F401
 import orjson
 
-# torch imports these, for seconds, at the first step under a mode.
-import torch._dynamo
-import torch._functorch.aot_autograd  # noqa: F401
-
 import overlaplab.cluster.virtual
 import overlaplab.view  # noqa: F401
 from overlaplab.grading.exercise import exercises
@@ -46,6 +42,9 @@ _SET_CHILD_SUBREAPER = 36  # orphans of its forks come to this process
 
 # The fork that judges outlives those that it asks.
 _judges: set[int] = set()
+
+# torch imports these, for seconds, at the first step under a mode.
+_DEFERRED_BY_TORCH = ("torch._dynamo", "torch._functorch.aot_autograd")
 
 # Of an exercise: what the parent needs.
 _NAMES = ("id", "title", "solution", "points", "timeout_s", "optional")
@@ -125,6 +124,8 @@ def _end_orphans(but: Collection[int] = ()) -> None:
 _JOBS = {"judge": judge_in_turn, "host": host, "play": play}
 
 if __name__ == "__main__":
-    for module in sys.argv[3:]:
+    # Modules that are named are few exercises, maybe without a step: those that have
+    # one import the rest in their fork.
+    for module in sys.argv[3:] or _DEFERRED_BY_TORCH:
         importlib.import_module(module)
     serve(Connection(int(sys.argv[1])), sys.argv[2])

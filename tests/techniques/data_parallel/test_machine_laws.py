@@ -164,13 +164,13 @@ def script_of(steps: Any) -> list[Action]:
 
 
 @given(right_steps)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_steps_in_order_are_right_on_every_rank(steps: Any) -> None:
     check(script_of(steps))
 
 
 @given(st.lists(actions(EVERYTHING), max_size=12))
-@settings(max_examples=700)
+@settings(max_examples=300)
 def test_steps_in_any_order_are_right_or_refused(script: list[Action]) -> None:
     with contextlib.suppress(OverlaplabError):
         check([*script, ("wait", (0, 1))])
