@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Who should decide when to send?
 #
-# **Lab 13: communication that a compiler puts in.** A primer: 15 minutes. Core: 60 minutes. Extras: 39
+# **Lab 13: communication that a compiler puts in.** A primer: 15 minutes. Core: 60 minutes. Extras: 47
 # more. You need no GPU.
 #
 # After the core you can
@@ -24,6 +24,7 @@ import itertools
 import math
 
 import torch
+import torch.distributed as dist
 
 import overlaplab as ol
 from overlaplab import view
@@ -45,9 +46,9 @@ from overlaplab_course import lab13 as lab
 # %% [markdown]
 # ## 1. The waste (4 minutes)
 #
-# Three layers, their backward pass, and two ranks. The nine operators of this graph: each layer has a
-# product `dx` for the layer below, a product `dw` for its own weight, and an all-reduce that averages
-# `dw` over the ranks. The last layer comes first. (Transposes are views: they take no time.)
+# Here is the backward pass of three layers, on two ranks. It has nine operators. Each layer has a product
+# `dx` for the layer below, a product `dw` for its own weight, and an all-reduce that averages `dw` over the
+# ranks. The last layer comes first. (The transposes `t` are views: they take no time.)
 
 # %% name="nine"
 serial = nine_operators()
@@ -58,7 +59,7 @@ print(show(serial))
 # gives a result that may be read. Here each wait stands right behind its launch, as in code
 # that calls `dist.all_reduce(grad)` without `async_op`.
 #
-# All is in slow motion: a product of this size takes 2 ms and a message 5, 1 of latency and 4 of wire.
+# Everything here is in slow motion: a product takes 2 ms, and a message 5: 1 ms of latency and 4 on the wire.
 
 # %% name="nine-drawn"
 runs = {"waits at once": lab.timed(serial)}
@@ -82,33 +83,32 @@ lab.side_by_side("the step in ms", after_ms, runs["sends after it all"].step_ns 
 view.draw_many(runs)
 
 # %% [markdown]
-# Six products and three messages in turn, either way: nothing overlaps. The wire and the GPU are never
-# busy at the same time, and nobody had to write it so: no layer needs the average of another
-# layer's gradient.
+# Either way, six products and three messages run in turn: the GPU and the wire are never busy at the same
+# time. And yet nothing forces this. No layer needs the average of another layer's gradient.
 
 # %% [markdown]
 # ## 2. Which operators could run beside a message? (10 minutes)
 #
-# Texts on overlap answer with a list. One kind goes by **module type**: *a Linear is large enough to
+# Texts on overlap answer with a list. One kind of list goes by **module type**: *a Linear is large enough to
 # hide a message, a LayerNorm or an activation is not*. Another goes by **layer**: *while a layer's gradients
-# travel, the layers below are computed*. Here is what the two say of the nine operators.
+# travel, the layers below are computed*. This is what the two say about the nine operators.
 
 # %% name="lists"
 print(lab.table_of({"by type": lab.by_type, "by layer": lab.by_layer}))
 
 # %% [markdown]
-# `yes`: this operator could run beside that message. The two disagree in half of the table. The graph
-# knows better. An operator can run beside a message if
+# `yes` means that this operator could run beside that message. The two lists disagree in many places. The
+# graph has the answer. An operator can run beside a message if
 #
-# - the message does not need it, however far back: it makes nothing of what is sent; and
-# - it does not need the message, however indirectly.
+# - the message does not need it, however far back, and
+# - it does not need the message, however far back.
 #
 # **Exercise 13.1.** Write `beside(graph, needs, launch)`.
 #
 # - `needs[node]`: the nodes that must stand before `node`, directly (see the primer).
 # - `launch`: the node that launches a message.
-# - Return a list of the operators that could run beside it, in any order, wherever they
-#   stand in the graph now. `lab.operators(graph)` lists the graph's operators: those nodes that compute.
+# - Return a list of the operators that could run beside it, in any order. Where they stand in the graph
+#   now does not matter. `lab.operators(graph)` lists the nodes that compute.
 #
 # About 9 lines, two functions.
 #
@@ -163,23 +163,30 @@ print(lab.wrong_of(answers))
 
 # %% [markdown]
 # The list by type *allows* what cannot be: `dw3` beside the message that carries `dw3`. The list by layer
-# *misses* what could: `dx3` is of the same layer as `dw3`, and yet nothing of it is sent. A module is the wrong unit.
-# Its backward pass is two operators, and only one of them is in the message's way.
+# *misses* what could be: `dx3` belongs to the same layer as `dw3`, but it has no part in what is sent. A module is
+# the wrong unit. Its backward pass is two operators, and only one of them makes the gradient.
+#
+# In a real model a list by type also misses things. Here is the graph of a GPT with two layers, with one message
+# per gradient, against "only a Linear's products hide messages":
+
+# %% name="lists-gpt" fold=true
+print(lab.by_type_on_a_gpt())
 
 # %% [markdown]
 # ## 3. Launch early (7 minutes)
 #
-# Now move nodes. A **pass** is a function that gets a graph and changes it. The first brings each launch
-# to the earliest place where it may stand.
+# Now you move nodes. A **pass** is a function that gets a graph and changes it. The first pass brings each
+# launch to the earliest place where it may stand.
 #
 # **The API of this screen.** `a.append(b)` puts node `b` right behind `a`; it leaves its old place. `graph.nodes` is
 # the order as it is now.
 #
 # **Exercise 13.2.** Write `launch_early(graph, needs)`. It changes `graph` and returns nothing.
 #
-# - Each launch ends right behind the last node that it needs: no operator and no wait between them. (Other launches and views may stand there.)
+# - Afterwards each launch stands right behind the last node that it needs, with no operator and no wait between
+#   them. (Other launches and views may stand there.)
 # - Nothing else moves.
-# - Every rank runs your pass on its own, and all must send in the same order.
+# - Each rank runs your pass by itself, and all ranks must send in the same order.
 #
 # About 4 lines. `lab.launches(graph)` lists the launches.
 #
@@ -211,20 +218,20 @@ lab.keep("13.2", launch_early)
 # %% [markdown]
 # ## 4. Wait late (7 minutes)
 #
-# The second pass does the opposite with waits.
+# The second pass moves waits the other way.
 #
 # **Exercise 13.3.** Write `wait_late(graph, needs)`. It changes `graph` and returns nothing.
 #
-# - Each wait ends right before the first node that needs it: no operator and no launch between them.
-#   The `output` is a node, too, and needs what it returns.
+# - Afterwards each wait stands right before the first node that needs it, with no operator and no launch between
+#   them. The `output` is a node, too: it needs what it returns.
 # - Nothing else moves.
 #
 # About 4 lines. `lab.waits(graph)` lists the waits; `a.prepend(b)` puts `b` right before `a`.
 #
 # <details><summary>Hint: who needs it?</summary>
 #
-# Not only those that take its value: who writes memory that the message sends needs the wait as well. `needs` has both:
-# look for the wait in `needs[node]`.
+# The nodes that take its value, and also a node that overwrites what the message is still sending. `needs` has
+# both kinds: look for the wait in `needs[node]`.
 #
 # </details>
 
@@ -245,47 +252,53 @@ lab.keep("13.3", wait_late)
 # %% [markdown]
 # ### One graph (1 minute)
 #
-# Both passes, on both programs of section 1. One scale.
+# Both passes, on both programs of section 1, on one scale.
 
 # %% name="again"
 launch_pass, wait_pass = lab.mine_or_ours("13.2"), lab.mine_or_ours("13.3")
-for name, graph in (("waits at once", serial), ("sends after it all", after)):
+for name, graph in (
+    ("waits at once", nine_operators()),
+    ("sends after it all", lab.graph_of(lab.AFTER)),
+):
     launch_pass(graph, lab.needs_of(graph))
     wait_pass(graph, lab.needs_of(graph))
     runs[f"{name}, moved"] = lab.timed(graph)
 view.draw_many(runs)
 
 # %% [markdown]
-# They have become the same program. However it was written, the needs are the same, and so is what the two
-# passes make of them. Exposed is now only what the wire has left to do when the last product is over.
+# Both have become the same program. It does not matter how it was written: the needs are the same, and the two
+# passes look at nothing else. What is still exposed is what the wire has left to send when the last product ends.
+#
+# **A door.** This is a good place to stop for today. When you come back, run all cells once: what you solved is in
+# the notebook.
 
 # %% [markdown]
 # ## 5. Which messages may travel together? (9 minutes)
 #
-# Each message begins with its latency: 1 ms here, three times. Messages that travel together pay it once. A
-# bucket is then one launch with several tensors, and a wait for each.
+# Each message begins with its latency, here 1 ms. Messages that travel together pay it once. In a graph such a
+# **bucket** is one launch with several tensors, and one wait per tensor.
 #
-# In lab 06 a bucket was limited by its size alone. In a graph there is something else. Look at this one: the
-# second message sends something that was made with the first one's result.
+# In lab 06 only the size limited a bucket. A graph adds a second limit. In this one, the second message sends
+# something that was made with the first message's result:
 
 # %% name="circle"
 print(show(lab.plan_graph("one sends what another brought")))
 
 # %% [markdown]
 # If `all_reduce_0` and `all_reduce_1` shared a bucket, it would have to be launched behind `with_1_0`, which needs
-# its result. That is a **circle**: no order is possible. Gradients among themselves never do that. Messages
-# of a forward pass do, those of a clipped norm, or those of two kinds of parallelism.
+# its result. That is a **circle**: no order is possible. Gradients alone never make one. Messages of a forward pass
+# do, and so does a gradient norm that is summed over the ranks before the gradients are scaled by it.
 #
 # **Exercise 13.4.** Write `plan_buckets(graph, needs, cap_bytes)`.
 #
-# - The graph's launches stand where they are ready. All are averages in one dtype.
-# - Return a list of buckets, each a list of launches, in the order of the graph. Each launch is in one.
-# - One bucket is open at a time. The next launch joins it unless the bytes would be more than
-#   `cap_bytes`, or it needs the result of one that is in it, however far back. Then it opens the next bucket.
+# - All messages are averages in one dtype. Each launch stands where it is ready.
+# - Return a list of buckets. A bucket is a list of launches, in the order of the graph. Each launch is in one bucket.
+# - One bucket is open at a time. The next launch joins it, with two exceptions: together they would have more than
+#   `cap_bytes`, or the launch needs the result of one that is in the bucket, however far back. Then it opens a new one.
 # - A message that is larger than the cap travels alone.
 #
-# About 10 lines. `lab.sent_bytes(launch)` has the bytes; `lab.all_before(needs, node)` is a set of all that must be
-# over before `node`.
+# About 10 lines. `lab.sent_bytes(launch)` gives the bytes. `lab.all_before(needs, node)` gives the set of all nodes
+# that must be over before `node`.
 #
 # <details><summary>Hint</summary>
 #
@@ -317,10 +330,10 @@ _ = check("13.4", plan_buckets)
 lab.keep("13.4", plan_buckets)
 
 # %% [markdown]
-# Carrying a plan out is surgery on nodes; `lab.merged` does it with our compiler's own pass.
+# Your plan is data. `lab.merged` carries it out with our compiler's own pass, which puts nodes in and takes nodes out.
 #
-# **Predict.** On this link (latency 1 ms), which is shortest for the nine operators: a message each, two and one, or all
-# three in one? And on a link with a latency of 6 ms? Type 1, 2 or 3: how many gradients in the first message.
+# **Predict.** The nine operators have three gradients. On this link, with a latency of 1 ms, how many should the first
+# message carry for the shortest step: 1, 2 or 3? And on a link with a latency of 6 ms?
 
 # %% name="predict-buckets" kind="lab-only"
 best_near, best_far = None, None
@@ -355,14 +368,13 @@ for latency_ms, each in steps.items():
     print(f"latency {latency_ms} ms, gradients in the first message: {told}")
 
 # %% [markdown]
-# A bucket leaves when its last gradient is ready. With a short latency that delay costs more than it saves;
-# with a long one it is the other way round. It is lab 06 again: the graph says what *may* travel together, the
-# link what *should*.
+# A bucket leaves when its last gradient is ready. With a short latency this delay costs more than the bucket saves,
+# with a long latency less. The graph says what *may* travel together; the link says what *should*, as in lab 06.
 
 # %% [markdown]
 # ## 6. Read what it writes (7 minutes)
 #
-# A graph becomes Python again. This is what our compiler writes for the graph that your passes made:
+# In the end the graph becomes Python again. This is what our compiler writes for the graph that your passes made:
 
 # %% name="code"
 mine = compiled(40_000)
@@ -372,8 +384,8 @@ print(generate(mine, "backward"))
 # `average` launches one all-reduce and returns something to wait for. `args.clear()` and `del` let go of each tensor after
 # its last use.
 #
-# **Predict.** How many messages are launched and not waited for, at the most? And which is the first line that
-# makes the stream wait: the number of the layer?
+# **Predict.** What is the largest number of messages that are launched and not yet waited for? And which layer's
+# message is waited for first: 1, 2 or 3?
 
 # %% name="predict-code" kind="lab-only"
 in_flight, first_wait = None, None
@@ -388,8 +400,8 @@ lab.side_by_side(
 )
 
 # %% [markdown]
-# It is eager PyTorch, in the order of the graph. It runs, here on two ranks of the virtual cluster, with real numbers. Beside it
-# the same three layers as in lab 06: `loss.backward()` with hooks, a message for each gradient. One scale.
+# This is eager PyTorch, in the order of the graph. Now it runs, on two ranks of the virtual cluster and with real
+# numbers. The same three layers also run as in lab 06: `backward()` with your reducer's hooks, one message per gradient.
 #
 # **Predict.** Which is shorter, and by how many ms?
 
@@ -400,9 +412,8 @@ shorter, by_ms = None, None  # "hooks" or "code"
 shorter, by_ms = "code", 4
 
 # %% name="hooks" fold=true
-hooks = (
-    lab.with_hooks()
-)  # or lab.with_hooks(plan_buckets, install_hooks, finish): yours
+# Yours of lab 06: lab.with_hooks(plan_buckets, install_hooks, finish).
+hooks = lab.with_hooks()
 code = lab.run_graph(mine)
 difference_ms = (hooks.step_ns - code.step_ns) / 1e6
 lab.side_by_side("shorter", shorter, "code" if difference_ms > 0 else "hooks")
@@ -410,11 +421,11 @@ lab.side_by_side("by ms", by_ms, f"{abs(difference_ms):.1f}")
 view.draw_many({"hooks of lab 06": hooks, "code from the graph": code})
 
 # %% [markdown]
-# Next to nothing: what differs are the copies into the buckets. The hooks launch each message when its gradient is
-# there, and wait at the end. Launch early, wait late: that *is* a reducer.
+# There is next to no difference: only the reducer's copies into its buckets. The hooks launch each message when its
+# gradient is ready, and wait at the end. Launch early, wait late: that *is* a reducer.
 #
-# So what could a compiler do that hooks cannot? In both pictures layer 3's `dx` runs before its `dw`, and the
-# first message leaves after 4 ms. Autograd computes in the order that it has. A compiler may change it:
+# So what can a compiler do that hooks cannot? In both pictures layer 3 computes its `dx` before its `dw`, so the first
+# message leaves after 4 ms. Hooks take autograd's order of computing as it is. A compiler may change it:
 
 # %% name="other-order"
 graph = nine_operators()
@@ -426,45 +437,45 @@ view.draw_many(
 )
 
 # %% [markdown]
-# `dw3` first: its message leaves 2 ms earlier, and all that follow with it. The last line before the picture says
-# that nothing is shorter. How does it know? And was launching early, then, not the best? Next section.
+# With `dw3` first, its message leaves 2 ms earlier, and so do all others. The line above the picture says that this is
+# proven optimal. Then launching early and waiting late, in autograd's order, was not. When is it?
 
 # %% [markdown]
 # ## 7. When is "launch early, wait late" the best? (14 minutes)
 #
-# **Theorem.** Launch every message when it is ready, first ready first, and wait at the end. No
-# order of launches is shorter, *if*
+# **Theorem.** Launch each message as soon as it is ready, and wait at the end. No other order of launches
+# ends earlier, *if*
 #
 # 1. the **order of computing** is fixed,
 # 2. **nothing reads** a message before the end,
-# 3. **no limit** says how much may be in flight.
+# 3. **no limit** is set on how much may be in flight.
 #
-# Why: so launched, the wire is never idle while a message is ready. A queue that never idles while there is work
-# ends as early as a queue can.
+# Why? The wire is a queue. Launched like this, it is never idle while a message is ready, and a queue that never idles
+# while there is work ends as early as it can.
 #
-# Try to break it. Here are 200 chains of four operators with a message each and times by chance; each is timed by the rule, and in
-# *all* orders of launches.
+# Try to break it. The next cell draws 200 chains of four operators, each with one message and random times. It times
+# the rule, and then *all* other orders of launches.
 
 # %% name="try"
 print(f"{lab.try_to_break()} of 200 chains have a better order of launches")
 
 # %% [markdown]
-# Now take away one condition at a time. Three shapes; the operators in the order in which they are given, `m of x` a message with
-# what `x` made, `x < m` an operator that reads message `m`:
+# Now take away one condition at a time. Here are three shapes. Operators are listed in the given order of computing.
+# `m of x` is a message with what `x` made, and `x < m` is an operator that reads message `m`:
 
 # %% name="shapes"
 for name, rows in lab.SHAPES.items():
     print(f"{name:<8}", "; ".join(rows))
 
 # %% [markdown]
-# - `order`: operators may change places.
-# - `reader`: operators keep their order, but `u2` and `u1` each read a message.
-# - `memory`: operators keep their order and nobody reads, but only 10 units may be in flight; a message of 5 ms
-#   has 5. A launch for which there is no room waits, and the compute stream with it, until a message has ended.
+# - `order`: `dx` and `dw` may change places.
+# - `reader`: operators keep their order, but `u2` reads `m2`, and `u1` reads `m1`.
+# - `memory`: operators keep their order and read nothing. But at most 10 units may be in flight, and a message of
+#   5 ms has 5 units. A launch that finds no room makes the compute stream wait until a message has ended.
 #
-# **Exercise 13.5.** Break the rule three times. Find times (whole numbers of ms from 1 to 9) for each shape, so that
-# "launch early, wait late" takes longer than the best order: by 60 % in `order`, 30 % in `reader`, 10 % in
-# `memory`. Think, try, or write a loop: `lab.shape("order", dx=1, dw=1, m=1).loses_percent`.
+# **Exercise 13.5.** Break the rule three times. For each shape find times, whole numbers of ms from 1 to 9, with which
+# "launch early, wait late" takes longer than the best order: by 60 % in `order`, by 30 % in `reader` and by 10 % in
+# `memory`. Think, or try, or write a loop over `lab.shape("order", dx=1, dw=1, m=1).loses_percent`.
 #
 # <details><summary>Hint: order</summary>
 #
@@ -473,13 +484,13 @@ for name, rows in lab.SHAPES.items():
 # </details>
 # <details><summary>Hint: reader</summary>
 #
-# `m1` is ready first. Let `m2` be urgent: a long `u2` waits for it, behind a long `m1`.
+# `m1` is ready first, so the rule sends it first. Make `m1` long, and let a long operator wait for `m2`.
 #
 # </details>
 # <details><summary>Hint: memory</summary>
 #
-# `ma` nearly fills the limit. `mb` does not fit beside it: the launch waits. A small `mc` would fit, and a long `d` could
-# run meanwhile.
+# Let `ma` nearly fill the limit. Then `mb` finds no room, and its launch makes everything wait. If `mb` is small, it
+# could have gone *before* `ma`; the long `d` could then run beside `ma`.
 #
 # </details>
 
@@ -511,10 +522,10 @@ _ = check("13.5", found)
 # %% [markdown]
 # <details><summary>The surprise of this lab, when you have solved 13.5</summary>
 #
-# The rule that every text gives is a theorem, and each of its conditions is broken in real training. `order`: a linear
-# layer has two products, and the framework's order of them is not the best. `reader`: tensor parallelism, clipping by the
-# norm, an optimizer that runs bucket by bucket. `memory`: a large gradient in flight is a large gradient alive. In general the
-# problem is as hard as scheduling two machines. So a compiler searches, and says what it could not prove.
+# "Launch early, wait late" is a theorem, and real training breaks each of its conditions. `order`: a linear layer has two
+# products, and autograd's order of them is often not the best. `reader`: tensor parallelism, gradient clipping, an optimizer
+# that updates bucket by bucket. `memory`: a gradient in flight stays alive. Without the conditions no simple rule is
+# optimal, so a compiler has to search, and to say how much it could not prove.
 #
 # </details>
 
@@ -523,8 +534,9 @@ _ = check("13.5", found)
 
 # %% name="takeaways" fold=true
 worst = lab.shape("order", dx=9, dw=1, m=9)
-print(f"""1. Ask the graph, not a list: by module type 6 of 18 answers allow what cannot be, by layer
-   6 miss what could.
+allowed, missed = lab.count_wrong(lab.by_type)[0], lab.count_wrong(lab.by_layer)[1]
+print(f"""1. Ask the graph, not a list: of 18 answers the list by module type allows {allowed} that cannot
+   be, the list by layer misses {missed} that could be.
 2. Launch early and wait late, and {runs["waits at once"].step_ns / 1e6:.0f} ms become {code.step_ns / 1e6:.0f}. Hooks get there, too: {hooks.step_ns / 1e6:.1f}.
    Another order of computing, which hooks cannot choose, makes it {lab.timed(best).step_ns / 1e6:.0f}.
 3. The rule is optimal with a fixed order, no reader and no limit. Without the first it can take
@@ -532,8 +544,8 @@ print(f"""1. Ask the graph, not a list: by module type 6 of 18 answers allow wha
 
 # %% [markdown]
 # ---
-# **Stop line.** That is the core. You may close the laptop here. (If you want to use it tomorrow: the last screen has five
-# lines.)
+# **Stop line.** That is the core. You may close the laptop here. The last screen has five lines for your own training
+# loop.
 #
 # ---
 
@@ -544,9 +556,9 @@ print(f"""1. Ask the graph, not a list: by module type 6 of 18 answers allow wha
 #
 # ## 8. The order of computing (10 minutes)
 #
-# The first condition of the theorem is the one that a compiler can do most about. Here is a backward pass as three numbers
-# per layer, the last layer first: what `dx`, `dw` and the message of `dw` take, in ms. Each `dx` and `dw` needs the `dx` of the
-# layer above. Each message is launched when its `dw` is ready; all waits stand at the end.
+# The order of computing is the condition about which a compiler can do most. Here a backward pass is three numbers per
+# layer, the last layer first: the times of `dx`, of `dw` and of the message with `dw`, in ms. `dx` and `dw` need the `dx`
+# of the layer above. Each message is launched when its `dw` is ready, and all waits stand at the end.
 
 # %% name="orders"
 dx_first = ["dx3", "dw3", "dx2", "dw2", "dx1", "dw1"]
@@ -557,8 +569,8 @@ for layers in (lab.NINE, lab.CASES[1]):
     print(f"dw first {lab.end_ms(layers, dw_first)} ms")
 
 # %% [markdown]
-# For the nine operators `dw` first is best. In the second case it is not: the last layer's `dw` is long and its message
-# short, and there are large messages below.
+# For the nine operators "`dw` first" is best. In the second case it is far from it: the first `dw` is long and its message
+# short, while the layers below have large messages.
 #
 # **Exercise 13.6.** Write `order(layers)`. Return a list of names such as `dw_first` above, for one to three layers, so
 # that nothing ends earlier. `lab.names_of(layers)` has the names; `lab.end_ms(layers, names)` is the time, and
@@ -590,14 +602,15 @@ def order(layers):
 _ = check("13.6", order)
 
 # %% [markdown]
-# A real backward pass has hundreds of operators, and cannot be tried out. Our compiler puts operators together that stand before
-# the same messages, takes three rules as a start, and searches the rest within a budget. It prints what it could not prove.
+# A real backward pass has hundreds of operators: too many to try. Our compiler first joins operators that come before
+# the same messages. It starts with the best of three rules, searches from there within a budget, and prints the gap that it
+# could not close.
 #
 # ## 9. Async or sync? (3 minutes)
 #
-# Launching early and waiting late is not free in eager mode: an event and a wait per message, and the message's memory
-# stays alive. Where nothing can run beside a message, it buys nothing. The compiler asks for each message what you asked in
-# 13.1, in ms:
+# In eager mode, launching early is not free: it costs an event and a wait per message, and the message's memory stays
+# alive longer. Where nothing can run beside a message, it gains nothing. So for each message the compiler asks the question
+# of 13.1, and adds up the times:
 
 # %% name="decide"
 for name in ("forward", "backward"):
@@ -606,12 +619,13 @@ for name in ("forward", "backward"):
         print(f"  {decision.launch} is {decision}")
 
 # %% [markdown]
-# In the forward pass the next operator reads the sum at once: nothing is independent of it, so it is waited for at once. In
-# the backward pass the weight's gradient has time for it.
+# In the forward pass the next operator reads the result, so nothing is independent of the message. In the backward
+# pass the weights' gradients are.
 #
 # ## 10. A limit of memory (4 minutes)
 #
-# A gradient in flight is a gradient alive. The nine operators with their best order, and at most so many bytes launched and not yet waited for.
+# A gradient in flight stays alive. Here are the nine operators again, in the best order under a limit on the bytes that
+# are launched and not yet waited for. A gradient has 40,000 bytes.
 #
 # **Predict.** Without a limit the step takes 17 ms. How long is it with room for one gradient at a time?
 
@@ -632,19 +646,90 @@ lab.side_by_side("one at a time, ms", limited_ms, limited["40,000 bytes"].step_n
 view.draw_many(limited)
 
 # %% [markdown]
-# A third of the memory costs next to nothing here, since the wire can carry one message at a time anyway. What the limit takes away is the
-# queue. It hurts where a message has to wait for room *and* the compute stream with it: shape `memory` of section 7.
+# A third of the memory costs nothing here. The compute stream has holes now, but the wire, which sets the length of this
+# step, carries one message at a time anyway. A limit hurts where computing sets the length, as in shape `memory` of section 7.
 #
-# ## 11. "Compilers hide more than hands do" (8 minutes)
+# ## 11. Two ranks, two plans (8 minutes)
 #
-# You will meet two sentences. *Code in which all ranks do the same leaves little to overlap; asynchronous dependencies win.* And:
-# *hand-made overlap reaches 60 to 80 % of the potential, compilers 85 to 95 %.* Measure both.
+# Formulas are never exact, so people let the compiler *measure* when each gradient is ready, and launch in that order. Each
+# rank measures for itself. Your number draws what two ranks have measured.
+
+# %% name="my-number"
+my_number = 3  # any whole number: your day of birth, your desk
+
+# %% name="twins-case"
+case = lab.twins(my_number)
+print(case)
+
+
+# %% name="plan-launches" kind="exercise" exercise="13.7" broken=true reference=true
+def plan_launches(times):
+    """The names of the gradients, in the order in which this rank launches them."""
+    ### BEGIN SOLUTION
+    names = sorted(times)  # one order of the numbers on all ranks
+    slowest = torch.tensor([times[name] for name in names], device=ol.device())
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    times = dict(zip(names, slowest.tolist(), strict=True))
+    ### END SOLUTION
+    ### BEGIN STUB
+    ### END STUB
+    return sorted(times, key=times.get)
+
+
+# %% name="twins-seen"
+print(case.play(plan_launches))
+
+# %% [markdown]
+# **Exercise 13.7.** Fill in what the program does *as given* (run the cell above before you repair it).
 #
-# A GPT of two layers on eight GPUs, its graph captured with `capture_gradients`, timed on two links with two batch sizes. *Waits
-# at once*: each gradient is sent and waited for. *Hooks*: the order of autograd, launch early, wait late, the best of four bucket
-# sizes. *Compiler*: the same, and the order of computing searched. In parentheses: what of the potential is won. The **potential** is the
-# step that waits, minus a step that is as long as its computing alone or as all gradients in one message, whichever takes
-# longer.
+# - `"kind"`: `"deadlock"`: ranks wait for one another for ever; `"mixed"`: different gradients are averaged with one
+#   another; `"race"`: a gradient is read while it is written; `"unwaited"`: nobody waits for a message.
+# - `"rank_0"`, `"rank_1"`: the two gradients that meet in the first message that goes wrong.
+#
+# Then repair `plan_launches`. All ranks must launch in one order: by the time of each gradient on the rank where it is
+# ready *last*, because a message starts when the last rank arrives. It runs on each rank before the backward pass, and may
+# send something. `times` is a dictionary, and not in the same order on all ranks. About 4 lines.
+#
+# <details><summary>Hint: agree</summary>
+#
+# `dist.all_reduce(tensor, op=dist.ReduceOp.MAX)` leaves the largest number of all ranks in each place of the tensor.
+#
+# </details>
+# <details><summary>Hint: which place is which?</summary>
+#
+# Sort the names first. Then each place stands for one gradient on all ranks.
+#
+# </details>
+
+# %% name="twins-diagnosis" kind="exercise" exercise="13.7"
+### BEGIN SOLUTION
+diagnosis = {"kind": "mixed", "rank_0": case.apart[0], "rank_1": case.apart[1]}
+### END SOLUTION
+### BEGIN STUB
+# diagnosis = {"kind": None, "rank_0": None, "rank_1": None}
+### END STUB
+
+# %% name="check-twins" kind="check" exercise="13.7" points=3
+_ = check("13.7", my_number, diagnosis, plan_launches)
+
+# %% [markdown]
+# With other shapes the ranks would have stopped with an error. With equal ones nobody notices, except that the loss gets worse. So
+# our compiler compares a hash of the messages' order between the ranks before the first run, and PyTorch's scheduler agrees on the
+# median of all ranks' times (`_align_compute_nodes_runtime_estimations_across_all_distributed_ranks`).
+#
+# ## 12. "Compilers hide more than hands do" (8 minutes)
+#
+# You will meet two claims. *Code in which all ranks do the same (SPMD) leaves little to overlap; asynchronous dependencies
+# win.* And: *hand-made overlap reaches 60 to 80 % of the potential, compilers reach 85 to 95 %.* Measure both.
+#
+# The model is the GPT of section 2, on eight GPUs, with two links and two batch sizes.
+#
+# - *Waits at once*: each gradient is sent and waited for.
+# - *Hooks*: launch early and wait late in autograd's order, with the best of four bucket sizes.
+# - *Compiler*: the same, and the order of computing is searched as well.
+#
+# In parentheses stands how much of the **potential** is won: of the difference between the step that waits and a step
+# that is as long as computing alone, or as all gradients in one message, whichever is longer.
 #
 # **Predict.** By how many percentage points is the compiler ahead, where it is ahead most?
 
@@ -662,17 +747,17 @@ print(f"hooks {hooks_least:.0f} to {hooks_most:.0f} %,", end=" ")
 print(f"the compiler {least:.0f} to {most:.0f} %")
 
 # %% [markdown]
-# The first sentence is half right. *Waiting at once* wins nothing, and asynchronous dependencies win a lot. But that is no matter of
-# who writes them: all ranks run the same code in every row of this table.
+# The first claim is half right. Asynchronous dependencies win a lot over waiting at once. But SPMD is not the reason: all
+# ranks run the same code in *every* column of this table.
 #
-# The second is wrong as a rule. The range is wide for *both*, and what decides is the row: the ratio of messages to
-# computing, and the latency. Between the columns there is next to nothing, since in this graph hooks have the needs right already
-# and the order of computing matters little. A compiler is worth it where hooks cannot look: another order, messages of
-# the forward pass, a limit of memory, and operators that it fuses. And a percentage needs its potential beside it; most texts do not say theirs.
+# The second claim does not hold here. The range is wide for both columns, and the row decides: how long messages take
+# beside computing. Within a row hooks and compiler are nearly equal, since hooks already know when a gradient is ready. A
+# compiler pays where hooks cannot look: another order of computing, messages of the forward pass, limits of memory, fused
+# operators. And a percentage means little unless the text says of which potential.
 #
-# ## 12. What PyTorch ships (4 minutes)
+# ## 13. What PyTorch ships (4 minutes)
 #
-# Every pass of this lab is in PyTorch. Here is where the one that you have installed has it, looked up now:
+# Every pass of this lab is in PyTorch, too. The next cell looks them up in the version that you have installed:
 
 # %% name="shipped"
 print(lab.passes_table())
@@ -680,18 +765,19 @@ print()
 print(lab.settings_table())
 
 # %% [markdown]
-# `DDPOptimizer` is what `torch.compile(DDP(model))` uses by default. A compiled backward pass gives all its gradients at its end, so
-# the hooks of DDP would send all of them then. It cuts the graph at the borders of DDP's buckets: one graph per
-# bucket, and hooks between them. Nothing is inserted.
+# `torch.compile(DDP(model))` uses `DDPOptimizer` by default. A compiled backward pass returns all gradients at its end, so
+# DDP's hooks could only send them then. `DDPOptimizer` therefore cuts the graph at the borders of DDP's buckets. Each
+# piece is compiled by itself, and hooks run between the pieces. No collective is inserted.
 #
-# Inductor's passes move collectives that are in the graph already, such as FSDP's and those of tensor parallelism. `raise_comms` is your
-# 13.2 and `sink_waits` your 13.3. Those two that watch memory move one node at a time and stop where the peak would grow. All of it is off
-# by default: look at the second table.
+# Inductor's passes move collectives that are in the graph already, such as those of FSDP and tensor parallelism.
+# `raise_comms` is your 13.2, `sink_waits` your 13.3. The two that watch memory move one node at a time, and stop where the
+# peak would grow. The second table says what is on by default: of Inductor's passes, none.
 #
-# ## 13. Training against inference (3 minutes)
+# ## 14. Training against inference (3 minutes)
 #
-# An inference compiler meets no gradient, so it meets no message that nobody reads. Its collectives are those of a split
-# layer, and the next operator reads them. What could run beside each of the two, in our measure of 13.1?
+# An inference compiler sees no gradients. Its messages are those of layers that are split over ranks, and the next
+# operator reads each of them. A training compiler also sees the backward pass of such a layer. What could run beside the
+# message in each?
 
 # %% name="inference"
 for name in ("forward", "backward"):
@@ -700,15 +786,16 @@ for name in ("forward", "backward"):
         print(f"{name}: {window}")
 
 # %% [markdown]
-# Zero in the forward pass. Overlap for inference needs something else: another batch beside this one, or a product cut into
-# pieces, each sent while the next is computed (`_micro_pipeline_tp` in Inductor's settings). What only a training
-# compiler sees is the joint graph: what the forward pass keeps for the backward pass, what can be computed again, and `dw`, which
-# nobody needs before the optimizer.
+# In the forward pass nothing could. To overlap anything, inference needs a second batch beside the first, or products that
+# are cut into pieces, each sent while the next is computed (`_micro_pipeline_tp` in Inductor's settings). Only a training
+# compiler has `dw`, which nobody reads before the optimizer, and the *joint* graph of forward and backward, in which it
+# may choose what is kept and what is computed again.
 #
-# ## 14. On real GPUs (4 minutes)
+# ## 15. On real GPUs (4 minutes)
 #
-# The virtual cluster is a model. Here is what GPUs did, stored: nothing is measured now. A GPT with 738 million parameters in
-# bfloat16, forward, backward and averages. *Inserted* is this lab's compiler; its code is eager. Two machines of the same kind.
+# The virtual cluster is a model. Here is what GPUs did; the numbers are stored, nothing is measured now. A step is forward,
+# backward and averages of a GPT with 738 million parameters in bfloat16, on two GPUs. *Inserted* is this lab's compiler,
+# which runs eager code. A and B are two machines of the same kind.
 
 # %% name="gpu" fold=true
 print(lab.gpu_table())
@@ -723,16 +810,17 @@ print(
 )
 
 # %% [markdown]
-# On these GPUs, too, hooks and the compiler are close where each has its best cap. At batch 2 the CPU's launches bind, and each message
-# is a launch from Python: 25 MiB is far too small. At batch 8 the GPU is busy from end to end, and all rows lie within a
-# few percent. The shortest step of machine A is a mixture: hooks send, and Inductor's kernels compute. Who decides when to send
-# matters less there than who makes the computing fast.
+# Hooks and compiler are close on GPUs, too, if each has its best bucket size. At batch 2 the step waits for the CPU's
+# launches, and each message is one more launch from Python, so 25 MiB is far too small. At batch 8 the GPU sets the pace,
+# and all ways are within a few percent. On machine A the shortest step is a mixture: hooks send, and Inductor's kernels
+# compute. There it matters more who makes the computing fast than who decides when to send.
 #
-# ## 15. Where the model lies (1 minute)
+# ## 16. Where the model lies (1 minute)
 #
-# - Launching is free in sections 1 to 11. In eager mode each message costs the CPU time: see the table above.
-# - A compiler's costs are formulas. Contention is not in them while it searches; the timeline that it predicts has it.
-# - One wire, one stream for computing: on several nodes there are two wires, and messages of two groups may pass each other.
+# - Launching is free in sections 1 to 12. In eager mode each message costs CPU time: see the table above.
+# - The search uses formulas for what each operator and message takes *alone*. Kernels and messages that run side by side
+#   slow one another; only the timeline that is predicted in the end has that.
+# - There is one wire. Several nodes have a second kind of link, and messages of two groups may pass one another.
 #
 # **In production.** `torch/_inductor/comms.py` and `torch/_inductor/fx_passes/overlap_scheduling.py` in PyTorch; the
 # latency-hiding scheduler of XLA does the same for JAX. This package: `overlaplab/techniques/compiler/`, one file per
@@ -740,8 +828,8 @@ print(
 #
 # ## Tomorrow, in your own training loop (2 minutes)
 #
-# Five lines around an unmodified model. Here they run on two ranks of the virtual cluster; on your GPUs they stand in the script that
-# `torchrun` starts.
+# Five lines around an unmodified model. Here they run on two ranks of the virtual cluster. On your GPUs they stand in the
+# script that `torchrun` starts.
 
 
 # %% name="tomorrow"

@@ -1,6 +1,7 @@
 """What the notebook of lab 13 calls: `from overlaplab_course import lab13 as lab`."""
 
 from overlaplab.grading.kept import Kept, side_by_side
+from overlaplab_course.lab13.apart import twins
 from overlaplab_course.lab13.breaking import SHAPES, shape, try_to_break
 from overlaplab_course.lab13.graphs import (
     AFTER,
@@ -12,7 +13,14 @@ from overlaplab_course.lab13.graphs import (
     waits,
 )
 from overlaplab_course.lab13.hooked import with_hooks
-from overlaplab_course.lab13.lists import by_layer, by_type, table_of, wrong_of
+from overlaplab_course.lab13.lists import (
+    by_layer,
+    by_type,
+    by_type_on_a_gpt,
+    count_wrong,
+    table_of,
+    wrong_of,
+)
 from overlaplab_course.lab13.measured import gpu_table, ms
 from overlaplab_course.lab13.moves import COSTS, link, most_in_flight, run_graph, timed
 from overlaplab_course.lab13.ordering import CASES, NINE, drawn, end_ms, names_of

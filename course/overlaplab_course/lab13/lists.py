@@ -7,10 +7,11 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from overlaplab.techniques.compiler import nine_operators
+from overlaplab.techniques.compiler import find_dependencies, nine_operators
 from overlaplab_course import stored
 from overlaplab_course.lab13 import graphs
 from overlaplab_course.lab13.graphs import Needs
+from overlaplab_course.lab13.thesis import BATCHES, costs_of, gpt_graph
 
 Ask = Callable[[Graph, Needs, Node], Iterable[Any]]
 # By the module whose backward pass an operator is of.
@@ -70,16 +71,46 @@ def table_of(answers: Mapping[str, Ask]) -> str:
     return stored.text_table(("beside", "says", *names), rows)
 
 
+def count_wrong(ask: Ask) -> tuple[int, int]:
+    """How many answers about the nine operators allow too much, and miss something."""
+    mine, right = said(ask), said(_truth)
+    allowed = sum(mine[key] and not right[key] for key in right)
+    return allowed, sum(right[key] and not mine[key] for key in right)
+
+
 def wrong_of(answers: Mapping[str, Ask]) -> str:
     """How often each is wrong, and how."""
-    right = said(_truth)
+    number = len(said(_truth))
     lines = []
     for name, ask in answers.items():
-        mine = said(ask)
-        allowed = sum(mine[key] and not right[key] for key in right)
-        missed = sum(right[key] and not mine[key] for key in right)
+        allowed, missed = count_wrong(ask)
         lines.append(
-            f"{name}: of {len(right)} answers {allowed} allow what cannot be, "
+            f"{name}: of {number} answers {allowed} allow what cannot be, "
             f"{missed} miss what could"
         )
     return "\n".join(lines)
+
+
+def by_type_on_a_gpt() -> str:
+    """What "a Linear's products hide messages" says of a captured graph."""
+    graph, costs = gpt_graph(BATCHES[0]), costs_of("NVLink")
+    dependencies = find_dependencies(graph)
+    sent = graphs.launches(graph)
+    before, behind = dependencies.before(sent), dependencies.behind(sent)
+    allowed = answers = 0
+    independent_ns = missed_ns = 0
+    computing = graphs.operators(graph)
+    for i in range(len(sent)):
+        for node in computing:
+            is_free = not (before[node] | behind[node]) >> i & 1
+            is_product = str(node.target).startswith(("aten.mm", "aten.addmm"))
+            answers += 1
+            allowed += is_product and not is_free
+            independent_ns += is_free * costs(node)
+            missed_ns += (is_free and not is_product) * costs(node)
+    return (
+        f"{len(sent)} messages, {len(computing)} operators: by type "
+        f"{100 * allowed / answers:.0f} % of the answers allow what cannot be,\n"
+        f"and {100 * missed_ns / independent_ns:.0f} % of the time that could run "
+        "beside a message is missed"
+    )

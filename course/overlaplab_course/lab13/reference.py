@@ -4,6 +4,10 @@ import contextlib
 import itertools
 import math
 
+import torch
+import torch.distributed as dist
+
+import overlaplab as ol
 from overlaplab_course.lab13.graphs import all_before, launches, operators, waits
 from overlaplab_course.lab13.ordering import end_ms, names_of
 from overlaplab_course.lab13.plans import sent_bytes
@@ -64,3 +68,12 @@ def order(layers):
             if end_ms(layers, names) < best_ms:
                 best, best_ms = list(names), end_ms(layers, names)
     return best
+
+
+def plan_launches(times):
+    """The names of the gradients, in the order in which this rank launches them."""
+    names = sorted(times)  # one order of the numbers on all ranks
+    slowest = torch.tensor([times[name] for name in names], device=ol.device())
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    times = dict(zip(names, slowest.tolist(), strict=True))
+    return sorted(times, key=times.get)
