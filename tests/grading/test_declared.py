@@ -98,6 +98,24 @@ def test_what_is_refused_is_described_only_where_it_is_wrong(beside):
     assert lab.hint(even, "large") == "take a smaller one" and lab.hint(even, "") == ""
 
 
+def test_what_a_law_finds_is_told_in_the_sentences_own_words(beside):
+    facts = 'says = "it is even"\nseen = "{number}"\nexpected = "an even one"'
+    facts += '\nhints.large = "take a smaller one"'
+    lab = beside(FILE.replace('says = "it is even"', facts))
+    even, positive = lab.sentences("95.1")
+
+    @lab.grader("95.1")
+    def grade(sheet: Sheet, number: int) -> None:
+        found = [lab.violation(sheet, even, why="large", number=number, rank=1)]
+        assert (found[0].hint, found[0].rank) == ("take a smaller one", 1)
+        sheet.verify(even, found)
+        sheet.expect(positive, True)
+
+    (check,) = judge(find_exercise("95.1"), 101).failed
+    assert (check.seen, check.expected) == ("101", "an even one")
+    assert check.hint == "take a smaller one"
+
+
 TWO = """
 ["95.1"]
 title = "made up"

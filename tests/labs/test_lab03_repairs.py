@@ -11,7 +11,7 @@ from overlaplab.grading import find_exercise, judge
 from overlaplab_course.lab03 import checks
 from overlaplab_course.lab03.given import Case
 
-NUMBERS = (3, 4, 11)
+NUMBERS = (3, 11)  # and 4, on which 3 is tried, too
 
 
 # -- 3.3a

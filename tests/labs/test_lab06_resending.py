@@ -125,8 +125,11 @@ def test_a_wrong_repair_of_the_resending_is_refused(wrong, faults):
     assert reason in found[sentence]
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize("right", RIGHT_FIRST, ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    ("right", "number"),
+    [*zip(RIGHT_FIRST, NUMBERS, strict=True)],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 def test_any_repair_of_the_resending_passes(right, number):
     verdict = judge(find_exercise("6.5a"), number, first_diagnosis(number), right)
     assert verdict.passed, str(verdict)
