@@ -7,7 +7,8 @@ must begin with equal parameters, as one seed gives them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -17,7 +18,12 @@ from overlaplab import streams
 from overlaplab.hardware import Hardware, find_hardware
 from overlaplab.techniques.buckets import cap_bytes
 from overlaplab.techniques.compiler.agreement import check_agreement, collectives_text
-from overlaplab.techniques.compiler.capture import Capturing, Fragment, Run
+from overlaplab.techniques.compiler.capture import (
+    Capturing,
+    Fragment,
+    Run,
+    sameness,
+)
 from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.compilation import (
     Compilation,
@@ -69,7 +75,16 @@ class Backend:
         """Compile one fragment; what Dynamo calls."""
         if self._settings.lowering == "inductor":
             return lower(module, inputs, self._ordered)
-        return Capturing(self._compile)(module, inputs)
+        same = sameness(module)
+        known = _runs.setdefault(self, {})
+        if same is None or same not in known:
+            run = Capturing(self._compile)(module, inputs)
+            if same is None:
+                return run
+            known[same] = run
+            for oldest in list(known)[:-_KEPT]:
+                del known[oldest]
+        return known[same]
 
     @property
     def compilations(self) -> list[Compilation]:
@@ -119,6 +134,7 @@ class Backend:
         compiled = compile_graph(
             fragment.graph, fragment.gradients, self._group, costs, self._settings
         )
+        compiled = replace(compiled, forward=fragment.forward)
         kept = _compilations.setdefault(self, [])
         kept.append(compiled)
         del kept[:-_KEPT]
@@ -132,6 +148,7 @@ class Backend:
 
 
 _compilations: dict[Backend, list[Compilation]] = {}
+_runs: dict[Backend, dict[Hashable, Run]] = {}
 
 
 def resolve_group(name: str) -> dist.ProcessGroup:

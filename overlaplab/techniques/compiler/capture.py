@@ -7,7 +7,7 @@ AOTAutograd): for each fragment between graph breaks a forward and a backward gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +33,13 @@ class Fragment:
         gradients: of a backward: position in what it returns -> the name of the
             parameter whose gradient that is.
         is_backward: which of the two it is.
+        forward: of a backward, the graph that ran before it.
     """
 
     graph: Graph
     gradients: dict[int, str]
     is_backward: bool
+    forward: Graph | None = None
 
 
 def capture_step(step: Callable[..., Any], *args: Any) -> Graph:
@@ -97,11 +99,15 @@ class Capturing:
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
         names = parameter_names(module.graph)
 
+        before: list[Graph] = []
+
         def forward(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
+            before.append(gm.graph)
             return self._boxed(Fragment(gm.graph, {}, False))
 
         def backward(gm: GraphModule, example_inputs: Sequence[Any]) -> Any:
-            return self._boxed(Fragment(gm.graph, gradients_of(gm.graph, names), True))
+            gradients = gradients_of(gm.graph, names)
+            return self._boxed(Fragment(gm.graph, gradients, True, before[0]))
 
         run: Run = aot_module_simplified()(
             module, inputs, fw_compiler=forward, bw_compiler=backward
@@ -116,6 +122,41 @@ class Capturing:
 
         boxed._boxed_call = True  # type: ignore[attr-defined]
         return boxed
+
+
+def sameness(module: GraphModule) -> Hashable | None:
+    """Equal for graphs of Dynamo that AOTAutograd would make the same of; else None.
+
+    A function of a notebook has its own code on each rank that shares a process, so
+    Dynamo brings its graph once a rank. Graphs with constants have equal code and other
+    constants; sizes that are symbols belong to the graph that was traced.
+    """
+    nodes = list(module.graph.nodes)
+    kinds = []
+    for node in nodes:
+        if node.op not in ("placeholder", "call_function", "call_method", "output"):
+            return None
+        if node.op != "placeholder":
+            continue
+        value, real = node.meta.get("example_value"), _real(node)
+        if not isinstance(value, torch.Tensor) or value._has_symbolic_sizes_strides:
+            return None
+        layout = (value.dtype, value.device, value.shape, value.stride())
+        learns = isinstance(value, nn.Parameter), value.requires_grad
+        kinds.append((node.name, layout, learns, type(real)))
+    device = nodes[0].meta["example_value"].device.type if kinds else "cpu"
+    modes = (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+    )
+    targets = tuple(node.target for node in nodes)
+    names = tuple(parameter_names(module.graph).items())
+    return module.code, tuple(kinds), targets, names, modes
+
+
+def _real(node: Node) -> Any:
+    """What a placeholder of Dynamo stood for when it was traced."""
+    return getattr(node.meta.get("grapharg"), "example", None)
 
 
 def parameter_names(graph: Graph) -> dict[int, str]:

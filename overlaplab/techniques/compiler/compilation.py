@@ -63,6 +63,7 @@ class Compilation:
         plan: the order.
         code: that runs it.
         costs: by which was decided.
+        forward: what runs before it, if that is known.
     """
 
     inserted: Graph
@@ -72,6 +73,7 @@ class Compilation:
     plan: Schedule
     code: Generated
     costs: Costs
+    forward: Graph | None = None
 
     @cached_property
     def undecided(self) -> Timeline:
@@ -82,6 +84,13 @@ class Compilation:
     def predicted(self) -> Timeline:
         """Predicted, of the graph that runs."""
         return predict(self.graph, self.costs)
+
+    @cached_property
+    def forward_ns(self) -> int:
+        """Predicted, of the forward; 0 where it is in `graph` or not known."""
+        if self.forward is None:
+            return 0
+        return predict(self.forward, self.costs).report().step_ns
 
     def __str__(self) -> str:
         before, after = self.undecided.report(), self.predicted.report()
@@ -97,6 +106,9 @@ class Compilation:
             f"{after.exposed_ns / 1e6:.3f} of it exposed communication; undecided "
             f"{before.step_ns / 1e6:.3f} and {before.exposed_ns / 1e6:.3f}",
         ]
+        if self.forward is not None:
+            step_ns = self.forward_ns + after.step_ns
+            lines.append(f"with the forward before it: {step_ns / 1e6:.3f} ms")
         return "\n".join(lines)
 
     def graphs(self) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch.fx import Graph, Node
 
-from overlaplab.program import Program, ProgramBuilder, resolve
+from overlaplab.operators import dtype_name, tensor_bytes, tensors_in
+from overlaplab.program import PayloadTensor, Program, ProgramBuilder, resolve
 from overlaplab.techniques.compiler.costs import (
     Costs,
     hardware_operation,
@@ -16,6 +17,7 @@ from overlaplab.techniques.compiler.graphs import (
     is_launch,
     is_wait,
     launch_of,
+    payload,
     sent_bytes,
 )
 from overlaplab.timeline import Timeline
@@ -39,6 +41,7 @@ def program_of(graph: Graph, num_ranks: int) -> Program:
                 0,
                 hardware_operation(node),
                 bytes=sent_bytes(node),
+                payload=_parts(node),
                 group="default",
                 phase="backward",
                 label=node.name,
@@ -61,6 +64,12 @@ def program_of(graph: Graph, num_ranks: int) -> Program:
                     label=node.name,
                 )
     return builder.build()
+
+
+def _parts(launch: Node) -> list[PayloadTensor]:
+    """What is sent, tensor by tensor: each costs the CPU some time."""
+    tensors = tensors_in(tuple(t.meta["val"] for t in payload(launch)))
+    return [PayloadTensor(tensor_bytes(t), dtype_name(t.dtype), None) for t in tensors]
 
 
 def predict(graph: Graph, costs: Costs) -> Timeline:

@@ -247,3 +247,29 @@ def test_a_wrong_argument_is_refused(settings: Any, message: str) -> None:
 def test_without_ranks_there_is_nothing_to_send_to() -> None:
     with pytest.raises(ValueError, match="has no process group"):
         make()
+
+
+CELL = """
+def loss(x, weight):
+    return (x @ weight).square().mean()
+
+def step():
+    weight = torch.nn.Parameter(torch.eye(4))
+    made = ol.compiler.backend(bucket_mib=0.125)
+    x = torch.full((2, 4), 1.0 + dist.get_rank())
+    torch.compile(loss, backend=made)(x, weight).backward()
+    return weight.grad, len(made.compilations), id(loss.__code__)
+"""
+
+
+def test_a_function_of_a_notebook_goes_through_the_passes_once_for_all_ranks() -> None:
+    cell: dict[str, Any] = {"__name__": "__main__", "torch": torch, "ol": ol}
+    exec(CELL, cell := cell | {"dist": dist})
+
+    run = ol.run(cell["step"], world_size=3)
+
+    assert len({code for _, _, code in run.values}) == 3  # each rank has its own
+    assert [num for _, num, _ in run.values] == [1, 1, 1]
+    average = sum(torch.full((4, 4), (1.0 + r) ** 2 / 2) for r in range(3)) / 3
+    for grad, _, _ in run.values:
+        torch.testing.assert_close(grad, average)
