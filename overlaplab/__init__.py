@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from overlaplab.techniques.double_buffer import (
         DoubleBufferedWeights as DoubleBufferedWeights,
     )
+    from overlaplab.techniques.memory import frontier as frontier
+    from overlaplab.techniques.memory import plan_checkpoints as plan_checkpoints
     from overlaplab.techniques.zero import Zero3 as Zero3
     from overlaplab.timeline import Span as Span
     from overlaplab.timeline import Timeline as Timeline
@@ -68,6 +70,7 @@ _HOMES = {
         "DoubleBufferedReducer",
         "DoubleBufferedWeights",
     ),
+    "techniques.memory": ("frontier", "plan_checkpoints"),
     "techniques.zero": ("Zero3",),
     "diagnosis": ("diagnose",),
     "errors": (

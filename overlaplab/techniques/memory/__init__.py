@@ -10,7 +10,13 @@ what people choose by rule, `policies` what a block may do, `finding`, `cutting`
 """
 
 from overlaplab.techniques.memory.chain import Block, Chain, Option
-from overlaplab.techniques.memory.knapsack import BudgetError, choose, least_choice
+from overlaplab.techniques.memory.knapsack import (
+    BudgetError,
+    Curve,
+    choose,
+    find_curve,
+    least_choice,
+)
 from overlaplab.techniques.memory.plan import AppliedPlan, CheckpointPlan
 from overlaplab.techniques.memory.planner import (
     Costs,
@@ -29,11 +35,13 @@ __all__ = [
     "Chain",
     "CheckpointPlan",
     "Costs",
+    "Curve",
     "Option",
     "Policy",
     "choose",
     "compiled",
     "every",
+    "find_curve",
     "frontier",
     "least_choice",
     "measure_costs",

@@ -324,20 +324,29 @@ def _walk(
             raise ValueError("the model's output has no gradient: nothing is trained")
         torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
 
+    kept = [stub.block for name, stub in stubs.items() if name not in kinds]
+
     def whole_step() -> None:
         step()
-        _drop_gradients(skeleton)
+        for module in (skeleton, *kept):
+            _drop_gradients(module)
+
+    def marked_step() -> None:
+        book.marks = True
+        book.begin()
+        step()
+        book.end()
+        book.marks = False
 
     book.marks = False
     for _ in range(2 * meter.computes):
         whole_step()
-    book.marks = True
-    book.begin()
-    step()
-    book.end()
-    book.marks = False
-    _drop_gradients(skeleton)
-    return book, meter.step_ns(whole_step)
+    if meter.computes:
+        marked_step()
+        _drop_gradients(skeleton)
+        return book, meter.step_ns(whole_step)
+    # Without values, one pass gives both bytes and time.
+    return book, meter.step_ns(marked_step)
 
 
 def _device_type(model: nn.Module, inputs: Any) -> str:

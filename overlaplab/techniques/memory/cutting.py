@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -73,16 +73,27 @@ class Book(Protocol):
 
 
 class Stub(nn.Module):
-    """Stands where a block stood. Its attributes are the block's."""
+    """Stands where a block stood. Its attributes are the block's, of a copy.
 
-    def __init__(self, name: str, block: nn.Module) -> None:
+    Args:
+        name: of the block.
+        original: the block, of the model itself.
+        copier: makes the copy, once it is asked for.
+    """
+
+    def __init__(self, name: str, original: nn.Module, copier: _Copier) -> None:
         super().__init__()
-        self.__dict__["name"] = name
-        self.__dict__["block"] = block
+        self.__dict__ |= {"name": name, "original": original, "copier": copier}
         self.__dict__["book"] = None
 
+    @property
+    def block(self) -> nn.Module:
+        """The copy."""
+        copier: _Copier = self.__dict__["copier"]
+        return copier.copy(self.__dict__["original"])
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["block"], name)
+        return getattr(self.__dict__["copier"].copy(self.__dict__["original"]), name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.__dict__["book"].call(self, args, kwargs)
@@ -91,13 +102,58 @@ class Stub(nn.Module):
 def cut(
     model: nn.Module, blocks: Mapping[str, nn.Module], meter: Meter
 ) -> tuple[nn.Module, dict[str, Stub]]:
-    """A copy of `model` with a stub for each block.
+    """A copy of `model` with a stub for each block; blocks are copied when asked for.
 
     Raises:
         ValueError: the model cannot be copied.
     """
-    memo: dict[int, Any] = {}
-    for module in model.modules():
+    copier = _Copier(type(model).__name__, meter)
+    stubs = {name: Stub(name, block, copier) for name, block in blocks.items()}
+    for name, block in blocks.items():
+        copier.memo[id(block)] = stubs[name]
+    inside = {id(block) for block in blocks.values()}
+    skeleton = copier.copy(model, inside)
+    return skeleton, stubs
+
+
+class _Copier:
+    """Copies modules, each once; parameters are shared with the model."""
+
+    def __init__(self, model_name: str, meter: Meter) -> None:
+        self.memo: dict[int, Any] = {}
+        self._blocks: dict[int, nn.Module] = {}
+        self._model_name = model_name
+        self._meter = meter
+
+    def copy(self, module: nn.Module, without: Set[int] = frozenset()) -> nn.Module:
+        """The copy of `module`.
+
+        Args:
+            without: ids of modules in it that have a stand-in in the memo.
+        """
+        if id(module) in self._blocks:
+            return self._blocks[id(module)]
+        self._adopt(module, set(without))
+        stub = self.memo.pop(id(module), None)
+        try:
+            copied = copy.deepcopy(module, self.memo)
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(
+                f"{self._model_name} cannot be copied ({error}), and a planner tries "
+                "things on a copy. Keep what has no copy (files, results that are not "
+                "parameters) outside of the model"
+            ) from error
+        if stub is not None:
+            self.memo[id(module)] = stub
+        self._blocks[id(module)] = _without_hooks(copied)
+        return copied
+
+    def _adopt(self, module: nn.Module, seen: set[int]) -> None:
+        """Let the memo have the tensors of `module` and its children."""
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        meter, memo = self._meter, self.memo
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) not in memo:
                 shared = meter.adopt(parameter.detach())
@@ -107,19 +163,8 @@ def cut(
             if tensor is not None and id(tensor) not in memo:
                 adopted = meter.adopt(tensor.detach())
                 memo[id(tensor)] = adopted.clone() if meter.computes else adopted
-    stubs = {}
-    try:
-        for name, block in blocks.items():
-            stubs[name] = Stub(name, _without_hooks(copy.deepcopy(block, memo)))
-            memo[id(block)] = stubs[name]
-        skeleton = copy.deepcopy(model, memo)
-    except (TypeError, RuntimeError) as error:
-        raise ValueError(
-            f"{type(model).__name__} cannot be copied ({error}), and a planner tries "
-            "things on a copy. Keep what has no copy (files, results that are not "
-            "parameters) outside of the model"
-        ) from error
-    return _without_hooks(skeleton), stubs
+        for child in module.children():
+            self._adopt(child, seen)
 
 
 def _without_hooks(module: nn.Module) -> nn.Module:
@@ -145,9 +190,9 @@ class Looking:
         return Counter(name for name, _ in self.calls)
 
     def call(self, stub: Stub, args: Any, kwargs: Any) -> Any:
-        name, block = stub.name, stub.block
+        name = stub.name
         if name not in self._likeness:
-            self._likeness[name] = likeness(block)
+            self._likeness[name] = likeness(stub.__dict__["original"])
         autocast = (
             self._device_type,
             torch.get_autocast_dtype(self._device_type),
@@ -156,7 +201,7 @@ class Looking:
         key = self._likeness[name], call_spec(args, kwargs), autocast
         kind = self.kinds.get(key)
         if kind is None:
-            kind = self.kinds[key] = _try(name, block, args, kwargs, autocast)
+            kind = self.kinds[key] = _try(name, stub.block, args, kwargs, autocast)
         self.calls.append((name, kind))
         leaves = [_stand_in(leaf) for leaf in kind.outputs]
         return pytree.tree_unflatten(leaves, kind.tree)

@@ -1,18 +1,23 @@
-"""The fastest choice of a policy for each block under a budget: one knapsack.
+"""The fastest choice of a policy for each block, for every budget: one knapsack.
 
-Blocks are decided from the first to the last. All that later blocks need to know of
-earlier ones is how many bytes these keep, so of two beginnings that keep equally much
-only the faster matters, and one that keeps more must be faster (Bellman's principle;
-Rotor, Beaumont et al., "Optimal checkpointing for heterogeneous chains", 2019, plans in
-the same setting, with recomputation of recomputation). The choice is the optimum, not
-an approximation, while chains have up to `EXACT_BLOCKS` blocks or few distinct menus;
-for others what is kept is rounded up to 1/8192 of the whole, still never over budget.
+Blocks are decided from the last to the first. What earlier blocks keep is memory that
+later ones lack, so all that a row of last blocks asks of the earlier ones is room: with
+an option that needs n bytes and keeps k, before blocks that need r, a block needs
+max(n, k + r). Of two endings that need equal room only the faster matters, and one that
+needs more must be faster (Bellman's principle; Rotor, Beaumont et al., "Optimal
+checkpointing for heterogeneous chains", 2019, plans in the same setting, with
+recomputation of recomputation). What is left at the first block is the whole curve.
+
+It is the optimum for every budget while endings are at most `MOST_ENDINGS`; of more the
+smallest and the fastest of each of so many equal ranges of bytes stay: peaks are exact
+then, too, and steps may be a little longer than they had to be.
 
 Knows no tensor and no policy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +26,7 @@ from numpy.typing import NDArray
 from overlaplab.errors import OverlaplabError
 from overlaplab.techniques.memory.chain import Chain
 
-EXACT_BLOCKS = 256
-_EXACT_MENUS = 3
-_CELLS = 8192
-_NO_BUDGET = np.iinfo(np.int64).max // 4
+MOST_ENDINGS = 8192
 Numbers = NDArray[np.int64]
 
 
@@ -42,10 +44,86 @@ class BudgetError(OverlaplabError):
 
 @dataclass(frozen=True)
 class _Level:
-    """Where each beginning came from that is one block longer than those before."""
+    """Of each ending that begins at a block: its option, and the ending behind it."""
 
-    parents: Numbers
     options: NDArray[np.int8]
+    endings: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """All choices worth having, by rising peak and falling step.
+
+    Args:
+        peak_bytes: of each, rising.
+        step_ns: of each, falling.
+        is_exact: none was left out for their number.
+    """
+
+    peak_bytes: Numbers
+    step_ns: Numbers
+    is_exact: bool
+    _levels: tuple[_Level, ...]
+
+    def choice(self, place: int) -> tuple[int, ...]:
+        """The choice of a place on the curve."""
+        found = []
+        for level in self._levels:
+            found.append(int(level.options[place]))
+            place = int(level.endings[place])
+        return tuple(found)
+
+    def choose(self, budget_bytes: int) -> tuple[int, ...]:
+        """See `choose`."""
+        place = int(np.searchsorted(self.peak_bytes, budget_bytes, "right")) - 1
+        if place < 0:
+            least = int(self.peak_bytes[0])
+            raise BudgetError(
+                f"budget_bytes is {budget_bytes:,}, but the smallest peak that these "
+                f"policies reach is {least:,} bytes. Raise the budget to that, or make "
+                "the batch smaller",
+                least_bytes=least,
+            )
+        return self.choice(place)
+
+    def spread(self, most: int) -> Iterator[int]:
+        """Places, the fastest first: at most about `most`, as far apart as can be."""
+        stride = int(self.peak_bytes[-1] - self.peak_bytes[0]) // most
+        next_bytes = int(self.peak_bytes[-1])
+        for place in range(len(self.peak_bytes) - 1, -1, -1):
+            if self.peak_bytes[place] <= next_bytes or not place:
+                yield place
+                next_bytes = int(self.peak_bytes[place]) - stride
+
+
+def find_curve(chain: Chain) -> Curve:
+    """For every budget the fastest choice.
+
+    Args:
+        chain: the step.
+    """
+    room, cost = np.zeros(1, np.int64), np.full(1, chain.rest_ns, np.int64)
+    levels: list[_Level] = []
+    is_exact = True
+    for number in range(len(chain.blocks) - 1, -1, -1):
+        menu = chain.blocks[number].options
+        rooms, costs = [], []
+        for option in menu:
+            need = chain.need_bytes(number, option)
+            rooms.append(np.maximum(need, room + option.kept_bytes))
+            costs.append(cost + option.step_ns)
+        endings = np.tile(np.arange(len(room), dtype=np.int32), len(menu))
+        options = np.repeat(np.arange(len(menu), dtype=np.int8), len(room))
+        room, cost = np.concatenate(rooms), np.concatenate(costs)
+        if not number:
+            room = np.maximum(room, chain.ends_bytes)
+        best = _undominated(room, cost)
+        if len(best) > MOST_ENDINGS:
+            is_exact = False
+            best = best[_thinned(room[best])]
+        room, cost = room[best], cost[best]
+        levels.append(_Level(options[best], endings[best]))
+    return Curve(room, cost, is_exact, tuple(reversed(levels)))
 
 
 def choose(chain: Chain, budget_bytes: int) -> tuple[int, ...]:
@@ -62,84 +140,30 @@ def choose(chain: Chain, budget_bytes: int) -> tuple[int, ...]:
     Raises:
         BudgetError: there is none; the error has the least budget that works.
     """
-    choice = None
-    if chain.ends_bytes <= budget_bytes:
-        choice = _walk(chain, budget_bytes)
-    if choice is None:
-        least = chain.peak_bytes(least_choice(chain))
-        raise BudgetError(
-            f"budget_bytes is {budget_bytes:,}, but the smallest peak that these "
-            f"policies reach is {least:,} bytes. Raise the budget to that, or make the "
-            "batch smaller",
-            least_bytes=least,
-        )
-    return choice
+    return find_curve(chain).choose(budget_bytes)
 
 
 def least_choice(chain: Chain) -> tuple[int, ...]:
-    """The choice with the smallest peak, of those the one that keeps least."""
-    found = _walk(chain, _NO_BUDGET, of_peak=True)
-    assert found is not None
-    return found
+    """The choice with the smallest peak, of those the fastest."""
+    return find_curve(chain).choice(0)
 
 
-def _walk(
-    chain: Chain, budget: int, *, of_peak: bool = False
-) -> tuple[int, ...] | None:
-    """From the first block to the last, all beginnings that may become the best.
-
-    Args:
-        of_peak: the cost is the peak so far, else the time so far.
-    """
-    unit = _unit_bytes(chain)
-    kept, cost = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    levels: list[_Level] = []
-    for number, block in enumerate(chain.blocks):
-        parts: list[tuple[Numbers, Numbers, Numbers, NDArray[np.int8]]] = []
-        for place, option in enumerate(block.options):
-            need = kept + chain.need_bytes(number, option)
-            (fits,) = np.nonzero(need <= budget)
-            own = -(-option.kept_bytes // unit) * unit
-            so_far = np.maximum(cost, need) if of_peak else cost + option.step_ns
-            parts.append(
-                (
-                    kept[fits] + own,
-                    so_far[fits],
-                    fits,
-                    np.full(len(fits), place, np.int8),
-                )
-            )
-        kept, cost, parents, options = map(np.concatenate, zip(*parts, strict=True))
-        best = _undominated(kept, cost)
-        if not len(best):
-            return None
-        kept, cost = kept[best], cost[best]
-        levels.append(_Level(parents[best], options[best]))
-    place = int(np.argmin(cost))
-    choice = []
-    for level in reversed(levels):
-        choice.append(int(level.options[place]))
-        place = int(level.parents[place])
-    return tuple(reversed(choice))
-
-
-def _undominated(kept: Numbers, cost: Numbers) -> NDArray[np.intp]:
-    """Places of those than which no other keeps as little at as small a cost."""
-    order = np.lexsort((cost, kept))
+def _undominated(room: Numbers, cost: Numbers) -> NDArray[np.intp]:
+    """Places of those than which no other needs as little room at as small a cost."""
+    order = np.lexsort((cost, room))
     sorted_cost = cost[order]
     least_before = np.concatenate(
         (
             np.full(1, np.iinfo(np.int64).max, np.int64),
             np.minimum.accumulate(sorted_cost)[:-1],
         )
-    )[: len(order)]
+    )
     return order[sorted_cost < least_before]
 
 
-def _unit_bytes(chain: Chain) -> int:
-    """What kept bytes are rounded up to. The same for every budget."""
-    num_menus = len({block.options for block in chain.blocks})
-    if len(chain.blocks) <= EXACT_BLOCKS or num_menus <= _EXACT_MENUS:
-        return 1
-    most = sum(max(o.kept_bytes for o in b.options) for b in chain.blocks)
-    return max(1, -(-most // _CELLS))
+def _thinned(room: Numbers) -> NDArray[np.intp]:
+    """Of ascending rooms the first and the last of each of many equal ranges."""
+    width = max(1, -(-int(room[-1] - room[0] + 1) // (MOST_ENDINGS // 2)))
+    cell = (room - room[0]) // width
+    changes = np.flatnonzero(np.diff(cell))
+    return np.unique(np.concatenate(([0], changes, changes + 1, [len(room) - 1])))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from overlaplab.techniques.memory import strategies
 from overlaplab.techniques.memory.chain import Chain
 from overlaplab.techniques.memory.costs import Loss, Setting, measure_chain
 from overlaplab.techniques.memory.finding import find_blocks
-from overlaplab.techniques.memory.knapsack import BudgetError, choose
+from overlaplab.techniques.memory.knapsack import Curve, find_curve
 from overlaplab.techniques.memory.meters import (
     GpuMeter,
     HostMeter,
@@ -64,7 +64,7 @@ class Costs:
         Raises:
             BudgetError: none fits.
         """
-        return self.plan(choose(self.chain, budget_bytes), budget_bytes)
+        return self.plan(self._curve.choose(budget_bytes), budget_bytes)
 
     def every(self, k: int, policy: str = "recompute") -> CheckpointPlan:
         """Every k-th block under `policy`, see `strategies.every`."""
@@ -79,28 +79,12 @@ class Costs:
 
         Of very many every so-many-th: at most about 400.
         """
-        return tuple(_frontier(self))
+        places = self._curve.spread(_MOST_POINTS)
+        return tuple(self.plan(self._curve.choice(place)) for place in places)
 
-
-def _frontier(costs: Costs) -> Iterator[CheckpointPlan]:
-    plan = costs.fastest(2**62)
-    try:
-        least = costs.fastest(0).peak_bytes
-    except BudgetError as error:
-        least = error.least_bytes
-    stride = max(1, (plan.peak_bytes - least) // _MOST_POINTS)
-    while True:
-        # The smallest of those that are as fast.
-        following: CheckpointPlan | None = None
-        with contextlib.suppress(BudgetError):
-            following = costs.fastest(plan.peak_bytes - 1)
-        if following is not None and following.step_ns == plan.step_ns:
-            plan = following
-            continue
-        yield plan
-        if following is None or plan.peak_bytes <= least:
-            return
-        plan = costs.fastest(max(least, plan.peak_bytes - stride))
+    @functools.cached_property
+    def _curve(self) -> Curve:
+        return find_curve(self.chain)
 
 
 def measure_costs(

@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.backends.registry import lookup_backend
-from torch._functorch import config as functorch_config
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -250,6 +248,10 @@ def _backend(name: str, budget: float) -> Callable[..., Any]:
     Dynamo keeps what it compiled by code and backend: under one name a block would get
     the graph of another budget.
     """
+    # Here, since the compiler takes seconds to import.
+    from torch._dynamo.backends.registry import lookup_backend
+    from torch._functorch import config as functorch_config
+
     inner = lookup_backend(name)
 
     def compile_graph(module: Any, inputs: Any) -> Any:

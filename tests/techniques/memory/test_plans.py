@@ -24,6 +24,7 @@ from tests.techniques.memory.programs import (
     MODELS,
     WIDTH,
     DroppingBlock,
+    MlpBlock,
     Net,
     dropping,
     gradients,
@@ -203,19 +204,42 @@ def test_autocast_around_the_step_is_planned_and_replayed() -> None:
     assert costs.chain.blocks[1].options[0].kept_bytes != kept
 
 
-def test_200_like_blocks_take_one_pass_of_one_block(
+def test_200_like_blocks_take_one_pass_and_one_copy_of_one_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = Net(*(DroppingBlock() for _ in range(200)))
-    calls = []
-    forward = DroppingBlock.forward
+    calls, copies = [], []
+    forward, made = DroppingBlock.forward, DroppingBlock.__setstate__
     monkeypatch.setattr(
         DroppingBlock, "forward", lambda s, x: (calls.append(1), forward(s, x))[1]
+    )
+    monkeypatch.setattr(
+        DroppingBlock, "__setstate__", lambda s, x: (copies.append(1), made(s, x))[1]
     )
     costs = measure_costs(model, (torch.randn(8, WIDTH),), hardware="chalk")
     assert len(costs.chain.blocks) == 200
     assert len({block.options for block in costs.chain.blocks}) <= 2
-    assert len(calls) < 50  # two kinds (the first input needs no gradient)
+    # Two kinds: the first block's input needs no gradient.
+    assert len(calls) < 50 and len(copies) == 2
+    plans = costs.frontier()
+    assert costs._curve.is_exact and len(plans) <= 402
+    assert [p.peak_bytes for p in plans] == sorted({p.peak_bytes for p in plans})[::-1]
+
+
+def test_blocks_that_are_not_planned_give_their_gradients_each_step() -> None:
+    """Measured, with steps before the one that counts."""
+
+    class Twice(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.blocks[1](x))
+
+    model = Twice(*(MlpBlock(64) for _ in range(3)))
+    inputs = (torch.randn(8, WIDTH),)
+    measured, predicted = (
+        measure_costs(model, inputs, hardware=hardware).every(1)
+        for hardware in ("measured", "chalk")
+    )
+    assert measured.peak_bytes == predicted.peak_bytes
 
 
 def test_allocations_are_rounded_as_the_profile_says() -> None:
