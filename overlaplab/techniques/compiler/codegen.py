@@ -22,13 +22,12 @@ from overlaplab.techniques.compiler.graphs import (
     is_launch,
     is_wait,
     launch_of,
-    operation,
     payload,
     returned,
     sent_bytes,
     waits,
 )
-from overlaplab.techniques.compiler.insertion import AVERAGE
+from overlaplab.techniques.compiler.insertion import is_average
 from overlaplab.techniques.compiler.naming import Naming, unpacking
 from overlaplab.techniques.compiler.owning import find_owned
 from overlaplab.techniques.compiler.runtime import GLOBALS, Generated, load
@@ -73,7 +72,7 @@ class _Writer:
         self._name = name
         self._plan = plan
         self._side = set(plan.side) if plan else set()
-        self._groups = {group_of(n) for n in graph.nodes if _is_average(n)}
+        self._groups = {group_of(n) for n in graph.nodes if is_average(n)}
         group = "groups" if len(self._groups) > 1 else "group"
         self._parameters = ["args", group, "device", *(["side"] if plan else [])]
         own = [*self._parameters, "main", name, *GLOBALS]
@@ -144,7 +143,7 @@ class _Writer:
         ]
 
     def _call(self, node: Node, waited: set[Node]) -> None:
-        if is_wait(node) and _is_average(launch := launch_of(node)):
+        if is_wait(node) and is_average(launch := launch_of(node)):
             if launch not in waited:
                 waited.add(launch)
                 # Its tensors are used here, too: they are the averages from now on.
@@ -154,9 +153,9 @@ class _Writer:
                 self._lines.append(
                     _Line(f"{variable}.wait()", {variable} | used, self._wait_note())
                 )
-        elif _is_average(node):
+        elif is_average(node):
             self._average(node)
-        elif is_item(node) and _is_average(node.all_input_nodes[0]):
+        elif is_item(node) and is_average(node.all_input_nodes[0]):
             pass  # the average's own tensors
         elif is_item(node):
             source, index = map(self.naming.literal, node.args)
@@ -256,9 +255,3 @@ def _variable(code: str) -> str:
 
 def _contiguous(sent: Node) -> str:
     return "" if sent.meta["val"].is_contiguous() else ".contiguous()"
-
-
-def _is_average(node: Node) -> bool:
-    return (
-        is_launch(node) and operation(node) == "all_reduce" and node.args[1] == AVERAGE
-    )

@@ -19,7 +19,7 @@ from overlaplab.techniques.compiler.predict import predict
 from overlaplab.techniques.compiler.runtime import Generated
 from overlaplab.techniques.compiler.scheduling import Schedule, plan_schedule, schedule
 from overlaplab.techniques.compiler.search import DEFAULT_STATES
-from overlaplab.techniques.compiler.side_stream import plan_streams
+from overlaplab.techniques.compiler.side_stream import StreamPlan, plan_streams
 from overlaplab.techniques.compiler.simplification import simplify
 from overlaplab.techniques.compiler.updates import divide_updates, plan_updates
 from overlaplab.timeline import Timeline
@@ -63,6 +63,7 @@ class Compilation:
         plan: the order.
         code: that runs it.
         costs: by which was decided.
+        streams: what runs beside computing, if anything does.
         forward: what runs before it, if that is known.
     """
 
@@ -73,6 +74,7 @@ class Compilation:
     plan: Schedule
     code: Generated
     costs: Costs
+    streams: StreamPlan | None = None
     forward: Graph | None = None
 
     @cached_property
@@ -83,7 +85,7 @@ class Compilation:
     @cached_property
     def predicted(self) -> Timeline:
         """Predicted, of the graph that runs."""
-        return predict(self.graph, self.costs)
+        return predict(self.graph, self.costs, self.streams)
 
     @cached_property
     def forward_ns(self) -> int:
@@ -175,4 +177,4 @@ def compile_inserted(
     final = schedule(decided, plan, limit_bytes=settings.limit_bytes)
     streams = plan_streams(final) if settings.side_stream else None
     code = generate(final, name, streams)
-    return Compilation(inserted, final, merges, decisions, plan, code, costs)
+    return Compilation(inserted, final, merges, decisions, plan, code, costs, streams)

@@ -17,6 +17,8 @@ from overlaplab.techniques.compiler.checks import check_same
 from overlaplab.techniques.compiler.graphs import (
     FUNCTIONAL,
     copied,
+    is_launch,
+    operation,
     output_of,
     returned,
 )
@@ -26,6 +28,13 @@ from overlaplab.techniques.compiler.meaning import (
 )
 
 AVERAGE = "avg"
+
+
+def is_average(node: Node) -> bool:
+    """Does `node` launch an average over ranks, which generated code makes in place?"""
+    return (
+        is_launch(node) and operation(node) == "all_reduce" and node.args[1] == AVERAGE
+    )
 
 
 def insert_all_reduces(graph: Graph, gradients: Mapping[int, str], group: str) -> Graph:

@@ -20,10 +20,17 @@ from overlaplab.techniques.compiler.graphs import (
     payload,
     sent_bytes,
 )
+from overlaplab.techniques.compiler.insertion import is_average
+from overlaplab.techniques.compiler.owning import find_owned
+from overlaplab.techniques.compiler.side_stream import StreamPlan
 from overlaplab.timeline import Timeline
 
+SIDE = "side"  # the stream of communication, in programs
 
-def program_of(graph: Graph, num_ranks: int) -> Program:
+
+def program_of(
+    graph: Graph, num_ranks: int, streams: StreamPlan | None = None
+) -> Program:
     """What a rank launches when it runs `graph` in its order, one for all of them.
 
     Views and waits launch nothing; operators are labelled with their nodes' names. All
@@ -32,17 +39,28 @@ def program_of(graph: Graph, num_ranks: int) -> Program:
     Args:
         graph: as it stands.
         num_ranks: of its process group.
+        streams: what runs beside computing; messages are packed there.
     """
     builder = ProgramBuilder(1, represents=num_ranks)
+    side = set(streams.side) if streams else set()
+    forks = {crossing.before for crossing in streams.crossings} if streams else set()
+    owned = find_owned(graph)
     launched: dict[Node, int] = {}
     for node in graph.nodes:
+        stream = SIDE if node.name in side else "default"
+        if node.name in forks:
+            builder.wait_stream(0, SIDE, "default")
         if is_launch(node):
+            alone = len(payload(node)) == 1 and owned[node]
+            if side and is_average(node) and not alone:
+                _pack(builder, node)
             launched[node] = builder.collective(
                 0,
                 hardware_operation(node),
                 bytes=sent_bytes(node),
                 payload=_parts(node),
                 group="default",
+                stream=stream,
                 phase="backward",
                 label=node.name,
             )
@@ -60,10 +78,26 @@ def program_of(graph: Graph, num_ranks: int) -> Program:
                     read_bytes=facts.read_bytes,
                     write_bytes=facts.write_bytes,
                     dtype=kernel_dtype(node),
+                    stream=stream,
                     phase="backward",
                     label=node.name,
                 )
     return builder.build()
+
+
+def _pack(builder: ProgramBuilder, launch: Node) -> None:
+    """The copy of what is sent into one message."""
+    size = sent_bytes(launch)
+    builder.compute(
+        0,
+        "_foreach_copy_",
+        read_bytes=size,
+        write_bytes=size,
+        dtype=kernel_dtype(launch),
+        stream=SIDE,
+        phase="backward",
+        label=f"pack {launch.name}",
+    )
 
 
 def _parts(launch: Node) -> list[PayloadTensor]:
@@ -72,8 +106,8 @@ def _parts(launch: Node) -> list[PayloadTensor]:
     return [PayloadTensor(tensor_bytes(t), dtype_name(t.dtype), None) for t in tensors]
 
 
-def predict(graph: Graph, costs: Costs) -> Timeline:
+def predict(graph: Graph, costs: Costs, streams: StreamPlan | None = None) -> Timeline:
     """The timeline of `graph` as it stands, contention and launching included."""
     groups = {group_of(node) for node in graph.nodes if is_launch(node)}
     num_ranks = max((costs.ranks_of(group) for group in groups), default=1)
-    return resolve(program_of(graph, num_ranks), costs.hardware)
+    return resolve(program_of(graph, num_ranks, streams), costs.hardware)

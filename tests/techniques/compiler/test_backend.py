@@ -136,8 +136,8 @@ def test_gradients_are_averaged_in_their_own_memory(run: ol.Run) -> None:
     assert "clone" not in source
 
 
-def one_step(is_compiled: bool) -> Any:
-    made = ol.compiler.backend(**SMALL)
+def one_step(is_compiled: bool, **settings: Any) -> Any:
+    made = ol.compiler.backend(**SMALL | settings)
     model = Loss()
     x = batch(dist.get_rank())
     run: Any = torch.compile(model, backend=made) if is_compiled else model
@@ -154,12 +154,19 @@ def compiled() -> ol.Run:
     return ol.run(one_step, True, world_size=2, hardware="chalk", timeout_s=900)
 
 
+@pytest.mark.parametrize("side_stream", [False, True])
 def test_the_backward_takes_what_was_predicted_to_the_nanosecond(
-    compiled: ol.Run,
+    compiled: ol.Run, side_stream: bool
 ) -> None:
+    if side_stream:
+        settings: Any = {"side_stream": True, "bucket_mib": 0.04}
+        compiled = ol.run(one_step, True, world_size=2, hardware="chalk", **settings)
+    lanes = {"side": "stream 1"}
     predicted = [
-        (s.lane, s.name, s.start_ns, s.end_ns) for s in compiled.values[0].spans
+        (lanes.get(s.lane, s.lane), s.name, s.start_ns, s.end_ns)
+        for s in compiled.values[0].spans
     ]
+    assert side_stream == any(name == "_foreach_copy_" for _, name, _, _ in predicted)
 
     spans = [s for s in compiled.timeline.spans if s.rank == 0]
     spans = spans[-len(predicted) :]
