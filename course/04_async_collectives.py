@@ -148,8 +148,9 @@ print()
 print(lab.collectives_table())
 
 # %% [markdown]
-# How often do the four numbers cross one rank's link? A ring with $n$ ranks moves each
-# byte the fewest times possible (but an all-to-all sends each part straight):
+# How often do the four numbers cross one rank's link? In a ring of $n$ ranks (an all-to-all
+# sends each part straight), and no way of adding on the GPUs needs fewer crossings. A
+# switch that adds up in the network does:
 
 # %% name="crossings" fold=true
 for name in lab.after_each():
@@ -305,8 +306,9 @@ view.table(ways)
 # Move them, so that the step is as short as the dependencies allow. Nothing may read a
 # sum before it is there.
 #
-# A finding may say that a reader starts later "by luck". Its *value* has no luck here:
-# the virtual cluster shows an unordered reader the tensor from before the sum.
+# A finding may say that a reader starts later "by luck". Right values prove nothing then:
+# without a wait, some ranks see the tensor from before the sum, and the last rank to
+# launch may see the sum.
 #
 # <details><summary>Hint</summary>
 #
@@ -488,8 +490,10 @@ view.draw_many({name: run.timeline.of_rank(0) for name, run in windows.items()})
 # stops until a message is through, and with it all gradients that come later. A burst
 # of cheap gradients is enough.
 #
-# The copy has to wait for a free place. The backward pass has not. So let another stream
-# do the waiting.
+# The copy has to wait for a free place. The backward pass does not. So let another stream
+# do the waiting: `send` and `finish_oldest` both run on it. Memory belongs to the stream
+# that allocates it; with one of the two elsewhere, a message's memory would be handed out
+# again while it is still read.
 #
 # **Exercise 4.4.** Repair `average_gradients(layers, k)`.
 #
@@ -506,12 +510,6 @@ view.draw_many({name: run.timeline.of_rank(0) for name, run in windows.items()})
 #
 # Call both under `with streams.stream(side):`. The copy in `send` reads the gradient, so
 # first `side.wait_stream(compute)`.
-#
-# </details>
-# <details><summary>Hint: why send, too?</summary>
-#
-# Memory belongs to the stream that allocates it. If `send` runs on one stream and
-# `finish_oldest` on another, the message's memory is handed out again while it is read.
 #
 # </details>
 # <details><summary>Hint: the end</summary>
@@ -593,9 +591,25 @@ print(f"""1. async_op=True hides nothing by itself: with wait() on the next line
 2. wait() holds a stream, not the CPU: the stream that is current at the call.
 3. Launch first what most depends on, then what is free: {in_order.step_ns / 1e3:.0f} us became {mine.step_ns / 1e3:.0f}.
    A limit on memory need not cost time: with 2 messages alive instead of 10 the step
-   is {100 * (kept.timeline.step_ns / free - 1):.0f} % longer, and {100 * (limited / free - 1):.0f} % if the backward pass does the waiting.""")
+   is {100 * (kept.timeline.step_ns / free - 1):.0f} % longer, and {100 * (limited / free - 1):.0f} % if the backward pass does the waiting.
+   Measure it: on two H200s, with larger gradients, it took {lab.number("windows", "side stream, k=2"):.2f} ms with a
+   second stream and {lab.number("windows", "stalling, k=2"):.2f} without (section 10 says why).""")
 
 # %% [markdown]
+# **Tomorrow, in your own loop.** Search it for collectives whose result is not read at once:
+# a loss for the log, a norm, a count. Launch each as soon as its input is known, and wait
+# where the first reader stands:
+#
+# ```python
+# total = loss.detach().clone()
+# work = dist.all_reduce(total, async_op=True)
+# loss.backward()
+# work.wait()
+# mean_loss = total / dist.get_world_size()  # still no .item(): look at the end of the epoch
+# ```
+#
+# `ol.diagnose` names the others: `same-stream` and `launched-late`.
+#
 # ---
 # **Stop line.** That is the core. You may close the laptop here.
 #
@@ -622,7 +636,7 @@ view.draw(small.timeline.of_rank(0), title="one by one")
 # communicator follow one another.
 #
 # **Exercise 4.5.** Write `sum_all(tensors)`: sum each tensor over the ranks, in place,
-# with at most one message a dtype. When it returns, what the caller launches next may
+# with at most one message per dtype. When it returns, what the caller launches next may
 # read the sums.
 #
 # - float32 and int64; some tensors have no dimension. Counts are larger than float32
@@ -640,7 +654,7 @@ view.draw(small.timeline.of_rank(0), title="one by one")
 # <details><summary>Hint: no copy at all</summary>
 #
 # `with dist._coalescing_manager(async_ops=True) as manager:` collects the all-reduces
-# inside into one group call; wait with `manager.wait()`. One dtype a group.
+# inside into one group call; wait with `manager.wait()`. One dtype per group.
 #
 # </details>
 
@@ -708,8 +722,9 @@ print(f"one all_reduce:     {whole.step_ns / 1e3:.0f} us, of it latency", end=" 
 print(f"{whole.critical_path().shares_ns['latency'] / 1e3:.0f} us")
 
 # %% [markdown]
-# By hand each step pays the latency, and its launches and additions. NCCL's ring runs inside *one* kernel, which cuts
-# chunks finer and keeps all links busy. Our model has one latency for the whole.
+# By hand each step pays the latency, and its launches and additions. NCCL's ring runs inside
+# *one* kernel, which cuts chunks finer and keeps all links busy. Our model has one latency
+# for the whole.
 #
 # ### What is a fast link? (6 minutes)
 #
@@ -909,6 +924,10 @@ second_diagnosis = {
 
 # %% name="check-accumulate" kind="check" exercise="4.8b" points=2
 _ = check("4.8b", my_number, second_diagnosis, accumulate)
+
+# %% [markdown]
+# DDP would launch the all-reduces of every `backward()` too. `with model.no_sync():` around
+# all micro-batches but the last is its name for your repair; `ol.BucketedReducer` has the same.
 
 # %% [markdown]
 # ## 9. Async or sync? (7 minutes)
