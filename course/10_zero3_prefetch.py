@@ -899,11 +899,11 @@ for batch in (2, 8):
     print(f"measured {seen:.1f}: {seen / said:.2f} times as much\n")
 
 # %% [markdown]
-# At batch 8 the prediction of FSDP 2 is a few ms too high and ours is right, so the lead is a
-# quarter of the predicted one: the GPU sets the pace, and there is little to save. At batch 2
-# both steps take longer than predicted, FSDP 2 by far: that is the CPU time of hooks and of the
-# allocator, which the virtual cluster does not charge. It makes the lead four times the
-# predicted one. Prefetch, the subject of this lab, is no part of either lead: both have it.
+# At batch 8 the prediction of FSDP 2 is a little too high and ours a few ms too low, so the lead
+# is less than a quarter of the predicted one: the GPU sets the pace, and there is little to save.
+# At batch 2 both steps take longer than predicted, FSDP 2 by far: that is the CPU time of hooks
+# and of the allocator, which the virtual cluster does not charge. It makes the lead nearly four
+# times the predicted one. Prefetch, the subject of this lab, is no part of either lead: both have it.
 
 # %% [markdown]
 # ## 11. Where the model lies (3 minutes)
@@ -911,7 +911,8 @@ for batch in (2, 8):
 # The board's gathers and computations do not slow each other down; on GPUs they do, so
 # hidden is not saved (lab 06). All ranks are equally fast here: nobody waits for a late one.
 # Gathers and reduce-scatters queue in one communicator here; `ol.Zero3` has one for each.
-# And memory is counted as the program asks for it, not in the blocks of an allocator. A
+# And the board counts memory as the program asks for it; the profiles of GPUs count an
+# allocator's blocks (section 1), and none counts the gaps between them. A
 # model must also fit while it is *made*: `ol.Zero3` can do that layer by layer, from
 # the meta device.
 #

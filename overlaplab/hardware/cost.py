@@ -27,7 +27,8 @@ What happens when operators run beside one another (contention) is not here: see
 
 from __future__ import annotations
 
-from overlaplab.hardware.model import Hardware
+from overlaplab.hardware.kinds import takes_lists
+from overlaplab.hardware.model import LISTS, Hardware
 from overlaplab.hardware.points import interpolate
 
 NS_PER_S = 1_000_000_000
@@ -71,7 +72,10 @@ def compute_ns(
             rate = hw.flops_per_s.get(dtype) or hw.flops_per_s["default"]
             arithmetic = -(-flops * NS_PER_S // rate)
     if bytes:
-        curve = hw.points.get(f"bytes:{name}") or hw.points.get("bytes")
+        curve = hw.points.get(f"bytes:{name}")
+        if not curve and takes_lists(name):
+            curve = hw.points.get(LISTS)
+        curve = curve or hw.points.get("bytes")
         if curve:
             memory = interpolate(curve, bytes)
         else:

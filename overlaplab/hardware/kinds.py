@@ -37,6 +37,18 @@ def kernel_kind(name: str, flops: int) -> str:
     return "norm" if any(word in name for word in _ROWWISE) else "elementwise"
 
 
+def takes_lists(name: str) -> bool:
+    """Whether an operator goes over lists of tensors, as steps of optimizers do.
+
+    >>> takes_lists("_foreach_mul_"), takes_lists("_fused_adamw_")
+    (True, True)
+    >>> takes_lists("_fused_rms_norm"), takes_lists("mul_")
+    (False, False)
+    """
+    fused = name.startswith("_fused_") and name.endswith("_")
+    return fused or name.startswith("_foreach_")
+
+
 def contention_key(kind: str, *, high_priority: bool) -> str:
     """The key of `Hardware.contention` for kernels of `kind`.
 

@@ -12,6 +12,7 @@ from overlaplab.hardware.kinds import CONTENTION_KEYS, DTYPES, contention_key
 from overlaplab.hardware.points import Points, check_points
 
 ALGORITHMS = ("ring",)
+LISTS = "bytes:lists of tensors"
 _MOST = 10**18  # nanoseconds: 31 years; of rates: a million TFLOP/s
 
 
@@ -82,7 +83,8 @@ class Hardware:
         points: measured curves that stand instead of a rate, see
             `overlaplab.hardware.interpolate`. Keys, the most specific first:
             "flops:NAME:DTYPE" (of one operator, "flops:mm:bfloat16"), "flops:DTYPE",
-            both (FLOPs, ns); "bytes:NAME", "bytes", both (bytes through memory, ns).
+            both (FLOPs, ns); "bytes:NAME", "bytes:lists of tensors" (of operators that
+            step optimizers), "bytes", all three (bytes through memory, ns).
         backward_launch_ns: CPU time of launching one operator in the backward pass,
             which no Python slows; None: `launch_ns`.
         collective_part_launch_ns: CPU time of each tensor after the first of a

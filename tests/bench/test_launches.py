@@ -141,6 +141,15 @@ def test_a_block_alone_takes_its_measured_time_within_5_percent(
     assert forward_us + backward_us == pytest.approx(facts["both"]["gpu_us"], rel=0.05)
 
 
+@pytest.mark.parametrize("name", ["SGD", "AdamW, fused", "clip_grad_norm_ and Adam"])
+def test_an_optimizers_kernels_take_their_measured_time_within_5_percent(
+    name: str, measured: dict[str, Any], recorded: Recorded
+) -> None:
+    found_us = recorded.times_us(find_hardware("h200-nvlink"))[name]
+    kernels_us = measured["optimizers"][name]["step"]["kernel_us"]
+    assert found_us == pytest.approx(kernels_us, rel=0.05)
+
+
 def test_a_launch_of_lists_has_so_many_blocks_and_so_many_tensors() -> None:
     chunk = 65_536
     assert multi_tensor_launches([chunk] * 320, 5) == 11  # 30 tensors each

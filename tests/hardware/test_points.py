@@ -120,6 +120,13 @@ def test_the_most_specific_curve_times_the_memory():
     assert compute_ns(hw, 0, "float32", 2_000, "add") == 14
 
 
+def test_steps_of_lists_have_a_curve_of_their_own():
+    points = {"bytes": ((1_000, 10),), "bytes:lists of tensors": ((1_000, 7),)}
+    hw = replace(CHALK, points={**points, "bytes:_foreach_add_": ((1_000, 5),)})
+    names = "_fused_adamw_", "_foreach_mul_", "_foreach_add_", "_fused_rms_norm", "add_"
+    assert [compute_ns(hw, 0, "", 1_000, name) for name in names] == [7, 7, 5, 10, 10]
+
+
 def test_curves_of_arithmetic_and_memory_compete_and_the_floor_holds():
     hw = replace(
         CHALK,
