@@ -229,3 +229,17 @@ def test_the_drawing_ends_when_the_schedule_does(name):
     one = breaking.shape(name, **RIGHT[name])
     ends = [t.step_ns / 1e6 for t in one.timelines.values()]
     assert ends == [one.rule_ms, one.best_ms]
+
+
+@pytest.mark.parametrize(
+    ("exercise", "name"),
+    [("13.1", "beside"), ("13.4", "plan_buckets"), ("13.6", "order")],
+)
+def test_who_returns_nothing_is_told_so(exercise, name):
+    verdict = judge(find_exercise(exercise), lambda *given: None)
+    assert f"{name} returned None; expected a list" in verdict.error
+
+
+def test_a_refusal_says_how_to_see_the_graph(faults):
+    (seen,) = faults(judge(find_exercise("13.3"), lambda graph, needs: None)).values()
+    assert "print(show(lab.graph_of('each message waited for at once')))" in seen

@@ -106,8 +106,8 @@ class Played:
 
 def twins(number: int) -> Twins:
     """Two ranks of which one measured two neighbours the other way round."""
-    draw = random.Random(number)
-    swapped = number % 2
+    draw = random.Random(f"apart {number}")
+    swapped = draw.randrange(2)
     first = {name: 4.0 * (i + 1) for i, name in enumerate(NAMES)}
     second = dict(first)
     early, late = NAMES[swapped : swapped + 2]

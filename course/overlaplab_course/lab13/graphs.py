@@ -299,5 +299,7 @@ def answered(
     answers = []
     for launch in launches(graph):
         found = ask(graph, needs, launch)
+        if not isinstance(found, Iterable):
+            raise TypeError(f"beside returned {found!r}; expected a list of nodes")
         answers.append((launch.name, [getattr(n, "name", str(n)) for n in found]))
     return answers

@@ -15,7 +15,7 @@ from overlaplab import streams
 from overlaplab.cluster.run import Run
 from overlaplab.grading import origins, stage
 from overlaplab.grading.orders import disagree
-from overlaplab.hardware import Link, find_hardware
+from overlaplab.hardware import Hardware, Link, find_hardware
 from overlaplab.program import Program, only_step, resolve
 from overlaplab.techniques.compiler import Costs, generate, predict
 from overlaplab.timeline import Timeline
@@ -92,10 +92,9 @@ class Moved:
         low, high = self.place[one.name], self.place[other.name]
         return [node.name for node in kinds if low < self.place[node.name] < high]
 
-    @cached_property
-    def after(self) -> Graph:
+    def after(self, width: int = graphs.WIDTH) -> Graph:
         """The grader's own graph in the new order."""
-        graph = graphs.graph_of(self.case)
+        graph = graphs.graph_of(self.case, width)
         named = {node.name: node for node in graph.nodes}
         last = named[self.names[-1]]
         for name in self.names[:-1]:
@@ -105,11 +104,7 @@ class Moved:
     @property
     def timeline(self) -> Timeline:
         """In slow motion: a matmul takes 2 ms and a message 5."""
-        return timed(self.after)
-
-    def run(self) -> Run:
-        """The code that is made of the graph, run on two ranks."""
-        return run_code(self.after)
+        return timed(self.after())
 
 
 def timed(graph: Graph, costs: Costs = COSTS) -> Timeline:
@@ -122,12 +117,12 @@ def timed(graph: Graph, costs: Costs = COSTS) -> Timeline:
     return replace(timeline, spans=tuple(spans))
 
 
-def run_code(graph: Graph) -> Run:
+def run_code(graph: Graph, num_ranks: int = NUM_RANKS) -> Run:
     """Generate code for a graph of averages; run it with values of each rank's own."""
     code = generate(graph, "backward").run
     shapes = [n.meta["val"].shape for n in graph.nodes if n.op == "placeholder"]
     recorded = stage.run(
-        _on_rank, code, shapes, world_size=NUM_RANKS, hardware=SLOW, timeout_s=30
+        _on_rank, code, shapes, world_size=num_ranks, hardware=SLOW, timeout_s=30
     )
     return origins.release(recorded)
 
@@ -194,9 +189,15 @@ def _call(code: Callable[..., Any], args: list[torch.Tensor]) -> Any:
 
 
 @lru_cache(maxsize=16)
-def right_values(case: str) -> tuple[tuple[torch.Tensor, ...], ...]:
-    """What each rank returns where the graph is run as it was handed out."""
-    return tuple(run_code(graphs.graph_of(case)).values)
+def as_handed_out(case: str, num_ranks: int, width: int) -> Run:
+    """The code of a case as it was handed out, run: nothing of it overlaps."""
+    return run_code(graphs.graph_of(case, width), num_ranks)
+
+
+def step_ns(run: Run, hardware: Hardware) -> int:
+    """What a run takes on a clock, with the making of its inputs."""
+    assert run.program is not None
+    return resolve(run.program, hardware).step_ns
 
 
 def orders(graph_pass: Callable[..., Any], case: str) -> list[list[str]]:

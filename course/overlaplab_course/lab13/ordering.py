@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from overlaplab.techniques.compiler import Problem, Task, end_of
@@ -62,6 +62,14 @@ def problem_of(layers: Layers, order: Sequence[str]) -> Problem:
             sent = Task(f"m{name[2:]}", message * MS, (place[name],), is_message=True)
             tasks.append(sent)
     return Problem(tuple(tasks))
+
+
+def answered(order: Callable[[Layers], Iterable[str]], layers: Layers) -> list[str]:
+    """The names that a learner's function returns."""
+    names = order(layers)
+    if not isinstance(names, Iterable):
+        raise TypeError(f"order returned {names!r}; expected a list of names")
+    return [str(name) for name in names]
 
 
 def end_ms(layers: Layers, order: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ from overlaplab.grading import Sheet, laws, program_laws, stage
 from overlaplab.grading.declared import Declared
 from overlaplab_course.lab13 import graphs, moves, reference
 from overlaplab_course.lab13.graphs import AFTER, SERIAL
-from overlaplab_course.lab13.moves import Moved
+from overlaplab_course.lab13.moves import SLOW, Moved
 
 LAB = Declared(__file__)
 OPERATORS, MAKERS, READERS, COMPLETE = LAB.sentences("13.1")
@@ -21,6 +21,9 @@ WAITS_ONLY, WAITED, LATE = LAB.sentences("13.3")
 # What is run: all messages of these are averages.
 RUN = (SERIAL, AFTER, "updates inside", "one buffer for two")
 EVERY = (SERIAL, *graphs.CASES)
+# On so many ranks, with matrices of such a width: one for each of `RUN`.
+WORLDS = ((3, 40), (2, 100), (3, 100), (2, 60))
+CLOCKS = (SLOW, program_laws.slower(SLOW, launch_ns=300_000))
 Pass = Callable[[Graph, graphs.Needs], Any]
 
 
@@ -83,7 +86,7 @@ def grade_launch_early(sheet: Sheet, launch_early: Pass) -> None:
         told = {"first": ", ".join(first), "second": ", ".join(second)}
         LAB.refuse(sheet, SAME_ORDER, first != second, case=case, **told)
     sheet.stop_if_wrong()
-    _run(sheet, launch_early, reference.launch_early, EARLY, AFTER)
+    _run(sheet, launch_early, reference.launch_early, AT_ONCE, AFTER)
 
 
 @LAB.grader("13.3")
@@ -107,7 +110,7 @@ def grade_wait_late(sheet: Sheet, wait_late: Pass) -> None:
                 between=", ".join(between),
             )
     sheet.stop_if_wrong()
-    _run(sheet, wait_late, reference.wait_late, WAITED, SERIAL)
+    _run(sheet, wait_late, reference.wait_late, LATE, SERIAL)
 
 
 def _moved(
@@ -140,26 +143,32 @@ def graph_pass_name(sheet: Sheet) -> str:
     return {"13.2": "launch_early", "13.3": "wait_late"}[sheet.exercise]
 
 
-def _run(sheet: Sheet, graph_pass: Pass, ours: Pass, sentence: str, shown: str) -> None:
-    """The code made of the learner's graphs, on two ranks, beside the serial code."""
-    for case in sorted(RUN, key=lambda case: case == shown):
-        sheet.ran(f"the code made of your graph of {case!r}, on 2 ranks")
+def _run(sheet: Sheet, graph_pass: Pass, ours: Pass, prompt: str, shown: str) -> None:
+    """The code made of the learner's graphs, beside that of ours, on two clocks."""
+    cases = sorted(RUN, key=lambda case: case == shown)
+    for case, (num_ranks, width) in zip(cases, WORLDS, strict=True):
+        sheet.ran(f"the code made of your graph of {case!r}, on {num_ranks} ranks")
         moved = Moved(case, stage.job(graphs.passed, graph_pass, case))
-        run = moved.run()
-        program_laws.hold(sheet, run, wrong=_wrong(run.values, case))
+        run = moves.run_code(moved.after(width), num_ranks)
+        handed_out = moves.as_handed_out(case, num_ranks, width)
+        program_laws.hold(sheet, run, wrong=_wrong(run.values, handed_out.values))
+        best = graphs.graph_of(case, width)
+        ours(best, graphs.needs_of(best))
+        right = moves.run_code(best, num_ranks)
+        for clock in CLOCKS:
+            took, target = (moves.step_ns(one, clock) for one in (run, right))
+            sheet.verify(prompt, laws.step_law(took, target))
         best = graphs.graph_of(case)
         ours(best, graphs.needs_of(best))
-        target = moves.timed(best).step_ns
-        times = {"step_ns": moved.timeline.step_ns, "target_ns": target}
-        sheet.show(moved.timeline, title=f"your graph: {case}", **times)
+        times = (moved.timeline.step_ns, moves.timed(best).step_ns)
+        title = f"your graph: {case}"
+        sheet.show(moved.timeline, title=title, step_ns=times[0], target_ns=times[1])
 
 
-def _wrong(values: Sequence[Any], case: str) -> list[laws.Violation]:
+def _wrong(values: Sequence[Any], rights: Sequence[Any]) -> list[laws.Violation]:
     """Results of the ranks that are not those of the graph as it was handed out."""
     found = []
-    for rank, (mine, right) in enumerate(
-        zip(values, moves.right_values(case), strict=True)
-    ):
+    for rank, (mine, right) in enumerate(zip(values, rights, strict=True)):
         seen, oracle = (
             {f"result {i}": tensor for i, tensor in enumerate(results)}
             for results in (mine, right)

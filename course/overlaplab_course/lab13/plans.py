@@ -95,6 +95,8 @@ def planned(
     """The names in the buckets that a learner's function makes."""
     graph = plan_graph(plan)
     made = make(graph, graphs.needs_of(graph), cap_bytes)
+    if not isinstance(made, Iterable):
+        raise TypeError(f"plan_buckets returned {made!r}; expected a list of lists")
     return [[getattr(n, "name", str(n)) for n in bucket] for bucket in made]
 
 
