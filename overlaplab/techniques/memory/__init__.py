@@ -17,6 +17,7 @@ from overlaplab.techniques.memory.knapsack import (
     find_curve,
     least_choice,
 )
+from overlaplab.techniques.memory.messages import Communication
 from overlaplab.techniques.memory.plan import AppliedPlan, CheckpointPlan
 from overlaplab.techniques.memory.planner import (
     Costs,
@@ -34,6 +35,7 @@ __all__ = [
     "BudgetError",
     "Chain",
     "CheckpointPlan",
+    "Communication",
     "Costs",
     "Curve",
     "Option",

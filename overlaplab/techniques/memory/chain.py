@@ -37,6 +37,7 @@ class Option:
         output_bytes: of its outputs, what it keeps itself even when nobody else does.
         gradient_bytes: of its parameters.
         step_ns: forward and backward, recomputation included.
+        forward_ns: the forward alone, of the block as it is; 0: not known.
     """
 
     policy: str
@@ -46,6 +47,7 @@ class Option:
     output_bytes: int
     gradient_bytes: int
     step_ns: int
+    forward_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Chain:
         last_bytes: the skeleton's most behind the first block's backward.
         rest_ns: forward and backward of the skeleton.
         notes: what was left out of the chain and why, in sentences.
+        named_bytes: parts of `resident_bytes` that have a name: ((what, bytes), ...).
     """
 
     blocks: tuple[Block, ...]
@@ -105,6 +108,7 @@ class Chain:
     last_bytes: int = 0
     rest_ns: int = 0
     notes: tuple[str, ...] = ()
+    named_bytes: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def later_gradients(self) -> tuple[int, ...]:
@@ -176,7 +180,8 @@ class Chain:
             [*self._phases(choice), ("outside the blocks", self.ends_bytes, -1)],
             key=lambda row: row[1],
         )
-        rows = [("resident", self.resident_bytes)]
+        named = sum(num_bytes for _, num_bytes in self.named_bytes)
+        rows = [("resident", self.resident_bytes - named), *self.named_bytes]
         if number < 0:
             rows.append(("the model outside its blocks", peak - self.resident_bytes))
             return phase, tuple(rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class Setting:
             output gets a gradient of its own size.
         compiled_parts: methods of the model that are compiled too.
         backend: of `torch.compile`.
-        resident_bytes: what lives all the time beside model and inputs.
+        resident: what lives all the time beside model and inputs: (what, bytes).
     """
 
     policies: tuple[Policy, ...]
@@ -47,7 +47,7 @@ class Setting:
     loss: Loss | None = None
     compiled_parts: tuple[str, ...] = ()
     backend: str = "inductor"
-    resident_bytes: int = 0
+    resident: tuple[tuple[str, int], ...] = ()
 
 
 def measure_chain(
@@ -83,7 +83,8 @@ def measure_chain(
                 if kind not in menus:
                     menus[kind] = tuple(_menu(kind, setting, notes))
             book, rest_ns = _walk(skeleton, stubs, inputs, kinds, setting)
-    resident += setting.resident_bytes + meter.workspace_bytes()
+    resident += sum(num_bytes for _, num_bytes in setting.resident)
+    resident += meter.workspace_bytes()
     forwards, backwards = book.forwards, book.backwards
     if [row[0] for row in backwards] != [row[0] for row in reversed(forwards)]:
         raise ValueError(
@@ -105,6 +106,7 @@ def measure_chain(
         last_bytes=book.end_bytes,
         rest_ns=rest_ns,
         notes=tuple(notes),
+        named_bytes=setting.resident,
     )
 
 
@@ -180,7 +182,10 @@ def _menu(kind: Kind, setting: Setting, notes: list[str]) -> Iterator[Option]:
         if policy.recompute and kind.writes:
             continue
         try:
-            yield _measure(kind, policy, setting.meter)
+            option = _measure(kind, policy, setting.meter)
+            if not number:
+                option = replace(option, forward_ns=_forward_ns(kind, setting))
+            yield option
         except RuntimeError as error:
             if not number:
                 raise
@@ -205,6 +210,12 @@ def _measure(kind: Kind, policy: Policy, meter: Meter) -> Option:
         numbers[0] if numbers else _bytes_of(kind, run, meter)
     )
     return Option(policy.name, kept, forward, backward, output, gradients, ns)
+
+
+def _forward_ns(kind: Kind, setting: Setting) -> int:
+    """Of the block as it is, its forward."""
+    run = runner(setting.policies[0], kind.block)
+    return setting.meter.step_ns(lambda: _run(kind, run))
 
 
 def _repeat(kind: Kind, run: Callable[..., Any]) -> None:

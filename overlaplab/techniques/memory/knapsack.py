@@ -17,7 +17,7 @@ Knows no tensor and no policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,11 +96,22 @@ class Curve:
                 next_bytes = int(self.peak_bytes[place]) - stride
 
 
-def find_curve(chain: Chain) -> Curve:
+def find_curve(
+    chain: Chain,
+    *,
+    latest_ns: Sequence[int] | None = None,
+    most_bytes: int = np.iinfo(np.int64).max,
+) -> Curve:
     """For every budget the fastest choice.
 
     Args:
         chain: the step.
+        latest_ns: of each block the most that it and all behind it may take, with what
+            is outside of the blocks; None: any time.
+        most_bytes: larger budgets do not matter.
+
+    Returns:
+        The curve; an empty one if no choice is in time.
     """
     room, cost = np.zeros(1, np.int64), np.full(1, chain.rest_ns, np.int64)
     levels: list[_Level] = []
@@ -118,6 +129,10 @@ def find_curve(chain: Chain) -> Curve:
         if not number:
             room = np.maximum(room, chain.ends_bytes)
         best = _undominated(room, cost)
+        in_time = room[best] <= most_bytes
+        if latest_ns is not None:
+            in_time &= cost[best] <= latest_ns[number]
+        best = best[in_time]
         if len(best) > MOST_ENDINGS:
             is_exact = False
             best = best[_thinned(room[best])]
@@ -158,7 +173,7 @@ def _undominated(room: Numbers, cost: Numbers) -> NDArray[np.intp]:
             np.minimum.accumulate(sorted_cost)[:-1],
         )
     )
-    return order[sorted_cost < least_before]
+    return order[sorted_cost < least_before[: len(order)]]
 
 
 def _thinned(room: Numbers) -> NDArray[np.intp]:

@@ -9,7 +9,9 @@ from itertools import groupby
 
 from torch import nn
 
+from overlaplab.techniques.memory import messages
 from overlaplab.techniques.memory.chain import Chain
+from overlaplab.techniques.memory.messages import Communication
 from overlaplab.techniques.memory.policies import KEEP, Policy, compile_part, runner
 
 _MIB = 2**20
@@ -26,6 +28,7 @@ class CheckpointPlan:
         budget_bytes: that it was made for; None: for none.
         compiled_parts: methods of the model that are compiled with it.
         backend: that compiles them.
+        communication: messages in the backward; None: none.
     """
 
     chain: Chain
@@ -34,6 +37,7 @@ class CheckpointPlan:
     budget_bytes: int | None = None
     compiled_parts: tuple[str, ...] = ()
     backend: str = "inductor"
+    communication: Communication | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -42,8 +46,15 @@ class CheckpointPlan:
 
     @property
     def step_ns(self) -> int:
-        """A forward and backward, as predicted."""
-        return self.chain.step_ns(self.choice)
+        """A forward and backward, exposed messages included, as predicted."""
+        return self.chain.step_ns(self.choice) + self.exposed_ns
+
+    @property
+    def exposed_ns(self) -> int:
+        """Of messages in the backward, what nothing is computed beside."""
+        if self.communication is None:
+            return 0
+        return messages.step_ns(self.chain, self.choice, self.communication)[1]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,9 +66,12 @@ class CheckpointPlan:
         budget = ""
         if self.budget_bytes is not None:
             budget = f" of {self.budget_bytes / _MIB:,.1f}"
+        exposed = ""
+        if self.communication is not None:
+            exposed = f", {self.exposed_ns / 1e6:.3f} of them exposed communication"
         lines = [
             f"predicted: peak {self.peak_bytes / _MIB:,.1f}{budget} MiB, "
-            f"step {self.step_ns / 1e6:.3f} ms",
+            f"step {self.step_ns / 1e6:.3f} ms{exposed}",
             f"the peak is in the {phase}:",
         ]
         lines += [f"  {n / _MIB:>12,.1f} MiB  {what}" for what, n in holders]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -15,6 +15,7 @@ from overlaplab.techniques.memory.chain import Chain
 from overlaplab.techniques.memory.costs import Loss, Setting, measure_chain
 from overlaplab.techniques.memory.finding import find_blocks
 from overlaplab.techniques.memory.knapsack import Curve, find_curve
+from overlaplab.techniques.memory.messages import Communication, choose_with_messages
 from overlaplab.techniques.memory.meters import (
     GpuMeter,
     HostMeter,
@@ -58,12 +59,22 @@ class Costs:
             self.backend,
         )
 
-    def fastest(self, budget_bytes: int) -> CheckpointPlan:
+    def fastest(
+        self, budget_bytes: int, communication: Communication | None = None
+    ) -> CheckpointPlan:
         """The fastest within a budget.
+
+        Args:
+            communication: what is sent in the backward: then the step ends with its
+                messages, see `messages`.
 
         Raises:
             BudgetError: none fits.
         """
+        if communication is not None:
+            choice = choose_with_messages(self.chain, budget_bytes, communication)
+            plan = self.plan(choice, budget_bytes)
+            return replace(plan, communication=communication)
         return self.plan(self._curve.choose(budget_bytes), budget_bytes)
 
     def every(self, k: int, policy: str = "recompute") -> CheckpointPlan:
@@ -100,7 +111,7 @@ def measure_costs(
     compiled_parts: Sequence[str] = (),
     backend: str = "inductor",
     loss: Loss | None = None,
-    resident_bytes: int = 0,
+    resident_bytes: int | Mapping[str, int] = 0,
 ) -> Costs:
     """What a model's blocks cost under each policy.
 
@@ -123,16 +134,16 @@ def measure_costs(
         backend: of `torch.compile`.
         loss: makes a scalar of what the model returns; None: the model returns it, or
             each of its outputs gets a gradient.
-        resident_bytes: what else lives all the time: states of the optimizer, buckets
-            of a reducer. Parameters, buffers, inputs and workspaces are counted.
+        resident_bytes: what else lives all the time, by name or in all: {"states of
+            AdamW": 8 * n, "buckets": 2 * n}. Parameters, buffers, inputs and workspaces
+            are counted.
 
     Raises:
         ValueError: see `measure_chain` and `find_blocks`; an unknown granularity.
     """
     if granularity != "block":
         raise ValueError(f"granularity is {granularity!r}; expected 'block'")
-    if resident_bytes < 0:
-        raise ValueError(f"resident_bytes is {resident_bytes}; expected 0 or more")
+    resident = _named(resident_bytes)
     meter = _meter(model, hardware)
     if compile and not meter.computes:
         raise ValueError(
@@ -150,9 +161,19 @@ def measure_costs(
         args, kwargs = (), sample_inputs
     elif isinstance(sample_inputs, tuple | list):
         args = tuple(sample_inputs)
-    setting = Setting(menu, meter, loss, tuple(compiled_parts), backend, resident_bytes)
+    setting = Setting(menu, meter, loss, tuple(compiled_parts), backend, resident)
     chain = measure_chain(model, args, kwargs, find_blocks(model, blocks), setting)
     return Costs(chain, menu, tuple(compiled_parts), backend)
+
+
+def _named(resident_bytes: int | Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    if isinstance(resident_bytes, Mapping):
+        named = tuple(resident_bytes.items())
+    else:
+        named = (("resident beside the model", resident_bytes),)
+    if any(num_bytes < 0 for _, num_bytes in named):
+        raise ValueError(f"resident_bytes is {resident_bytes}; expected 0 or more")
+    return tuple(row for row in named if row[1])
 
 
 def _meter(model: nn.Module, hardware: str | Hardware | None) -> Meter:
@@ -175,6 +196,7 @@ def plan_checkpoints(
     hardware: str | Hardware | None = None,
     granularity: str = "block",
     costs: Costs | None = None,
+    communication: Communication | None = None,
     **settings: Any,
 ) -> CheckpointPlan:
     """The fastest step whose peak of memory is within a budget.
@@ -183,6 +205,8 @@ def plan_checkpoints(
         model, sample_inputs, hardware, granularity: see `measure_costs`.
         budget_bytes: the most that may live on the device at once in a step.
         costs: of `measure_costs`, where they were taken before.
+        communication: messages that travel during the backward: the step is then
+            computing, recomputing and what of them is exposed. None: there are none.
         settings: others of `measure_costs`.
 
     Returns:
@@ -208,7 +232,7 @@ def plan_checkpoints(
             granularity=granularity,
             **settings,
         )
-    return costs.fastest(budget_bytes)
+    return costs.fastest(budget_bytes, communication)
 
 
 def frontier(
