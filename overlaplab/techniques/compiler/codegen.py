@@ -135,7 +135,7 @@ class _Writer:
 
     def _fork(self) -> list[str]:
         """From here on beside main, behind what main has launched so far."""
-        ready = f"ready_{next(self._forks)}"
+        ready = self.naming.new(f"ready_{next(self._forks)}")
         return [
             f"    {ready} = main.record_event()",
             "    with streams.stream(side):  # beside what main launches below",

@@ -120,12 +120,15 @@ def run(source: str, **where: Any) -> ol.Run | Outcome:
     return run_untimed(run_source, source, **where)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_two_streams_end_where_one_does(world_size: int):
+@pytest.mark.parametrize(
+    ("cluster", "world_size"), [("virtual", 1), ("virtual", 2), ("gloo", 2)]
+)
+def test_two_streams_end_where_one_does(cluster: str, world_size: int):
     graph = nine_operators(width=512, rows=512)
     plain = generate(graph, "backward").source.replace("device)", "device, side)", 1)
 
-    found, expected = (run(s, world_size=world_size) for s in (SOURCE, plain))
+    found = run(SOURCE, cluster=cluster, world_size=world_size)
+    expected = run(plain, world_size=world_size)
 
     assert found.warnings == ()
     torch.testing.assert_close(found.values, expected.values, rtol=0, atol=0)
