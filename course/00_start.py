@@ -537,6 +537,17 @@ print("3. Launch the message first, wait for it last:")
 print(f"   {before_us:.0f} us became {after_us:.0f}.")
 
 # %% [markdown]
+# **Tomorrow, in your own loop.** Keep losses on the GPU and look once in a hundred steps:
+#
+# ```python
+# losses.append(loss.detach())  # was: losses.append(loss.item())
+# if len(losses) == 100:
+#     print(torch.stack(losses).mean().item())  # the only wait
+#     losses.clear()
+# ```
+#
+# `torch.cuda.set_sync_debug_mode("warn")` names the lines that wait.
+#
 # **You may close the laptop here.** Next: 01, the arithmetic of overlap. What follows
 # is extra.
 

@@ -622,6 +622,16 @@ print(
 )
 
 # %% [markdown]
+# **Tomorrow, in your own loop.** Time your step with its messages and without, then you know
+# what overlap could save at most, before you write any:
+#
+# ```python
+# with_ms = time_step(lambda: model(batch).mean().backward())  # lab 02 writes time_step
+# with model.no_sync():  # DistributedDataParallel: the same, and nothing is sent
+#     without_ms = time_step(lambda: model(batch).mean().backward())
+# print(f"exposed: {with_ms - without_ms:.1f} of {with_ms:.1f} ms")
+# ```
+#
 # **You may close the laptop here.** Next: 02, measuring. What follows is extra; each
 # part stands alone.
 

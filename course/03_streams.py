@@ -758,6 +758,16 @@ print(f"""1. A stream is a queue, not an engine. Two streams that wait for all o
    {fed_ms["plain"]:.0f} ms, then {fed_ms["pinned"]:.0f}, then {fed_ms[name]:.0f}.""")
 
 # %% [markdown]
+# **Tomorrow, in your own loop.** The third takeaway in one line, for any loader:
+#
+# ```python
+# loader = DataLoader(data, batch_size=64, num_workers=4, pin_memory=True)
+# for batch in ol.BatchPrefetcher(loader):  # on the GPU, the next one on its way
+#     train_step(batch)
+# ```
+#
+# Lab 08 writes it. For streams of your own: an event for each need, not `synchronize()`.
+#
 # ---
 # **Stop line.** That is the core. You may close the laptop here.
 #

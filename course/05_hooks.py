@@ -708,6 +708,17 @@ print(f"""1. Only the rest of the backward pass hides a gradient: {hidden_ms:.0f
    {step_each_ms:.1f} ms instead of {step_one_ms:.1f} with one message for all.""")
 
 # %% [markdown]
+# **Tomorrow, in your own loop.** Print the order in which your gradients are complete. What
+# comes last has nothing to hide behind:
+#
+# ```python
+# for name, param in model.named_parameters():
+#     param.register_post_accumulate_grad_hook(lambda _, name=name: print(name))
+# loss_of(model, batch).backward()
+# ```
+#
+# If an embedding or a tied table closes the list, its message is exposed, whatever you cut.
+#
 # ---
 # **Stop line.** That is the core. You may close the laptop here.
 #
