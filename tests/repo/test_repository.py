@@ -26,6 +26,7 @@ PINS = dict(
     if "==" in line
 )
 MAX_LINES = 450
+CODE = ("overlaplab/*.py", "course/[a-z]*.py", "tests/*.py")
 # In code marks or bare, such as overlaplab/streams.py; NN stands for any lesson.
 OUR_FILE = re.compile(r"(?<![\w./])(?:overlaplab|tests|course)/(?!\S*NN)[-\w./]*\w")
 # Paths of a machine, and tabs of a paste.
@@ -111,7 +112,7 @@ def test_links_of_the_documents_lead_somewhere() -> None:
 def test_files_of_ours_that_a_text_names_are_there() -> None:
     named = {
         f"{text.relative_to(ROOT)}: {name}"
-        for text in tracked("*.md", "course/[0-9]*.py")
+        for text in tracked("*.md", "course/[0-9]*.py", "course/primers/*.py")
         for name in re.findall(OUR_FILE, text.read_text())
         if not (ROOT / name).exists()
     }
@@ -163,7 +164,7 @@ def test_every_public_name_has_a_docstring() -> None:
 def test_every_module_says_what_its_job_is() -> None:
     texts = {
         str(path.relative_to(ROOT)): path.read_text().lstrip()
-        for path in tracked("overlaplab/*.py", "course/[a-z]*.py", "tests/*.py")
+        for path in tracked(*CODE, ":!course/primers/*")  # those are lessons' text
     }
     assert texts
     bare = [p for p, text in texts.items() if text and not text.startswith('"""')]
@@ -173,7 +174,7 @@ def test_every_module_says_what_its_job_is() -> None:
 def test_no_file_of_code_is_too_long_to_read() -> None:
     counted = {
         str(path.relative_to(ROOT)): len(path.read_text().splitlines())
-        for path in tracked("overlaplab/*.py", "tests/*.py", "course/[a-z]*.py")
+        for path in tracked(*CODE)
     }
     assert counted
     assert {path: n for path, n in counted.items() if n > MAX_LINES} == {}
