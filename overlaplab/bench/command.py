@@ -20,6 +20,7 @@ from overlaplab.bench.double_buffer import measure as double_buffer
 from overlaplab.bench.double_buffer.plan import BRIEF, PARTS, REHEARSAL, Plan
 from overlaplab.bench.launches.command import launches
 from overlaplab.bench.options import (
+    POSITIVE,
     SETTINGS,
     backend_option,
     heading,
@@ -51,8 +52,8 @@ def benchmarks() -> None:
     type=click.Choice(list(MODELS)),
     help="Again for more.  [default: three]",
 )
-@click.option("--batches", multiple=True, type=int, help="Again for more.")
-@click.option("--tokens", type=int, help="Sequence length.")
+@click.option("--batches", multiple=True, type=POSITIVE, help="Again for more.")
+@click.option("--tokens", type=POSITIVE, help="Sequence length.")
 @click.option("--quick", is_flag=True, help="Fewer sweeps and rounds.")
 @click.option("--accumulate", is_flag=True, help="Steps of four micro-batches alone.")
 @backend_option
@@ -90,8 +91,8 @@ def data_parallel_command(
     type=click.Choice(list(MODELS)),
     default=MAIN,
 )
-@click.option("--batches", multiple=True, type=int, default=(2, 8))
-@click.option("--tokens", type=int, default=1024)
+@click.option("--batches", multiple=True, type=POSITIVE, default=(2, 8))
+@click.option("--tokens", type=POSITIVE, default=1024)
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
@@ -116,7 +117,7 @@ def traces_command(
 
 @benchmarks.command("compiler")
 @click.option("--model", type=click.Choice(list(MODELS)), default=MAIN)
-@click.option("--batches", multiple=True, type=int, default=compiled.BATCHES)
+@click.option("--batches", multiple=True, type=POSITIVE, default=compiled.BATCHES)
 @click.option(
     "--inductor/--no-inductor",
     default=None,
@@ -152,9 +153,9 @@ def compiler_command(
     type=click.Choice(list(MODELS)),
     help="Again for more.  [default: three]",
 )
-@click.option("--batches", multiple=True, type=int, help="Again for more.")
+@click.option("--batches", multiple=True, type=POSITIVE, help="Again for more.")
 @click.option("--ways", multiple=True, type=click.Choice(list(WAYS)), help="[all]")
-@click.option("--tokens", type=int, help="Sequence length.")
+@click.option("--tokens", type=POSITIVE, help="Sequence length.")
 @click.option("--quick", is_flag=True, help="Fewer batch sizes and rounds.")
 @click.option("--minutes", default=8.0, help="Nothing begins later.")
 @backend_option
@@ -199,7 +200,7 @@ def zero3_command(
     type=click.Choice(list(LINKS)),
     help="Of the reducers.  [both]",
 )
-@click.option("--batches", multiple=True, type=int, help="Of the reducers.")
+@click.option("--batches", multiple=True, type=POSITIVE, help="Of the reducers.")
 @click.option("--quick", is_flag=True, help="Fewer sizes and rounds.")
 @click.option("--minutes", default=3.5, help="Of each part, about.")
 @backend_option

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
+from overlaplab.errors import printable
 from overlaplab.version import find_version
 
+POSITIVE = click.IntRange(1)
 backend_option = click.option(
     "--backend",
     type=click.Choice(["nccl", "gloo"]),
@@ -18,7 +23,7 @@ backend_option = click.option(
     help="gloo rehearses on the CPU.",
 )
 world_size_option = click.option(
-    "--world-size", type=int, help="Processes.  [default: all GPUs]"
+    "--world-size", type=POSITIVE, help="Processes.  [default: all GPUs]"
 )
 out_option = click.option(
     "--out",
@@ -43,6 +48,27 @@ def heading(
     }
 
 
+@contextmanager
+def results_of(path: Path, benchmark: str) -> Iterator[dict[str, Any]]:
+    """The results that `benchmark` wrote; inside, what they lack is an error of theirs.
+
+    Raises:
+        ValueError: another file; the message names it.
+    """
+    expected = f"expected what python -m overlaplab.bench {benchmark} --out wrote"
+    try:
+        stored = json.loads(path.read_text("utf-8-sig"))
+        if not isinstance(stored, dict):
+            raise ValueError("no JSON object")
+        yield stored
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: no such results ({type(error).__name__}: {error}); {expected}"
+        ) from error
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error}); {expected}") from error
+
+
 def run_command(command: click.Command, program: str) -> int:
     """Run a command line; the exit code. Errors are one line."""
     try:
@@ -50,8 +76,8 @@ def run_command(command: click.Command, program: str) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
     except click.Abort:
         return 130

@@ -18,6 +18,7 @@ from overlaplab.timeline import Timeline
 CLUSTERS = ("virtual", "gloo", "nccl")
 # More processes or threads than this on one machine are a slip of the keyboard.
 _MAX_PROCESSES = 64
+_LONGEST_S = 1_000_000  # eleven days: the system takes no deadline without end
 _MAX_THREADS = 1024
 
 
@@ -144,7 +145,8 @@ def run(
     else:
         from overlaplab.cluster.pool import run_processes
 
-        outcome = run_processes(fn, args, kwargs, world_size, cluster, timeout_s)
+        seconds = min(timeout_s, _LONGEST_S)
+        outcome = run_processes(fn, args, kwargs, world_size, cluster, seconds)
     return Run(outcome.values, outcome.timeline, None, outcome.warnings)
 
 

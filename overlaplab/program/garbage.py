@@ -15,8 +15,8 @@ def no_collections() -> Iterator[None]:
     each collection walks all that there are (a fifth of the time of a `resolve`).
     """
     collects = gc.isenabled()
-    gc.disable()
-    try:
+    try:  # an interrupt may come at once
+        gc.disable()
         yield
     finally:
         if collects:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +157,31 @@ def test_a_step_is_not_captured_without_cuda(cluster: str) -> None:
 def test_a_capture_needs_a_warm_up() -> None:
     with pytest.raises(ValueError, match="num_warmup is 0"):
         ol.capture_step(lambda: None, num_warmup=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "No such command"),
+        (["data-parallel", "--backend", "gloo", "--world-size", "-1"], "not in the"),
+        (["data-parallel", "--backend", "gloo", "--batches", "0"], "not in the"),
+        (["data-parallel", "--backend", "gloo", "--tokens", "-3"], "not in the"),
+        (["predict", "compare", "NOTES"], "not JSON"),
+        (["predict", "compare", "OTHER"], "no such results (KeyError"),
+        (["predict", "zero3", "OTHER"], "no such results (KeyError"),
+    ],
+)
+def test_nonsense_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "NOTES").write_text("hello")
+    (tmp_path / "OTHER").write_text('{"benchmark": "other"}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    assert command.main() == 2
+    assert said in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["NOTES", "OTHER"]

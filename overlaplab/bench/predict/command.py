@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import click
 
 from overlaplab.bench.options import (
+    POSITIVE,
     backend_option,
     heading,
     out_option,
+    results_of,
     world_size_option,
 )
 from overlaplab.bench.predict.compare import claim, compare, errors_table
@@ -80,8 +81,8 @@ def measure_command(
 @out_option
 def compare_command(measured: Path, out: Path | None) -> None:
     """Predict what MEASURED holds, from its calibration; no GPU is needed."""
-    stored = json.loads(measured.read_text())
-    answer = compare(stored, lambda what: click.echo(what, err=True))
+    with results_of(measured, "predict") as stored:
+        answer = compare(stored, lambda what: click.echo(what, err=True))
     write_json(answer, out)
     click.echo(errors_table(answer).markdown())
     click.echo(claim(answer))
@@ -90,7 +91,7 @@ def compare_command(measured: Path, out: Path | None) -> None:
 @predict.command("zero3")
 @click.argument("measured", type=click.Path(path_type=Path, exists=True))
 @click.option("--models", multiple=True, help="Of MEASURED.  [default: all]")
-@click.option("--batches", multiple=True, type=int, help="[default: all]")
+@click.option("--batches", multiple=True, type=POSITIVE, help="[default: all]")
 @click.option("--hardware", default="h200-nvlink", help="A profile, or its file.")
 @out_option
 def zero3_command(
@@ -101,8 +102,8 @@ def zero3_command(
     out: Path | None,
 ) -> None:
     """Predict the steps that `zero3` measured; no GPU is needed."""
-    stored = json.loads(measured.read_text())
     machine = find_hardware(hardware)
-    for row in predict_zero3(stored, machine, models, batches):
-        write_json(stored, out)
-        click.echo(row)
+    with results_of(measured, "zero3") as stored:
+        for row in predict_zero3(stored, machine, models, batches):
+            write_json(stored, out)
+            click.echo(row)

@@ -29,7 +29,7 @@ from overlaplab.cluster.pool.messages import (
     World,
 )
 from overlaplab.cluster.pool.pickling import dump_call, loads
-from overlaplab.cluster.pool.process import Starter, WorkerProcess
+from overlaplab.cluster.pool.process import Starter, WorkerProcess, new_launcher
 from overlaplab.cluster.pool.report import (
     State,
     death_error,
@@ -68,7 +68,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._owner = os.getpid()
+        self._parents: list[dict[str, Any]] = []
         self._workers: list[WorkerProcess] = []
         self._starter = Starter()
         self._environment = _relevant_environment()
@@ -146,9 +146,18 @@ class Pool:
 
     def close(self) -> None:
         """End all processes."""
-        if self._owner == os.getpid():
-            self._end_workers()
-            self._starter.close()
+        self._end_workers()
+        self._starter.close()
+
+    def begin_anew(self) -> None:
+        """In a forked child: workers and store are the parent's, and stay as they are.
+
+        They are kept: a store that is destroyed waits for threads that a child has not.
+        """
+        self._parents.append(dict(self.__dict__))
+        parents = self._parents
+        self.__init__()  # type: ignore[misc]
+        self._parents = parents
 
     def _end_workers(self) -> None:
         workers, self._workers = self._workers, []
@@ -162,8 +171,6 @@ class Pool:
 
     def _get_workers(self, number: int) -> list[WorkerProcess]:
         """The first `number` workers, started where they are missing."""
-        if self._owner != os.getpid():  # after a fork they are our parent's
-            self.__init__()  # type: ignore[misc]
         environment = _relevant_environment()
         if environment != self._environment:
             self.close()
@@ -373,4 +380,11 @@ def the_pool() -> Pool:
     return _pool
 
 
+def _after_fork() -> None:
+    new_launcher()
+    _pool.begin_anew()
+
+
 atexit.register(lambda: the_pool().close())
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

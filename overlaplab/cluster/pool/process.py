@@ -37,7 +37,12 @@ _LOAD_S = 600.0  # torch loads in seconds, on a busy machine in many
 
 # The kernel kills a process when the *thread* that started it ends: so one thread that
 # lives as long as this process starts them all.
-_launcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="overlaplab pool")
+_launchers = [ThreadPoolExecutor(max_workers=1, thread_name_prefix="overlaplab pool")]
+
+
+def new_launcher() -> None:
+    """In a forked child, which has no thread but its own."""
+    _launchers.append(ThreadPoolExecutor(1, thread_name_prefix="overlaplab pool"))
 
 
 class Handle(Protocol):
@@ -148,17 +153,21 @@ class _Forked:
 def _popen(start: str, files: Sequence[int], log: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", _BOOTSTRAP.format(start=start)]
     command += [json.dumps(sys.path), *map(str, (os.getpid(), *files))]
-    return _launcher.submit(
-        lambda: subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=_environment(),
-            pass_fds=files,
-            start_new_session=True,  # as in a template's fork
+    return (
+        _launchers[-1]
+        .submit(
+            lambda: subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(),
+                pass_fds=files,
+                start_new_session=True,  # as in a template's fork
+            )
         )
-    ).result()
+        .result()
+    )
 
 
 def _environment() -> dict[str, str]:

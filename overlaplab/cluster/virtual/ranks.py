@@ -27,6 +27,7 @@ from overlaplab.cluster.settings import (
     process_state,
     set_process_state,
 )
+from overlaplab.cluster.virtual.interrupts import Interrupts
 from overlaplab.cluster.virtual.rank_thread import Helper, RankThread, Stop
 from overlaplab.cluster.virtual.tracing import suspend_tracing
 from overlaplab.deadline import (
@@ -82,11 +83,13 @@ class Turns:
             rank.body = self.run_rank
 
     @interruptible
-    def run(self, timeout_s: float) -> bool:
+    def run(self, timeout_s: float, interrupts: Interrupts) -> bool:
         """Run all ranks; False if the time is over before they end.
 
         Args:
             timeout_s: CPU time of this process; on the wall, ten times as much.
+            interrupts: allowed while the ranks run; not while their threads start,
+                since one that is half started cannot be ended.
 
         Raises:
             RuntimeError: there cannot be so many threads.
@@ -104,10 +107,11 @@ class Turns:
         cpu_end = time.process_time() + timeout_s
         wall_end = time.monotonic() + WALL_FACTOR * timeout_s
         # In slices: an interrupt is seen between two, wherever it lands.
-        while not self._caller.acquire(timeout=0.1):
-            self.on_the_wall = time.process_time() < cpu_end
-            if not self.on_the_wall or time.monotonic() >= wall_end:
-                return False
+        with interrupts.allowed():
+            while not self._caller.acquire(timeout=0.1):
+                self.on_the_wall = time.process_time() < cpu_end
+                if not self.on_the_wall or time.monotonic() >= wall_end:
+                    return False
         return True
 
     def run_rank(self, me: RankThread) -> None:

@@ -22,6 +22,7 @@ from overlaplab.cluster.settings import (
 )
 from overlaplab.cluster.virtual import report, world
 from overlaplab.cluster.virtual.compiling import compiling_ranks
+from overlaplab.cluster.virtual.interrupts import Interrupts, deferred_interrupts
 from overlaplab.cluster.virtual.loading import loading_batches
 from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.modes import RecordMode, unseen_shapes
@@ -90,18 +91,19 @@ def run_virtual(
         raise RuntimeError(
             "ol.run was called inside a rank of another run; call it from outside"
         )
-    if not _running.acquire(blocking=False):
-        raise RuntimeError(
-            "another run on the virtual cluster is in progress in this process; wait "
-            "until it has ended"
-        )
-    try:
-        with _frozen_process(), kept_settings():
-            _warm_up()
-            run = _Run(fn, tuple(args), dict(kwargs or {}), world_size, fake)
-            return run.run(timeout_s)
-    finally:
-        _running.release()
+    with deferred_interrupts() as interrupts:
+        if not _running.acquire(blocking=False):
+            raise RuntimeError(
+                "another run on the virtual cluster is in progress in this process; "
+                "wait until it has ended"
+            )
+        try:
+            with _frozen_process(), kept_settings():
+                _warm_up()
+                run = _Run(fn, tuple(args), dict(kwargs or {}), world_size, fake)
+                return run.run(timeout_s, interrupts)
+        finally:
+            _running.release()
 
 
 class _Run:
@@ -131,7 +133,9 @@ class _Run:
         self.turns = Turns(self.ranks, self._explain, is_fake=self.fake)
         self.recorders = [Recorder(r.rank, self.turns, r) for r in self.ranks]
 
-    def run(self, timeout_s: float) -> tuple[tuple[Any, ...], Program]:
+    def run(
+        self, timeout_s: float, interrupts: Interrupts
+    ) -> tuple[tuple[Any, ...], Program]:
         in_time = True
         calls = (
             placing_calls(world.current_recorder),
@@ -156,7 +160,7 @@ class _Run:
                 stack.enter_context(patched([swap]))
                 stack.enter_context(world.objects_have_values())
             try:
-                in_time = self.turns.run(timeout_s)
+                in_time = self.turns.run(timeout_s, interrupts)
                 if not in_time:
                     raise report.timed_out(self.turns, timeout_s)
             finally:
@@ -242,7 +246,8 @@ def _warm_up() -> None:
         str(weight)
 
     fake_mode()  # in this thread, see there: ranks may trace
-    _Run(backward, (), {}, 1, False).run(60.0)
+    with deferred_interrupts() as interrupts:
+        _Run(backward, (), {}, 1, False).run(60.0, interrupts)
 
 
 @contextlib.contextmanager

@@ -187,8 +187,8 @@ def _number_of(fields: Mapping[str, Any], what: str) -> int | None:
 def no_collection() -> Iterator[None]:
     """Many objects are made that all stay: looking for garbage doubles the time."""
     was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    try:  # an interrupt may come at once
+        gc.disable()
         yield
     finally:
         if was_enabled:
