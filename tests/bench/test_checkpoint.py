@@ -32,3 +32,20 @@ def test_a_rehearsal_writes_peers_and_plans_with_what_was_predicted(
 def test_a_case_that_is_not_there_is_refused() -> None:
     result = CliRunner().invoke(benchmarks, ["checkpoint", "--case", "bert"])
     assert result.exit_code == 2 and "'bert' is not one of" in result.output
+
+
+def test_two_ranks_rehearse_both_plans_with_what_was_predicted(tmp_path: Path) -> None:
+    out = tmp_path / "checkpoint.json"
+    command = ["checkpoint", "--backend", "gloo", "--world-size", "2"]
+    result = CliRunner().invoke(benchmarks, [*command, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    (case,) = found["cases"]
+    assert found["world_size"] == 2 and case["rounds"] == 1
+    rows = case["variants"]
+    assert {"none", "least recompute, 0.5", "every block"} <= rows.keys()
+    for row in rows.values():
+        assert row["predicted_ms"] >= row["predicted_compute_ms"] > 0
+        assert row["budget_bytes"] is None or (
+            row["predicted_peak_bytes"] <= row["budget_bytes"]
+        )

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
+import torch.distributed as dist
 
 from overlaplab import streams
 from overlaplab.bench.checkpoint.measure import MENUS, REHEARSAL, Case, Plan
 from overlaplab.bench.checkpoint.models import CASES
-from overlaplab.bench.options import backend_option, heading, out_option
-from overlaplab.bench.workload import device_description, write_json
+from overlaplab.bench.checkpoint.ranks import REHEARSAL as RANKS_REHEARSAL
+from overlaplab.bench.checkpoint.ranks import RanksPlan, measure_batch
+from overlaplab.bench.options import (
+    backend_option,
+    heading,
+    out_option,
+    world_size_option,
+)
+from overlaplab.bench.workload import (
+    LINKS,
+    device_description,
+    write_from_rank_0,
+    write_json,
+)
+from overlaplab.processes import run_ranks
 
 
 @click.command("checkpoint")
@@ -25,7 +44,9 @@ from overlaplab.bench.workload import device_description, write_json
 @click.option("--block-budget", "block_budgets", multiple=True, type=float)
 @click.option("--whole-budget", "whole_budgets", multiple=True, type=float)
 @click.option("--minutes", default=8.0, help="Of all cases; nothing begins later.")
+@click.option("--link", "links", multiple=True, type=click.Choice(list(LINKS)))
 @backend_option
+@world_size_option
 @out_option
 def checkpoint(
     cases: tuple[str, ...],
@@ -36,10 +57,27 @@ def checkpoint(
     block_budgets: tuple[float, ...],
     whole_budgets: tuple[float, ...],
     minutes: float,
+    links: tuple[str, ...],
     backend: str,
+    world_size: int | None,
     out: Path | None,
 ) -> None:
-    """Planned checkpointing beside torch's budgets and rules, on one GPU."""
+    """Planned checkpointing beside torch's budgets and rules, on one GPU.
+
+    With --world-size 2 or more: with a reducer, over each --link, the plan whose step
+    is the shortest beside the one that computes least.
+    """
+    if world_size is not None and world_size > 1:
+        ranks_plan = RanksPlan() if backend == "nccl" else RANKS_REHEARSAL
+        if batch:
+            ranks_plan = replace(ranks_plan, batches=(batch,))
+        if tokens:
+            sizes = replace(ranks_plan.sizes, tokens=tokens)
+            ranks_plan = replace(ranks_plan, sizes=sizes)
+        _on_ranks(
+            cases or ("gpt",), ranks_plan, links, minutes, backend, world_size, out
+        )
+        return
     on_gpu = backend == "nccl"
     if on_gpu != (streams.device().type == "cuda"):
         raise ValueError(
@@ -75,3 +113,52 @@ def checkpoint(
         until = now + (end - now) / (len(names) - number)
         done.append(Case(name, plan, until, write).run())
     click.echo(f"measured; {out or 'not kept: name a file by --out'}")
+
+
+def _on_ranks(
+    cases: Sequence[str],
+    plan: RanksPlan,
+    links: Sequence[str],
+    minutes: float,
+    backend: str,
+    world_size: int,
+    out: Path | None,
+) -> None:
+    """Each link in processes of its own, each batch written when it is measured."""
+    links = links or (tuple(LINKS) if backend == "nccl" else ("nvlink",))
+    share = minutes / (len(links) * len(cases) * len(plan.batches))
+    head = heading("checkpoint-ranks", backend) | {"plan": asdict(plan)}
+    work = [(name, plan, batch) for name in cases for batch in plan.batches]
+    with tempfile.TemporaryDirectory() as folder:
+        file = out or Path(folder, "checkpoint.json")
+        write_json(head | {"cases": []}, file)
+        for link in links:
+            with _environment(LINKS[link]):
+                run_ranks(
+                    _measure,
+                    [(*row, link, share) for row in work],
+                    file,
+                    backend=backend,
+                    world_size=world_size,
+                )
+
+
+def _measure(work: Sequence[tuple[Any, ...]], file: Path) -> None:
+    """On each rank."""
+    results = json.loads(file.read_bytes())
+    results |= {"world_size": dist.get_world_size(), **device_description()}
+    for row in work:
+        results["cases"].append(measure_batch(*row))
+        write_from_rank_0(results, file)
+
+
+@contextlib.contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name in settings.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
