@@ -36,7 +36,6 @@ from tests.labs.test_alone_reducers import (
     not_waited_for,
     nothing,
     ordered,
-    prompt,
     read_in_a_hook,
     repaired_05,
     repaired_06,
@@ -75,7 +74,6 @@ FEEDERS = {
     "10.2": lab10_reference.on_demand,
     "10.3": lab10_reference.prefetched,
 }
-REDUCERS = {"5.3": prompt, "5.4": ordered}
 
 
 def begun(feeder):
@@ -138,11 +136,6 @@ MADE = {
         if law in find_exercise(id).laws
     },
     **{f"{id} unwaited": (begun(feeder),) for id, feeder in FEEDERS.items()},
-    **{
-        f"{id} {law}": (mutant(make, more),)
-        for id, make in REDUCERS.items()
-        for law, more in (("cpu", cpu_waits), ("unwaited", not_waited_for))
-    },
     **OTHERS,
 }
 REPAIRS = {**lab03.REPAIRS, **lab04.REPAIRS, "8.4": lab08.REPAIR}
