@@ -746,6 +746,17 @@ print(f"""1. With a slow wire, cut into n* = sqrt(Tb / alpha) buckets: {number:.
    cap brings the exposed time under {min(exposed_ms.values()):.1f} ms.""")
 
 # %% [markdown]
+# **Tomorrow, in your own loop.** Sweep the cap once, on your link, with your model:
+#
+# ```python
+# for mib in (10, 25, 50, 100, 400):
+#     ddp = DistributedDataParallel(model, bucket_cap_mb=mib, gradient_as_bucket_view=True)
+#     print(mib, time_step(lambda: loss_of(ddp, batch).backward()))  # time_step: lab 02
+# ```
+#
+# `ol.BucketedReducer(model)` chooses by the size of the model; `ol.plan_buckets` prints what
+# shares a message.
+#
 # ---
 # **Stop line.** That is the core. You may close the laptop here.
 #

@@ -843,6 +843,16 @@ print(f"""1. With one slot copies and steps take turns: {slots_ms[0]:.0f} ms. Wi
    of {job.step_ms([]):.0f} ms becomes {job.step_ms(["batch", "gradients"]):.0f} with two second buffers and no less with three.""")
 
 # %% [markdown]
+# **Tomorrow, in your own loop.** Ask first which engine is full: print
+# `ol.diagnose(profile.timeline)`. If batches are, the second set is one line:
+#
+# ```python
+# for batch in ol.BatchPrefetcher(DataLoader(data, 64, num_workers=4, pin_memory=True)):
+#     train_step(batch)
+# ```
+#
+# If messages are, and your learning rate has room: `ol.DoubleBufferedReducer(model)`.
+#
 # ---
 # **Stop line.** That is the core. You may close the laptop here.
 #

@@ -737,6 +737,19 @@ print(f"""1. Stage 3 over four ranks holds {part_mib:.0f} MiB instead of {full_m
    behind what the stream holds at its launch, so launch it before the layer.""")
 
 # %% [markdown]
+# **Tomorrow, in your own loop.** Stage 3 with the prefetch of this lab:
+#
+# ```python
+# zero = ol.Zero3(model)
+# optimizer = torch.optim.AdamW(zero.shards(), fused=True)
+# loss_of(model, batch).backward()
+# zero.wait()
+# optimizer.step()
+# ```
+#
+# `print(zero.summary())` says the bytes beforehand. With FSDP2, the order of
+# `set_modules_to_forward_prefetch` is your plan.
+#
 # ---
 # **Stop line.** That is the core. You may close the laptop here.
 #
