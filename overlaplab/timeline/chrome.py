@@ -27,6 +27,7 @@ Fields = Mapping[str, Any]
 _PLAIN = ("num_ranks", "represents", "origin", "hardware")
 MOST_BYTES = 256 << 20  # of a file, unzipped; as objects they take several times that
 _LARGEST = 1 << 62
+_INTEGERS = {"step", "launch_ns", "ready_ns", "alone_ns", "group_size"}
 FORMAT = 1  # of otherData.overlaplab; a file of another number is refused
 
 
@@ -89,7 +90,7 @@ def read_chrome(path: str | os.PathLike[str]) -> dict[str, Any]:
             "spans": tuple(spans),
             "causes": tuple(causes) if other["causes"] else (),
             "memory": tuple(Memory(**_tuples(m)) for m in other.get("memory", ())),
-            "source": Source(**_tuples(other.get("source", {}))),
+            "source": _source(_tuples(other.get("source", {}))),
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise TraceError(
@@ -231,15 +232,38 @@ def _read_span(event: Mapping[str, Any]) -> tuple[Span, int | None]:
         name=str(event["name"]),
         start_ns=_integer(args, "start_ns"),
         end_ns=_integer(args, "end_ns"),
-        bytes=_integer(args, "bytes"),
-        flops=_integer(args, "flops"),
-        attributes=dict(args["attributes"]) or NO_ATTRIBUTES,
+        bytes=_integer(args, "bytes", least=0),
+        flops=_integer(args, "flops", least=0),
+        attributes=_attributes(args["attributes"]) or NO_ATTRIBUTES,
     )
     return span, None if cause is None else int(cause)
 
 
-def _integer(args: Mapping[str, Any], key: str) -> int:
+def _integer(args: Mapping[str, Any], key: str, least: int = -_LARGEST) -> int:
     value = int(args[key])
-    if abs(value) > _LARGEST:
-        raise ValueError(f"{key} is {value}; expected at most {_LARGEST}")
+    if not least <= value <= _LARGEST:
+        raise ValueError(f"{key} is {value}; expected {least} to {_LARGEST}")
     return value
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """With integers where `Timeline` and its readers count on them."""
+    attributes = dict(value)
+    for key in _INTEGERS & attributes.keys():
+        if type(attributes[key]) is not int or abs(attributes[key]) > _LARGEST:
+            raise ValueError(f"{key} is {attributes[key]!r}; expected an integer")
+    return attributes
+
+
+def _source(fields: dict[str, Any]) -> Source:
+    """With texts where texts are shown, and pairs where pairs are."""
+    source = Source(**fields)
+    texts = (*source.files, *source.communication_names, *source.remarks)
+    pairs = (*source.devices, *source.dropped)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a name or a remark in otherData.source is no text")
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise ValueError("devices or dropped in otherData.source are no pairs")
+    if any(type(n) is not int for n in (source.num_events, source.zero_ns)):
+        raise ValueError("num_events or zero_ns in otherData.source is no integer")
+    return source
