@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Who should decide when to send?
 #
-# **Lab 13: communication that a compiler puts in.** A primer: 15 minutes. Core: 60 minutes. Extras: 47
+# **Lab 13: communication that a compiler puts in.** A primer: 15 minutes. Core: 60 minutes. Extras: 45
 # more. You need no GPU.
 #
 # After the core you can
@@ -216,7 +216,7 @@ _ = check("13.2", launch_early)
 lab.keep("13.2", launch_early)
 
 # %% [markdown]
-# ## 4. Wait late (7 minutes)
+# ## 4. Wait late (6 minutes)
 #
 # The second pass moves waits the other way.
 #
@@ -422,7 +422,7 @@ shorter, by_ms = None, None  # "hooks" or "code"
 shorter, by_ms = "code", 4
 
 # %% name="hooks" fold=true
-# Yours of lab 06: lab.with_hooks(plan_buckets, install_hooks, finish).
+# The course's own of lab 06. Yours: lab.with_hooks(plan_6_1, install_6_2, finish_6_3).
 hooks = lab.with_hooks()
 code = lab.run_graph(mine)
 difference_ms = (hooks.step_ns - code.step_ns) / 1e6
@@ -553,9 +553,32 @@ print(f"""1. Ask the graph, not a list: of 18 answers the list by module type al
    {worst.rule_ms / worst.best_ms:.1f} times as long as the best.""")
 
 # %% [markdown]
+# ## Tomorrow, in your own training loop (1 minute)
+#
+# Five lines around an unmodified model. Here they run on two ranks of the virtual cluster. On your GPUs they stand in the
+# script that `torchrun` starts.
+
+
+# %% name="tomorrow"
+def train():
+    torch.manual_seed(0)  # equal parameters on all ranks
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    backend = ol.compiler.backend(hardware="h200-nvlink")  # 1: how your link is
+    compiled = torch.compile(model, backend=backend)  # 2: the model stays as it is
+    for _ in range(2):
+        compiled(torch.randn(32, 64)).square().mean().backward()  # 3: averages
+        optimizer.step()  # 4: as always
+        optimizer.zero_grad()
+    return backend.explain()  # 5: ask what it decided, and why
+
+
+run = ol.run(train, world_size=2, hardware="h200-nvlink")
+print(run.values[0])
+
+# %% [markdown]
 # ---
-# **Stop line.** That is the core. You may close the laptop here. The last screen has five lines for your own training
-# loop.
+# **Stop line.** That is the core. You may close the laptop here.
 #
 # ---
 
@@ -835,26 +858,3 @@ print(
 # **In production.** `torch/_inductor/comms.py` and `torch/_inductor/fx_passes/overlap_scheduling.py` in PyTorch; the
 # latency-hiding scheduler of XLA does the same for JAX. This package: `overlaplab/techniques/compiler/`, one file per
 # pass. Further reading: Ansel et al., *PyTorch 2*, ASPLOS 2024.
-#
-# ## Tomorrow, in your own training loop (2 minutes)
-#
-# Five lines around an unmodified model. Here they run on two ranks of the virtual cluster. On your GPUs they stand in the
-# script that `torchrun` starts.
-
-
-# %% name="tomorrow"
-def train():
-    torch.manual_seed(0)  # equal parameters on all ranks
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    backend = ol.compiler.backend(hardware="h200-nvlink")  # 1: how your link is
-    compiled = torch.compile(model, backend=backend)  # 2: the model stays as it is
-    for _ in range(2):
-        compiled(torch.randn(32, 64)).square().mean().backward()  # 3: averages
-        optimizer.step()  # 4: as always
-        optimizer.zero_grad()
-    return backend.explain()  # 5: ask what it decided, and why
-
-
-run = ol.run(train, world_size=2, hardware="h200-nvlink")
-print(run.values[0])
