@@ -1,6 +1,15 @@
 """What the notebook of lab 16 calls: `from overlaplab_course import lab16 as lab`."""
 
 from overlaplab.grading.kept import Kept, side_by_side
+from overlaplab_course.lab16.blocks24 import (
+    GPT24,
+    blocks_of_24,
+    budgets_table,
+    operators_table,
+    policies_table,
+    timeline_of,
+    train_24,
+)
 from overlaplab_course.lab16.chains import (
     UNEVEN,
     brute_force,
@@ -14,14 +23,33 @@ from overlaplab_course.lab16.gpt import (
     bill_table,
     checkpoint_every_block,
     make_gpt,
-    peak_mib,
     peak_percent,
     peaks_table,
     record,
     step_of,
 )
-from overlaplab_course.lab16.show import chain_table, draw_budgets, draw_memory
+from overlaplab_course.lab16.masks import draws_text
+from overlaplab_course.lab16.measured import gpu_frontier
+from overlaplab_course.lab16.overlap import EXAMPLE as SIX
+from overlaplab_course.lab16.overlap import MESSAGES, best_by
+from overlaplab_course.lab16.overlap import step as overlapped
+from overlaplab_course.lab16.show import (
+    chain_table,
+    draw_budgets,
+    draw_curves,
+    draw_memory,
+    most_lost,
+)
+from overlaplab_course.lab16.stack import sweep
+from overlaplab_course.lab16.trained import NARROW
 
-_OURS = {"16.1": "peak", "16.3": "fastest"}
+_OURS = {
+    "16.1": "peak",
+    "16.2": "segmented",
+    "16.3": "fastest",
+    "16.4": "policy",
+    "16.5": "compare",
+    "16.7": "step_ms",
+}
 _kept = Kept({k: f"overlaplab_course.lab16.reference:{v}" for k, v in _OURS.items()})
 keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose

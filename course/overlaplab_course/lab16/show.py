@@ -46,6 +46,26 @@ def draw_budgets(
     return draw_curves(lines, "budget, MiB", "computed again, ms")
 
 
+def most_lost(
+    blocks: Sequence[Block],
+    budgets: Sequence[int],
+    ways: Mapping[str, Callable[[Sequence[Block], int], Any]],
+) -> dict[str, float]:
+    """By how many percent each way computes more again than the first, at worst.
+
+    Where the first computes hardly anything again, percents say little: left out.
+    """
+    first, *others = ways
+    found = dict.fromkeys(others, 0.0)
+    for budget in budgets:
+        best = ways[first](blocks, budget)
+        least = 0 if best is None else chains.extra_ms(blocks, best)
+        for name in others if least >= 10 else ():
+            extra = chains.extra_ms(blocks, ways[name](blocks, budget))
+            found[name] = max(found[name], 100 * (extra / least - 1))
+    return found
+
+
 def draw_curves(lines: Mapping[str, Points], across: str, up: str) -> Figure:
     """One line for each name, points marked."""
     figure = Picture(figsize=(8, 3.2))
