@@ -93,8 +93,13 @@ def measure_chain(
             "chains cannot order them; give blocks=[...] that follow one another"
         )
     after = [most for _, most, _ in [*forwards[1:], backwards[0]]]
+
+    def menu_of(name: str) -> tuple[Option, ...]:
+        menu = menus[kinds[name]]
+        return tuple(map(_alone, menu)) if name in book.dropped else menu
+
     rows = [
-        Block(name, menus[kinds[name]], live, back_live, after_bytes, before_bytes)
+        Block(name, menu_of(name), live, back_live, after_bytes, before_bytes)
         for (name, _, live), (_, before_bytes, back_live), after_bytes in zip(
             forwards, reversed(backwards), after, strict=True
         )
@@ -108,6 +113,12 @@ def measure_chain(
         notes=tuple(notes),
         named_bytes=setting.resident,
     )
+
+
+def _alone(option: Option) -> Option:
+    """Of a block whose outputs nobody else keeps for long: it does so all the time."""
+    kept_bytes = option.kept_bytes + option.output_bytes
+    return replace(option, kept_bytes=kept_bytes, output_bytes=0)
 
 
 @contextlib.contextmanager
@@ -291,7 +302,12 @@ class _End(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, turn: _Turn, *outputs: Tensor) -> Tensor:
         ctx.turn, ctx.device = turn, outputs[0].device
-        ctx.like = [(o.shape, o.stride(), o.dtype) for o in outputs]
+        # Laid out as autograd would: dense, also where an output is a part of more.
+        dense = [torch.empty_like(o.detach(), device="meta").stride() for o in outputs]
+        ctx.like = [
+            (o.shape, strides, o.dtype)
+            for o, strides in zip(outputs, dense, strict=True)
+        ]
         return outputs[0].new_empty(0)
 
     @staticmethod
@@ -333,6 +349,7 @@ def _walk(
         leaves = _differentiable(pytree.tree_flatten(outputs)[0])
         if not leaves:
             raise ValueError("the model's output has no gradient: nothing is trained")
+        book.turn()
         torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
 
     kept = [stub.block for name, stub in stubs.items() if name not in kinds]

@@ -9,6 +9,7 @@ their size and notes how much lives around them. Knows no policy.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import Counter
 from collections.abc import Hashable, Mapping, Set
 from dataclasses import dataclass, field
@@ -276,6 +277,8 @@ class Marking:
         self.forwards: list[tuple[str, int, int]] = []  # name, most before it, live
         self.backwards: list[tuple[str, int, int]] = []
         self.end_bytes = 0
+        self.dropped: set[str] = set()  # nobody outside keeps what these gave
+        self._made: dict[str, list[weakref.ref[Any]]] = {}
 
     def begin(self) -> None:
         """A step begins."""
@@ -286,14 +289,37 @@ class Marking:
         """It has ended."""
         self.end_bytes = self._meter.peak_bytes() - self._base_bytes
 
+    def turn(self) -> None:
+        """The forward has ended; the backward begins."""
+        if self.marks and self.forwards:
+            self._look_after(self.forwards[-1][0])
+
+    def _look_after(self, name: str) -> None:
+        """Before what comes after `name` goes back: are its outputs still there?"""
+        if any(storage() is None for storage in self._made[name]):
+            self.dropped.add(name)
+
     def note(self, rows: list[tuple[str, int, int]], name: str) -> None:
         """Where one begins: the most before it, and what lives now."""
         if self.marks:
             most = self._meter.peak_bytes() - self._base_bytes
             rows.append((name, most, self._meter.live_bytes() - self._base_bytes))
 
-    def made(self) -> None:
+    def note_backward(self, name: str) -> None:
+        """The backward of one begins."""
+        names = [row[0] for row in self.forwards]
+        if self.marks and names.index(name):
+            self._look_after(names[names.index(name) - 1])
+        self.note(self.backwards, name)
+
+    def made(self, name: str, outputs: list[Tensor]) -> None:
         """Its outputs are there."""
+        if self.marks:
+            self._made[name] = [weakref.ref(o.untyped_storage()) for o in outputs]
+            self._meter.mark()
+
+    def made_gradients(self) -> None:
+        """The gradients of its inputs are there."""
         if self.marks:
             self._meter.mark()
 
@@ -332,16 +358,16 @@ class _Cut(torch.autograd.Function):
         )
         ctx.set_materialize_grads(False)
         ctx.book, ctx.name, ctx.held = book, name, tensors
-        book.made()
+        book.made(name, outputs)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.book.note(ctx.book.backwards, ctx.name)
+        ctx.book.note_backward(ctx.name)
         made = [
             torch.empty_like(t) if needs else None
             for t, needs in zip(ctx.held, ctx.needs_input_grad[4:], strict=True)
         ]
         ctx.held = ()
-        ctx.book.made()
+        ctx.book.made_gradients()
         return (None, None, None, None, *made)
