@@ -6,9 +6,11 @@ import gc
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 import overlaplab as ol
 from overlaplab.cluster.virtual import run as runs
@@ -98,3 +100,25 @@ def test_an_interrupted_start_of_a_run_leaves_no_thread_and_no_setting(
     assert not list(rank_threads())
     assert not isinstance(signal.getsignal(signal.SIGINT), Interrupts)
     assert ol.run(int, world_size=2).values == (0, 0)
+
+
+def test_runs_leave_no_objects():
+    """Thirty of them: less than an object of any kind a run."""
+
+    def step() -> None:
+        model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+        reducer = ol.BucketedReducer(model)
+        model(torch.ones(2, 8)).sum().backward()
+        reducer.wait()
+
+    def count() -> Counter[str]:
+        gc.collect()
+        return Counter(type(one).__name__ for one in gc.get_objects())
+
+    for _ in range(3):
+        ol.run(step, world_size=2)
+    before = count()
+    for _ in range(30):
+        ol.run(step, world_size=2)
+    grown = {name: n for name, n in (count() - before).items() if n >= 30}
+    assert not grown
