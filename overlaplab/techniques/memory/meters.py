@@ -87,6 +87,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """torch.compile stays on beneath this mode."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """It is not compiled; to wrap it would import the compiler (3 s)."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -245,6 +250,7 @@ class GpuMeter:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
+        gc.collect()  # the counters know all memory, garbage included
         with _no_collection():
             self._base_bytes = torch.cuda.memory_allocated()
             self.mark()
@@ -311,8 +317,7 @@ class GpuMeter:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """What is garbage in cycles is freed at a fixed point, or peaks would differ."""
-    gc.collect()
+    """Garbage in cycles is freed at no point between, or peaks would differ."""
     was_on = gc.isenabled()
     gc.disable()
     try:
