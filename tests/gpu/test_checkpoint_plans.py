@@ -15,7 +15,8 @@ from overlaplab.techniques.memory.meters import GpuMeter
 
 pytestmark = pytest.mark.gpu(1)
 
-SIZES = Sizes(gpt="gpt-738m", batch=4, tokens=1024, images=128)
+# Large enough that launches do not bound the step, also on a slow CPU.
+SIZES = Sizes(gpt="gpt-738m", batch=8, tokens=2048, images=128)
 NUM_BUDGETS = 5
 
 
