@@ -28,8 +28,11 @@ from overlaplab.operators import dtype_name, operator, read, tensors_in, written
 from overlaplab.operators.fused import launching_as_cuda
 from overlaplab.operators.nodes import tensor_bytes
 
-_CYCLES_A_NS = 2  # of torch.cuda._sleep, on cards of up to 2 GHz
-_MOST_AHEAD_NS = 500_000_000
+_PARTS = 5  # the median is of so many
+_MOST_STEPS = 50  # of a part
+_STEPS_IN_QUEUE = 6  # CUDA's queue has room for about a thousand kernels
+_HEATING_NS = 20_000_000
+_BUSY_SIZE, _BUSY_NS = 6144, 500_000  # of a matmul in bfloat16, at about 1 PFLOP/s
 
 
 class Meter(Protocol):
@@ -228,23 +231,31 @@ class HostMeter:
         return 0
 
 
+def keep_busy(ns: int) -> None:
+    """Give the current GPU matmuls for at least about `ns`.
+
+    A delay kernel would let it cool, and what comes behind it would find a higher clock
+    than a step does that is computing all the time.
+    """
+    left = torch.randn(_BUSY_SIZE, _BUSY_SIZE, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(left)
+    for _ in range(-(-ns // _BUSY_NS)):
+        torch.mm(left, left, out=out)
+
+
 class GpuMeter:
     """CUDA's memory counters, which are exact at any moment, and its events.
 
     Args:
-        target_ns: about how long a function is repeated for its time, so that the
-            clock of the card falls as it does in training.
-        most_repeats: at most so often.
+        target_ns: about how long a function is repeated for its time, in all.
+        warmup: calls before.
     """
 
     computes = True
     _BLOCK_BYTES = 512  # of the caching allocator
 
-    def __init__(
-        self, target_ns: int = 250_000_000, most_repeats: int = 200, warmup: int = 3
-    ) -> None:
+    def __init__(self, target_ns: int = 250_000_000, warmup: int = 3) -> None:
         self._target_ns = target_ns
-        self._most_repeats = most_repeats
         self._warmup = warmup
         self._base_bytes = 0
 
@@ -281,21 +292,20 @@ class GpuMeter:
             step()
         launch_ns = (time.perf_counter_ns() - start) // 2
         once = self._elapsed_ns(step, 2, 4 * launch_ns) / 2
-        repeats = int(max(4, min(self._most_repeats, self._target_ns // max(once, 1))))
-        part = -(-repeats // 4)
+        part = int(min(_MOST_STEPS, max(2, self._target_ns / _PARTS // max(once, 1))))
+        if launch_ns > 0.8 * once:  # all of them have to wait in the queue
+            part = min(part, _STEPS_IN_QUEUE)
         # The GPU may begin when the CPU needs no more for the rest than it does itself.
         ahead_ns = 2 * launch_ns + int(part * max(0, launch_ns - once))
-        for _ in range(2):
-            self._elapsed_ns(step, part, ahead_ns)
-        parts = [self._elapsed_ns(step, part, ahead_ns) for _ in range(5)]
+        ahead_ns = max(_HEATING_NS, ahead_ns)
+        parts = [self._elapsed_ns(step, part, ahead_ns) for _ in range(_PARTS)]
         return int(statistics.median(parts) / part)
 
     def _elapsed_ns(
         self, step: Callable[[], object], repeats: int, ahead_ns: int
     ) -> int:
         streams.synchronize()
-        sleep: Any = torch.cuda._sleep
-        sleep(_CYCLES_A_NS * min(ahead_ns, _MOST_AHEAD_NS))
+        keep_busy(ahead_ns)
         start, end = (streams.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(repeats):
