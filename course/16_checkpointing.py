@@ -571,12 +571,14 @@ def backward(block, x, remembered, grad):
     ### BEGIN SOLUTION
     now = torch.get_rng_state()
     torch.set_rng_state(remembered)
-    ### END SOLUTION
     with torch.enable_grad():
         y = block(x)
-    ### BEGIN SOLUTION
     torch.set_rng_state(now)
     ### END SOLUTION
+    ### BEGIN STUB
+    # with torch.enable_grad():
+    #     y = block(x)
+    ### END STUB
     y.backward(grad)
     return x.grad
 

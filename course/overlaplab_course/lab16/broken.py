@@ -14,11 +14,7 @@ def forward(block, x):
 def backward(block, x, remembered, grad):
     """The gradient of x; adds to the gradients of the block's weights."""
     x = x.detach().requires_grad_()
-    # YOUR CODE HERE
-    raise NotImplementedError("16.6")
     with torch.enable_grad():
         y = block(x)
-    # YOUR CODE HERE
-    raise NotImplementedError("16.6")
     y.backward(grad)
     return x.grad

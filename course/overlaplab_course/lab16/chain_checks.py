@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from overlaplab.grading import Sheet, stage
+from overlaplab.grading import Sheet
 from overlaplab.grading.answered import as_number
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.laws import regret
@@ -119,8 +119,7 @@ def grade_fastest(sheet: Sheet, fastest: Fastest) -> None:
     """Every answer is walked through a step: bytes and time are what that shows."""
     for case, blocks in every_chain().items():
         sheet.ran(f"fastest() of {case} under {len(budgets(blocks))} budgets")
-        asked = [(list(blocks), budget) for budget in budgets(blocks)]
-        answers = stage.job(ask_all, fastest, asked)
+        answers = [fastest(list(blocks), budget) for budget in budgets(blocks)]
         judged = [
             _judge(sheet, case, blocks, budget, answer)
             for budget, answer in zip(budgets(blocks), answers, strict=True)
@@ -184,11 +183,6 @@ def _judge_time(
         slower = more.extra > less.extra
         told = {"extra": more.extra, "before": less.extra, "budget": more.budget}
         LAB.refuse(sheet, MONOTONIC, slower, case=case, less=less.budget, **told)
-
-
-def ask_all(fastest: Fastest, asked: Sequence[tuple[list[Block], int]]) -> list[Any]:
-    """Every answer, where the learner's function is."""
-    return [fastest(list(blocks), budget) for blocks, budget in asked]
 
 
 def read_choice(answer: object, count: int) -> set[int] | None:
