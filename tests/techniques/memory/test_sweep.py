@@ -10,7 +10,7 @@ from tests.techniques.memory.sweep import sweep
 _FORMER = (2, 8, 19, 26, 27)
 
 
-@pytest.mark.parametrize("seed", [*_FORMER, 1000, 1001, 1004])
+@pytest.mark.parametrize("seed", [*_FORMER, 1001])
 def test_the_virtual_cluster_finds_no_random_model_over_its_budget(seed: int) -> None:
     for found in sweep(range(seed, seed + 1)):
         assert not isinstance(found, str) and not found.is_over
