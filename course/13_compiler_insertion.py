@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Who should decide when to send?
 #
-# **Lab 13: communication that a compiler puts in.** A primer: 15 minutes. Core: 60 minutes. Extras: 45
+# **Lab 13: communication that a compiler puts in.** A primer: 15 minutes. Core: 62 minutes. Extras: 46
 # more. You need no GPU.
 #
 # After the core you can
@@ -59,7 +59,8 @@ print(show(serial))
 # gives a result that may be read. Here each wait stands right behind its launch, as in code
 # that calls `dist.all_reduce(grad)` without `async_op`.
 #
-# Everything here is in slow motion: a product takes 2 ms, and a message 5: 1 ms of latency and 4 on the wire.
+# Everything here is in slow motion: a product takes 2 ms, and a message 5: 1 ms of latency and 4 on the wire. Both
+# ranks do the same at the same time, so one is drawn.
 
 # %% name="nine-drawn"
 runs = {"waits at once": lab.timed(serial)}
@@ -87,7 +88,7 @@ view.draw_many(runs)
 # time. And yet nothing forces this. No layer needs the average of another layer's gradient.
 
 # %% [markdown]
-# ## 2. Which operators could run beside a message? (10 minutes)
+# ## 2. Which operators could run beside a message? (12 minutes)
 #
 # Texts on overlap answer with a list. One kind of list goes by **module type**: *a Linear is large enough to
 # hide a message, a LayerNorm or an activation is not*. Another goes by **layer**: *while a layer's gradients
@@ -97,8 +98,8 @@ view.draw_many(runs)
 print(lab.table_of({"by type": lab.by_type, "by layer": lab.by_layer}))
 
 # %% [markdown]
-# `yes` means that this operator could run beside that message. The two lists disagree in many places. The
-# graph has the answer. An operator can run beside a message if
+# Each pair of rows is one message; `yes` means: this operator could run beside it. The lists disagree in many
+# places. The graph has the answer. An operator can run beside a message if
 #
 # - the message does not need it, however far back, and
 # - it does not need the message, however far back.
@@ -165,15 +166,9 @@ print(lab.wrong_of(answers))
 # The list by type *allows* what cannot be: `dw3` beside the message that carries `dw3`. The list by layer
 # *misses* what could be: `dx3` belongs to the same layer as `dw3`, but it has no part in what is sent. A module is
 # the wrong unit. Its backward pass is two operators, and only one of them makes the gradient.
-#
-# In a real model a list by type also misses things. Here is the graph of a GPT with two layers, with one message
-# per gradient, against "only a Linear's products hide messages":
-
-# %% name="lists-gpt" fold=true
-print(lab.by_type_on_a_gpt())
 
 # %% [markdown]
-# ## 3. Launch early (7 minutes)
+# ## 3. Launch early (6 minutes)
 #
 # Now you move nodes. A **pass** is a function that gets a graph and changes it. The first pass brings each
 # launch to the earliest place where it may stand.
@@ -186,7 +181,7 @@ print(lab.by_type_on_a_gpt())
 # - Afterwards each launch stands right behind the last node that it needs, with no operator and no wait between
 #   them. (Other launches and views may stand there.)
 # - Nothing else moves.
-# - Each rank runs your pass by itself, and all ranks must send in the same order.
+# - Each rank runs your pass for itself. Whatever the order of the launches is, it must be the same on all ranks.
 #
 # About 4 lines. `lab.launches(graph)` lists the launches.
 #
@@ -216,7 +211,7 @@ _ = check("13.2", launch_early)
 lab.keep("13.2", launch_early)
 
 # %% [markdown]
-# ## 4. Wait late (6 minutes)
+# ## 4. Wait late (5 minutes)
 #
 # The second pass moves waits the other way.
 #
@@ -266,14 +261,15 @@ for name, graph in (
 view.draw_many(runs)
 
 # %% [markdown]
-# Both have become the same program. It does not matter how it was written: the needs are the same, and the two
-# passes look at nothing else. What is still exposed is what the wire has left to send when the last product ends.
+# The last two pictures are equal: it does not matter how the program was written. The needs are the same, and
+# the two passes look at nothing else. What is still exposed is what the wire has left to send when the last
+# product ends.
 #
 # **A door.** This is a good place to stop for today. When you come back, run all cells once: what you solved is in
 # the notebook.
 
 # %% [markdown]
-# ## 5. Which messages may travel together? (9 minutes)
+# ## 5. Which messages may travel together? (10 minutes)
 #
 # Each message begins with its latency, here 1 ms. Messages that travel together pay it once. In a graph such a
 # **bucket** is one launch with several tensors, and one wait per tensor.
@@ -285,16 +281,16 @@ view.draw_many(runs)
 print(show(lab.plan_graph("one sends what another brought")))
 
 # %% [markdown]
-# If `all_reduce_0` and `all_reduce_1` shared a bucket, it would have to be launched behind `with_1_0`, which needs
-# its result. That is a **circle**: no order is possible. Gradients alone never make one. Messages of a forward pass
+# Suppose that `all_reduce_0` and `all_reduce_1` shared a bucket. It could leave only when `with_1_0` is ready. But
+# `with_1_0` needs `wait_0`, a result of this bucket. That is a **circle**: no order is possible. Gradients alone never make one. Messages of a forward pass
 # do, and so does a gradient norm that is summed over the ranks before the gradients are scaled by it.
 #
 # **Exercise 13.4.** Write `plan_buckets(graph, needs, cap_bytes)`.
 #
 # - All messages are averages in one dtype. Each launch stands where it is ready.
 # - Return a list of buckets. A bucket is a list of launches, in the order of the graph. Each launch is in one bucket.
-# - One bucket is open at a time. The next launch joins it, with two exceptions: together they would have more than
-#   `cap_bytes`, or the launch needs the result of one that is in the bucket, however far back. Then it opens a new one.
+# - One bucket is open at a time. The next launch joins it, unless together they would have more than `cap_bytes`,
+#   or the launch needs the result of one that is in the bucket, however far back. Then it opens a new bucket.
 # - A message that is larger than the cap travels alone.
 #
 # About 10 lines. `lab.sent_bytes(launch)` gives the bytes. `lab.all_before(needs, node)` gives the set of all nodes
@@ -382,7 +378,7 @@ view.draw_many(
 # Look at the last picture. Nothing overlaps in it, and it is the shortest of the three: overlap is a means, not the aim.
 
 # %% [markdown]
-# ## 6. Read what it writes (7 minutes)
+# ## 6. Read what it writes (8 minutes)
 #
 # In the end the graph becomes Python again. This is what our compiler writes for the graph that your passes made:
 
@@ -391,8 +387,8 @@ mine = compiled(40_000)
 print(generate(mine, "backward"))
 
 # %% [markdown]
-# `average` launches one all-reduce and returns something to wait for. `args.clear()` and `del` let go of each tensor after
-# its last use.
+# `average` launches one all-reduce, in place, and returns something to wait for: after `all_reduce_dw3.wait()`, `dw3` *is*
+# the average. `args.clear()` and `del` let go of each tensor after its last use.
 #
 # **Predict.** What is the largest number of messages that are launched and not yet waited for? And which layer's
 # message is waited for first: 1, 2 or 3?
@@ -431,27 +427,29 @@ lab.side_by_side("by ms", by_ms, f"{abs(difference_ms):.1f}")
 view.draw_many({"hooks of lab 06": hooks, "code from the graph": code})
 
 # %% [markdown]
-# There is next to no difference: only the reducer's copies into its buckets. The hooks launch each message when its
-# gradient is ready, and wait at the end. Launch early, wait late: that *is* a reducer.
+# There is next to no difference: only the thin bars, the reducer's copies into its buckets and back. The hooks launch
+# each message when its gradient is ready, and wait at the end. Launch early, wait late: that *is* a reducer.
 #
-# So what can a compiler do that hooks cannot? In both pictures layer 3 computes its `dx` before its `dw`, so the first
-# message leaves after 4 ms. Hooks take autograd's order of computing as it is. A compiler may change it:
+# So what can a compiler do that hooks cannot? In the lower picture `dx3` stands before `dw3`. It is the same in the upper
+# one, where autograd calls both `mm`. So the first message leaves after 4 ms. Hooks take autograd's order of computing
+# as it is. A compiler may change it:
 
 # %% name="other-order"
 graph = nine_operators()
 plan = plan_schedule(graph, lab.COSTS)
-print(str(plan).partition("\n")[0])
+print(f"{plan.found.end_ns / 1e6:.0f} ms. Proven optimal: {plan.is_optimal}")
 best = schedule(graph, plan)
 view.draw_many(
     {"hooks of lab 06": hooks, "another order of computing": lab.timed(best)}
 )
 
 # %% [markdown]
-# With `dw3` first, its message leaves 2 ms earlier, and so do all others. The line above the picture says that this is
-# proven optimal. Then launching early and waiting late, in autograd's order, was not. When is it?
+# With `dw3` first, its message leaves 2 ms earlier, and so do all others. Our compiler searches for such an order, and the
+# line above the picture says that nothing shorter is possible. So launching early and waiting late, in autograd's
+# order, was not the best. When is it?
 
 # %% [markdown]
-# ## 7. When is "launch early, wait late" the best? (14 minutes)
+# ## 7. When is "launch early, wait late" the best? (13 minutes)
 #
 # **Theorem.** Launch each message as soon as it is ready, and wait at the end. No other order of launches
 # ends earlier, *if*
@@ -460,18 +458,18 @@ view.draw_many(
 # 2. **nothing reads** a message before the end,
 # 3. **no limit** is set on how much may be in flight.
 #
-# Why? The wire is a queue. Launched like this, it is never idle while a message is ready, and a queue that never idles
-# while there is work ends as early as it can.
+# Why? The wire is a queue, and messages that are launched like this never leave it idle while one of them is ready. A
+# queue that never idles while there is work ends as early as it can.
 #
-# Try to break it. The next cell draws 200 chains of four operators, each with one message and random times. It times
-# the rule, and then *all* other orders of launches.
+# Try to break it. The next cell makes up 200 chains of four operators. Each operator has one message, and all times are
+# random. The cell times the rule, and then *all* other orders of launches.
 
 # %% name="try"
 print(f"{lab.try_to_break()} of 200 chains have a better order of launches")
 
 # %% [markdown]
-# Now take away one condition at a time. Here are three shapes. Operators are listed in the given order of computing.
-# `m of x` is a message with what `x` made, and `x < m` is an operator that reads message `m`:
+# Now take away one condition at a time. Here are three shapes, each a row of operators and messages in the given order.
+# `m of x` is a message with what `x` made, and `x < m` is an operator `x` that reads message `m`:
 
 # %% name="shapes"
 for name, rows in lab.SHAPES.items():
@@ -479,13 +477,15 @@ for name, rows in lab.SHAPES.items():
 
 # %% [markdown]
 # - `order`: `dx` and `dw` may change places.
-# - `reader`: operators keep their order, but `u2` reads `m2`, and `u1` reads `m1`.
-# - `memory`: operators keep their order and read nothing. But at most 10 units may be in flight, and a message of
-#   5 ms has 5 units. A launch that finds no room makes the compute stream wait until a message has ended.
+# - `reader`: operators keep their order; launches may move. `u2` reads `m2`, and `u1` reads `m1`.
+# - `memory`: operators keep their order and read nothing; launches may move. At most 10 units may be in flight, and a
+#   message of 5 ms has 5 units. A launch that finds no room makes the compute stream wait until a message has ended.
 #
 # **Exercise 13.5.** Break the rule three times. For each shape find times, whole numbers of ms from 1 to 9, with which
 # "launch early, wait late" takes longer than the best order: by 60 % in `order`, by 30 % in `reader` and by 10 % in
-# `memory`. Think, or try, or write a loop over `lab.shape("order", dx=1, dw=1, m=1).loses_percent`.
+# `memory`. Think; or try numbers in the cell; or let a loop try random ones (see the last hint).
+#
+# The cell below yours draws the rule and the best order for each shape.
 #
 # <details><summary>Hint: order</summary>
 #
@@ -501,6 +501,12 @@ for name, rows in lab.SHAPES.items():
 #
 # Let `ma` nearly fill the limit. Then `mb` finds no room, and its launch makes everything wait. If `mb` is small, it
 # could have gone *before* `ma`; the long `d` could then run beside `ma`.
+#
+# </details>
+# <details><summary>Hint: a loop</summary>
+#
+# `lab.shape("order", dx=1, dw=1, m=1).loses_percent` is a number. Draw each time with `random.randint(1, 9)`, a few
+# hundred times, and keep the times that lose most.
 #
 # </details>
 
@@ -553,10 +559,10 @@ print(f"""1. Ask the graph, not a list: of 18 answers the list by module type al
    {worst.rule_ms / worst.best_ms:.1f} times as long as the best.""")
 
 # %% [markdown]
-# ## Tomorrow, in your own training loop (1 minute)
+# ## Tomorrow, in your own training loop (2 minutes)
 #
-# Five lines around an unmodified model. Here they run on two ranks of the virtual cluster. On your GPUs they stand in the
-# script that `torchrun` starts.
+# Five lines around an unmodified model, and no DDP around it: the compiled backward pass averages. Here they run on two
+# ranks of the virtual cluster. On your GPUs they stand in the script that `torchrun` starts.
 
 
 # %% name="tomorrow"
@@ -577,6 +583,11 @@ run = ol.run(train, world_size=2, hardware="h200-nvlink")
 print(run.values[0])
 
 # %% [markdown]
+# Read it like this. The four gradients of this small model travel in one message. Nothing is left to compute beside it, so
+# it is `sync`: launched and waited for at once. `undecided` is the step with one message per gradient, each waited for at
+# once, before the compiler decided anything.
+
+# %% [markdown]
 # ---
 # **Stop line.** That is the core. You may close the laptop here.
 #
@@ -585,7 +596,7 @@ print(run.values[0])
 # %% [markdown]
 # # Extras
 #
-# Each stands alone. Take what you like.
+# Each stands alone. Take what you like. (Our compiler prints times in ns: 1 ms is 1,000,000 ns.)
 #
 # ## 8. The order of computing (10 minutes)
 #
@@ -599,11 +610,12 @@ dw_first = ["dw3", "dx3", "dw2", "dx2", "dw1", "dx1"]
 for layers in (lab.NINE, lab.CASES[1]):
     print(list(layers))
     print(f"  dx first {lab.end_ms(layers, dx_first)} ms,", end=" ")
-    print(f"dw first {lab.end_ms(layers, dw_first)} ms")
+    print(f"dw first {lab.end_ms(layers, dw_first)} ms,", end=" ")
+    print(f"the best order {lab.best_ms(layers)} ms")
 
 # %% [markdown]
-# For the nine operators "`dw` first" is best. In the second case it is far from it: the first `dw` is long and its message
-# short, while the layers below have large messages.
+# For the nine operators "`dw` first" is best. In the second case both rules are far from it: `dw3` is long and its message
+# short, while the two layers below have large messages.
 #
 # **Exercise 13.6.** Write `order(layers)`. Return a list of names such as `dw_first` above, for one to three layers, so
 # that nothing ends earlier. `lab.names_of(layers)` has the names; `lab.end_ms(layers, names)` is the time, and
@@ -686,6 +698,8 @@ view.draw_many(limited)
 #
 # Formulas are never exact, so people let the compiler *measure* when each gradient is ready, and launch in that order. Each
 # rank measures for itself. Your number draws what two ranks have measured.
+#
+# Run the next four cells as they are: `plan_launches` is what such a rank does, and the exercise stands below them.
 
 # %% name="my-number"
 my_number = 3  # any whole number: your day of birth, your desk
@@ -715,7 +729,7 @@ print(case.play(plan_launches))
 # %% [markdown]
 # **Exercise 13.7.** Fill in what the program does *as given* (run the cell above before you repair it).
 #
-# - `"kind"`: `"deadlock"`: ranks wait for one another for ever; `"mixed"`: different gradients are averaged with one
+# - `"kind"`, one of four. `"deadlock"`: ranks wait for one another for ever; `"mixed"`: different gradients are averaged with one
 #   another; `"race"`: a gradient is read while it is written; `"unwaited"`: nobody waits for a message.
 # - `"rank_0"`, `"rank_1"`: the two gradients that meet in the first message that goes wrong.
 #
@@ -750,12 +764,21 @@ _ = check("13.7", my_number, diagnosis, plan_launches)
 # our compiler compares a hash of the messages' order between the ranks before the first run, and PyTorch's scheduler agrees on the
 # median of all ranks' times (`_align_compute_nodes_runtime_estimations_across_all_distributed_ranks`).
 #
-# ## 12. "Compilers hide more than hands do" (8 minutes)
+# ## 12. "Compilers hide more than hands do" (9 minutes)
 #
 # You will meet two claims. *Code in which all ranks do the same (SPMD) leaves little to overlap; asynchronous dependencies
 # win.* And: *hand-made overlap reaches 60 to 80 % of the potential, compilers reach 85 to 95 %.* Measure both.
 #
-# The model is the GPT of section 2, on eight GPUs, with two links and two batch sizes.
+# The model is a GPT with two layers and one message per gradient. First, what the list by type of section 2 ("only
+# a Linear's products hide messages") says of its graph:
+
+# %% name="lists-gpt" fold=true
+print(lab.by_type_on_a_gpt())
+
+# %% [markdown]
+# In a real model, then, the list also *misses* things: attention, norms and activations take time, too.
+#
+# Now the two claims. The GPT runs on eight GPUs, with two links and two batch sizes. The table has ms per step.
 #
 # - *Waits at once*: each gradient is sent and waited for.
 # - *Hooks*: launch early and wait late in autograd's order, with the best of four bucket sizes.
@@ -834,19 +857,23 @@ for name in ("forward", "backward"):
 print(lab.gpu_table())
 best_cap = lab.ms("B, batch 2", "ours 400") / lab.ms("B, batch 2", "our reducer")
 small_cap = lab.ms("B, batch 2", "ours 25") / lab.ms("B, batch 2", "our reducer")
+at_end = lab.ms("A, batch 2", "serial") / lab.ms("A, batch 2", "ours 400")
 mixed = lab.ms("A, batch 2", "our reducer, inductor") / lab.ms("A, batch 2", "ours 400")
 print(
     f"machine B, batch 2: inserted takes {best_cap:.2f} of the hooks' step with 400 MiB,"
 )
-print(
-    f"and {small_cap:.2f} with 25; machine A: hooks over Inductor {mixed:.2f} of inserted"
-)
+print(f"and {small_cap:.2f} of it with 25 MiB")
+print(f"machine A: hooks over Inductor take {mixed:.2f} of inserted with 400 MiB,")
+print(f"and one message at the end, where nothing overlaps, {at_end:.2f}")
 
 # %% [markdown]
 # Hooks and compiler are close on GPUs, too, if each has its best bucket size. At batch 2 the step waits for the CPU's
-# launches, and each message is one more launch from Python, so 25 MiB is far too small. At batch 8 the GPU sets the pace,
-# and all ways are within a few percent. On machine A the shortest step is a mixture: hooks send, and Inductor's kernels
-# compute. There it matters more who makes the computing fast than who decides when to send.
+# launches, and each message is one more launch from Python, so 25 MiB is far too small. Machine A even gains nothing from
+# overlap there: one message at the end is as short as the best cap. At batch 8 the GPU sets the pace, and all ways are
+# within a few percent.
+#
+# On machine A the shortest step with messages is a mixture: hooks send, and Inductor's kernels compute. There it matters
+# more who makes the computing fast than who decides when to send.
 #
 # ## 16. Where the model lies (1 minute)
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # ## Primer: FX graphs in 15 minutes
 #
-# This part is shared by labs 13, 14 and 17. If you have done it in one of them, run its cells and
-# go on.
+# Other labs on compilers share this part. If you have done it in one of them, run its cells and go
+# on.
 #
 # A compiler does not read your Python. It works on a **graph**: a list of operators, each with what
 # it takes. PyTorch's own form of it is `torch.fx.Graph`. Here is a function, and its graph.

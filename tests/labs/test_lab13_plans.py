@@ -243,3 +243,8 @@ def test_who_returns_nothing_is_told_so(exercise, name):
 def test_a_refusal_says_how_to_see_the_graph(faults):
     (seen,) = faults(judge(find_exercise("13.3"), lambda graph, needs: None)).values()
     assert "print(show(lab.graph_of('each message waited for at once')))" in seen
+
+
+def test_the_first_shape_that_holds_is_drawn():
+    verdict = judge(find_exercise("13.5"), {**RIGHT, "order": ONES["order"]})
+    assert verdict.timeline_title == "order"

@@ -23,7 +23,14 @@ from overlaplab_course.lab13.lists import (
 )
 from overlaplab_course.lab13.measured import gpu_table, ms
 from overlaplab_course.lab13.moves import COSTS, link, most_in_flight, run_graph, timed
-from overlaplab_course.lab13.ordering import CASES, NINE, drawn, end_ms, names_of
+from overlaplab_course.lab13.ordering import (
+    CASES,
+    NINE,
+    best_ms,
+    drawn,
+    end_ms,
+    names_of,
+)
 from overlaplab_course.lab13.plans import merged, plan_graph, sent_bytes
 from overlaplab_course.lab13.shipped import passes_table, settings_table
 from overlaplab_course.lab13.thesis import spread, thesis_table

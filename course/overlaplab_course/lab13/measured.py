@@ -19,7 +19,7 @@ from overlaplab_course import stored
 STORED = Path(__file__).with_name("measured.json")
 NAMES = {
     "compute": "compute alone",
-    "serial": "all messages at the end",
+    "serial": "one message at the end",
     "ddp 100 views static": "DDP, 100 MiB, views, static graph",
     "our reducer": "hooks: BucketedReducer",
     "ours 25": "inserted, 25 MiB",

@@ -54,6 +54,7 @@ def grade_beside(sheet: Sheet, beside: Callable[..., Any]) -> None:
                 facts["names"] = ", ".join(dict.fromkeys(wrong))
                 facts["operators"] = ", ".join(computing)
                 LAB.refuse(sheet, sentence, bool(wrong), **facts)
+    sheet.ran(f"beside() of each message of {len(EVERY)} graphs")
 
 
 def _is_view(node: Node, computing: Sequence[str]) -> bool:

@@ -23,6 +23,8 @@ def grade_buckets(sheet: Sheet, plan_buckets: Callable[..., Any]) -> None:
             made = stage.job(plans.planned, plan_buckets, plan, cap)
             if not _judge_plan(sheet, plan, cap, made):
                 return
+    num_plans, num_caps = len(plans.PLANS), len(plans.CAPS)
+    sheet.ran(f"plan_buckets on {num_plans} graphs, each with {num_caps} caps")
 
 
 def _judge_plan(sheet: Sheet, plan: str, cap: int, made: list[list[str]]) -> bool:
@@ -63,7 +65,11 @@ def _text(made: list[list[str]]) -> str:
 
 @LAB.grader("13.5")
 def grade_broken(sheet: Sheet, found: Mapping[str, Any]) -> None:
-    """Each shape is timed by the rule, and by all orders that its conditions leave."""
+    """Each shape is timed by the rule, and by all orders that its conditions leave.
+
+    The first that holds is drawn, else the last.
+    """
+    holds = False
     sheet.ran("the three schedules, by the rule and by all orders")
     for table in LAB.tables("13.5")[1:]:
         name, times = table["name"], found.get(table["name"])
@@ -73,7 +79,9 @@ def grade_broken(sheet: Sheet, found: Mapping[str, Any]) -> None:
             continue
         mine = breaking.shape(name, **dict(times or {}))
         loses = mine.loses_percent + 1e-9 >= table["most"]
-        sheet.show(mine.timelines[f"{name}: launch early, wait late"], title=name)
+        if not holds:
+            sheet.show(mine.timelines[f"{name}: launch early, wait late"], title=name)
+        holds = holds or not loses
         LAB.refuse(sheet, table["says"], not loses, said=str(mine))
 
 

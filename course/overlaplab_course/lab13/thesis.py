@@ -114,7 +114,7 @@ def ways(link: str, batch: int) -> Ways:
 
 
 def thesis_table() -> str:
-    """Step in ms, and what of the potential is won, for each link and batch size."""
+    """ms per step, and what of the potential is won, for each link and batch size."""
     rows = []
     for link in LINKS:
         for batch in BATCHES:
