@@ -99,7 +99,7 @@ lab.draw_memory(pair)
 #
 # `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` runs `block(x)` and keeps `x`
 # alone. When the backward comes to the block, it runs the block again. Here are the two steps of
-# the figure above, without optimizer, in numbers.
+# the figure above in numbers.
 
 # %% name="bill"
 print(lab.bill_table(steps["six blocks"], steps["blocks compute again"]))
@@ -108,7 +108,7 @@ print(lab.bill_table(steps["six blocks"], steps["blocks compute again"]))
 # Two claims that you will meet. *"Checkpointing every layer needs the memory of one layer"*: no, the inputs
 # of all blocks stay, one per block, and grow with the depth. *"It doubles the forward"*: the forward
 # does run twice, but a backward takes twice as long as a forward, so forward and backward
-# together take 4/3 of the time, not 2.
+# together take 4/3 of the time, not 2. (Here it is a little less; section 6 says why.)
 #
 # To plan, write a step down as a table. From here on sizes are whole MiB, and what is always there
 # (parameters, states) is left out.
@@ -490,8 +490,8 @@ lab.draw_memory(
 )
 
 # %% [markdown]
-# Less than 33 %: a block's last matmul need not be computed again, because torch stops as soon as it has all that the
-# backward asks for, and a backward takes more than twice as long as a forward here.
+# Less than 33 %: a block's last matmul is not computed again, because torch stops as soon as it has all that the
+# backward asks for. Embedding, head and loss are outside the blocks.
 #
 # And what do you do with a budget between the two? The 24 blocks are a chain. Measured block by block, they make a table
 # for *your* `fastest`. Its choice is then trained, and the lane says what it took. The last column
@@ -692,7 +692,8 @@ view.draw_many(plans)
 
 # %% [markdown]
 # Both fit 100 MiB. The plan that computes *more* again has the shorter step. What is computed again before the long message
-# leaves delays it; what is computed again after it is hidden, or rather hides: it costs nothing.
+# leaves delays it. What is computed again while that message travels costs nothing: the GPU would have waited for it
+# anyway.
 #
 # ## 10. On a GPU (3 minutes)
 #

@@ -35,30 +35,32 @@ class Block:
     ms: int
 
 
-def walk(blocks: Sequence[Block], again: Collection[int]) -> Timeline:
-    """A step: all forwards, then all backwards; blocks in `again` compute twice.
+Kernel = tuple[str, int, int]  # name, start and end in ms
+Moment = tuple[int, int, int]  # ms; MiB of activations and of temporaries from then on
 
-    Args:
-        again: indices of blocks that drop their inside in the forward.
-    """
-    spans: list[Span] = []
-    events: list[tuple[int, int, int]] = []  # ns, bytes of activations, of temporaries
+
+def _play(
+    blocks: Sequence[Block], again: Collection[int]
+) -> tuple[list[Kernel], list[Moment]]:
+    """All forwards, then all backwards, and what lives from when on."""
+    kernels: list[Kernel] = []
+    last: dict[int, Moment] = {}
     now, kept, temporary = 0, 0, 0
 
     def run(name: str, ms: int) -> None:
         nonlocal now
-        end = now + ms * _MS
-        spans.append(Span(0, "default", "compute", name, now, end))
-        now = end
+        kernels.append((name, now, now + ms))
+        now += ms
 
     def holds(more: int, more_temporary: int = 0) -> None:
+        # Of several changes at one time the last says what lives from then on; what
+        # lives for no time at all is no peak.
         nonlocal kept, temporary
         kept, temporary = kept + more, temporary + more_temporary
-        events.append((now, kept * MIB, temporary * MIB))
+        last[now] = (now, kept, temporary)
 
     for number, block in enumerate(blocks):
-        holds(block.input)
-        holds(block.inside)
+        holds(block.input + block.inside)
         run(f"F{number}", block.ms)
         if number in again:
             holds(-block.inside)
@@ -69,13 +71,24 @@ def walk(blocks: Sequence[Block], again: Collection[int]) -> Timeline:
         holds(0, block.work)
         run(f"B{number}", 2 * block.ms)
         holds(-block.inside - block.input, -block.work)
-    # Of several changes at one time the last says what lives from then on; what lives
-    # for no time at all is no peak.
-    last = {time: (a, t) for time, a, t in events}
-    steps = tuple((time, a + t) for time, (a, t) in last.items())
+    return kernels, [*last.values()]
+
+
+def walk(blocks: Sequence[Block], again: Collection[int]) -> Timeline:
+    """A step: all forwards, then all backwards; blocks in `again` compute twice.
+
+    Args:
+        again: indices of blocks that drop their inside in the forward.
+    """
+    kernels, moments = _play(blocks, again)
+    spans = [
+        Span(0, "default", "compute", name, start * _MS, end * _MS)
+        for name, start, end in kernels
+    ]
+    steps = tuple((ms * _MS, (a + t) * MIB) for ms, a, t in moments)
     kinds = (
-        ("activations", tuple(a for a, _ in last.values())),
-        ("other", tuple(t for _, t in last.values())),
+        ("activations", tuple(a * MIB for _, a, _ in moments)),
+        ("other", tuple(t * MIB for _, _, t in moments)),
     )
     return Timeline(
         tuple(spans),
@@ -86,8 +99,8 @@ def walk(blocks: Sequence[Block], again: Collection[int]) -> Timeline:
 
 def peak_of(blocks: Sequence[Block], again: Collection[int]) -> int:
     """The most MiB that `walk` holds at once."""
-    (memory,) = walk(blocks, again).memory
-    return memory.peak_bytes // MIB
+    _, moments = _play(blocks, again)
+    return max(a + t for _, a, t in moments)
 
 
 def extra_ms(blocks: Sequence[Block], again: Collection[int]) -> int:
