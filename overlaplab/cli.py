@@ -73,14 +73,23 @@ def main() -> None:
     """
 
 
-@main.command("demo")
+@main.command(
+    "demo", short_help="Train a model in three ways; compare and draw a step."
+)
 @click.option(
     "--cluster",
+    type=click.Choice(["virtual", "gloo", "nccl"]),
     default="virtual",
-    help="virtual, gloo (CPU processes) or nccl (one process a GPU).",
+    help="virtual: on a computed clock; gloo: CPU processes; nccl: one process per "
+    "GPU.",
 )
-@click.option("--ranks", default=4, help="Ranks of the job.")
-@click.option("--steps", default=4, help="Steps, 2 or more.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    default=4,
+    help="Processes that train together.",
+)
+@click.option("--steps", default=4, help="Training steps, 2 or more.")
 @click.option(
     "--hardware",
     help="Profile that times the virtual cluster, such as h100-nvlink.  "
@@ -97,6 +106,9 @@ def demo_command(
 ) -> None:
     """Train with a serial, a per-parameter and a bucketed reducer; compare a step.
 
+    Gradients are averaged after the backward pass, in one message per parameter, or in
+    a few larger messages beside it. Prints a table and draws a figure.
+
     The exit code is 0 if all of them end with the right parameters, else 1.
     """
     from overlaplab import demo
@@ -111,7 +123,7 @@ def demo_command(
     sys.exit(0 if same else 1)
 
 
-@main.command("grade")
+@main.command("grade", short_help="Mark a notebook, or a folder of them.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not a table.")
 @click.option(
@@ -150,7 +162,11 @@ def grade_command(
         return
     if path.is_dir() or pages is not None or jobs is not None:
         raise ValueError(
-            f"{path}: give --csv FILE to grade a folder; --html and --jobs are for that"
+            f"{path} is a folder, whose marks need a table: overlaplab grade {path} "
+            "--csv marks.csv"
+            if path.is_dir()
+            else f"{path} is one notebook; --html and --jobs are for a folder of them, "
+            "with --csv"
         )
     from overlaplab.grading.notebook import grade_notebook
 
@@ -190,14 +206,15 @@ def _grade_class(
     sys.exit(1 if NOT_GRADED in outcomes else 0)
 
 
-@main.command("progress")
+@main.command("progress", short_help="Show what is solved, and what is next.")
 @click.argument(
     "folder", type=click.Path(path_type=Path), default=Path("labs"), required=False
 )
 def progress_command(folder: Path) -> None:
     """Show which exercises of the labs in FOLDER are solved, and which is next.
 
-    Reads what your notebooks saved and runs nothing, so save them first.
+    FOLDER is `labs` if you do not name one. Reads what your notebooks saved and runs
+    nothing, so save them first.
     """
     from overlaplab.grading.progress import read_progress
 
@@ -211,7 +228,9 @@ def progress_command(folder: Path) -> None:
     click.echo(f"{'all labs':28} {solved:2} of {total:2}")
 
 
-@main.command("doctor")
+@main.command(
+    "doctor", short_help="Say what this machine can run, and how to repair it."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, not text.")
 def doctor_command(as_json: bool) -> None:
     """Say what this machine is, what that means for overlap, and what to do.
@@ -244,7 +263,9 @@ def _check_output(path: Path, inputs: Sequence[str]) -> None:
         raise ValueError(f"--html {path} is named like a trace; give it .html")
 
 
-@main.command("report")
+@main.command(
+    "report", short_help="Say what a traced training step loses, and to what."
+)
 @click.argument(
     "traces", nargs=-1, required=True, metavar="TRACE...", type=click.Path()
 )
@@ -319,7 +340,7 @@ def report_command(
     sys.exit(0 if found.has_communication else NO_COMMUNICATION_CODE)
 
 
-@main.command("calibrate")
+@main.command("calibrate", short_help="Measure this machine as a hardware profile.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -329,7 +350,7 @@ def report_command(
 @click.option(
     "--backend",
     type=click.Choice(["nccl", "gloo"]),
-    help="nccl: a process a GPU; gloo: two on the CPU.  [default: nccl with GPUs]",
+    help="nccl: one process per GPU; gloo: two on the CPU.  [default: nccl with GPUs]",
 )
 def calibrate_command(out: Path, backend: str | None) -> None:
     """Measure this machine and write a hardware profile of it.

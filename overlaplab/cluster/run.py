@@ -55,7 +55,9 @@ class Run:
             _count(num_ranks, "rank"),
             f"step {report.step_ns / 1e6:.3f} ms",
             f"exposed {report.exposed_ns / 1e6:.3f} ms of communication",
-            _count(len(self.warnings), "finding") if self.warnings else "no findings",
+            f"{_count(len(self.warnings), 'finding')} in .warnings"
+            if self.warnings
+            else "no findings",
         ]
         return f"Run({', '.join(parts)})"
 

@@ -50,11 +50,14 @@ def read_progress(folder: Path) -> list[LabProgress]:
         NotebookError: no such folder, no lab in it, or a lab that cannot be read.
     """
     if not folder.is_dir():
-        raise NotebookError(f"{folder}: there is no such folder; expected that of labs")
+        raise NotebookError(
+            f"{folder}: there is no such folder; expected that of your labs"
+        )
     labs = [lab for path in sorted(folder.glob("*.ipynb")) if (lab := _read_lab(path))]
     if not labs:
         raise NotebookError(
-            f"{folder}: no lab in it; expected notebooks such as 00_start.ipynb"
+            f"{folder}: no lab in it; expected notebooks such as 00_start.ipynb. Name "
+            "the folder of your labs: overlaplab progress FOLDER"
         )
     return labs
 

@@ -80,7 +80,7 @@ def test_a_fault_of_the_package_keeps_its_traceback() -> None:
     [
         (["demo", "--cluster", "cloud"], ["cloud", "virtual", "gloo", "nccl"]),
         (["demo", "--hardware", "h9000"], ["h9000", "h100-nvlink"]),
-        (["demo", "--ranks", "0"], ["0"]),
+        (["demo", "--ranks", "0"], ["--ranks", "0", "x>=1"]),
         (["demo", "--steps", "1"], ["steps", "1", "2 or more"]),
         (["demo", "--ranks", "many"], ["many"]),
         (["demo", "--out", "no/such/place.png"], ["no/such/place.png"]),
@@ -88,6 +88,9 @@ def test_a_fault_of_the_package_keeps_its_traceback() -> None:
         (["demo", "--out", "demo.doc"], ["demo.doc", ".png"]),
         (["grade", "no-such-file.ipynb"], ["no-such-file.ipynb"]),
         (["grade"], ["PATH"]),
+        (["grade", "."], ["is a folder", "--csv marks.csv"]),
+        (["grade", "a.ipynb", "--html", "x"], ["one notebook", "with --csv"]),
+        (["progress", "tests"], ["no lab in it", "overlaplab progress FOLDER"]),
         (["train"], ["train"]),
     ],
 )

@@ -100,6 +100,37 @@ def test_the_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
     assert lines(printed) == lines(shown)[1:]
 
 
+def test_the_report_prints_what_the_readme_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (shown,) = (block for block in blocks("console") if "overlaplab report" in block)
+    command, *expected = lines(shown)
+    monkeypatch.chdir(ROOT)
+
+    result = CliRunner().invoke(cli.main, command.split()[2:])
+
+    printed = lines(result.stdout)
+    assert [line for line in expected if line not in printed] == []
+    assert len(expected) > 10
+
+
+def test_the_readme_names_every_technique() -> None:
+    rooms = {path.parent.name for path in tracked("overlaplab/techniques/*/*.py")}
+
+    assert [room for room in sorted(rooms) if f"`{room}/`" not in README] == []
+    assert "zero" in rooms
+
+
+def test_the_index_lists_every_lesson_and_no_other() -> None:
+    index = (ROOT / "course/index.md").read_text()
+    lessons = {path.stem for path in tracked("course/[0-9]*.py")}
+
+    assert set(re.findall(r"\(\.\./labs/(\w+)\.ipynb\)", index)) == lessons
+    (later,) = re.findall(r"^  class ([\d,]+) later$", index, re.MULTILINE)
+    numbers = {f"{number:02}" for number in range(19)}
+    assert set(later.split(",")) == numbers - {name[:2] for name in lessons}
+
+
 def test_links_of_the_documents_lead_somewhere() -> None:
     dead = []
     for document in tracked("*.md"):

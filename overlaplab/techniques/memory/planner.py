@@ -201,8 +201,20 @@ def plan_checkpoints(
 ) -> CheckpointPlan:
     """The fastest step whose peak of memory is within a budget.
 
+        plan = ol.plan_checkpoints(model, batch, budget_bytes=2**30)
+        print(plan)
+        plan.apply(model)  # then train as before
+
+    Each block of the model either keeps its activations or computes them again in the
+    backward. The model must have its blocks in an `nn.ModuleList` or `nn.Sequential`,
+    or name them by `blocks=`. `measure_costs`, of `ol.techniques.memory`, says more.
+
     Args:
-        model, sample_inputs, hardware, granularity: see `measure_costs`.
+        model: on any device; it is not run as a whole, and stays as it is.
+        sample_inputs: of its forward: one value, a tuple of arguments, or a dict.
+        hardware: a profile or its name; "measured": this machine; None: measured where
+            the model is on a GPU, else "h200-nvlink".
+        granularity: "block", the only one.
         budget_bytes: the most that may live on the device at once in a step.
         costs: of `measure_costs`, where they were taken before.
         communication: messages that travel during the backward: the step is then
@@ -215,7 +227,7 @@ def plan_checkpoints(
 
     Raises:
         BudgetError: no choice fits; it says what would.
-        ValueError: see `measure_costs`.
+        ValueError: no blocks were found, or an argument is wrong.
 
     Sources: Chen et al., "Training deep nets with sublinear memory cost", 2016, for
     recomputation; Beaumont et al., 2019, for planning chains of unlike blocks.
@@ -241,6 +253,7 @@ def frontier(
     """The whole curve: plans by falling peak and rising step.
 
     Args:
-        model, sample_inputs, settings: of `measure_costs`.
+        model, sample_inputs: see `plan_checkpoints`.
+        settings: of `ol.techniques.memory.measure_costs`, such as hardware and blocks.
     """
     return measure_costs(model, sample_inputs, **settings).frontier()
