@@ -86,6 +86,12 @@ def measure_chain(
     resident += sum(num_bytes for _, num_bytes in setting.resident)
     resident += meter.workspace_bytes()
     forwards, backwards = book.forwards, book.backwards
+    came = {row[0] for row in backwards}
+    if unused := [name for name, *_ in forwards if name not in came]:
+        raise ValueError(
+            f"the backward never comes to {_listed(unused)}: the loss does not depend "
+            "on what was made there. Leave it out: blocks=[...] of the others"
+        )
     if [row[0] for row in backwards] != [row[0] for row in reversed(forwards)]:
         raise ValueError(
             "the backward does not come to the blocks in the opposite order of the "
@@ -381,4 +387,5 @@ def _device_type(model: nn.Module, inputs: Any) -> str:
     """Of the first tensor that there is."""
     leaves, _ = pytree.tree_flatten(inputs)
     tensors = [*model.parameters(), *(t for t in leaves if isinstance(t, Tensor))]
-    return tensors[0].device.type if tensors else "cpu"
+    kind = tensors[0].device.type if tensors else "cpu"
+    return "cpu" if kind == "meta" else kind  # autocast has none of its own for meta

@@ -329,7 +329,10 @@ class Marking:
             return stub.block(*args, **kwargs)
         leaves, _ = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        anchor = torch.empty(0, requires_grad=True, device=tensors[0].device)
+        first = next(
+            o for o in (*tensors, *kind.outputs) if isinstance(o, Tensor)
+        )  # a block may take no tensor, as one of positions does
+        anchor = torch.empty(0, requires_grad=True, device=first.device)
         apply: Any = _Cut.apply
         made = iter(apply(self, stub.name, kind, anchor, *tensors))
         outputs = [next(made) if isinstance(o, Tensor) else o for o in kind.outputs]

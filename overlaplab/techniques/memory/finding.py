@@ -7,12 +7,14 @@ then one of them is measured for both. Knows no costs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from overlaplab.techniques.memory.arguments import checked_model
 
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.Size)
 
@@ -27,13 +29,10 @@ def find_blocks(
         blocks: these ones; None: the children of its outermost lists.
 
     Raises:
-        TypeError: `model` is no module.
+        TypeError: `model`, or one of `blocks`, is no module.
         ValueError: there is none; one of `blocks` is not in the model, or in another.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model is a {type(model).__name__}; expected a torch.nn.Module"
-        )
+    checked_model(model)
     if blocks is None:
         found = dict(_children_of_lists(model, ""))
         if not found:
@@ -42,9 +41,18 @@ def find_blocks(
                 "children could be its blocks. Name them: blocks=[model.first, ...]"
             )
         return found
+    if isinstance(blocks, str) or not isinstance(blocks, Iterable):
+        raise TypeError(
+            f"blocks is a {type(blocks).__name__}; expected a list of modules"
+        )
     names = {id(module): name for name, module in model.named_modules()}
     chosen: dict[str, nn.Module] = {}
     for number, block in enumerate(blocks):
+        if not isinstance(block, nn.Module):
+            raise TypeError(
+                f"blocks[{number}] is {block!r}; expected a module of the model, such "
+                "as model.first"
+            )
         name = names.get(id(block))
         if not name:
             raise ValueError(f"blocks[{number}] is no module inside of the model")

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
+from overlaplab.techniques.memory.arguments import whole_bytes
 from overlaplab.techniques.memory.chain import Chain
 
 MOST_ENDINGS = 8192
@@ -154,7 +155,9 @@ def choose(chain: Chain, budget_bytes: int) -> tuple[int, ...]:
 
     Raises:
         BudgetError: there is none; the error has the least budget that works.
+        TypeError: the budget is no whole number.
     """
+    budget_bytes = whole_bytes("budget_bytes", budget_bytes)
     return find_curve(chain).choose(budget_bytes)
 
 

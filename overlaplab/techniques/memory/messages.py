@@ -45,7 +45,13 @@ class Communication:
 
         Raises:
             ValueError: an unknown operation or profile, or less than one rank.
+            TypeError: operations are a string.
         """
+        if isinstance(self.operations, str):
+            raise TypeError(
+                f"operations is {self.operations!r}; expected several: "
+                f"({self.operations!r},)"
+            )
         hw = self.hardware
         hw = find_hardware(hw) if isinstance(hw, str) else hw
         return [

@@ -10,6 +10,7 @@ from itertools import groupby
 from torch import nn
 
 from overlaplab.techniques.memory import messages
+from overlaplab.techniques.memory.arguments import checked_model, checked_parts
 from overlaplab.techniques.memory.chain import Chain
 from overlaplab.techniques.memory.messages import Communication
 from overlaplab.techniques.memory.policies import KEEP, Policy, compile_part, runner
@@ -99,9 +100,12 @@ class CheckpointPlan:
             What takes it back; as a context manager it does so at the end.
 
         Raises:
-            ValueError: a block is not there, or has a plan or a forward of its own
-                already. Nothing was changed then.
+            TypeError: `model` is no module.
+            ValueError: a block or a compiled part is not there, or has a plan or a
+                forward of its own already. Nothing was changed then.
         """
+        checked_model(model)
+        parts = checked_parts(model, self.compiled_parts)
         modules = dict(model.named_modules())
         planned: list[tuple[nn.Module, str, Policy]] = []
         for block, option in zip(
@@ -120,14 +124,19 @@ class CheckpointPlan:
                 )
             planned.append((module, block.name, self.policies[option.policy]))
         changes: list[tuple[nn.Module, str]] = []
-        for module, _, policy in planned:
-            if policy != KEEP:
-                module.__dict__["forward"] = runner(policy, module)
-                changes.append((module, "forward"))
-        for part in self.compiled_parts:
-            compile_part(model, part, self.backend)
-            changes.append((model, part))
-        return AppliedPlan(changes)
+        applied = AppliedPlan(changes)
+        try:
+            for module, _, policy in planned:
+                if policy != KEEP:
+                    module.__dict__["forward"] = runner(policy, module)
+                    changes.append((module, "forward"))
+            for part in parts:
+                compile_part(model, part, self.backend)
+                changes.append((model, part))
+        except BaseException:  # such as an unknown compiler
+            applied.undo()
+            raise
+        return applied
 
 
 class AppliedPlan:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from overlaplab.hardware import Hardware, find_hardware
-from overlaplab.techniques.memory import strategies
+from overlaplab.techniques.memory import arguments, strategies
 from overlaplab.techniques.memory.chain import Chain
 from overlaplab.techniques.memory.costs import Loss, Setting, measure_chain
 from overlaplab.techniques.memory.finding import find_blocks
@@ -48,7 +48,19 @@ class Costs:
     def plan(
         self, choice: Sequence[int], budget_bytes: int | None = None
     ) -> CheckpointPlan:
-        """The plan of a choice."""
+        """The plan of a choice.
+
+        Raises:
+            ValueError: `choice` has not one place of a menu for each block.
+        """
+        menus = [len(block.options) for block in self.chain.blocks]
+        if len(choice) != len(menus) or any(
+            not 0 <= place < size for place, size in zip(choice, menus, strict=True)
+        ):
+            raise ValueError(
+                f"choice is {tuple(choice)}; expected {len(menus)} places, one for "
+                f"each block, from 0 to less than {', '.join(map(str, menus))}"
+            )
         menu = {policy.name: policy for policy in self.policies}
         return CheckpointPlan(
             self.chain,
@@ -70,8 +82,14 @@ class Costs:
 
         Raises:
             BudgetError: none fits.
+            TypeError: the budget is no whole number, or `communication` none.
         """
+        budget_bytes = arguments.whole_bytes("budget_bytes", budget_bytes)
         if communication is not None:
+            if not isinstance(communication, Communication):
+                raise TypeError(
+                    f"communication is {communication!r}; expected a Communication"
+                )
             choice = choose_with_messages(self.chain, budget_bytes, communication)
             plan = self.plan(choice, budget_bytes)
             return replace(plan, communication=communication)
@@ -139,41 +157,34 @@ def measure_costs(
             are counted.
 
     Raises:
-        ValueError: see `measure_chain` and `find_blocks`; an unknown granularity.
+        ValueError, TypeError: see `measure_chain`, `find_blocks` and `arguments`; an
+            unknown granularity.
     """
     if granularity != "block":
         raise ValueError(f"granularity is {granularity!r}; expected 'block'")
-    resident = _named(resident_bytes)
-    meter = _meter(model, hardware)
+    arguments.checked_model(model)
+    resident = arguments.resident_rows(resident_bytes)
+    parts = arguments.checked_parts(model, compiled_parts)
+    loss = arguments.checked_loss(loss)
+    meter = _meter(model, arguments.checked_hardware(hardware))
     if compile and not meter.computes:
         raise ValueError(
             'compiled blocks can only be measured: hardware="measured", on the machine '
             "that compiles them"
         )
-    menu = tuple(policies) if policies is not None else EAGER
+    menu = EAGER if policies is None else policies
     if policies is None and compile:
-        menu = compiled(tuple(compile_budgets), backend)
-    if not menu:
-        raise ValueError("policies is empty; expected at least policies.KEEP")
+        menu = compiled(arguments.checked_budgets(compile_budgets), backend)
+    menu = arguments.checked_policies(menu)
     args: tuple[Any, ...] = (sample_inputs,)
     kwargs: Mapping[str, Any] = {}
     if isinstance(sample_inputs, Mapping):
         args, kwargs = (), sample_inputs
     elif isinstance(sample_inputs, tuple | list):
         args = tuple(sample_inputs)
-    setting = Setting(menu, meter, loss, tuple(compiled_parts), backend, resident)
+    setting = Setting(menu, meter, loss, parts, backend, resident)
     chain = measure_chain(model, args, kwargs, find_blocks(model, blocks), setting)
-    return Costs(chain, menu, tuple(compiled_parts), backend)
-
-
-def _named(resident_bytes: int | Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    if isinstance(resident_bytes, Mapping):
-        named = tuple(resident_bytes.items())
-    else:
-        named = (("resident beside the model", resident_bytes),)
-    if any(num_bytes < 0 for _, num_bytes in named):
-        raise ValueError(f"resident_bytes is {resident_bytes}; expected 0 or more")
-    return tuple(row for row in named if row[1])
+    return Costs(chain, menu, parts, backend)
 
 
 def _meter(model: nn.Module, hardware: str | Hardware | None) -> Meter:
@@ -181,6 +192,11 @@ def _meter(model: nn.Module, hardware: str | Hardware | None) -> Meter:
     on_gpu = bool(tensors) and tensors[0].is_cuda
     if hardware is None:
         hardware = MEASURED if on_gpu else _HARDWARE
+    if hardware == MEASURED and any(tensor.is_meta for tensor in tensors):
+        raise ValueError(
+            'hardware is "measured", and the model is on meta, where nothing runs; '
+            "expected a profile, such as 'h200-nvlink'"
+        )
     if hardware == MEASURED:
         return GpuMeter() if on_gpu else HostMeter()
     if isinstance(hardware, str):
@@ -232,10 +248,9 @@ def plan_checkpoints(
     Sources: Chen et al., "Training deep nets with sublinear memory cost", 2016, for
     recomputation; Beaumont et al., 2019, for planning chains of unlike blocks.
     """
-    if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int):
-        raise TypeError(
-            f"budget_bytes is {budget_bytes!r}; expected a whole number of bytes"
-        )
+    budget_bytes = arguments.whole_bytes("budget_bytes", budget_bytes)
+    if costs is not None and not isinstance(costs, Costs):
+        raise TypeError(f"costs is {costs!r}; expected what measure_costs returns")
     if costs is None:
         costs = measure_costs(
             model,

@@ -114,11 +114,11 @@ def runner(policy: Policy, block: nn.Module, *, replays: bool = True) -> Forward
         if policy.recompute:  # in the graph, where the compiler sees both
             of_class = _recomputed_in_graph
         code = _own_code(of_class, type(block).__name__, policy)
-        return torch.compile(
-            types.MethodType(code, block),
-            backend=_backend(policy.backend, policy.budget),
-            dynamic=False,
+        made = torch.compile(
+            code, backend=_backend(policy.backend, policy.budget), dynamic=False
         )
+        # Not a method that is compiled: a copy of the model would keep this block.
+        return functools.partial(made, block)
     if policy.recompute:
         return functools.partial(_recomputed, policy, block, forward, replays)
     return forward
@@ -126,8 +126,9 @@ def runner(policy: Policy, block: nn.Module, *, replays: bool = True) -> Forward
 
 def compile_part(model: nn.Module, method: str, backend: str) -> None:
     """Compile a method of `model`, until it is deleted from the object."""
-    made = torch.compile(getattr(model, method), backend=backend, dynamic=False)
-    model.__dict__[method] = made
+    code = getattr(type(model), method)
+    made = torch.compile(code, backend=backend, dynamic=False)
+    model.__dict__[method] = functools.partial(made, model)
 
 
 def own_forward(block: nn.Module) -> Forward:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from overlaplab.techniques.memory.arguments import whole_k
 from overlaplab.techniques.memory.chain import Chain
 
 
@@ -21,10 +22,10 @@ def every(chain: Chain, k: int = 1, policy: str = "recompute") -> tuple[int, ...
         policy: a name of the menus.
 
     Raises:
+        TypeError: `k` is no whole number.
         ValueError: `k` is less than 1; a block has no such policy.
     """
-    if k < 1:
-        raise ValueError(f"k is {k}; expected at least 1")
+    k = whole_k(k)
     return tuple(
         0 if number % k else block.option(policy)
         for number, block in enumerate(chain.blocks)

@@ -1,0 +1,222 @@
+"""Odd models and wrong arguments: what is said, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from overlaplab.techniques.memory import (
+    EAGER,
+    Communication,
+    Costs,
+    choose,
+    compiled,
+    measure_costs,
+    plan_checkpoints,
+    policies,
+)
+from overlaplab.techniques.memory.policies import Policy
+
+
+class Net(nn.Module):
+    """Blocks in a row."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks or (nn.Linear(4, 4), nn.Linear(4, 4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+    def head(self, x: Tensor) -> Tensor:
+        return x.square().mean()
+
+
+INPUTS = torch.arange(12.0).view(3, 4)
+
+
+@pytest.fixture(scope="module")
+def costs() -> Costs:
+    return measure_costs(Net(), INPUTS, hardware="chalk")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resident_bytes": float("nan")}, "resident_bytes is nan; expected a whole"),
+        ({"resident_bytes": 2**70}, f"resident_bytes is {2**70}; expected 0 to"),
+        ({"resident_bytes": {"a": None}}, r"resident_bytes\['a'\] is None; expected"),
+        ({"resident_bytes": -1}, "resident_bytes is -1; expected 0 to"),
+        ({"hardware": 5}, "hardware is 5; expected the name of a profile"),
+        ({"policies": ["keep"]}, r"policies\[0\] is 'keep'; expected a Policy"),
+        ({"policies": "keep"}, "policies is 'keep'; expected a list of Policy"),
+        ({"policies": [*EAGER, Policy("keep")]}, "two of the name 'keep'"),
+        ({"loss": 5}, "loss is 5; expected a function"),
+        ({"compiled_parts": "head"}, r"expected a list: \['head'\]"),
+        ({"compiled_parts": ["hed"]}, "names 'hed', and Net has no method"),
+        ({"blocks": nn.Linear(4, 4)}, "blocks is a Linear; expected a list"),
+        ({"blocks": ["blocks.0"]}, r"blocks\[0\] is 'blocks.0'; expected a module"),
+        (
+            {"compile": True, "hardware": "measured", "compile_budgets": [np.nan]},
+            r"compile_budgets\[0\] is nan; expected a number from 0 to 1",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named(settings: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        measure_costs(Net(), INPUTS, **{"hardware": "chalk", **settings})
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        (5, INPUTS, "model is a int; expected a torch.nn.Module"),
+        (Net, INPUTS, "model is the class Net and not an object of it"),
+        (Net(nn.LazyLinear(4)), INPUTS, r"size of blocks\.0\.weight yet: it is lazy"),
+    ],
+)
+def test_what_is_no_model_yet_is_refused(model: Any, inputs: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        measure_costs(model, inputs, hardware="chalk")
+
+
+def test_nothing_is_measured_on_meta_and_all_is_planned() -> None:
+    model, inputs = Net().to("meta"), INPUTS.to("meta")
+    with pytest.raises(ValueError, match="the model is on meta, where nothing runs"):
+        measure_costs(model, inputs, hardware="measured")
+
+    on_meta = measure_costs(model, inputs, hardware="chalk")
+    on_cpu = measure_costs(Net(), INPUTS, hardware="chalk")
+    assert on_meta.none().peak_bytes == on_cpu.none().peak_bytes
+
+
+@pytest.mark.parametrize("budget", [float("nan"), float("inf"), "1", None, True])
+def test_a_budget_that_is_no_number_of_bytes_is_refused(
+    costs: Costs, budget: Any
+) -> None:
+    for ask in (
+        lambda: plan_checkpoints(Net(), INPUTS, budget_bytes=budget, costs=costs),
+        lambda: costs.fastest(budget),
+        lambda: choose(costs.chain, budget),
+    ):
+        with pytest.raises(TypeError, match=r"budget_bytes is .*; expected a whole"):
+            ask()
+
+
+def test_a_budget_may_be_numpys_or_larger_than_any_memory(costs: Costs) -> None:
+    assert costs.fastest(np.int64(2**40)).choice == costs.none().choice
+    assert "of 1,099,511,627,776.0 MiB" in str(costs.fastest(10**400))
+
+
+def test_a_choice_has_one_place_for_each_block(costs: Costs) -> None:
+    for choice in ((0,), (0, 9), (0, -1)):
+        with pytest.raises(ValueError, match="expected 2 places, one for each block"):
+            costs.plan(choice)
+    with pytest.raises(TypeError, match=r"k is 1\.5; expected a whole number"):
+        costs.every(1.5)  # type: ignore[arg-type]
+
+
+def test_communication_is_one_and_its_operations_are_several(costs: Costs) -> None:
+    with pytest.raises(TypeError, match="communication is 'chalk'; expected a Comm"):
+        costs.fastest(2**30, "chalk")  # type: ignore[arg-type]
+    sent = Communication(world_size=2, hardware="chalk", operations="all_reduce")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"expected several: \('all_reduce',\)"):
+        costs.fastest(2**30, sent)
+
+
+class Rows(nn.Module):
+    """Takes a number, no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(8, 4))
+
+    def forward(self, number: int) -> Tensor:
+        return self.table[:number].exp()
+
+
+class Odd(Net):
+    """A block that takes no tensor, and one that the loss may not depend on."""
+
+    def __init__(self, uses_all: bool) -> None:
+        super().__init__(Rows(), nn.Linear(4, 4), nn.Linear(4, 4))
+        self.uses_all = uses_all
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.blocks[0](3)
+        other = self.blocks[1](x + first)
+        return self.head(self.blocks[2](other if self.uses_all else x + first))
+
+
+def test_a_block_may_take_no_tensor() -> None:
+    plan = measure_costs(Odd(uses_all=True), INPUTS, hardware="chalk").every(1)
+
+    assert [block.name for block in plan.chain.blocks] == [
+        "blocks.0",
+        "blocks.1",
+        "blocks.2",
+    ]
+
+
+def test_a_block_that_the_loss_does_not_need_is_named() -> None:
+    with pytest.raises(ValueError, match=r"never comes to blocks\.1: the loss does"):
+        measure_costs(Odd(uses_all=False), INPUTS, hardware="chalk")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"compiled_parts": ("hed",)}, "Net has no method of that name"),
+        ({"compiled_parts": ("head",), "backend": "abacus"}, "abacus"),
+    ],
+)
+def test_a_plan_that_cannot_be_applied_changes_nothing(
+    costs: Costs, settings: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(code: Any, *, backend: str, dynamic: bool) -> Any:
+        raise RuntimeError(f"no backend {backend}")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    model = Net()
+    before = [dict(vars(module)) for module in model.modules()]
+
+    with pytest.raises(Exception, match=message):
+        replace(costs.every(1), **settings).apply(model)
+
+    assert [dict(vars(module)) for module in model.modules()] == before
+    with pytest.raises(TypeError, match="model is a str"):
+        costs.every(1).apply("model")  # type: ignore[arg-type]
+
+
+def test_a_copy_of_a_model_runs_its_own_blocks(
+    costs: Costs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A function, as torch.compile gives: copies of what holds it share it.
+    monkeypatch.setattr(torch, "compile", lambda code, **_: lambda *args: code(*args))
+    monkeypatch.setattr(policies, "_backend", lambda name, budget: name)
+    menu = compiled((1.0,), "eager")
+    chain = replace(
+        costs.chain,
+        blocks=tuple(
+            replace(b, options=(replace(b.options[0], policy="compiled 1"),))
+            for b in costs.chain.blocks
+        ),
+    )
+    parts = {"compiled_parts": ("head",), "backend": "eager"}
+    model = Net()
+    with replace(Costs(chain, menu).none(), **parts).apply(model):  # type: ignore[arg-type]
+        copied = copy.deepcopy(model)
+        right = model(INPUTS).item()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+
+        assert copied(INPUTS).item() == right != 0
