@@ -13,11 +13,9 @@ from torch.utils.flop_counter import flop_registry
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course.lab16 import (
-    blocks24,
     compare_checks,
     masks,
     policy_checks,
-    reference,
     stack,
 )
 from overlaplab_course.lab16 import segment_checks as segments
@@ -435,19 +433,3 @@ def test_a_mask_drawn_anew_gives_gradients_of_another_network():
     text = masks.draws_text(forward, drawn_anew).splitlines()
     assert text[0].endswith("0%") and not text[2].endswith(" 0%")
     assert stack.num_forwards(stack.right(Stack(6))) == 6
-
-
-# -- 24 blocks
-
-
-def test_a_plan_of_24_blocks_is_trained_within_its_budget_and_close_to_it():
-    blocks, always = blocks24.blocks_of_24()
-    budget = 26 * blocks24.MIB
-    again = reference.fastest(blocks, budget - always)
-    run = blocks24.train_24(again)
-    assert 0.9 * budget < max(size for _, size in run.curve) <= budget
-    plain = blocks24.train_24([])
-    assert reference.compare(plain, run)[2] is True
-    longer = run.step_ns - plain.step_ns
-    said = sum(blocks[number].ms for number in again)
-    assert abs(longer - said) <= 0.01 * plain.step_ns
