@@ -47,7 +47,11 @@ class CheckpointPlan:
 
     @property
     def step_ns(self) -> int:
-        """A forward and backward, exposed messages included, as predicted."""
+        """A forward and backward, exposed messages included, as predicted.
+
+        It is the GPU's time: launches are not counted, so a step whose CPU is slower
+        than its GPU (small batches, policies that look at each operator) takes longer.
+        """
         return self.chain.step_ns(self.choice) + self.exposed_ns
 
     @property
