@@ -100,13 +100,15 @@ class Compilation:
         sent = size_text(sum(map(sent_bytes, found)))
         num_gradients = len(launches(self.inserted))
         lines = [
-            f"{num_gradients} gradients in {len(found)} messages, {sent}",
+            f"{_count(num_gradients, 'gradient')} in {_count(len(found), 'message')}, "
+            f"{sent}",
             *(f"  {merge}" for merge in self.merges),
             *(f"{decision.launch} is {decision}" for decision in self.decisions),
             str(self.plan).partition("\n")[0],
             f"predicted on {self.costs.hardware.name}: {after.step_ns / 1e6:.3f} ms, "
-            f"{after.exposed_ns / 1e6:.3f} of it exposed communication; undecided "
-            f"{before.step_ns / 1e6:.3f} and {before.exposed_ns / 1e6:.3f}",
+            f"{after.exposed_ns / 1e6:.3f} of it exposed communication; with one "
+            f"serial message per gradient {before.step_ns / 1e6:.3f} and "
+            f"{before.exposed_ns / 1e6:.3f}",
         ]
         if self.forward is not None:
             step_ns = self.forward_ns + after.step_ns
@@ -116,6 +118,10 @@ class Compilation:
     def graphs(self) -> str:
         """Both graphs, one below the other, as `show` prints them."""
         return f"{show(self.inserted)}\n\nbecomes\n\n{show(self.graph)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def compile_graph(
