@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab16 import chains, measured, overlap
+from overlaplab_course.lab16 import chains, measured, overlap, overlap_checks
 
 
 def right(blocks, messages, again):
@@ -73,13 +73,13 @@ def from_the_first(blocks, messages, again):
 
 
 WRONG = {
-    free: overlap.ALONE,
-    twice_the_forward: overlap.BESIDE,
-    sent_before_the_backward: overlap.BESIDE,
-    after_it_all: overlap.BESIDE,
-    all_is_hidden: overlap.BESIDE,
-    from_the_first: overlap.BESIDE,
-    at_the_same_time: overlap.LINE,
+    free: overlap_checks.ALONE,
+    twice_the_forward: overlap_checks.BESIDE,
+    sent_before_the_backward: overlap_checks.BESIDE,
+    after_it_all: overlap_checks.BESIDE,
+    all_is_hidden: overlap_checks.BESIDE,
+    from_the_first: overlap_checks.BESIDE,
+    at_the_same_time: overlap_checks.LINE,
 }
 
 

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course.lab16 import (
     compare_checks,
+    mask_checks,
     masks,
     policy_checks,
     stack,
@@ -405,14 +406,14 @@ def looks_first(block, x, remembered, grad):
 
 
 WRONG_MASKS = {
-    "drawn anew": (forward, drawn_anew, masks.VALUES),
-    "remembered too late": (remembered_too_late, backward, masks.VALUES),
-    "a seed of its own": (forward, a_seed_of_its_own, masks.VALUES),
-    "without dropout": (forward, without_dropout, masks.VALUES),
-    "never set back": (forward, never_set_back, masks.STATE),
-    "set back to the first": (forward, set_back_to_the_first, masks.STATE),
-    "looks first": (forward, looks_first, masks.TWICE),
-    "keeps the graph": (keeps_the_graph, of_the_graph, masks.KEEPS),
+    "drawn anew": (forward, drawn_anew, mask_checks.VALUES),
+    "remembered too late": (remembered_too_late, backward, mask_checks.VALUES),
+    "a seed of its own": (forward, a_seed_of_its_own, mask_checks.VALUES),
+    "without dropout": (forward, without_dropout, mask_checks.VALUES),
+    "never set back": (forward, never_set_back, mask_checks.STATE),
+    "set back to the first": (forward, set_back_to_the_first, mask_checks.STATE),
+    "looks first": (forward, looks_first, mask_checks.TWICE),
+    "keeps the graph": (keeps_the_graph, of_the_graph, mask_checks.KEEPS),
 }
 
 

@@ -13,7 +13,7 @@ from overlaplab.cluster.run import Run
 from overlaplab.techniques.memory import BudgetError, Costs, measure_costs
 from overlaplab.timeline import Memory, Timeline
 from overlaplab_course import stored
-from overlaplab_course.lab16 import gpt, policy_checks, trained
+from overlaplab_course.lab16 import gpt, policies, trained
 from overlaplab_course.lab16.chains import Block
 from overlaplab_course.lab16.trained import NARROW, Model, Trained
 
@@ -133,16 +133,14 @@ def operators_table(widths: Sequence[int] = (1024, 8192)) -> str:
 
 def policies_table(policy: Callable[..., Any]) -> str:
     """Two wide blocks under four policies: the peak, and what is computed again."""
-    name = next(iter(policy_checks.CASES))
-    plain = policy_checks.runs(name, "plain")
-    mine = trained.train(
-        trained.selective(policy), policy_checks.CASES[name], trained.WIDE
-    )
+    name = next(iter(policies.CASES))
+    plain = policies.runs(name, "plain")
+    mine = trained.train(trained.selective(policy), policies.CASES[name], trained.WIDE)
     ways = {
         "no checkpoint": plain,
-        "all computed again": policy_checks.runs(name, "again"),
+        "all computed again": policies.runs(name, "again"),
         "your policy": mine,
-        "a policy that keeps all": policy_checks.runs(name, "all"),
+        "a policy that keeps all": policies.runs(name, "all"),
     }
     rows = [
         (

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
-
-from torch.utils.checkpoint import CheckpointPolicy
 
 from overlaplab.cluster.run import Run
 from overlaplab.grading import Sheet
-from overlaplab_course.lab16 import reference, trained
+from overlaplab_course.lab16 import trained
 from overlaplab_course.lab16.chain_checks import LAB
-from overlaplab_course.lab16.trained import WIDE, Model
+from overlaplab_course.lab16.policies import CASES, runs
+from overlaplab_course.lab16.trained import WIDE
 
 DEAR, CHEAP = LAB.sentences("16.4")
-CASES = {
-    "blocks with a GELU": Model(2),
-    "gated blocks without biases": Model(2, gated=True),
-}
 SLACK = 0.05  # of what all computed again would take or leave free
 Policy = Callable[..., Any]
 
@@ -48,20 +42,3 @@ def grade_policy(sheet: Sheet, policy: Policy) -> None:
 def _kib(run: Run) -> int:
     (memory,) = run.timeline.memory
     return memory.peak_bytes >> 10
-
-
-def _nothing(ctx: object, op: object, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _everything(ctx: object, op: object, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE
-
-
-@lru_cache(maxsize=8)
-def runs(name: str, how: str) -> Run:
-    """What the learner's run is held to."""
-    policies = {"ours": reference.policy, "again": _nothing, "all": _everything}
-    policy = policies.get(how)
-    prepare = None if policy is None else trained.selective(policy)
-    return trained.train(prepare, CASES[name], WIDE)
