@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from overlaplab.grading import find_exercise, judge
@@ -248,3 +250,40 @@ def test_a_refusal_says_how_to_see_the_graph(faults):
 def test_the_first_shape_that_holds_is_drawn():
     verdict = judge(find_exercise("13.5"), {**RIGHT, "order": ONES["order"]})
     assert verdict.timeline_title == "order"
+
+
+# -- answers that never end, or are nothing that was asked for
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "said"),
+    [
+        (
+            "13.1",
+            lambda graph, needs, launch: itertools.cycle([launch]),
+            "beside returned 1000 names or more; expected a list of nodes that ends",
+        ),
+        (
+            "13.4",
+            lambda graph, needs, cap_bytes: itertools.cycle([lab.launches(graph)]),
+            "every launch is in one bucket, in the order of the graph: NO",
+        ),
+        (
+            "13.4",
+            lambda graph, needs, cap_bytes: lab.launches(graph),
+            "plan_buckets returned all_reduce_0; expected a list of lists of nodes",
+        ),
+        (
+            "13.6",
+            lambda layers: itertools.cycle(lab.names_of(layers)),
+            "order returned 1000 names or more; expected a list of names that ends",
+        ),
+        ("13.5", [1], "found is [1]"),
+    ],
+    ids=("endless nodes", "endless buckets", "no buckets", "endless names", "a list"),
+)
+def test_an_answer_of_another_kind_is_refused_at_once(number, answer, said):
+    verdict = judge(find_exercise(number), answer)
+
+    assert not verdict.passed
+    assert said in " ".join(str(verdict).split())

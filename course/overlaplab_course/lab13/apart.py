@@ -135,7 +135,8 @@ def _averages(num_ranks: int) -> dict[str, torch.Tensor]:
 def _on_rank(
     plan_launches: PlanLaunches, times: Sequence[Times]
 ) -> tuple[list[str], dict[str, torch.Tensor]]:
-    order = [str(name) for name in plan_launches(dict(times[dist.get_rank()]))]
+    planned = plan_launches(dict(times[dist.get_rank()]))
+    order = graphs.names_in(planned, "plan_launches", "a list of names")
     if sorted(order) != sorted(NAMES):
         raise ValueError(
             f"plan_launches returned {order}; expected {', '.join(NAMES)}, each once"

@@ -8,6 +8,7 @@ order of the names, and puts a graph of its own into that order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from overlaplab.techniques.compiler import find_dependencies, nine_operators, sh
 
 Needs = Mapping[Node, Sequence[Node]]
 WIDTH = 100
+_MOST_NAMES = 1000  # no graph of this lab has so many nodes
 GROUP = "0"
 _FUNCTIONAL: Any = getattr(torch.ops, COLLECTIVES)
 _WAIT = _FUNCTIONAL.wait_tensor.default
@@ -299,7 +301,26 @@ def answered(
     answers = []
     for launch in launches(graph):
         found = ask(graph, needs, launch)
-        if not isinstance(found, Iterable):
-            raise TypeError(f"beside returned {found!r}; expected a list of nodes")
-        answers.append((launch.name, [getattr(n, "name", str(n)) for n in found]))
+        answers.append((launch.name, names_in(found, "beside", "a list of nodes")))
     return answers
+
+
+def names_in(found: object, who: str, expected: str) -> list[str]:
+    """The names of what a learner's function returned, which may never end.
+
+    Args:
+        found: nodes, or their names.
+        who: returned it.
+        expected: in words.
+
+    Raises:
+        TypeError: it is no such thing.
+    """
+    if not isinstance(found, Iterable):
+        raise TypeError(f"{who} returned {found!r}; expected {expected}")
+    names = [getattr(n, "name", str(n)) for n in islice(found, _MOST_NAMES)]
+    if len(names) == _MOST_NAMES:
+        raise TypeError(
+            f"{who} returned {_MOST_NAMES} names or more; expected {expected} that ends"
+        )
+    return names

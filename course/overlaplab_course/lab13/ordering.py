@@ -9,6 +9,7 @@ from overlaplab.techniques.compiler import Problem, Task, end_of
 from overlaplab.timeline import Timeline
 from overlaplab_course.lab13 import breaking
 from overlaplab_course.lab13.breaking import MS
+from overlaplab_course.lab13.graphs import names_in
 
 # Of each layer, the last one first: what dx, dw and the message of dw take, in ms.
 Layers = tuple[tuple[int, int, int], ...]
@@ -66,10 +67,7 @@ def problem_of(layers: Layers, order: Sequence[str]) -> Problem:
 
 def answered(order: Callable[[Layers], Iterable[str]], layers: Layers) -> list[str]:
     """The names that a learner's function returns."""
-    names = order(layers)
-    if not isinstance(names, Iterable):
-        raise TypeError(f"order returned {names!r}; expected a list of names")
-    return [str(name) for name in names]
+    return names_in(order(layers), "order", "a list of names")
 
 
 def end_ms(layers: Layers, order: Sequence[str]) -> int:

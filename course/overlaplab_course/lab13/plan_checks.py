@@ -71,6 +71,10 @@ def grade_broken(sheet: Sheet, found: Mapping[str, Any]) -> None:
     """
     holds = False
     sheet.ran("the three schedules, by the rule and by all orders")
+    if not isinstance(found, Mapping):
+        what = f"found is {found!r}"[:80]
+        LAB.refuse(sheet, TIMES, True, what=what)
+        return
     for table in LAB.tables("13.5")[1:]:
         name, times = table["name"], found.get(table["name"])
         wrong = breaking.problem_with(name, times)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -97,7 +98,11 @@ def planned(
     made = make(graph, graphs.needs_of(graph), cap_bytes)
     if not isinstance(made, Iterable):
         raise TypeError(f"plan_buckets returned {made!r}; expected a list of lists")
-    return [[getattr(n, "name", str(n)) for n in bucket] for bucket in made]
+    most = 1 + len(list(graph.nodes))  # a plan may never end
+    return [
+        graphs.names_in(bucket, "plan_buckets", "a list of lists of nodes")
+        for bucket in islice(made, most)
+    ]
 
 
 def merged(graph: Graph, buckets: Sequence[Sequence[Node]]) -> Graph:

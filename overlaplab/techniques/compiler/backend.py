@@ -7,6 +7,7 @@ must begin with equal parameters, as one seed gives them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from overlaplab.techniques.compiler.capture import (
 )
 from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.compilation import (
+    LOWERINGS,
     Compilation,
     Settings,
     compile_graph,
@@ -35,7 +37,6 @@ from overlaplab.techniques.compiler.lowering import lower
 from overlaplab.techniques.compiler.runtime import side_stream_of
 from overlaplab.techniques.groups import checked_group, own_group
 
-LOWERINGS = ("eager", "inductor")
 _KEPT = 64  # compilations of equal backends that can be explained
 
 
@@ -206,8 +207,10 @@ def backend(
         raise ValueError("side_stream=True is for lowering='eager': leave one out")
     settings = Settings(
         cap_bytes=None if bucket_mib is None else cap_bytes("bucket_mib", bucket_mib),
-        max_delay_ns=None if max_delay_ms is None else int(max_delay_ms * 1e6),
-        least_gain_ns=int(least_gain_us * 1e3),
+        max_delay_ns=None
+        if max_delay_ms is None
+        else _ns("max_delay_ms", max_delay_ms),
+        least_gain_ns=_ns("least_gain_us", least_gain_us),
         limit_bytes=None if limit_mib is None else cap_bytes("limit_mib", limit_mib),
         side_stream=side_stream,
         lowering=lowering,
@@ -215,3 +218,15 @@ def backend(
     )
     size = dist.get_world_size(group)
     return Backend(group.group_name, size, find_hardware(hardware), settings)
+
+
+def _ns(name: str, value: object) -> int:
+    """The time of a setting, whose unit ends its name."""
+    unit_ns = {"ms": 1e6, "us": 1e3}[name[-2:]]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is {value!r}; expected a number of {name[-2:]}")
+    if not 0 <= value < math.inf:
+        raise ValueError(
+            f"{name} is {value}; expected a finite number of at least 0 {name[-2:]}"
+        )
+    return int(value * unit_ns)

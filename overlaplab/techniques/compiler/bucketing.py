@@ -155,7 +155,15 @@ def merge(graph: Graph, merges: Sequence[Merge]) -> None:
     place: dict[Node, float] = {node: i for i, node in enumerate(graph.nodes)}
     merged: dict[Node, Node] = {}
     named = {node.name: node for node in graph.nodes}
+    seen: set[str] = set()
     for number, bucket in enumerate(merges):
+        for name in bucket.launches:
+            if name in seen or name not in named:
+                why = "twice" if name in seen else "and this graph does not have it"
+                raise GraphError(
+                    f"the merges name {name} {why}. Plan the merges of this graph."
+                )
+            seen.add(name)
         members = [named[name] for name in bucket.launches]
         kinds = {kind_of(launch) for launch in members}
         if len(kinds) > 1:

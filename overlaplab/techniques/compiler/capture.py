@@ -54,8 +54,21 @@ def capture_step(step: Callable[..., Any], *args: Any) -> Graph:
 
     Returns:
         A graph of tensors that returns tensors.
+
+    Raises:
+        TypeError, ValueError: `step` is no function, or uses other tensors.
     """
-    graph: Graph = make_fx(step, tracing_mode="fake")(*args).graph
+    if not callable(step):
+        raise TypeError(f"step is {step!r}; expected a function of tensors")
+    try:
+        graph: Graph = make_fx(step, tracing_mode="fake")(*args).graph
+    except AssertionError as error:
+        if "FakeTensor" not in str(error):
+            raise
+        raise ValueError(
+            "step uses a tensor that is not among its arguments, such as a parameter "
+            "of a model; expected all of them in args. capture_gradients does that"
+        ) from error
     leaves = pytree.tree_leaves(output_of(graph).args[0])
     output_of(graph).args = (tuple(leaves),)
     return graph
@@ -72,12 +85,24 @@ def capture_gradients(model: nn.Module, *inputs: Any) -> tuple[Graph, dict[int, 
     Returns:
         A graph that returns the loss and a gradient for each parameter that trains, and
         the names of those by position.
+
+    Raises:
+        TypeError, ValueError: `model` is no module, trains nothing or returns no loss.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {model!r}; expected a torch.nn.Module")
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     trained = [name for name, tensor in tensors.items() if tensor.requires_grad]
+    if not trained:
+        raise ValueError(
+            f"{type(model).__name__} has no parameter that requires a gradient"
+        )
 
     def step(tensors: dict[str, torch.Tensor], inputs: Sequence[Any]) -> Any:
         loss = torch.func.functional_call(model, tensors, tuple(inputs))
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            got = getattr(loss, "shape", type(loss).__name__)
+            raise ValueError(f"the model returns {got}; expected its loss, one number")
         wanted = [tensors[name] for name in trained]
         return loss, *torch.autograd.grad(loss, wanted, allow_unused=True)
 

@@ -9,6 +9,7 @@ message is packed and sent beside the computing.
 from __future__ import annotations
 
 import itertools
+import keyword
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from overlaplab.techniques.compiler.graphs import (
+    check_graph,
     group_of,
     is_coalesced,
     is_item,
@@ -50,6 +52,9 @@ def generate(graph: Graph, name: str, plan: StreamPlan | None = None) -> Generat
     """
     if plan is not None:
         check_streams(graph, plan)
+    check_graph(graph)
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ValueError(f"name is {name!r}; expected a function's, such as 'backward'")
     writer = _Writer(graph, name, plan)
     return load(writer.write(), name, writer.naming.constants)
 

@@ -13,7 +13,12 @@ from overlaplab.techniques.compiler.bucketing import Merge, merge, plan_merges
 from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.decision import Decision, decide, plan_decisions
-from overlaplab.techniques.compiler.graphs import launches, sent_bytes, show
+from overlaplab.techniques.compiler.graphs import (
+    check_graph,
+    launches,
+    sent_bytes,
+    show,
+)
 from overlaplab.techniques.compiler.insertion import insert_all_reduces
 from overlaplab.techniques.compiler.predict import predict
 from overlaplab.techniques.compiler.runtime import Generated
@@ -23,6 +28,8 @@ from overlaplab.techniques.compiler.side_stream import StreamPlan, plan_streams
 from overlaplab.techniques.compiler.simplification import simplify
 from overlaplab.techniques.compiler.updates import divide_updates, plan_updates
 from overlaplab.timeline import Timeline
+
+LOWERINGS = ("eager", "inductor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +56,31 @@ class Settings:
     max_states: int = DEFAULT_STATES
     side_stream: bool = False
     lowering: str = "eager"
+
+    def __post_init__(self) -> None:
+        """Refuse what no pass can use.
+
+        Raises:
+            TypeError, ValueError: which, and what was expected.
+        """
+        least = {"cap_bytes": 1, "limit_bytes": 1, "max_states": 1}
+        least |= {"max_delay_ns": 0, "least_gain_ns": 0}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is None and name not in ("max_states", "least_gain_ns"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} is {value!r}; expected a whole number")
+            if value < smallest:
+                raise ValueError(f"{name} is {value}; expected at least {smallest}")
+        if not isinstance(self.side_stream, bool):
+            raise TypeError(
+                f"side_stream is {self.side_stream!r}; expected True or False"
+            )
+        if self.lowering not in LOWERINGS:
+            raise ValueError(
+                f"lowering is {self.lowering!r}; expected one of {LOWERINGS}"
+            )
 
 
 @dataclass(frozen=True)
@@ -159,6 +191,7 @@ def compile_inserted(
     It may be a whole step, optimizer included, as `capture_step` follows it; its code
     is to be run under `torch.no_grad()`.
     """
+    check_graph(inserted)
     cap_bytes = settings.cap_bytes
     if cap_bytes is None:
         cap_bytes = default_cap_bytes(sum(map(sent_bytes, launches(inserted))))

@@ -14,7 +14,7 @@ from torch.fx import Graph
 from overlaplab.techniques.compiler.checks import graph_pass
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.dependencies import find_dependencies, find_windows
-from overlaplab.techniques.compiler.graphs import launches
+from overlaplab.techniques.compiler.graphs import GraphError, launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +78,9 @@ def decide(graph: Graph, decisions: list[Decision]) -> None:
     """Write each decision into its launch's `meta["decision"]`; nothing moves yet."""
     named = {node.name: node for node in graph.nodes}
     for decision in decisions:
+        if decision.launch not in named:
+            raise GraphError(
+                f"a decision names {decision.launch}, which this graph does not have. "
+                "Decide for the graph that runs."
+            )
         named[decision.launch].meta["decision"] = decision

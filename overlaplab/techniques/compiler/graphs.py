@@ -36,6 +36,19 @@ class GraphError(OverlaplabError):
     """A pass would change what a graph computes, sends or waits for."""
 
 
+def check_graph(graph: object) -> None:
+    """Refuse what is no graph, such as the module around one.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(graph, Graph):
+        own = " Give its .graph." if hasattr(graph, "graph") else ""
+        raise TypeError(
+            f"graph is a {type(graph).__name__}; expected a torch.fx.Graph.{own}"
+        )
+
+
 def is_wait(node: Node) -> bool:
     """Does `node` wait for a tensor of a collective?"""
     return node.target is _WAIT

@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 from overlaplab.techniques.compiler.checks import check_same
 from overlaplab.techniques.compiler.graphs import (
     FUNCTIONAL,
+    check_graph,
     copied,
     is_launch,
     operation,
@@ -54,8 +55,9 @@ def insert_all_reduces(graph: Graph, gradients: Mapping[int, str], group: str) -
 
     Raises:
         GraphError: it would change anything else.
-        IndexError: a position is not there.
+        ValueError, TypeError: see `check_positions`.
     """
+    check_positions(graph, gradients)
     after = copied(graph, name_gradients(graph, gradients))
     results = returned(after)
     averages: dict[Node, Node] = {}
@@ -73,6 +75,28 @@ def insert_all_reduces(graph: Graph, gradients: Mapping[int, str], group: str) -
 
     check_same(graph, after, what="insert_all_reduces", expected=expected)
     return after
+
+
+def check_positions(graph: Graph, gradients: Mapping[int, str]) -> None:
+    """Refuse gradients that a graph does not return.
+
+    Raises:
+        TypeError: `graph` is none, or `gradients` no names by position.
+        ValueError: a position is not there.
+    """
+    check_graph(graph)
+    if not isinstance(gradients, Mapping):
+        raise TypeError(
+            f"gradients is {gradients!r}; expected names by position, such as "
+            "{1: 'layer.weight'}"
+        )
+    number = len(returned(graph))
+    for position, name in gradients.items():
+        if position not in range(number):
+            raise ValueError(
+                f"gradients has {name} at {position!r}, and the graph returns {number} "
+                f"values; expected a position from 0 to {number - 1}"
+            )
 
 
 def name_gradients(graph: Graph, gradients: Mapping[int, str]) -> dict[Node, str]:

@@ -24,6 +24,7 @@ from overlaplab.techniques.compiler.graphs import (
 )
 from overlaplab.techniques.compiler.insertion import (
     all_reduced,
+    check_positions,
     expected_averages,
     identifier,
     name_gradients,
@@ -61,8 +62,11 @@ def insert_shards(
 
     Raises:
         GraphError: it would change anything else.
-        ValueError: a parameter cannot be divided.
+        ValueError: a parameter cannot be divided, or is not where `shards` says.
+        TypeError: see `check_positions`; `num_ranks` is no whole number.
     """
+    check_positions(graph, gradients)
+    _check_shards(graph, gradients, shards, num_ranks)
     after = copied(graph, name_gradients(graph, gradients))
     inputs = [node for node in after.nodes if node.op == "placeholder"]
     last = inputs[-1]
@@ -89,6 +93,44 @@ def insert_shards(
         ),
     )
     return after
+
+
+def _check_shards(
+    graph: Graph,
+    gradients: Mapping[int, str],
+    shards: Mapping[int, str],
+    num_ranks: int,
+) -> None:
+    if isinstance(num_ranks, bool) or not isinstance(num_ranks, int):
+        raise TypeError(f"num_ranks is {num_ranks!r}; expected a whole number")
+    if num_ranks < 1:
+        raise ValueError(f"num_ranks is {num_ranks}; expected at least 1")
+    if not isinstance(shards, Mapping):
+        raise TypeError(
+            f"shards is {shards!r}; expected names by position, such as "
+            "{0: 'layer.weight'}"
+        )
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    shapes = {
+        name: returned(graph)[position].meta["val"].shape
+        for position, name in gradients.items()
+        if isinstance(returned(graph)[position], Node)
+    }
+    for position, name in shards.items():
+        if position not in range(len(inputs)):
+            raise ValueError(
+                f"shards has {name} at {position!r}, and the graph takes {len(inputs)} "
+                f"inputs; expected a position from 0 to {len(inputs) - 1}"
+            )
+        whole = inputs[position].meta["val"].shape
+        if shapes.get(name, whole) != whole:
+            raise ValueError(
+                f"input {position} has the shape {tuple(whole)}, and the gradient of "
+                f"{name} {tuple(shapes[name])}; expected the position of {name}"
+            )
+    names = list(shards.values())
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"shards has {twice[0]} twice; expected each parameter once")
 
 
 def _gathered(
