@@ -367,8 +367,8 @@ for name, percent in lost.items():
 lab.draw_budgets(long, budgets, ways)
 
 # %% [markdown]
-# A rule takes one block after the other, and never asks what two cheap blocks would do in the place of a dear
-# one.
+# A rule takes one block after the other, and never asks what two cheap blocks would do in the place of
+# an expensive one.
 #
 # ## 5. Inside a block (8 minutes)
 #
@@ -502,7 +502,7 @@ print(lab.budgets_table(lab.mine_or_ours("16.3"), (13, 20, 26, 32, 40, 60)))
 
 # %% [markdown]
 # No run passes its budget, though nobody trained before planning. The
-# planner is ahead by a little: it keeps what is dear inside a block. Its plan prints:
+# planner is ahead by a little: it keeps what is expensive inside a block. Its plan prints:
 
 # %% name="plan"
 model, sample = lab.GPT24.make(), lab.GPT24.sample()
@@ -703,6 +703,10 @@ view.draw_many(plans)
 print(lab.gpu_frontier())
 
 # %% [markdown]
+# Read it by peaks. Where torch's budget of 0.2 needs 5.17 GiB, a plan of blocks that are compiled one by one is a tenth
+# faster within the same bytes, since it chooses for each block. Only at the fast end, with 8.14 GiB, is the whole compiled
+# model as fast: it may fuse across blocks. Predicted peaks are exact; steps came out 2 % longer than predicted.
+#
 # ## Where the model lies
 #
 # - Bytes are counted as the program asks for them, in the allocator's blocks. A real allocator also has holes: what is reserved is
