@@ -750,7 +750,7 @@ print(f"""1. With a slow wire, cut into n* = sqrt(Tb / alpha) buckets: {number:.
 #
 # ```python
 # for mib in (10, 25, 50, 100, 400):
-#     ddp = DistributedDataParallel(model, bucket_cap_mb=mib, gradient_as_bucket_view=True)
+#     ddp = DistributedDataParallel(deepcopy(model), bucket_cap_mb=mib)
 #     print(mib, time_step(lambda: loss_of(ddp, batch).backward()))  # time_step: lab 02
 # ```
 #

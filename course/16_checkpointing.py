@@ -704,8 +704,8 @@ print(lab.gpu_frontier())
 
 # %% [markdown]
 # Read it by peaks. Where torch's budget of 0.2 needs 5.17 GiB, a plan of blocks that are compiled one by one is a tenth
-# faster within the same bytes, since it chooses for each block. Only at the fast end, with 8.14 GiB, is the whole compiled
-# model as fast: it may fuse across blocks. Predicted peaks are exact; steps came out 2 % longer than predicted.
+# faster within the same bytes, since it chooses for each block. At the fast end, with 6.5 GiB and more, the whole compiled
+# model is as fast: it may fuse across blocks. Predicted peaks are exact to both digits, and steps within 3 %.
 #
 # ## Where the model lies
 #
