@@ -70,4 +70,5 @@ class Kept:
 
 def side_by_side(what: str, yours: object, seen: object) -> None:
     """A prediction beside the outcome. Not marked."""
-    print(f"{what}:  you said {'nothing' if yours is None else yours}, it is {seen}")
+    guess = "no guess" if yours is None else f"your guess: {yours}"
+    print(f"{what}:  {guess}; actual: {seen}")

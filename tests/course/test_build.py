@@ -312,3 +312,31 @@ def test_banned_words_are_refused_with_their_line(tmp_path: Path) -> None:
     assert f"line {lines.index('# A rank sends one message a') + 1}:" in str(
         raised.value
     )
+
+
+def test_what_code_prints_for_learners_is_read_too(tmp_path: Path) -> None:
+    lesson(tmp_path, LESSON)
+    (tmp_path / "course" / "words.toml").write_text(
+        "[[banned]]\npattern = 'message a (layer|\\{\\})'\ninstead = 'per'\n"
+    )
+    lab = tmp_path / "course" / "overlaplab_course" / "lab06"
+    lab.mkdir(parents=True)
+    show = """
+# one message a layer: a comment is not printed
+def said(what):
+    return (
+        "one message "
+        f"a {what}"
+    )
+"""
+    (lab / "show.py").write_text(show)
+    table = 'hint = """\\\n    one message a \\\n    layer"""\n'
+    (lab / "exercises.toml").write_text(table)
+    with pytest.raises(BuildError) as raised:
+        build.check(tmp_path)
+    where = [line.split("; ")[0] for line in str(raised.value).splitlines()]
+    lab06 = "course/overlaplab_course/lab06"
+    assert where == [
+        f"{lab06}/exercises.toml, line 2: 'message a layer'",
+        f"{lab06}/show.py, line 5: 'message a {{}}'",
+    ]

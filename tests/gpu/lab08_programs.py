@@ -10,7 +10,7 @@ import torch.distributed as dist
 from overlaplab import streams
 from overlaplab_course.lab08 import late, reference
 
-ROWS, WIDTH, NUM_BATCHES = 4096, 512, 24  # 8 MiB a batch, of inputs alone
+ROWS, WIDTH, NUM_BATCHES = 4096, 512, 24  # 8 MiB per batch, of inputs alone
 
 
 def wrong_batches(way: str) -> list[int]:

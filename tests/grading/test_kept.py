@@ -28,6 +28,6 @@ def test_a_prediction_stands_beside_the_outcome_even_if_none_was_made(capsys):
     side_by_side("step in ms", 100, 105)
 
     assert capsys.readouterr().out == (
-        "step in ms:  you said nothing, it is 105\n"
-        "step in ms:  you said 100, it is 105\n"
+        "step in ms:  no guess; actual: 105\n"
+        "step in ms:  your guess: 100; actual: 105\n"
     )

@@ -54,7 +54,7 @@ def test_each_number_stands_beside_its_name(store):
     store(STORED)
     lines = show.on_gpus().splitlines()
     assert lines == [
-        "ms a step        around  wait each  events",
+        "ms per step      around  wait each  events",
         "steady (0 + 20)    0.20       0.90    0.75",
         "(small products of 256 + large of 2048, bfloat16; 16 MiB)",
         "",

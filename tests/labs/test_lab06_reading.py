@@ -308,7 +308,7 @@ def test_the_copied_benchmark_is_what_the_repository_stores():
     copied = stored_tables.read("06")["benchmark"]
     for key in ("command", "date", "world_size", "card", "torch", "nccl"):
         assert copied[key] == stored[key]
-    assert copied["source"] == f"{model}, ms a step"
+    assert copied["source"] == f"{model}, ms per step"
     assert copied["columns"] == [f"batch {case['batch']}" for case in cases]
     for name, *numbers in copied["rows"]:
         assert numbers == [case["variants"][name]["median_ms"] for case in cases]

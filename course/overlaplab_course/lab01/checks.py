@@ -31,9 +31,9 @@ def grade_shortest(sheet: Sheet, my_number: int, chains: Mapping[str, Any]) -> N
     mine = given.job(int(my_number))
     timeline = mine.timeline()
     step_ns = timeline.step_ns
-    sheet.ran("your step with no overlap, and with a message a layer")
+    sheet.ran("your step with no overlap, and with a message per layer")
     sheet.show(mine.timeline(mine.num_layers), title="your step, no overlap yet")
-    sheet.note(f"a message a layer reaches it: {step_ns / given.NS_PER_MS:g} ms")
+    sheet.note(f"a message per layer reaches it: {step_ns / given.NS_PER_MS:g} ms")
     all_right = True
     for one, right, others in zip(LAB.tables("1.1"), *_chains(mine), strict=True):
         key = one["entry"]
@@ -46,7 +46,7 @@ def grade_shortest(sheet: Sheet, my_number: int, chains: Mapping[str, Any]) -> N
         fine = said is not None and abs(said - right) < 0.01
         all_right &= sheet.expect(one["says"], fine, seen=seen, expected=one["how"])
     if all_right:  # before that it would be the answer
-        title = "your step, a message a layer"
+        title = "your step, a message per layer"
         sheet.show(timeline, step_ns=step_ns, target_ns=step_ns, title=title)
 
 

@@ -192,7 +192,7 @@ class Job(NamedTuple):
         return self.num_layers * self.message_ms
 
     def timeline(self, per_bucket: int = 1) -> Timeline:
-        """The step, with that many layers a message."""
+        """The step, with that many layers per message."""
         program = write_step(
             [self.layer_ms] * self.num_layers,
             [self.message_ms] * self.num_layers,

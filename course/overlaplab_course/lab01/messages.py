@@ -100,7 +100,7 @@ def given_share(num_gpus: int, tokens: int, name: str) -> float:
 _LAYER_PARAMETERS = 12 * 2048 * 2048
 KNOBS: Mapping[str, Knob] = {
     "overlap": Knob(("no", "yes"), "no", "overlap"),
-    "ktokens": Knob((1, 2, 4, 8, 16, 32, 64), 8, "tokens a GPU (thousands)"),
+    "ktokens": Knob((1, 2, 4, 8, 16, 32, 64), 8, "tokens per GPU (thousands)"),
     "gbyte_per_s": Knob((1, 3, 12.5, 25, 50, 100, 340), 25, "bandwidth (GB/s)"),
     "gpus": Knob((2, 8, 64, 512, 4096), 8, "GPUs"),
     "teraflops": Knob((100, 200, 400, 800, 1600), 800, "GPU (TFLOP/s)"),

@@ -62,7 +62,7 @@ class Measured(Times):
     low: float
     high: float
     link: str  # "NVLink" or "P2P off"
-    batch: int  # sequences a GPU; compare rows of one link and batch only
+    batch: int  # sequences per GPU; compare rows of one link and batch only
     name: str  # of the variant
 
 

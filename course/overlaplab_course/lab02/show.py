@@ -134,7 +134,7 @@ def machine() -> str:
 def on_gpus(found: stored.Stored) -> list[str]:
     """What each stopwatch said, and what moves a step's time: what `measure` stored."""
     head = ("around", "wait each", "events")
-    rows = [["ms a step", *head]]
+    rows = [["ms per step", *head]]
     for kind, said in found["stopwatches"].items():
         row = "{} ({} + {})".format(kind, *found["kinds"][kind])
         rows.append([row, *(f"{said[name]:.2f}" for name in head)])

@@ -395,7 +395,7 @@ KNOBS = {
     "staged": Knob((False, True), True, "through the host's memory"),
     "gbit_per_s": Knob((25, 100, 200, 400), 200, "network (Gbit/s)"),
     "batch_mib": Knob((1, 16, 64, 256, 512), 64, "batch (MiB)"),
-    "ktokens": Knob((2, 4, 8, 16, 32), 8, "tokens a GPU (thousands)"),
+    "ktokens": Knob((2, 4, 8, 16, 32), 8, "tokens per GPU (thousands)"),
 }
 
 

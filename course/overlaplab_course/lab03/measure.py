@@ -151,8 +151,8 @@ def independent_chains(on_gpu: bool) -> dict[str, Any]:
 
 
 def feeds(on_gpu: bool) -> dict[str, Any]:
-    """Section 5's loops, ms a batch; steps read their loss."""
-    num, numel = 6, (2**24 if on_gpu else 2**14)  # 64 MiB a batch
+    """Section 5's loops, ms per batch; steps read their loss."""
+    num, numel = 6, (2**24 if on_gpu else 2**14)  # 64 MiB per batch
     samples = [torch.full((numel,), float(i)) for i in range(num)]
     pinned = [s.pin_memory() for s in samples] if on_gpu else samples
     factor = matrix(4096 if on_gpu else 128)
@@ -195,7 +195,7 @@ def feeds(on_gpu: bool) -> dict[str, Any]:
         variants["3.4: the CPU fills two pinned buffers"] = lambda: reference.feed(
             samples, step
         )
-    return {"MiB a batch": numel * 4 / 2**20, "ms a batch": _medians(variants, num)}
+    return {"MiB per batch": numel * 4 / 2**20, "ms per batch": _medians(variants, num)}
 
 
 # -- what a wait costs

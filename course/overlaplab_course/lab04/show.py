@@ -77,8 +77,8 @@ def compare_predictions(said: Mapping[str, Any]) -> None:
     for name, ranks in after_each().items():
         if name != "before":
             yours = said.get(name)
-            answer = "nothing" if yours is None else str(yours)
-            print(f"{name:<15} you said {answer:<24} it is {ranks[1]}")
+            guess = "no guess;" if yours is None else f"your guess: {yours};"
+            print(f"{name:<15} {guess:<37} actual: {ranks[1]}")
 
 
 @lru_cache(maxsize=1)
@@ -228,7 +228,7 @@ _TITLES = {"reduce_scatter, all_gather": "the two halves"}
 @_shown
 def ways_table(found: stored.Stored, layer: Layer) -> list[str]:
     """Each way to wait: predicted and measured step, and what it adds to none."""
-    rows = [["ms a step", "predicted", "measured", "the message adds"]]
+    rows = [["ms per step", "predicted", "measured", "the message adds"]]
     none_ms = found["ways"]["no message"]
     for way, ms in found["ways"].items():
         predicted = f"{predicted_ms(layer, way):.3f}" if way in _DRAWN else ""
@@ -261,7 +261,7 @@ def by_size_table(found: stored.Stored, table: str = "by_size") -> list[str]:
 @_shown
 def windows_table(found: stored.Stored) -> list[str]:
     """Steps, predicted and measured, and peaks of exercise 4.4 at a size for GPUs."""
-    rows = [("ms a step", "predicted", "measured", "peak (MiB)")]
+    rows = [("ms per step", "predicted", "measured", "peak (MiB)")]
     for name, ms in found["windows"].items():
         peak, by_model = found["window_peak_bytes"].get(name), predicted_window_ms(name)
         predicted = "" if by_model is None else f"{by_model:.3f}"

@@ -59,7 +59,7 @@ class Costs(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """The GPT with so many sequences a GPU, on a machine.
+    """The GPT with so many sequences per GPU, on a machine.
 
     Args:
         name: what the machine is like.

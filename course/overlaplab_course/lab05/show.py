@@ -131,7 +131,7 @@ def measured_ms(way: str, batch: int) -> float:
 def measured_table() -> str:
     """Median steps, and where one step in ten is shorter or longer."""
     found = _measured()
-    head = ("ms a step", *(f"batch {batch}" for batch in found["batches"]))
+    head = ("ms per step", *(f"batch {batch}" for batch in found["batches"]))
     rows = [
         (way, *(f"{m:.1f} ({low:.0f} to {high:.0f})" for m, low, high in cells))
         for way, cells in found["ms"].items()

@@ -220,7 +220,7 @@ KNOBS: Mapping[str, Knob] = {
     "latency_us": Knob((5, 10, 20, 44, 100, 200, 500, 1000), 100, "latency (us)"),
     "gbyte_per_s": Knob((1, 3, 12.5, 25, 50, 100, 340), 50, "bandwidth (GB/s)"),
     "layers": Knob((6, 12, 24, 48), 24, "layers"),
-    "ktokens": Knob((1, 2, 4, 8, 16, 32), 4, "tokens a GPU (thousands)"),
+    "ktokens": Knob((1, 2, 4, 8, 16, 32), 4, "tokens per GPU (thousands)"),
 }
 
 

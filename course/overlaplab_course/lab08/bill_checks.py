@@ -40,7 +40,7 @@ def grade_bill(sheet: Sheet, what_to_double: Choose) -> None:
         if took > free:
             continue
         step, best = job.step_ms(choice), job.best_ms
-        said = f"{job.name}: {list(choice)} takes {step:.1f} ms a step"
+        said = f"{job.name}: {list(choice)} takes {step:.1f} ms per step"
         lost[f"{said}, the best that fits {best:.1f}"] = job.regret(choice)
         spare = next(job.wasted(choice), "")
         less = job.step_ms([name for name in choice if name != spare])

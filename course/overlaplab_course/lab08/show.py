@@ -56,5 +56,5 @@ def own_bill(one_slot: Fed, undelayed: Trained) -> str:
         ),
         ("gradients", format_bytes(more), f"{both[0]:.1f}", f"{both[1]:.1f}"),
     ]
-    head = ("a second", "more memory", "ms a step before", "after")
+    head = ("a second", "more memory", "ms per step before", "after")
     return stored.text_table(head, rows)
