@@ -84,7 +84,8 @@ def run(
 
     On the virtual cluster tensors lie in the GPU's memory unless the program says
     otherwise: `device="cpu"`, `.cpu()`, `pin_memory`, or a `DataLoader` that yields
-    them. Threads that `fn` starts are its rank's, and one of all runs at a time.
+    them. Threads that `fn` starts are its rank's, and one of all runs at a time. Escape
+    characters that a rank prints are shown as text, on every cluster.
 
     Args:
         fn: may be defined in a notebook cell.

@@ -4,18 +4,22 @@ Each was found by trying; times are microseconds.
 """
 
 import contextlib
+import gc
 import gzip
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 import overlaplab as ol
 from overlaplab.errors import TraceError
-from overlaplab.profiling.trace import names
+from overlaplab.profiling.trace import searching
 from overlaplab.timeline import Span, chrome
 from tests.profiling.traces_by_hand import COMM, annotation, kernel, launch, write
 
@@ -328,13 +332,38 @@ def test_a_timeline_of_ours_that_is_too_long_for_memory_is_refused(
             ol.Timeline.from_chrome(tmp_path / name)
 
 
-def test_a_pattern_that_searches_without_end_is_refused_by_name(read, monkeypatch):
-    monkeypatch.setattr(names, "_SEARCH_S", 0.05)
+@pytest.mark.parametrize("where", ["in the main thread", "in another thread"])
+def test_a_pattern_that_searches_without_end_is_refused_by_name(
+    read, monkeypatch, where
+):
+    monkeypatch.setattr(searching, "SEARCH_S", 0.05)
     before = signal.getsignal(signal.SIGVTALRM)
+    endless = [kernel("a" * 60 + "!", 7, 0, 1)]
+    reads = partial(read, endless, communication=["(a+)+$"])
+    if where == "in another thread":
+        with ThreadPoolExecutor(1) as other:
+            reads = other.submit(reads).result
     with pytest.raises(ValueError, match=r"communication='\(a\+\)\+\$' takes more"):
-        read([kernel("a" * 60 + "!", 7, 0, 1)], communication=["(a+)+$"])
+        reads()
     assert signal.getsignal(signal.SIGVTALRM) == before
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_a_pattern_means_the_same_in_another_thread_and_leaves_no_child(
+    read, monkeypatch
+):
+    children, start = [], subprocess.Popen
+
+    def popen(*args, **kwargs):
+        children.append(start(*args, **kwargs))
+        return children[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with ThreadPoolExecutor(1) as other:
+        timeline = other.submit(read, EVENTS, communication=["^GEM"]).result()
+    assert {span.kind for span in timeline.spans} == {"communication"}
+    gc.collect()
+    assert [child.returncode for child in children] == [-signal.SIGKILL]
 
 
 def test_an_empty_and_a_hidden_file_among_traces_are_skipped_and_named(tmp_path):

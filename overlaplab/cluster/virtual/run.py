@@ -29,6 +29,7 @@ from overlaplab.cluster.virtual.modes import RecordMode, unseen_shapes
 from overlaplab.cluster.virtual.naming import naming_parameters
 from overlaplab.cluster.virtual.optimizers import stepping_lists
 from overlaplab.cluster.virtual.placement import host_syncs, patched, placing_calls
+from overlaplab.cluster.virtual.printing import printing_text
 from overlaplab.cluster.virtual.rank_thread import RankThread
 from overlaplab.cluster.virtual.ranks import Turns
 from overlaplab.cluster.virtual.recorder import Recorder
@@ -149,6 +150,7 @@ class _Run:
             launching_as_cuda(lambda: world.current_recorder() is not None),
             stepping_lists(world.current_recorder),
             rank_threads(self._settings_of_thread),
+            printing_text(world.current_recorder),
         )
         with world.worlds_of_threads(), contextlib.ExitStack() as stack:
             for patching in calls:

@@ -7,14 +7,13 @@ broadcast may run a kernel that is called all-gather): that stands in the argume
 from __future__ import annotations
 
 import re
-import signal
-import threading
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from overlaplab.profiling.trace.searching import LimitedSearch
 from overlaplab.timeline.span import PROFILER_STEP
 
 # Ranges by which a measured run marks itself in its trace.
@@ -57,9 +56,6 @@ _NO_LAUNCH = re.compile(
 _LAUNCH = re.compile(r"Launch|Mem(cpy|set)")
 
 
-_SEARCH_S = 1.0
-
-
 class Communication:
     """Whether a kernel communicates, by patterns that can be extended and reported."""
 
@@ -94,55 +90,24 @@ class Communication:
 _OURS = [re.compile(pattern).search for pattern in COMMUNICATION]
 
 
-def _searcher(pattern: object) -> Callable[[str], object]:
+def _searcher(pattern: object) -> LimitedSearch:
     if not isinstance(pattern, str):
         raise TypeError(
             f"communication={pattern!r} is {type(pattern).__name__}; expected the text "
             "of a regular expression"
         )
     try:
-        search = re.compile(pattern, re.IGNORECASE).search
+        search = LimitedSearch(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(
             f"communication={pattern!r} is no regular expression: {error}"
         ) from error
-    limited = _limited(pattern, search)
-    if limited(""):
+    if search(""):
         raise ValueError(
             f"communication={pattern!r} matches the empty text, so every kernel; "
             "expected a part of some kernels' names"
         )
-    return limited
-
-
-def _limited(pattern: str, search: Callable[[str], object]) -> Callable[[str], object]:
-    """`search` with a limit of CPU time: some patterns need longer than anybody lives.
-
-    Off the main thread Python gives no way to end a search, and there is no limit.
-    """
-
-    def stop(number: int, frame: object) -> None:
-        raise TimeoutError
-
-    def limited(name: str) -> object:
-        on_main = threading.current_thread() is threading.main_thread()
-        if not on_main or not hasattr(signal, "setitimer"):
-            return search(name)
-        before = signal.signal(signal.SIGVTALRM, stop)
-        try:
-            signal.setitimer(signal.ITIMER_VIRTUAL, _SEARCH_S)
-            return search(name)
-        except TimeoutError:
-            raise ValueError(
-                f"communication={pattern!r} takes more than {_SEARCH_S} s of CPU time "
-                f"on {name[:60]!r}: it repeats what repeats. Expected a part of some "
-                "kernels' names, without nested or many '*' and '+'"
-            ) from None
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            signal.signal(signal.SIGVTALRM, before)
-
-    return limited
+    return search
 
 
 def category_of(category: object, process: object) -> str | None:
