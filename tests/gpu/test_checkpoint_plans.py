@@ -11,7 +11,7 @@ import torch
 from overlaplab.bench.checkpoint.models import CASES, Sizes, build_case
 from overlaplab.bench.timing import Samples, run_block
 from overlaplab.techniques.memory import CheckpointPlan, Costs, measure_costs
-from overlaplab.techniques.memory.meters import GpuMeter
+from overlaplab.techniques.memory.gpu_meter import GpuMeter
 
 pytestmark = pytest.mark.gpu(1)
 

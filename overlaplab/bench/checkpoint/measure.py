@@ -47,6 +47,7 @@ class Plan:
     # torch's, of the whole model, in the order of what is missed most
     whole_budgets: tuple[float, ...] = (1, 0.8, 0.6, 0.2, 0.4, 0.1, 0.5, 0.3, 0)
     whole_every: tuple[int, ...] = (1, 2)
+    planned_wholes: tuple[float, ...] = (1, 0.8)  # of them, what plans may choose
     backend: str = "inductor"
     warmup: int = 3
     rounds: int = 8  # at most
@@ -129,6 +130,7 @@ class Case:
             compile_budgets=self._plan.block_budgets,
             compiled_parts=("finish",) if compiled else (),
             backend=self._plan.backend,
+            whole_budgets=self._plan.planned_wholes if compiled else (),
         )
 
     def _peers(self, costs: dict[str, Costs]) -> Iterator[Variant]:
@@ -172,9 +174,9 @@ class Case:
                 if budget < least:
                     continue
                 plan = its.fastest(budget)
-                if plan.choice in seen:
+                if (key := (plan.choice, plan.whole)) in seen:
                     continue
-                seen.add(plan.choice)
+                seen.add(key)
                 name = f"ours {menu} {number}, {budget / _GIB:.3f} GiB"
                 yield planned(name, menu, self._model, plan, is_peer=False)
 
@@ -238,7 +240,7 @@ class Case:
                 "predicted_ms": round(plan.step_ns / 1e6, 4),
                 "policies": dict(Counter(plan.names)),
                 "order": list(plan.names),
-                "holders": plan.chain.holders(plan.choice),
+                "holders": plan.holders,
             }
 
     def _step(self, run: Callable[..., Any]) -> torch.Tensor:
@@ -298,6 +300,7 @@ def _described(costs: Costs) -> dict[str, Any]:
         "last_bytes": chain.last_bytes,
         "rest_ns": chain.rest_ns,
         "notes": chain.notes,
+        "wholes": [asdict(whole) for whole in costs.wholes],
         "menus": [[asdict(option) for option in menu] for menu in menus],
         "blocks": [
             {

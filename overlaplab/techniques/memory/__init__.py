@@ -4,12 +4,14 @@
 what for its backward and which computes some of it again; `frontier` draws the whole
 curve of peaks and step times. `measure_costs` has what both are made of.
 
-`chain` is the data and the sum that the peak is, `knapsack` the choice, `strategies`
-what people choose by rule, `policies` what a block may do, `finding`, `cutting`,
-`meters` and `costs` how numbers are taken, and `plan` carries a choice out.
+`chain` is the data and the sum that the peak is, `knapsack` the fastest of its
+`choices`, `strategies` what people choose by rule, `policies` what a block may do, and
+`plan` carries a choice out. Numbers are taken by `finding`, `cutting` and `meters`: of
+a block `alone`, of what is `around` them, of the `whole` model; `costs` joins them.
 """
 
-from overlaplab.techniques.memory.chain import Block, Chain, Option
+from overlaplab.techniques.memory.chain import Block, Chain, Option, Whole
+from overlaplab.techniques.memory.choices import Costs
 from overlaplab.techniques.memory.knapsack import (
     BudgetError,
     Curve,
@@ -20,7 +22,6 @@ from overlaplab.techniques.memory.knapsack import (
 from overlaplab.techniques.memory.messages import Communication
 from overlaplab.techniques.memory.plan import AppliedPlan, CheckpointPlan
 from overlaplab.techniques.memory.planner import (
-    Costs,
     frontier,
     measure_costs,
     plan_checkpoints,
@@ -40,6 +41,7 @@ __all__ = [
     "Curve",
     "Option",
     "Policy",
+    "Whole",
     "choose",
     "compiled",
     "every",

@@ -120,14 +120,18 @@ def checked_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
     return tuple(policies)
 
 
-def checked_budgets(budgets: Sequence[float]) -> tuple[float, ...]:
-    """Of compiled blocks.
+def checked_budgets(
+    budgets: Sequence[float], name: str = "compile_budgets"
+) -> tuple[float, ...]:
+    """Of compiled blocks, or of the whole model.
 
     Raises:
         TypeError, ValueError: not all are numbers from 0 to 1.
     """
+    if isinstance(budgets, str) or not isinstance(budgets, Sequence):
+        raise TypeError(f"{name} is {budgets!r}; expected several: ({budgets!r},)")
     for place, budget in enumerate(budgets):
-        what = f"compile_budgets[{place}] is {budget!r}; expected a number from 0 to 1"
+        what = f"{name}[{place}] is {budget!r}; expected a number from 0 to 1"
         if isinstance(budget, bool) or not isinstance(budget, int | float):
             raise TypeError(what)
         if not 0 <= budget <= 1:

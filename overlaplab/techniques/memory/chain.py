@@ -20,7 +20,7 @@ from left to right.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 
@@ -85,6 +85,21 @@ class Block:
                 f"block {self.name} has no policy {policy!r}; it has {', '.join(names)}"
             )
         return names.index(policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The whole model under one policy: measured as a whole, no sum of blocks.
+
+    Args:
+        policy: its name.
+        peak_bytes: the most that lives at once in a step, what is resident included.
+        step_ns: forward and backward.
+    """
+
+    policy: str
+    peak_bytes: int
+    step_ns: int
 
 
 @dataclass(frozen=True)
@@ -169,6 +184,23 @@ class Chain:
     def chosen(self, choice: Sequence[int]) -> list[Option]:
         """The option of each block."""
         return [b.options[c] for b, c in zip(self.blocks, choice, strict=True)]
+
+    def slower(self, factor: float) -> Chain:
+        """The chain with all times multiplied."""
+
+        def scaled(block: Block) -> Block:
+            options = [
+                replace(
+                    option,
+                    step_ns=round(factor * option.step_ns),
+                    forward_ns=round(factor * option.forward_ns),
+                )
+                for option in block.options
+            ]
+            return replace(block, options=tuple(options))
+
+        rest_ns = round(factor * self.rest_ns)
+        return replace(self, blocks=tuple(map(scaled, self.blocks)), rest_ns=rest_ns)
 
     def holders(self, choice: Sequence[int]) -> tuple[str, tuple[tuple[str, int], ...]]:
         """When the peak is, and what holds it.

@@ -43,6 +43,16 @@ class BudgetError(OverlaplabError):
         self.least_bytes = least_bytes
 
 
+def too_small(budget_bytes: int, least_bytes: int) -> BudgetError:
+    """The error that says what would do."""
+    return BudgetError(
+        f"budget_bytes is {budget_bytes:,}, but the smallest peak that these policies "
+        f"reach is {least_bytes:,} bytes. Raise the budget to that, or make the batch "
+        "smaller",
+        least_bytes=least_bytes,
+    )
+
+
 @dataclass(frozen=True)
 class _Level:
     """Of each ending that begins at a block: its option, and the ending behind it."""
@@ -78,13 +88,7 @@ class Curve:
         """See `choose`."""
         place = int(np.searchsorted(self.peak_bytes, budget_bytes, "right")) - 1
         if place < 0:
-            least = int(self.peak_bytes[0])
-            raise BudgetError(
-                f"budget_bytes is {budget_bytes:,}, but the smallest peak that these "
-                f"policies reach is {least:,} bytes. Raise the budget to that, or make "
-                "the batch smaller",
-                least_bytes=least,
-            )
+            raise too_small(budget_bytes, int(self.peak_bytes[0]))
         return self.choice(place)
 
     def spread(self, most: int) -> Iterator[int]:

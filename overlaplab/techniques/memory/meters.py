@@ -1,9 +1,9 @@
 """Meters: live bytes, the most since a mark, and what a function takes.
 
 `PredictedMeter` counts fake tensors and prices operators by a hardware profile: nothing
-is computed. `GpuMeter` reads CUDA's counters, and events behind a full queue.
-`HostMeter` counts real tensors and looks at the clock. All have the same few methods,
-so that costs are taken in one way. Know no model and no policy.
+is computed. `HostMeter` counts real tensors and looks at the clock; `GpuMeter`, of
+gpu_meter.py, reads CUDA's counters. All have the same few methods, so that costs are
+taken in one way. Know no model and no policy.
 """
 
 from __future__ import annotations
@@ -22,17 +22,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from overlaplab import streams
 from overlaplab.hardware import Hardware, compute_ns
 from overlaplab.operators import dtype_name, operator, read, tensors_in, written
 from overlaplab.operators.fused import launching_as_cuda
 from overlaplab.operators.nodes import tensor_bytes
-
-_PARTS = 5  # the median is of so many
-_MOST_STEPS = 50  # of a part
-_STEPS_IN_QUEUE = 6  # CUDA's queue has room for about a thousand kernels
-_HEATING_NS = 20_000_000
-_BUSY_SIZE, _BUSY_NS = 6144, 500_000  # of a matmul in bfloat16, at about 1 PFLOP/s
 
 
 class Meter(Protocol):
@@ -45,7 +38,7 @@ class Meter(Protocol):
         ...
 
     def adopt(self, tensor: Tensor) -> Tensor:
-        """`tensor` as the meter's programs may use it: itself, or a fake."""
+        """`tensor` as the meter's programs may use it: its memory, or a fake."""
         ...
 
     def live_bytes(self) -> int:
@@ -163,7 +156,7 @@ class PredictedMeter:
     def open(self) -> Iterator[None]:
         thread = threading.get_ident()
         on_gpu = launching_as_cuda(lambda: threading.get_ident() == thread)
-        with _no_collection(), on_gpu, self._fakes, self._counter:
+        with no_collection(), on_gpu, self._fakes, self._counter:
             yield
 
     def adopt(self, tensor: Tensor) -> Tensor:
@@ -201,11 +194,11 @@ class HostMeter:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        with _no_collection(), self._counter:
+        with no_collection(), self._counter:
             yield
 
     def adopt(self, tensor: Tensor) -> Tensor:
-        return tensor
+        return tensor.detach().requires_grad_(tensor.requires_grad)
 
     def live_bytes(self) -> int:
         return self._counter.live
@@ -231,102 +224,8 @@ class HostMeter:
         return 0
 
 
-def keep_busy(ns: int) -> None:
-    """Give the current GPU matmuls for at least about `ns`.
-
-    A delay kernel would let it cool, and what comes behind it would find a higher clock
-    than a step does that is computing all the time.
-    """
-    left = torch.randn(_BUSY_SIZE, _BUSY_SIZE, dtype=torch.bfloat16, device="cuda")
-    out = torch.empty_like(left)
-    for _ in range(-(-ns // _BUSY_NS)):
-        torch.mm(left, left, out=out)
-
-
-class GpuMeter:
-    """CUDA's memory counters, which are exact at any moment, and its events.
-
-    Args:
-        target_ns: about how long a function is repeated for its time, in all.
-        warmup: calls before.
-    """
-
-    computes = True
-    _BLOCK_BYTES = 512  # of the caching allocator
-
-    def __init__(self, target_ns: int = 250_000_000, warmup: int = 3) -> None:
-        self._target_ns = target_ns
-        self._warmup = warmup
-        self._base_bytes = 0
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
-        gc.collect()  # the counters know all memory, garbage included
-        with _no_collection():
-            self._base_bytes = torch.cuda.memory_allocated()
-            self.mark()
-            yield
-
-    def adopt(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def live_bytes(self) -> int:
-        return torch.cuda.memory_allocated() - self._base_bytes
-
-    def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated() - self._base_bytes
-
-    def mark(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
-
-    def step_ns(self, step: Callable[[], object]) -> int:
-        """Of the GPU alone: the CPU is kept ahead of it, as it is in a long step.
-
-        A step that the CPU cannot launch as fast as the GPU computes takes longer.
-        """
-        for _ in range(self._warmup):
-            step()
-        streams.synchronize()
-        start = time.perf_counter_ns()
-        for _ in range(2):
-            step()
-        launch_ns = (time.perf_counter_ns() - start) // 2
-        once = self._elapsed_ns(step, 2, 4 * launch_ns) / 2
-        part = int(min(_MOST_STEPS, max(2, self._target_ns / _PARTS // max(once, 1))))
-        if launch_ns > 0.8 * once:  # all of them have to wait in the queue
-            part = min(part, _STEPS_IN_QUEUE)
-        # The GPU may begin when the CPU needs no more for the rest than it does itself.
-        ahead_ns = 2 * launch_ns + int(part * max(0, launch_ns - once))
-        ahead_ns = max(_HEATING_NS, ahead_ns)
-        parts = [self._elapsed_ns(step, part, ahead_ns) for _ in range(_PARTS)]
-        return int(statistics.median(parts) / part)
-
-    def _elapsed_ns(
-        self, step: Callable[[], object], repeats: int, ahead_ns: int
-    ) -> int:
-        streams.synchronize()
-        keep_busy(ahead_ns)
-        start, end = (streams.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            step()
-        end.record()
-        end.synchronize()
-        return int(start.elapsed_time(end) * 1e6)
-
-    def rounded(self, num_bytes: int) -> int:
-        return -(-num_bytes // self._BLOCK_BYTES) * self._BLOCK_BYTES
-
-    def workspace_bytes(self) -> int:
-        """Gives cuBLAS's workspaces back and looks how much that was."""
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch._C._cuda_clearCublasWorkspaces()
-        return int(before - torch.cuda.memory_allocated())
-
-
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Garbage in cycles is freed at no point between, or peaks would differ."""
     was_on = gc.isenabled()
     gc.disable()

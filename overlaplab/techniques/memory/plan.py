@@ -11,7 +11,7 @@ from torch import nn
 
 from overlaplab.techniques.memory import messages
 from overlaplab.techniques.memory.arguments import checked_model, checked_parts
-from overlaplab.techniques.memory.chain import Chain
+from overlaplab.techniques.memory.chain import Chain, Whole
 from overlaplab.techniques.memory.messages import Communication
 from overlaplab.techniques.memory.policies import KEEP, Policy, compile_part, runner
 
@@ -20,7 +20,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """One policy for each block.
+    """One policy for each block, or one for the whole model.
 
     Args:
         chain: the step as it was measured.
@@ -30,6 +30,7 @@ class CheckpointPlan:
         compiled_parts: methods of the model that are compiled with it.
         backend: that compiles them.
         communication: messages in the backward; None: none.
+        whole: what is done instead of a choice, which is empty then; None: nothing is.
     """
 
     chain: Chain
@@ -39,10 +40,13 @@ class CheckpointPlan:
     compiled_parts: tuple[str, ...] = ()
     backend: str = "inductor"
     communication: Communication | None = None
+    whole: Whole | None = None
 
     @property
     def peak_bytes(self) -> int:
         """The most that lives at once in a step, as predicted."""
+        if self.whole is not None:
+            return self.whole.peak_bytes
         return self.chain.peak_bytes(self.choice)
 
     @property
@@ -52,6 +56,8 @@ class CheckpointPlan:
         It is the GPU's time: launches are not counted, so a step whose CPU is slower
         than its GPU (small batches, policies that look at each operator) takes longer.
         """
+        if self.whole is not None:
+            return self.whole.step_ns + self.exposed_ns
         return self.chain.step_ns(self.choice) + self.exposed_ns
 
     @property
@@ -59,15 +65,29 @@ class CheckpointPlan:
         """Of messages in the backward, what nothing is computed beside."""
         if self.communication is None:
             return 0
+        if self.whole is not None:  # its backward gives all gradients at its end
+            return sum(self.communication.block_ns(self.chain))
         return messages.step_ns(self.chain, self.choice, self.communication)[1]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The policy of each block."""
+        """The policy of each block, or of the whole."""
+        if self.whole is not None:
+            return (self.whole.policy,)
         return tuple(option.policy for option in self.chain.chosen(self.choice))
 
+    @property
+    def holders(self) -> tuple[str, tuple[tuple[str, int], ...]]:
+        """When the peak is and what holds it, see `Chain.holders`."""
+        if self.whole is None:
+            return self.chain.holders(self.choice)
+        resident = self.chain.resident_bytes
+        rest = self.peak_bytes - resident
+        rows = (("resident", resident), ("activations, gradients, temporaries", rest))
+        return "step of the whole model, which was measured as one", rows
+
     def __str__(self) -> str:
-        phase, holders = self.chain.holders(self.choice)
+        phase, holders = self.holders
         budget = ""
         if self.budget_bytes is not None:
             budget = f" of {self.budget_bytes / _MIB:,.1f}"
@@ -80,6 +100,8 @@ class CheckpointPlan:
             f"the peak is in the {phase}:",
         ]
         lines += [f"  {n / _MIB:>12,.1f} MiB  {what}" for what, n in holders]
+        if self.whole is not None:
+            return "\n".join([*lines, f"all blocks: {self.whole.policy}"])
         rows = zip(self.chain.blocks, self.chain.chosen(self.choice), strict=True)
         for (policy, kept, ns), group in groupby(
             rows, key=lambda r: (r[1].policy, r[1].kept_bytes, r[1].step_ns)
@@ -109,12 +131,32 @@ class CheckpointPlan:
                 forward of its own already. Nothing was changed then.
         """
         checked_model(model)
-        parts = checked_parts(model, self.compiled_parts)
-        modules = dict(model.named_modules())
-        planned: list[tuple[nn.Module, str, Policy]] = []
-        for block, option in zip(
-            self.chain.blocks, self.chain.chosen(self.choice), strict=True
-        ):
+        parts = checked_parts(
+            model, self.compiled_parts if self.whole is None else ("forward",)
+        )
+        modules = self._blocks_of(model)
+        if self.whole is not None:
+            modules, parts = [model], ()
+        changes: list[tuple[nn.Module, str]] = []
+        applied = AppliedPlan(changes)
+        try:
+            for module, name in zip(modules, self.names, strict=True):
+                policy = self.policies[name]
+                if policy != KEEP:
+                    module.__dict__["forward"] = runner(policy, module)
+                    changes.append((module, "forward"))
+            for part in parts:
+                compile_part(model, part, self.backend)
+                changes.append((model, part))
+        except BaseException:  # such as an unknown compiler
+            applied.undo()
+            raise
+        return applied
+
+    def _blocks_of(self, model: nn.Module) -> list[nn.Module]:
+        """Those that were planned, if nothing stands in front of their forwards."""
+        modules, found = dict(model.named_modules()), []
+        for block in self.chain.blocks:
             module = modules.get(block.name)
             if module is None:
                 raise ValueError(
@@ -126,21 +168,8 @@ class CheckpointPlan:
                     f"{block.name} has a forward of its own already: a plan that was "
                     "applied and not undone, or a patch. Undo that first"
                 )
-            planned.append((module, block.name, self.policies[option.policy]))
-        changes: list[tuple[nn.Module, str]] = []
-        applied = AppliedPlan(changes)
-        try:
-            for module, _, policy in planned:
-                if policy != KEEP:
-                    module.__dict__["forward"] = runner(policy, module)
-                    changes.append((module, "forward"))
-            for part in parts:
-                compile_part(model, part, self.backend)
-                changes.append((model, part))
-        except BaseException:  # such as an unknown compiler
-            applied.undo()
-            raise
-        return applied
+            found.append(module)
+        return found
 
 
 class AppliedPlan:

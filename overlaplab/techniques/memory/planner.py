@@ -2,118 +2,32 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from overlaplab.hardware import Hardware, find_hardware
-from overlaplab.techniques.memory import arguments, strategies
-from overlaplab.techniques.memory.chain import Chain
-from overlaplab.techniques.memory.costs import Loss, Setting, measure_chain
+from overlaplab.techniques.memory import arguments
+from overlaplab.techniques.memory.choices import Costs
+from overlaplab.techniques.memory.costs import measure_chain
 from overlaplab.techniques.memory.finding import find_blocks
-from overlaplab.techniques.memory.knapsack import Curve, find_curve
-from overlaplab.techniques.memory.messages import Communication, choose_with_messages
-from overlaplab.techniques.memory.meters import (
-    GpuMeter,
-    HostMeter,
-    Meter,
-    PredictedMeter,
-)
+from overlaplab.techniques.memory.gpu_meter import GpuMeter
+from overlaplab.techniques.memory.messages import Communication
+from overlaplab.techniques.memory.meters import HostMeter, Meter, PredictedMeter
 from overlaplab.techniques.memory.plan import CheckpointPlan
-from overlaplab.techniques.memory.policies import BUDGETS, EAGER, Policy, compiled
+from overlaplab.techniques.memory.policies import (
+    BUDGETS,
+    EAGER,
+    Policy,
+    compiled,
+    whole,
+)
+from overlaplab.techniques.memory.setting import Loss, Setting
+from overlaplab.techniques.memory.whole import measure_wholes
 
 MEASURED = "measured"
 _HARDWARE = "h200-nvlink"  # where nobody says what the step runs on
-_MOST_POINTS = 400
-
-
-@dataclass(frozen=True)
-class Costs:
-    """A model's chain and its menu: what plans for any budget are made of.
-
-    Args:
-        chain: the step.
-        policies: the menu.
-        compiled_parts, backend: see `measure_costs`.
-    """
-
-    chain: Chain
-    policies: tuple[Policy, ...]
-    compiled_parts: tuple[str, ...] = ()
-    backend: str = "inductor"
-
-    def plan(
-        self, choice: Sequence[int], budget_bytes: int | None = None
-    ) -> CheckpointPlan:
-        """The plan of a choice.
-
-        Raises:
-            ValueError: `choice` has not one place of a menu for each block.
-        """
-        menus = [len(block.options) for block in self.chain.blocks]
-        if len(choice) != len(menus) or any(
-            not 0 <= place < size for place, size in zip(choice, menus, strict=True)
-        ):
-            raise ValueError(
-                f"choice is {tuple(choice)}; expected {len(menus)} places, one for "
-                f"each block, from 0 to less than {', '.join(map(str, menus))}"
-            )
-        menu = {policy.name: policy for policy in self.policies}
-        return CheckpointPlan(
-            self.chain,
-            tuple(choice),
-            menu,
-            budget_bytes,
-            self.compiled_parts,
-            self.backend,
-        )
-
-    def fastest(
-        self, budget_bytes: int, communication: Communication | None = None
-    ) -> CheckpointPlan:
-        """The fastest within a budget.
-
-        Args:
-            communication: what is sent in the backward: then the step ends with its
-                messages, see `messages`.
-
-        Raises:
-            BudgetError: none fits.
-            TypeError: the budget is no whole number, or `communication` none.
-        """
-        budget_bytes = arguments.whole_bytes("budget_bytes", budget_bytes)
-        if communication is not None:
-            if not isinstance(communication, Communication):
-                raise TypeError(
-                    f"communication is {communication!r}; expected a Communication"
-                )
-            choice = choose_with_messages(self.chain, budget_bytes, communication)
-            plan = self.plan(choice, budget_bytes)
-            return replace(plan, communication=communication)
-        return self.plan(self._curve.choose(budget_bytes), budget_bytes)
-
-    def every(self, k: int, policy: str = "recompute") -> CheckpointPlan:
-        """Every k-th block under `policy`, see `strategies.every`."""
-        return self.plan(strategies.every(self.chain, k, policy))
-
-    def none(self) -> CheckpointPlan:
-        """All blocks as they are."""
-        return self.plan(strategies.none(self.chain))
-
-    def frontier(self) -> tuple[CheckpointPlan, ...]:
-        """All plans than which none is as small and as fast, the fastest first.
-
-        Of very many every so-many-th: at most about 400.
-        """
-        places = self._curve.spread(_MOST_POINTS)
-        return tuple(self.plan(self._curve.choice(place)) for place in places)
-
-    @functools.cached_property
-    def _curve(self) -> Curve:
-        return find_curve(self.chain)
 
 
 def measure_costs(
@@ -127,6 +41,7 @@ def measure_costs(
     compile: bool = False,
     compile_budgets: Sequence[float] = BUDGETS,
     compiled_parts: Sequence[str] = (),
+    whole_budgets: Sequence[float] = (),
     backend: str = "inductor",
     loss: Loss | None = None,
     resident_bytes: int | Mapping[str, int] = 0,
@@ -134,7 +49,8 @@ def measure_costs(
     """What a model's blocks cost under each policy.
 
     Args:
-        model: on any device; it is not run as a whole, and stays as it is.
+        model: on any device; it stays as it is, and is not run as a whole but for
+            `whole_budgets`.
         sample_inputs: of its forward: a tuple of arguments, a dict of keyword
             arguments, or one value.
         hardware: a profile or its name: operators are priced, and nothing is computed;
@@ -149,6 +65,9 @@ def measure_costs(
         compile_budgets: these ones, 1.0 first.
         compiled_parts: names of methods of the model that are compiled as well, such as
             that of its head and loss.
+        whole_budgets: choices beside the blocks': the whole model compiled under
+            torch's activation budgets, such as (1.0,). Only for them the model is run
+            as a whole, and the fastest plan of blocks beside it, see `whole`.
         backend: of `torch.compile`.
         loss: makes a scalar of what the model returns; None: the model returns it, or
             each of its outputs gets a gradient.
@@ -167,15 +86,17 @@ def measure_costs(
     parts = arguments.checked_parts(model, compiled_parts)
     loss = arguments.checked_loss(loss)
     meter = _meter(model, arguments.checked_hardware(hardware))
-    if compile and not meter.computes:
+    if (compile or whole_budgets) and not meter.computes:
         raise ValueError(
-            'compiled blocks can only be measured: hardware="measured", on the machine '
-            "that compiles them"
+            "compiled blocks and models can only be measured: "
+            'hardware="measured", on the machine that compiles them'
         )
     menu = EAGER if policies is None else policies
     if policies is None and compile:
         menu = compiled(arguments.checked_budgets(compile_budgets), backend)
     menu = arguments.checked_policies(menu)
+    budgets = arguments.checked_budgets(whole_budgets, "whole_budgets")
+    wholes = arguments.checked_policies(whole(budgets, backend)) if budgets else ()
     args: tuple[Any, ...] = (sample_inputs,)
     kwargs: Mapping[str, Any] = {}
     if isinstance(sample_inputs, Mapping):
@@ -184,7 +105,10 @@ def measure_costs(
         args = tuple(sample_inputs)
     setting = Setting(menu, meter, loss, parts, backend, resident)
     chain = measure_chain(model, args, kwargs, find_blocks(model, blocks), setting)
-    return Costs(chain, menu, parts, backend)
+    if not wholes:
+        return Costs(chain, menu, parts, backend)
+    chain, found = measure_wholes(model, args, kwargs, chain, wholes, setting)
+    return Costs(chain, (*menu, *wholes), parts, backend, found)
 
 
 def _meter(model: nn.Module, hardware: str | Hardware | None) -> Meter:

@@ -99,6 +99,20 @@ def compiled(
     )
 
 
+def whole(
+    budgets: tuple[float, ...] = (1.0,), backend: str = "inductor"
+) -> tuple[Policy, ...]:
+    """The whole model compiled, under torch's activation budgets.
+
+    Args:
+        budgets, backend: see `compiled`.
+    """
+    return tuple(
+        Policy(f"whole compiled {b:g}", compiled=True, budget=b, backend=backend)
+        for b in budgets
+    )
+
+
 def runner(policy: Policy, block: nn.Module, *, replays: bool = True) -> Forward:
     """What to call instead of `block.forward`.
 

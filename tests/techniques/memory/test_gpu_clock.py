@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlaplab import streams
-from overlaplab.techniques.memory import meters
+from overlaplab.techniques.memory import gpu_meter
 
 
 class _Gpu:
@@ -41,8 +41,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> _Gpu:
 
     monkeypatch.setattr(streams, "Event", Event)
     monkeypatch.setattr(streams, "synchronize", made.synchronize)
-    monkeypatch.setattr(meters.time, "perf_counter_ns", lambda: made.cpu_ns)
-    monkeypatch.setattr(meters, "keep_busy", lambda ns: made.launch(0, ns))
+    monkeypatch.setattr(gpu_meter.time, "perf_counter_ns", lambda: made.cpu_ns)
+    monkeypatch.setattr(gpu_meter, "keep_busy", lambda ns: made.launch(0, ns))
     return made
 
 
@@ -54,7 +54,7 @@ def test_a_blocks_time_is_its_kernels_however_late_they_are_launched(
         for _ in range(10):
             gpu.launch(launch_us * 1000, 100_000)
 
-    assert meters.GpuMeter().step_ns(step) == 1_000_000
+    assert gpu_meter.GpuMeter().step_ns(step) == 1_000_000
 
 
 def test_a_block_that_waits_for_the_gpu_costs_its_launches_too(gpu: _Gpu) -> None:
@@ -63,4 +63,4 @@ def test_a_block_that_waits_for_the_gpu_costs_its_launches_too(gpu: _Gpu) -> Non
         gpu.synchronize()
 
     # The first of a row of six found its launch hidden behind other work.
-    assert meters.GpuMeter().step_ns(step) == (100_000 + 5 * 150_000) // 6
+    assert gpu_meter.GpuMeter().step_ns(step) == (100_000 + 5 * 150_000) // 6

@@ -92,6 +92,7 @@ def test_apply_and_undo_leave_the_model_as_it_was() -> None:
 
 def test_planning_changes_nothing() -> None:
     model, inputs = mixed()
+    inputs[0].requires_grad_()
     values = {name: t.clone() for name, t in model.state_dict().items()}
     torch.manual_seed(5)
     expected = torch.rand(1)
@@ -99,7 +100,7 @@ def test_planning_changes_nothing() -> None:
     measure_costs(model, inputs, hardware="chalk")
     measure_costs(model, inputs, hardware="measured")
     assert torch.equal(torch.rand(1), expected)
-    assert all(p.grad is None for p in model.parameters())
+    assert all(p.grad is None for p in (*model.parameters(), *inputs))
     assert all(torch.equal(t, values[n]) for n, t in model.state_dict().items())
 
 
@@ -263,5 +264,5 @@ def test_wrong_arguments_are_refused() -> None:
             hardware="chalk",
             blocks=[model.blocks[0], model.blocks[0].widen],
         )
-    with pytest.raises(ValueError, match="compiled blocks can only be measured"):
+    with pytest.raises(ValueError, match="compiled blocks and models can only"):
         measure_costs(model, inputs, hardware="chalk", compile=True)
