@@ -1,6 +1,7 @@
 # make lab     set up, then open lab 00 in JupyterLab
 # make test    set up, then run everything that CI runs
 # make course  regenerate labs/ and solutions/ from course/
+# make site    the course as web pages, in build/site/html
 # make test-oldest  what depends on torch's insides, with the oldest torch
 # make test-wheel   build the wheel, install it by itself, and use it
 # Another interpreter than python3: make test PYTHON=python3.12
@@ -21,7 +22,8 @@ test test-%: export MPLBACKEND := agg
 test test-%: export PYTHONHASHSEED := 0
 
 .PHONY: help lab test test-lint test-types test-arrows test-unit test-drift \
-	test-notebooks test-unsolved test-browser test-oldest test-wheel course clean setup
+	test-notebooks test-unsolved test-browser test-oldest test-wheel course site clean \
+	setup
 .NOTPARALLEL:
 
 help:
@@ -49,7 +51,7 @@ lab: setup
 	  --LabApp.default_url=/lab/tree/00_start.ipynb $(LAB_FLAGS) \
 	  $$(test "$$(id -u)" != 0 || echo --allow-root)
 
-test: test-lint test-types test-arrows test-drift test-unit test-notebooks \
+test: test-lint test-types test-arrows test-drift site test-unit test-notebooks \
 	test-unsolved test-browser
 	@echo "All checks passed."
 
@@ -65,6 +67,10 @@ test-arrows: setup
 
 test-drift: setup
 	$(BIN)/python course/build.py --check
+
+# Warnings are errors, and every link within the pages is followed.
+site: setup
+	$(BIN)/python course/site/make_site.py
 
 test-unit: setup
 	$(PYTEST) -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
