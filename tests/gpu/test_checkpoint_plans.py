@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -34,17 +37,42 @@ def _alone() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-CONV = pytest.mark.xfail(
-    reason="launches bound its step, and cuDNN's workspaces add up to 1 % to its peak"
-)
+@dataclass(frozen=True)
+class Found:
+    """One plan, and what a step under it did.
+
+    Args:
+        plan_bytes, plan_ns: as predicted.
+        peak_bytes: as `torch.cuda.max_memory_allocated` has it.
+        asked_bytes: without what the allocator adds.
+        step_ns: the median.
+    """
+
+    plan_bytes: int
+    plan_ns: int
+    peak_bytes: int
+    asked_bytes: int
+    step_ns: int
+
+    def __str__(self) -> str:
+        return (
+            f"peak {self.peak_bytes} (asked for {self.asked_bytes}), predicted "
+            f"{self.plan_bytes} ({self.plan_bytes / self.peak_bytes - 1:+.3%}); step "
+            f"{self.step_ns}, predicted {self.plan_ns / self.step_ns - 1:+.2%}"
+        )
 
 
-@pytest.mark.parametrize(
-    "name", [n if n != "conv" else pytest.param(n, marks=CONV) for n in CASES]
-)
-def test_peaks_within_3_percent_and_steps_within_5_of_what_is_predicted(
-    name: str,
-) -> None:
+@functools.cache
+def _measured(name: str, expandable: bool = False) -> tuple[Found, ...]:
+    """Of five plans; with an allocator that cuts memory exactly, or as it is."""
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{expandable}")
+    try:
+        return tuple(_measure(name))
+    finally:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+
+
+def _measure(name: str) -> Iterator[Found]:
     others = torch.cuda.memory_allocated()
     model, batch = build_case(name, SIZES)
 
@@ -53,7 +81,7 @@ def test_peaks_within_3_percent_and_steps_within_5_of_what_is_predicted(
         model(*batch).backward()
 
     costs = measure_costs(model, batch, hardware="measured")
-    found = []
+    print(name, *costs.chain.notes, sep="\n")
     for plan in _plans(costs):
         with plan.apply(model):
             for _ in range(3):
@@ -62,22 +90,40 @@ def test_peaks_within_3_percent_and_steps_within_5_of_what_is_predicted(
             gc.collect()
             torch.cuda.reset_peak_memory_stats()
             step()
-            peak = torch.cuda.max_memory_allocated() - others
+            stats = torch.cuda.memory_stats()
             times = Samples(tuple(run_block(step, 15)))
-        found.append(
-            (
-                plan.peak_bytes / peak - 1,
-                plan.step_ns / times.median_ns - 1,
-                plan.peak_bytes,
-                peak,
-                plan.step_ns,
-                times.median_ns,
-            )
+        found = Found(
+            plan.peak_bytes,
+            plan.step_ns,
+            stats["allocated_bytes.all.peak"] - others,
+            stats["requested_bytes.all.peak"] - others,
+            times.median_ns,
         )
-    print(*found, sep="\n")
-    # What is left: clocks, and what the allocator of a whole step does otherwise.
-    assert all(-0.001 <= row[0] <= 0.03 for row in found), found
-    assert all(abs(row[1]) <= 0.05 for row in found), found
+        print(found)
+        yield found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_peak_is_over_its_plan_nor_more_than_3_percent_below(name: str) -> None:
+    for found in _measured(name):
+        # 0.1 %: small things that the allocator of a whole step does otherwise.
+        assert -0.001 <= found.plan_bytes / found.peak_bytes - 1 <= 0.03, found
+
+
+def test_peaks_are_exact_for_odd_sizes_where_memory_is_cut_exactly() -> None:
+    for found in _measured("conv", expandable=True):
+        assert abs(found.plan_bytes / found.peak_bytes - 1) <= 0.001, found
+
+
+LAUNCHES = pytest.mark.xfail(reason="launches bound its step, where the CPU is slow")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n != "conv" else pytest.param(n, marks=LAUNCHES) for n in CASES]
+)
+def test_steps_are_within_5_percent_of_what_is_predicted(name: str) -> None:
+    for found in _measured(name):
+        assert abs(found.plan_ns / found.step_ns - 1) <= 0.05, found
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt-dropout"])

@@ -55,6 +55,8 @@ def measure_chain(
         inputs = pytree.tree_map_only(Tensor, meter.adopt, (tuple(args), dict(kwargs)))
         with _explained(model):
             kinds, notes = _look(skeleton, stubs, inputs, setting)
+            if note := meter.settle():
+                notes.append(note)
             menus: dict[Kind, tuple[Option, ...]] = {}
             for kind in kinds.values():
                 if kind not in menus:

@@ -1,4 +1,16 @@
-"""The meter of a GPU: CUDA's counters of memory, and events behind a full queue."""
+"""The meter of a GPU: CUDA's counters of memory, and events behind a full queue.
+
+[Note: what the allocator adds]
+CUDA's caching allocator cuts a tensor of more than 1 MiB out of a larger piece only if
+more than 1 MiB is left; else the tensor gets all of it, and all of it counts as
+allocated (`should_split` of CUDACachingAllocator.cpp). New pieces are multiples of
+2 MiB: a tensor of 49 MiB has one of 50, while its like that was cut out of 196 has 49.
+So where sizes are multiples of 2 MiB nothing is ever added; where not, a block alone
+and the same block in a step may differ, by up to 1 MiB a tensor. Then what programs
+asked for is counted, and that much for each tensor: a bound. With
+`expandable_segments:True` in `PYTORCH_CUDA_ALLOC_CONF` pieces are cut exactly, and
+nothing is added.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +30,9 @@ _PARTS = 5  # the median is of so many
 _MOST_STEPS = 50  # of a part
 _STEPS_IN_QUEUE = 6  # CUDA's queue has room for about a thousand kernels
 _HEATING_NS = 20_000_000
+_BLOCK_BYTES = 512  # the allocator's least, of whose multiples all sizes are
+_LARGE_BYTES = 2**20  # up to here memory is cut exactly
+_PIECE_BYTES = 2 * 2**20  # of whose multiples it takes memory from the device
 _BUSY_SIZE, _BUSY_NS = 6144, 500_000  # of a matmul in bfloat16, at about 1 PFLOP/s
 
 
@@ -42,29 +57,60 @@ class GpuMeter:
     """
 
     computes = True
-    _BLOCK_BYTES = 512  # of the caching allocator
 
     def __init__(self, target_ns: int = 250_000_000, warmup: int = 3) -> None:
         self._target_ns = target_ns
         self._warmup = warmup
-        self._base_bytes = 0
+        self._added_bytes = 0  # to a large tensor, at most
+        self._added_before_bytes = 0
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         gc.collect()  # the counters know all memory, garbage included
         with no_collection():
-            self._base_bytes = torch.cuda.memory_allocated()
+            self._added_before_bytes = _added_to_all()
             self.mark()
             yield
+
+    def settle(self) -> str:
+        """See [Note: what the allocator adds]."""
+        found = torch.cuda.memory._snapshot()
+        if found["allocator_settings"].get("expandable_segments"):
+            return ""
+        stats = torch.cuda.memory_stats()
+        peak_bytes = stats["requested_bytes.large_pool.peak"]
+        sizes = [
+            block.get("requested_size") or block["size"]
+            for segment in found["segments"]
+            if segment["segment_type"] == "large"
+            for block in segment["blocks"]
+        ]
+        if not any(num_bytes % _PIECE_BYTES for num_bytes in (peak_bytes, *sizes)):
+            return ""
+        self._added_bytes = _LARGE_BYTES + _BLOCK_BYTES
+        return (
+            "sizes are no multiples of 2 MiB: CUDA's allocator may add up to 1 MiB to "
+            "each tensor of more than 1 MiB, and peaks count that in full. With "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True it adds nothing"
+        )
 
     def adopt(self, tensor: Tensor) -> Tensor:
         return tensor.detach().requires_grad_(tensor.requires_grad)
 
     def live_bytes(self) -> int:
-        return torch.cuda.memory_allocated() - self._base_bytes
+        return self._bytes("current")
 
     def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated() - self._base_bytes
+        return self._bytes("peak")
+
+    def _bytes(self, when: str) -> int:
+        stats = torch.cuda.memory_stats()
+        if not self._added_bytes:
+            return int(stats[f"allocated_bytes.all.{when}"])
+        small = int(stats[f"allocated_bytes.small_pool.{when}"])
+        large = int(stats[f"requested_bytes.large_pool.{when}"])
+        count = int(stats[f"allocation.large_pool.{when}"])
+        return small + large + count * self._added_bytes
 
     def mark(self) -> None:
         torch.cuda.reset_peak_memory_stats()
@@ -105,11 +151,23 @@ class GpuMeter:
         return int(start.elapsed_time(end) * 1e6)
 
     def rounded(self, num_bytes: int) -> int:
-        return -(-num_bytes // self._BLOCK_BYTES) * self._BLOCK_BYTES
+        whole = -(-num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+        return whole + self._added_bytes if num_bytes > _LARGE_BYTES else whole
 
     def workspace_bytes(self) -> int:
-        """Gives cuBLAS's workspaces back and looks how much that was."""
+        """Gives cuBLAS's workspaces back and looks how much that was.
+
+        With it what the allocator added to tensors that were there before.
+        """
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch._C._cuda_clearCublasWorkspaces()
-        return int(before - torch.cuda.memory_allocated())
+        workspaces = int(before - torch.cuda.memory_allocated())
+        return workspaces + (self._added_before_bytes if self._added_bytes else 0)
+
+
+def _added_to_all() -> int:
+    """To large tensors that live."""
+    stats = torch.cuda.memory_stats()
+    allocated = int(stats["allocated_bytes.large_pool.current"])
+    return allocated - int(stats["requested_bytes.large_pool.current"])

@@ -37,16 +37,20 @@ class Meter(Protocol):
         """Count while it is open; tensors that are there before are not counted."""
         ...
 
+    def settle(self) -> str:
+        """Each kind of block has run once; counting begins. What to note about it."""
+        ...
+
     def adopt(self, tensor: Tensor) -> Tensor:
         """`tensor` as the meter's programs may use it: its memory, or a fake."""
         ...
 
     def live_bytes(self) -> int:
-        """Of what was made since `open` and lives."""
+        """Of what lives, beside a constant."""
         ...
 
     def peak_bytes(self) -> int:
-        """The most since the last `mark`."""
+        """The most since the last `mark`, beside the same constant."""
         ...
 
     def mark(self) -> None:
@@ -159,6 +163,9 @@ class PredictedMeter:
         with no_collection(), on_gpu, self._fakes, self._counter:
             yield
 
+    def settle(self) -> str:
+        return ""
+
     def adopt(self, tensor: Tensor) -> Tensor:
         return self._fakes.from_tensor(tensor, static_shapes=True)
 
@@ -196,6 +203,9 @@ class HostMeter:
     def open(self) -> Iterator[None]:
         with no_collection(), self._counter:
             yield
+
+    def settle(self) -> str:
+        return ""
 
     def adopt(self, tensor: Tensor) -> Tensor:
         return tensor.detach().requires_grad_(tensor.requires_grad)
