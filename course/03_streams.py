@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Who waits for whom?
 #
-# **Lab 03: streams and events.** Core: 67 minutes. Extras: 37 more. You need no GPU.
+# **Lab 03: streams and events.** Core: two sittings of 60 and 50 minutes, with a door after
+# section 3. Extras: 55 more. You need no GPU.
 #
 # After the core you can
 #
-# - let work that is independent run side by side, and order the rest with events;
+# - let independent work run side by side, and put the rest in order with events;
 # - say which waits a schedule needs, and which follow from others;
 # - find a race from its report, and repair it without losing the overlap;
 # - bring batches to the GPU while it computes.
@@ -18,7 +19,6 @@
 
 # %% name="setup"
 import re
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -30,11 +30,11 @@ from overlaplab.grading import check, solved
 from overlaplab_course import lab03 as lab
 
 # %% [markdown]
-# ## 1. The waste (9 minutes)
+# ## 1. The waste (14 minutes)
 #
 # A training step of four layers: for each layer its backward pass, the message that sums
 # its gradients over two GPUs, and its optimizer step (`opt`). Everything is in slow motion:
-# a unit of work takes 1 ms, so you can add times in your head.
+# a unit of work takes 1 ms, so that you can add up the times in your head.
 
 # %% name="job"
 job = lab.backward_job()
@@ -57,16 +57,18 @@ view.draw_many(so_far)
 
 # %% [markdown]
 # `default` is the stream. While it computes, the wire is idle; while a message is in it
-# (hatched), nothing computes. The bars without a name take 1 ms each: first `input`, which
-# the caller fills, then each `opt`, last `collect`, which reads the results. So the step is
-# the table's 27 ms and 2 more. Communication with no computation beside it is **exposed**.
+# (hatched), nothing computes. The bars without a name take 1 ms each: `input` at the
+# beginning, which the caller fills; each `opt`; and `collect` at the end, which reads the
+# results. So the step takes the 27 ms of the table and 2 more. Communication with no
+# computation beside it is **exposed**.
 
 # %% name="one-stream-numbers"
 view.table(so_far)
 
 # %% [markdown]
-# A stream is a queue, not an engine. The engines are others: the processors that compute,
-# the wire that sends. They can work at once. One queue feeds them in turn.
+# A stream is a queue, not an engine. The engines are the GPU's processors, which compute,
+# and the wire, which sends. They can work at the same time, but a single queue feeds them
+# one after the other.
 #
 # **The API of this screen.** The names and their meaning are torch.cuda's.
 #
@@ -76,7 +78,7 @@ view.table(so_far)
 # | `with streams.stream(s):` | launch what is inside on `s` |
 # | `a.wait_stream(b)` | what is launched on `a` from now on starts after all that is on `b` *by now* |
 #
-# So here are two streams. Each task first makes its stream wait for the other one.
+# So here are two streams. Before each task, its stream waits for the other one.
 
 
 # %% name="two-streams"
@@ -94,8 +96,8 @@ def two_streams(tasks):
 
 
 # %% [markdown]
-# **Predict.** One stream takes the milliseconds printed above. How many do two take? Type
-# your guess. Nobody marks it.
+# **Predict.** The table says how long the step takes on one stream. How long does it take
+# on these two, in ms? Type your guess. Nobody marks it.
 
 # %% name="predict-two" kind="lab-only"
 two_streams_ms = None
@@ -110,8 +112,8 @@ so_far["two streams that wait for each other"] = two.timeline
 view.draw_many(so_far)
 
 # %% [markdown]
-# Nothing is gained. Every task waits for all that was launched before it: two queues that
-# wait for each other are one queue. What overlaps is what does *not* wait.
+# Nothing is gained. Every task waits for everything that was launched before it: two queues
+# that wait for each other are one queue. What overlaps is what does *not* wait.
 #
 # So let nobody wait.
 
@@ -136,23 +138,69 @@ view.draw(racing.timeline, title="two streams and no waits")
 # report says *hazard*): two streams touch the same bytes, at least one writes, and nothing
 # orders them.
 #
-# A GPU reports no race. Whether its numbers are wrong depends on how busy it is. The
-# virtual cluster knows from the program alone, on every machine, who touches which bytes
-# after what. Somewhere between these two ends is the shortest step that is right. Who
-# must wait for whom?
+# A GPU does not report a race. Whether its numbers are wrong depends on how busy it is. The
+# virtual cluster finds the race in the program itself: it knows who touches which bytes,
+# and what comes before what. The shortest step that is right lies somewhere between
+# everybody waiting and nobody waiting. Who must wait for whom?
 
 # %% [markdown]
-# ## 2. Wait for one task, not for a stream (13 minutes)
+# ## 2. Wait for one task, not for a stream (28 minutes)
 #
 # **The API of this screen.** An **event** is a bookmark in a stream.
 #
 # | | |
 # |---|---|
-# | `event = s.record_event()` | a mark behind all that is on `s` by now |
+# | `event = s.record_event()` | puts a mark behind everything that is on `s` by now |
 # | `t.wait_event(event)` | what is launched on `t` from now on starts after the mark |
 # | `event = streams.Event()`, `event.record()` | the same in two steps; `record()` marks the stream that is current |
 #
 # All return at once. The CPU waits for nothing; a *stream* waits.
+#
+# **Exercise 3.1a.** Begin with three tasks, launched in this order: `first`, `second`,
+# `message`. The message needs `first` only. If its stream waited for the whole compute
+# stream, it would wait for `second` too. Put one line in each of the three places:
+#
+# 1. a mark behind `first`;
+# 2. the wire's stream waits for that mark;
+# 3. the caller reads all results when you return, on the stream that was current: let
+#    that stream wait for everything on the wire's.
+
+
+# %% name="beside" kind="exercise" exercise="3.1a" reference=true
+def send_beside(first, second, message):
+    """Launch three tasks; `message` starts behind `first`, beside `second`."""
+    compute, wire = streams.current_stream(), streams.Stream()
+    wire.wait_stream(compute)  # behind the caller's input
+    first.run()
+    ### BEGIN SOLUTION
+    ended = compute.record_event()
+    ### END SOLUTION
+    ### BEGIN STUB
+    # ...  # 1.
+    ### END STUB
+    second.run()
+    ### BEGIN SOLUTION
+    wire.wait_event(ended)
+    ### END SOLUTION
+    ### BEGIN STUB
+    # ...  # 2.
+    ### END STUB
+    with streams.stream(wire):
+        message.run()
+    ### BEGIN SOLUTION
+    streams.current_stream().wait_stream(wire)
+    ### END SOLUTION
+    ### BEGIN STUB
+    # ...  # 3.
+    ### END STUB
+
+
+# %% name="check-beside" kind="check" exercise="3.1a" points=1
+_ = check("3.1a", send_beside)
+
+# %% [markdown]
+# A mark, a wait, and an end behind both streams: that is all there is. Now for a list of
+# tasks that you have not seen.
 #
 # **Exercise 3.1.** Write `issue(tasks)`. A task has `name`, `on` (`"compute"` or
 # `"wire"`), `needs` (names of tasks that must have ended before it starts) and `run()`.
@@ -160,9 +208,8 @@ view.draw(racing.timeline, title="two streams and no waits")
 # - Run every task once, in the order of the list. Tasks on `"compute"` go to the stream
 #   that is current when you are called, tasks on `"wire"` to one stream of your own.
 # - A task waits for the tasks that it needs, and for no others.
-# - The caller's stream has just been told to fill the input, and reads every result after
-#   you return. So your stream must begin behind the caller's, and the caller's must end
-#   behind yours.
+# - The caller has just launched what fills the input, and reads every result after you
+#   return, both on its own stream. So begin and end as `send_beside` does.
 # - The CPU waits for nothing: no `synchronize`.
 #
 # About 12 lines. It is played on this job and on four that you have not seen.
@@ -174,13 +221,13 @@ view.draw(racing.timeline, title="two streams and no waits")
 # </details>
 # <details><summary>Hint: record where?</summary>
 #
-# On the stream that the task ran on, after the task. An event that is recorded before
-# stands for what was there before.
+# On the stream that the task ran on, after the task. An event that is recorded earlier
+# marks only what was there earlier.
 #
 # </details>
 # <details><summary>Hint: begin and end</summary>
 #
-# There `wait_stream` is right: you want to wait for everything.
+# Use `wait_stream` there: you want to wait for everything.
 #
 # </details>
 
@@ -208,7 +255,7 @@ _ = check("3.1", issue)
 lab.keep("3.1", issue)
 
 # %% [markdown]
-# ### The same timeline again (1 minute)
+# ### The same timeline again
 
 # %% name="again"
 best = lab.play(job, lab.mine_or_ours("3.1"))
@@ -216,18 +263,17 @@ so_far[f"an event per task ({lab.whose('3.1')})"] = best.timeline
 view.draw_many(so_far)
 
 # %% name="again-numbers"
-print(view.text(best.timeline), end="\n\n")  # the last one for those who see no figure
 view.table(so_far)
 
 # %% [markdown]
 # The thin lines on `stream 1` are copies into the messages' buffers: a message starts
-# when its *stream* gets there. What is still exposed is half of the last message: beside
-# it only `opt 2` is left to compute.
+# when its *stream* gets there. Half of the last message is still exposed, because only
+# `opt 2` is left to compute beside it.
 #
-# What you wrote is the heart of every scheduler that spreads a graph over streams.
+# Every scheduler that spreads a graph over streams has these few lines at its heart.
 
 # %% [markdown]
-# ### How much is hidden? (2 minutes)
+# ### How much is hidden?
 #
 # Here are your streams on another machine: a launch takes the CPU 0.5 ms, and the wire
 # needs twice as long.
@@ -245,13 +291,13 @@ for name in ("step", "compute", "communication", "hidden", "exposed", "saved"):
 # **Exercise 3.1b.** The **overlap fraction** is the part of the communication that is
 # hidden. What is it in this run? A number from 0 to 1, within 0.01.
 #
-# It is not the **saved fraction**, saved / communication: at the beginning the GPU waits
-# for the CPU's launches, and where nothing runs nothing is saved. Nor is it the
-# **efficiency**, which asks what was saved of what could be saved.
+# Do not mix it up with two others. The **saved fraction** is saved / communication: it is
+# smaller here, since the GPU waits for the CPU's launches at the beginning. The
+# **efficiency** is what was saved of what could be saved.
 #
 # <details><summary>Hint: which two numbers?</summary>
 #
-# Hidden over communication. Neither the computation nor the step comes into it.
+# Hidden / communication. You need neither the computation nor the step.
 #
 # </details>
 
@@ -267,16 +313,17 @@ overlap_fraction = report.hidden_ns / report.communication_ns
 _ = check("3.1b", other, overlap_fraction)
 
 # %% [markdown]
-# ## 3. The fewest waits (11 minutes)
+# ## 3. The fewest waits (17 minutes)
 #
-# A wait costs the CPU some microseconds, and it hides the waits that matter from whoever
-# reads the code. How few are enough?
+# Each wait costs the CPU some microseconds. And whoever reads the code cannot tell the waits
+# that matter from those that do not. How few are enough?
 #
-# Waits chain. If `b` waits for `a`, then everything that is behind `b`, in its stream or
-# through other waits, is behind `a` too.
+# Waits form chains. If `b` waits for `a`, then everything that comes after `b`, in its
+# stream or through other waits, comes after `a` too.
 #
 # Here is a pipeline on *three* streams: batches are loaded, worked on, and sent. There
-# are two buffers of each kind, A and B, that take turns. Your number draws your job.
+# are two buffers of each kind, A and B, which take turns. The number that you type decides
+# which job you get.
 
 # %% name="my-number"
 my_number = 3  # any whole number: your day of birth, your desk
@@ -286,11 +333,11 @@ mine = lab.pipeline(my_number)
 mine
 
 # %% [markdown]
-# The last column says more than "who makes what I read". `load 3` writes the buffer that
-# `load 1` filled, so it must come after everybody who still *reads* that.
+# The last column does not only say who makes what a task reads. `load 3` writes the buffer
+# that `load 1` filled, so it must come after everybody who still *reads* that batch.
 #
-# A wait for each need on another stream is enough. Here they are, as pairs (who must have
-# ended, who waits for it).
+# It is enough to wait for each need that is on another stream. Here are these waits, as
+# pairs (who must have ended, who waits for it).
 
 # %% name="every-wait"
 full = mine.play(mine.every_wait)
@@ -309,17 +356,17 @@ needed = None
 needed = 13
 
 # %% [markdown]
-# **Exercise 3.2.** Leave in `my_waits` as few pairs as possible. There must be no race, and
-# the step must stay as short. Each task is on the stream of its kind; a wait stands right
-# before its second task.
+# **Exercise 3.2.** Take out of `my_waits` as many pairs as you can. There must be no race,
+# and the step must not get longer. Each task runs on the stream of its kind, and a wait is
+# launched right before its second task.
 #
-# By hand, with the table; or let the findings tell you. `mine.play(pairs).findings` is
-# empty where nothing is missing.
+# Do it by hand, with the table, or let the findings tell you: `mine.play(pairs).findings`
+# is empty where nothing is missing.
 #
 # <details><summary>Hint: one stream waits once</summary>
 #
-# `load 2` is behind `load 1` in its stream. Who waits for `load 2` need not wait for
-# `load 1`.
+# `load 2` comes after `load 1` in its stream. A task that waits for `load 2` need not wait
+# for `load 1`.
 #
 # </details>
 # <details><summary>Hint: the long way round</summary>
@@ -330,7 +377,7 @@ needed = 13
 # </details>
 # <details><summary>Last resort: let the report work</summary>
 #
-# A loop can do it: a pair without which there is no finding is not needed.
+# A loop can do it: if there is no finding without a pair, that pair is not needed.
 #
 # </details>
 
@@ -361,15 +408,20 @@ if solved("3.2"):
     lab.compare_waits(mine, needed)
 
 # %% [markdown]
-# ## 4. Three races (17 minutes)
+# **A door.** You can order any list of tasks, and you know which waits are needed. This is a
+# good place to stop for today. When you come back, run all cells once: what you solved is
+# in the notebook.
+
+# %% [markdown]
+# ## 4. Three races (27 minutes)
 #
-# Three programs that people really write. Two of them ran on real GPUs, 20 times each: on
-# a quiet one no result was wrong, on a busy one all 20 (section 10). For each: run it, read
-# the first finding, fill in the diagnosis, then repair the program *and keep its overlap*.
-# The CPU waits for nothing.
+# Here are three programs that people really write. Two of them ran 20 times on a real GPU:
+# no result was wrong while the GPU was quiet, and all 20 were wrong while it was busy
+# (section 10). For each program: run it, read the first finding, fill in the diagnosis,
+# then repair the program *and keep its overlap*. The CPU waits for nothing.
 #
-# A finding names the bytes, both who touch them (operator, stream, what it is part of),
-# and the edge that is missing. Its suggestion is safe; it may cost overlap. It says
+# A finding names the bytes, the two operators that touch them (with their streams), and
+# the order that is missing. What it suggests is safe, but may cost overlap. It says
 # *hazard* for both kinds:
 #
 # - `"race"`: two streams touch one tensor, and nothing orders them;
@@ -377,11 +429,11 @@ if solved("3.2"):
 #
 # ### Filled here, sent there
 #
-# Some layers have a second gradient, of weights that were moved to the host's memory to
-# save room; it lies there, pinned. `layer.pack()` copies both gradients into one flat
-# tensor on the device. That is done on a stream of its own, where the copy engine works
-# beside the next layer's backward pass. `layer.backward()` and `layer.pack()` launch on
-# the current stream. A layer with one gradient sends that, unpacked.
+# In some layers a part of the weights was moved to the host's memory, to save room. Their
+# gradient is there too, in pinned memory. `layer.pack()` copies both gradients of such a
+# layer into one flat tensor on the device. It runs on a stream of its own, so that the copy
+# engine works beside the next layer's backward pass. `layer.backward()` and `layer.pack()`
+# launch on the current stream. A layer with one gradient sends it without packing.
 
 
 # %% name="flat" kind="exercise" exercise="3.3a" reference=true broken=true
@@ -418,22 +470,22 @@ print(as_given.findings[0])
 view.draw_many({"as given": as_given.timeline, "yours": yours.timeline}, ranks=[0])
 
 # %% [markdown]
-# As given, a message starts *beside* `pack`: you see it. The finding names the copy from
-# the host, which still writes the flat tensor. The results are right all the same: the
-# virtual cluster computes in the order of the launches, not in that of the clock. Trust
-# findings, not values.
+# In the figure of the program as given, a message starts *beside* `pack`. The finding names
+# the copy from the host, which is still writing the flat tensor. The results are right all
+# the same, because the virtual cluster computes in the order of the launches, not of the
+# clock. Trust findings, not values.
 #
 # **Exercise 3.3a.** Diagnose the program as given, then repair it. Each `pack` must still
-# run beside the next layer's backward pass: who packs in line with it is refused, since
-# the step is longer by every copy.
+# run beside the next layer's backward pass. Packing on the main stream would be right, but
+# each copy would make the step longer.
 #
 # - `"kind"`: `"race"` or `"reuse"`; `"tensor"`: the first that a finding names;
 # - `"packed_on"`: the stream that fills it, as the finding calls it.
 #
 # <details><summary>Hint: the missing edge</summary>
 #
-# A collective starts behind what is on the *current* stream at its launch. Which stream
-# is current there, and which one packs?
+# A collective starts after what is on the *current* stream at its launch. Which stream is
+# current there, and which one packs?
 #
 # </details>
 
@@ -455,9 +507,9 @@ _ = check("3.3a", my_number, flat_diagnosis, send_gradients)
 # %% [markdown]
 # ### One event for two
 #
-# A model with several towers. Each fetches its rows from the host's memory and computes,
-# on a stream of its own; then the main stream combines what they made. The towers are
-# spread over the ranks: one has two, the other one.
+# A model has several towers. Each fetches its rows from the host's memory and computes, on
+# a stream of its own. Then the main stream combines what they made. One rank has two
+# towers, the other rank has one.
 
 
 # %% name="event" kind="exercise" exercise="3.3b" reference=true broken=true
@@ -507,7 +559,7 @@ view.draw_many({"as given": as_given.timeline, "yours": yours.timeline})
 #
 # <details><summary>Hint: what does an event remember?</summary>
 #
-# Its last `record()`, nothing else.
+# Only its last `record()`.
 #
 # </details>
 # <details><summary>Hint: the order of waits</summary>
@@ -532,8 +584,8 @@ _ = check("3.3b", my_number, event_diagnosis, look_up)
 # %% [markdown]
 # ### Memory given away
 #
-# Batches are copied to the device on a stream of their own, beside the step before. The
-# waits are all there. And yet.
+# Batches are copied to the device on a stream of their own, while the step before runs. No
+# wait is missing, and still there is a finding.
 
 
 # %% name="reuse" kind="exercise" exercise="3.3c" reference=true broken=true
@@ -562,22 +614,23 @@ print(as_given.findings[0])
 view.draw_many({"as given": as_given.timeline, "yours": yours.timeline}, ranks=[0])
 
 # %% [markdown]
-# When Python drops a tensor, PyTorch's allocator gives its memory back to the *stream that
-# allocated it*, at once. The next tensor of that stream may get it. The allocator does not
-# know that another stream still reads the old one.
+# When Python drops a tensor, PyTorch's allocator gives its memory back at once to the
+# *stream that allocated it*. The next tensor of that stream may get the same memory. The
+# allocator does not know that another stream still reads the old tensor.
 #
 # | | |
 # |---|---|
 # | `x.record_stream(s)` | when `x` is *dropped*, its memory is kept until what is on `s` at that time has ended |
 #
-# Its price is memory: a CPU that runs ahead drops a batch long before that, and the next
-# batch gets new memory. Count in the figure: how many are loaded whose step has not ended?
+# It costs memory: a CPU that runs ahead drops a batch long before its step has ended, so
+# the next batch gets new memory. Count in the figure: how many batches are loaded whose
+# step has not ended?
 #
 # **Exercise 3.3c.** Diagnose the program as given, then repair it. Python may hold at most
 # three batches at a time (what the allocator keeps back is not counted), and copies must
 # still run beside steps.
 #
-# - `"kind"`; `"tensor"`: whose memory is given away; `"overwritten_by"`: whose it becomes.
+# - `"kind"`; `"tensor"`: whose memory is given away; `"overwritten_by"`: who gets it.
 #
 # <details><summary>Hint: tell the allocator</summary>
 #
@@ -586,8 +639,8 @@ view.draw_many({"as given": as_given.timeline, "yours": yours.timeline}, ranks=[
 # </details>
 # <details><summary>Hint: without the allocator</summary>
 #
-# Keep the batch, and let the loading stream wait for the step that read it before you
-# drop it. Not for the step that runs now: that would cost the overlap.
+# Keep the batch. Before you drop it, let the loading stream wait for the step that read
+# it, but not for the step that runs now: that would cost the overlap.
 #
 # </details>
 
@@ -609,10 +662,11 @@ reuse_diagnosis = {
 _ = check("3.3c", my_number, reuse_diagnosis, train)
 
 # %% [markdown]
-# ## 5. A batch to the device (13 minutes)
+# ## 5. A batch to the device (20 minutes)
 #
-# Now all of it in one loop that every training has. Samples lie in the host's memory. A
-# step needs its batch on the device, and ends with `loss.item()`: the CPU waits for it.
+# Now put all of this into one loop that every training has. Samples are in the host's
+# memory. A step needs its batch on the device. It ends with `loss.item()`, so the CPU waits
+# for it.
 
 
 # %% name="plain-feed"
@@ -627,18 +681,18 @@ view.draw(feeds["plain"].timeline, title="plain")
 # %% [markdown]
 # Ordinary memory is **pageable**: the operating system may move it, so the GPU's copy
 # engine cannot read it by itself. The CPU has to help, and waits. Memory that is
-# **pinned** stays where it is. The copy engine reads it alone, while CPU and GPU go on; here
-# it takes 3 ms for a batch, and 6 from pageable memory.
+# **pinned** stays where it is. The copy engine reads it alone, while CPU and GPU go on.
+# Here a batch takes 3 ms from pinned memory, and 6 ms from pageable memory.
 #
 # **The API of this screen.**
 #
 # | | |
 # |---|---|
-# | `torch.empty_like(x, pin_memory=True)` | a pinned buffer like `x`; `buffer.copy_(x)` fills it: that is the CPU's work, free on this clock, dear on a real machine (section 10) |
+# | `torch.empty_like(x, pin_memory=True)` | a pinned buffer like `x`; `buffer.copy_(x)` fills it. That is the CPU's work: it takes no time here, and much on a real machine (section 10) |
 # | `buffer.to(ol.device(), non_blocking=True)` | a new tensor on the device; launched, not done |
 # | `event.synchronize()` | the *CPU* waits for the event |
 #
-# `non_blocking=True` from pageable memory promises nothing: the CPU waits all the same.
+# From pageable memory `non_blocking=True` does not help: the CPU waits all the same.
 
 
 # %% name="pinned-feed"
@@ -653,8 +707,8 @@ feeds["pinned"] = lab.feed_loop(pinned)
 view.draw_many({name: fed.timeline for name, fed in feeds.items()})
 
 # %% [markdown]
-# **Predict.** A pinned copy takes 3 ms, a step 4 ms, there are five batches. How short can
-# it get?
+# **Predict.** A copy from pinned memory takes 3 ms, a step takes 4 ms, and there are five
+# batches. In how many ms can they all be done?
 
 # %% name="predict-feed" kind="lab-only"
 feed_ms = None
@@ -668,9 +722,9 @@ feed_ms = 23
 # - Call `step(batch)` once for each sample, in order, on the stream that is current when
 #   you are called; `batch` is the sample on the device. All samples have one shape.
 # - While a step runs, the next batch is copied. In some loops `step` ends with
-#   `loss.item()`, in others the CPU runs far ahead: yours must be right in both.
+#   `loss.item()`; in others the CPU runs far ahead. Your loop must be right in both.
 # - Copy from pinned memory, on a stream of your own. A pinned buffer may be filled again
-#   only when its last copy has *ended*. The CPU fills it, so the CPU must know.
+#   only when its last copy has *ended*. The CPU fills it, so the CPU must wait for that.
 # - Python holds at most three batches at a time.
 #
 # About 12 lines more.
@@ -683,9 +737,9 @@ feed_ms = 23
 # </details>
 # <details><summary>Hint: two buffers</summary>
 #
-# Sample `i` uses buffer `i % 2`. Keep an event for each: recorded behind the copy, waited
-# for twice: by the stream of the steps, before the step, and by the CPU, before it fills
-# the buffer again.
+# Sample `i` uses buffer `i % 2`. Keep an event for each buffer, and record it right after
+# the copy. Two wait for it: the stream of the steps, before the step, and the CPU, before
+# it fills the buffer again.
 #
 # </details>
 # <details><summary>Hint: a finding about memory handed out again</summary>
@@ -742,20 +796,22 @@ for n, fed in feeds.items():
 view.draw_many({n: fed.timeline for n, fed in feeds.items()})
 
 # %% [markdown]
-# Only the first copy has nothing beside it. If a copy takes longer than a step, the copy
-# engine is the bottleneck, and no number of streams helps.
+# Only the first copy has no step beside it. If a copy takes longer than a step, the copy
+# engine is the bottleneck, and more streams do not help.
 
 # %% [markdown]
-# ## Takeaways (1 minute)
+# ## Takeaways (3 minutes)
 
 # %% name="takeaways" fold=true
 steps_ms = [timeline.step_ns / 1e6 for timeline in so_far.values()]
-print(f"""1. A stream is a queue, not an engine. Two streams that wait for all of each other
-   take {steps_ms[1]:.0f} ms, as one stream does; a wait for each need takes {steps_ms[2]:.0f}.
-2. Waits chain: of {len(mine.every_wait)} waits not all are needed. A missing one is a race, whatever
-   the values say. Memory races too: record_stream, or keep the tensor.
-3. Pinned memory, a stream of its own and the next copy launched before the step:
-   {fed_ms["plain"]:.0f} ms, then {fed_ms["pinned"]:.0f}, then {fed_ms[name]:.0f}.""")
+print(f"""1. A stream is a queue, not an engine. Two streams that wait for everything on each
+   other take {steps_ms[1]:.0f} ms, like one stream. With a wait for each need they take {steps_ms[2]:.0f} ms.
+2. Waits form chains: of {len(mine.every_wait)} waits some follow from the others. Where one is missing
+   there is a race, whatever the values say. Memory that is given away is one too: use
+   record_stream, or keep the tensor.
+3. Copy from pinned memory, on a stream of its own, and launch the next copy before the
+   step: five batches took {fed_ms["plain"]:.0f} ms from pageable memory, {fed_ms["pinned"]:.0f} from pinned, and {fed_ms[name]:.0f} beside
+   the steps.""")
 
 # %% [markdown]
 # **Tomorrow, in your own loop.** The third takeaway in one line, for any loader:
@@ -766,7 +822,7 @@ print(f"""1. A stream is a queue, not an engine. Two streams that wait for all o
 #     train_step(batch)
 # ```
 #
-# Lab 08 writes it. For streams of your own: an event for each need, not `synchronize()`.
+# You write it in lab 08. For streams of your own: one event per need, not `synchronize()`.
 #
 # ---
 # **Stop line.** That is the core. You may close the laptop here.
@@ -778,22 +834,23 @@ print(f"""1. A stream is a queue, not an engine. Two streams that wait for all o
 #
 # Each stands alone. Take what you like.
 #
-# ## 6. How many streams are enough? (6 minutes)
+# ## 6. How many streams are enough? (9 minutes)
 #
-# Six chains of three pieces each, 2, 3 and 2 ms. Chain `i` goes to stream `i` modulo the
-# number of streams.
+# There are six chains of three pieces each, of 2, 3 and 2 ms. Chain `i` goes to stream `i`
+# modulo the number of streams.
 #
 # - `"kernels"`: all three pieces are kernels;
 # - `"one chain"`: each is loaded, worked on and sent, and chain `i + 1` starts after chain
 #   `i` has ended;
 # - `"batches"`: the same, but no chain needs another.
 #
-# **Exercise 3.5.** For each, from 1 to 6: the fewest streams whose step no other number
-# beats by more than 1 %. Guess first. `lab.steps_ms("batches")` tries all six.
+# **Exercise 3.5.** For each of the three, how many streams are enough? Give the smallest
+# number, from 1 to 6, whose step is within 1 % of the shortest. Guess first, then try:
+# `lab.steps_ms("batches")` times all six.
 #
-# <details><summary>Hint: what works at once?</summary>
+# <details><summary>Hint: what can work at the same time?</summary>
 #
-# The GPU's processors are one engine; kernels on two streams share it. The copy engine and
+# The GPU's processors are one engine: kernels on two streams share it. The copy engine and
 # the wire are two more.
 #
 # </details>
@@ -827,13 +884,13 @@ if solved("3.5"):
 # %% [markdown]
 # (*Saved* in the titles counts messages, not copies: look at the step.)
 #
-# A stream for each engine that can work at once. More can be *worse*: the kernels of many
-# chains share the GPU, end together, and send together.
+# Use one stream per engine that can work at the same time. More can be *worse*: the kernels
+# of many chains share the GPU, so they end together, and then send together.
 #
-# ## 7. What a synchronize does not wait for (7 minutes)
+# ## 7. What a synchronize does not wait for (10 minutes)
 #
-# A sum over the ranks is launched under a side stream. The CPU needs it; the main stream
-# has long work of its own.
+# A sum over the ranks is launched under a side stream. The CPU needs it. Meanwhile the main
+# stream has long work of its own.
 
 
 # %% name="synchronize"
@@ -848,15 +905,15 @@ view.draw(early.timeline, title="side.synchronize()")
 
 # %% [markdown]
 # `dist.all_reduce(x, async_op=True)` runs on a stream of its *communicator*. The side stream
-# holds what came before it, no more. Until somebody waits for the work, the side stream
-# does not know that there is a collective.
+# holds only what came before it. Until somebody waits for the work, the side stream does
+# not know that there is a collective.
 #
-# **Exercise 3.6.** Write `finish(side, work)`. When it returns, the sum is there: the CPU
-# itself has waited, and not for the main stream's work. 3 lines.
+# **Exercise 3.6.** Write `finish(side, work)`. When it returns, the sum must be there. So
+# the CPU itself waits, but not for the main stream's work. 3 lines.
 #
 # <details><summary>Hint</summary>
 #
-# `work.wait()` puts the stream that is current *at the call* behind the collective.
+# `work.wait()` makes the stream that is current *at the call* wait for the collective.
 #
 # </details>
 
@@ -874,11 +931,11 @@ def finish(side, work):
 _ = check("3.6", my_number, finish)
 
 # %% [markdown]
-# ## 8. Past the host, or through it? (8 minutes)
+# ## 8. Past the host, or through it? (12 minutes)
 #
-# Eight nodes with one GPU each. With **GPUDirect RDMA** the network card reads the GPU's
-# memory itself. Without it a message is **staged**: over PCIe into the host's memory, and
-# from there to the card. Batches come over the same PCIe.
+# There are eight nodes with one GPU each. With **GPUDirect RDMA** the network card reads the
+# GPU's memory itself. Without it a message is **staged**: it goes over PCIe into the host's
+# memory, and from there to the card. Batches come over the same PCIe.
 
 # %% name="knobs"
 knobs = view.explorer(
@@ -890,12 +947,12 @@ knobs = view.explorer(
 knobs
 
 # %% [markdown]
-# **Exercise 3.7.** Find three settings and keep each with its button: then
-# `found = dict(knobs.kept)`. That is gone when the kernel stops: to hand it in, paste what
-# `print(dict(knobs.kept))` shows. (Without knobs, type `knobs.set(batch_mib=256)`, then
-# `knobs.keep("dear")`.) Or type dicts of `gbit_per_s` (25, 100, 200, 400), `batch_mib`
-# (1, 16, 64, 256, 512) and `ktokens` (2, 4, 8, 16, 32). Each is judged with staging and
-# without.
+# **Exercise 3.7.** Find three settings and keep each with its button. Then
+# `found = dict(knobs.kept)`. What you kept is gone when the kernel stops, so paste what
+# `print(dict(knobs.kept))` shows before you hand it in. (Without knobs, type
+# `knobs.set(batch_mib=256)`, then `knobs.keep("dear")`.) Or type dicts of `gbit_per_s` (25,
+# 100, 200, 400), `batch_mib` (1, 16, 64, 256, 512) and `ktokens` (2, 4, 8, 16, 32). Each is
+# judged with staging and without.
 #
 # - `"dear"`: staging makes the step at least 20 % longer;
 # - `"free"`: the network is busy for half of the step or more, and staging costs under 1 %;
@@ -903,8 +960,8 @@ knobs
 #
 # <details><summary>Hint: when do they meet?</summary>
 #
-# PCIe is wider than a slow network. Staging hurts where the network alone nearly fills it,
-# or where a copy wants its half.
+# PCIe is faster than a slow network. Staging hurts where the network alone nearly fills
+# PCIe, or where a copy needs its half of it.
 #
 # </details>
 
@@ -936,9 +993,9 @@ for name in ("dear", "free", "copy"):
 _ = check("3.7", found)
 
 # %% [markdown]
-# ## 9. Priorities (2 minutes)
+# ## 9. Priorities (3 minutes)
 #
-# `streams.Stream(priority=-1)` is a stream whose kernels the GPU prefers. The virtual
+# The GPU prefers the kernels of a stream with `streams.Stream(priority=-1)`. The virtual
 # cluster keeps the number and does nothing with it: its kernels share the GPU evenly.
 
 
@@ -960,98 +1017,47 @@ for priority in (0, -1):
 
 # %% [markdown]
 # On a GPU a priority decides which *waiting* blocks of kernels go next. It interrupts
-# nothing that runs. What that is worth is in the next section.
+# nothing that runs. The next section shows what it is worth.
 #
-# ## 10. On real GPUs (14 minutes, with 11)
+# ## 10. On real GPUs (12 minutes)
 #
-# The same programs, measured and stored; nothing is measured now. First section 1's job:
-# a unit is a large matmul, or a message that takes about as long.
+# The same programs, measured and stored; nothing is measured now.
 
-# %% name="gpu-job" fold=true
-print(lab.measured("job"), end="\n\n")
-names = ("one stream", "two streams that wait for each other", "an event per task")
-for name, timeline in list(zip(names, so_far.values(), strict=True))[1:]:
-    here = timeline.step_ns / so_far["one stream"].step_ns
-    there = lab.measured_ratio("job", name, "one stream")
-    print(f"{name}, relative to one stream: {here:.2f} in section 1, {there} measured")
-
-h200 = ol.PROFILES["h200-nvlink"]
-with_events = lab.predicted_ms(h200, events=True)
-alone = replace(
-    h200,
-    compute_rate_permille=1000,
-    wire_rate_permille=1000,
-    contention={},
-    waits_for_room=False,
-)
-one = lab.predicted_ms(h200, events=False)
-bare = lab.predicted_ms(alone, events=True)
-print(
-    f"\npredicted for h200-nvlink: one stream {one:.2f} ms, an event per task", end=" "
-)
-print(f"{with_events:.2f} ms ({bare:.2f} without contention)")
-error = lab.off_by("job", "an event per task", with_events)
-print(f"against what was measured, an event per task is predicted {error}")
+# %% name="gpu-table"
+lab.on_gpus()
 
 # %% [markdown]
-# The order is as in section 1, the gain is smaller: matmuls and messages beside each other
-# are slower than alone. The prediction knows that: it has both speeds for each kind of kernel,
-# as `overlaplab calibrate` measured them beside messages without end, and it lets a message into
-# the GPU where a kernel ends. It is still off by the error above: its matmuls had another size.
+# *Section 1.* A unit is a large matmul, or a message that takes about as long. The order is
+# the same as on the virtual cluster. The gain is smaller, because matmuls and messages slow
+# each other down. The prediction knows that; it is a little too long because its factors
+# were measured with matmuls of other sizes.
 #
-# How many streams are enough? Eight chains of kernels that fill the GPU (`wide`), and of
-# kernels that do not (`narrow`), in ms:
-
-# %% name="gpu-chains"
-lab.measured("chains")
-
-# %% [markdown]
-# Here the virtual cluster lies most. It lets kernels on two streams share one engine, so
-# that nothing is gained: nearly true of wide kernels, wrong of narrow ones. A kernel that
-# uses a few of the GPU's processors leaves the others free.
+# *Section 3.* Waiting for an event is not much cheaper than `event.synchronize`. But while
+# the CPU waits it launches nothing, and the table does not count that.
 #
-# Section 5's loops. Then what a wait costs when two streams take turns with tiny kernels
-# (`us of CPU` is the CPU's time for one `record` and one wait, in microseconds):
-
-# %% name="gpu-feeds"
-print(lab.measured("feeds"))
-
-# %% name="gpu-waits"
-print(lab.measured("waits"))
-
-# %% [markdown]
-# From memory that is pinned already, copied ahead on a stream of its own, a batch costs
-# about a quarter more than its step. Half of that is the first of six copies, which has no
-# step beside it. But 3.4 lets the CPU *fill* the pinned buffers, which is free on the
-# virtual clock and the bottleneck here. A `DataLoader` with `pin_memory=True` does it on a
+# *Section 4.* The two programs were right 20 times while the GPU was quiet, and wrong 20
+# times while it was busy: a kernel that only waits stood before the one that was raced.
+# Repaired, they were right every time. That is why tests do not find races.
+#
+# *Section 5.* A batch costs about a quarter more than its step when it is copied ahead, from
+# memory that is pinned already. Half of that is the first of six copies, which has no step
+# beside it. In 3.4 the CPU *fills* the pinned buffers: that costs nothing on the virtual
+# clock, and it is the bottleneck here. A `DataLoader` with `pin_memory=True` fills them on a
 # thread of its own.
 #
-# An event is not much cheaper than a synchronize. What a synchronize costs is everything
-# that the CPU could have launched meanwhile. Priorities, and section 7's synchronize:
-
-# %% name="gpu-priorities"
-print(lab.measured("priorities"))
-
-# %% name="gpu-synchronize"
-print(lab.measured("synchronize"))
-
-# %% [markdown]
-# The priority hardly matters here: with either, the small kernels take twice as long as
-# alone. And `stream.synchronize` returns long before the sum is there, every time.
+# *Section 6.* Here the virtual cluster is most wrong. It lets the kernels of two streams
+# share one engine, so that nothing is gained. That is nearly true of wide kernels, which
+# fill the GPU, and wrong of narrow ones, which leave some of its processors free.
 #
-# ### Races
+# *Sections 7 and 9.* `stream.synchronize` returns long before the sum is there. And the
+# priority hardly matters here: with either, the small kernels take twice as long as alone.
 #
-# Two of the races of section 4, run again and again: how many results were wrong? *Busy*
-# means that a kernel which only waits stands before the one that is raced.
-
-# %% name="gpu-races"
-lab.measured("races")
-
-# %% [markdown]
-# That is why tests do not find them. PyTorch has a tool that looks for races in a live run:
-# `TORCH_CUDA_SANITIZER=1`. It follows kernels, streams and events as they are launched.
-# Four small races and their repairs: the virtual cluster runs them now, the sanitizer ran
-# the same code on a GPU. `no_wait` reads a sum before `work.wait()`.
+# ### A tool that looks for races (5 minutes)
+#
+# `TORCH_CUDA_SANITIZER=1` makes PyTorch look for races in a live run: it follows kernels,
+# streams and events as they are launched. Here are four small races and their repairs. The
+# virtual cluster runs them now; the sanitizer ran the same code on a GPU. `no_wait` reads a
+# sum before `work.wait()`.
 
 # %% name="gpu-sanitizer"
 lab.beside_the_sanitizer()
@@ -1060,16 +1066,16 @@ lab.beside_the_sanitizer()
 lab.sanitizer_report("event")
 
 # %% [markdown]
-# Use it: it sees the run that you have, Python stacks included. Know what it misses. It
-# forgets a tensor when its memory is freed, so it cannot see that memory given away; and it
-# takes a collective for work of the stream that launched it.
+# Use it: it sees the run that you have, with Python stacks. But know what it misses. It
+# forgets a tensor when its memory is freed, so it cannot see that this memory is given
+# away. And it takes a collective for work of the stream that launched it.
 #
 # ## 11. Where the model lies
 #
-# - Kernels on two streams share the GPU evenly here, even if both would fit.
+# - Kernels on two streams share the GPU evenly here, even if there is room for both.
 # - Launching, recording an event and filling pinned memory cost the CPU nothing here.
-# - Messages, copies and kernels do not slow each other in this lab's slow motion. The
-#   profiles of real machines have factors for the first two.
+# - Messages, copies and kernels do not slow each other down in this lab's slow motion. The
+#   profiles of real machines have factors for messages and kernels.
 #
 # ## In production
 #

@@ -1,14 +1,15 @@
 # %% [markdown]
 # # When is it done?
 #
-# **Lab 04: asynchronous collectives.** Core: 60 minutes. Extras: 60 more. You need no GPU.
+# **Lab 04: asynchronous collectives.** Core: 60 minutes. Extras: 110 more. You need no GPU.
 #
 # After the core you can
 #
-# - say what each collective leaves on each rank, and what it sends;
+# - say what each collective leaves on each rank, and how much it sends;
 # - say who waits in each way of waiting: the CPU, a stream, or nobody;
-# - order launches and place waits so that a message costs nothing;
-# - bound the memory of messages in flight, and not pay for it in time.
+# - launch in an order, and wait in places, where a message costs no time.
+#
+# The first extra bounds the memory of messages in flight.
 #
 # It builds on lab 03: a **stream** is a queue of a GPU whose work runs in order; an
 # **event**, or `wait_stream`, orders two streams. A **rank** is one of the processes of
@@ -27,11 +28,11 @@ from overlaplab.grading import check, solved
 from overlaplab_course import lab04 as lab
 
 # %% [markdown]
-# ## 1. The waste (7 minutes)
+# ## 1. The waste (10 minutes)
 #
-# One layer, cut over four GPUs. Each holds a slice of the matrices, so each has a *part*
-# of a sum. The parts are added up over the ranks by an **all-reduce**. A side branch
-# needs no sum.
+# One layer is cut over four GPUs. Each holds a slice of the matrices, so each computes a
+# *part* of a sum. An **all-reduce** adds up the parts of all ranks. A side branch needs no
+# sum.
 
 
 # %% name="layer"
@@ -44,8 +45,8 @@ def layer(x, w):
 
 
 # %% [markdown]
-# You do not have four GPUs here. `lab.play` calls `layer(x, w)` on four ranks of the
-# **virtual cluster**: values are real, times come from a machine with round numbers.
+# You don't have four GPUs here. `lab.play` calls `layer(x, w)` on four ranks of the **virtual
+# cluster**: the values are real, and the times are those of a machine with round numbers.
 
 # %% name="board" fold=true
 link = lab.BOARD.link
@@ -61,19 +62,19 @@ run = lab.play(layer, inputs)
 view.draw(run.timeline.of_rank(0), title="layer")
 
 # %% [markdown]
-# `cpu` launches and runs ahead. `default` is the stream: the message stands in it, in line
-# with the matmuls. Nothing computes while it travels, though the side branch was free to
-# run. (Saved is compute + communication - step. Nothing is saved: -5 us is the first
-# launch, for which all wait.)
+# `cpu` launches and runs ahead. `default` is the stream. The message is in it, between the
+# matmuls, so nothing computes while it travels, although the side branch could have run.
+# (Saved is compute + communication - step. Nothing is saved here; it is even -5 us, because
+# everything waits for the first launch.)
 
 # %% name="waste-numbers"
-print(view.text(run.timeline.of_rank(0)))
 report = run.timeline.report()
 lost = report.exposed_ns / report.step_ns
-print(f"\nexposed: {100 * lost:.0f} % of the step has nothing but the message in it")
+print(f"exposed: in {100 * lost:.0f} % of the step only the message is under way")
 
 # %% [markdown]
-# **Predict.** With the side branch beside the message, how long is the step, in us?
+# **Predict.** Suppose that the side branch runs while the message travels. How long is the
+# step then, in us?
 
 # %% name="predict-step" kind="lab-only"
 step_us = None
@@ -102,27 +103,28 @@ view.draw_many(
 )
 
 # %% [markdown]
-# Unfold the cell above. Three things changed: `async_op=True`, which puts the message on
-# a stream of its own (`comm`, the wire) and returns a **work**; the side branch is launched
-# next; and only then stands `work.wait()`. This lab is about that line.
+# Unfold the cell above. Three things changed. `async_op=True` puts the message on a stream of
+# its own (`comm`, the wire) and returns a **work**. The side branch is launched next. And
+# `work.wait()` comes only after that. This lab is about that line.
 
 # %% [markdown]
-# ## 2. What does each collective do? (5 minutes)
+# ## 2. What does each collective do? (8 minutes)
 #
-# Four ranks hold four numbers each:
+# Each of four ranks holds four numbers:
 
 # %% name="before" fold=true
 for rank, numbers in enumerate(lab.after_each()["before"]):
     print(f"rank {rank}: {numbers}")
 
 # %% [markdown]
-# **Predict.** What does *rank 1* hold after each? Sums read well: 1 + 10 + 100 + 1000.
+# **Predict.** What does *rank 1* hold after each of these? A sum over the ranks is easy to
+# read: 1 + 10 + 100 + 1000 is 1111.
 #
 # - `broadcast` from rank 0;
 # - `all_gather` of each rank's first number;
-# - `reduce_scatter` of the four numbers: rank r gets the r-th sum;
+# - `reduce_scatter` of the four numbers: rank r gets sum number r, counted from 0;
 # - `all_reduce` of the four numbers;
-# - `all_to_all`: rank r sends its s-th number to rank s.
+# - `all_to_all`: rank r sends its number s to rank s.
 
 # %% name="predict-collectives" kind="lab-only"
 rank_1_holds = {
@@ -148,9 +150,10 @@ print()
 print(lab.collectives_table())
 
 # %% [markdown]
-# How often do the four numbers cross one rank's link? In a ring of $n$ ranks (an all-to-all
-# sends each part straight), and no way of adding on the GPUs needs fewer crossings. A
-# switch that adds up in the network does:
+# How often do the four numbers cross one rank's link? Here is the count for a ring of $n$
+# ranks (an all-to-all sends each part straight to its receiver). As long as GPUs do the
+# adding, there is no way with fewer crossings. A switch that adds up in the network needs
+# fewer.
 
 # %% name="crossings" fold=true
 for name in lab.after_each():
@@ -158,32 +161,27 @@ for name in lab.after_each():
         print(f"{name:<15} {lab.crossings(name):.2f} times")
 
 # %% [markdown]
-# Read the last rows of the table again. Behind a reduce-scatter each rank has *one*
-# finished sum. Behind an all-gather each has all. And the crossings add up.
+# Now compare the rows of the table once more. After a reduce-scatter each rank has *one*
+# finished sum. After an all-gather of these sums each rank has all of them: that is an
+# all-reduce. The crossings add up, too.
 #
-# ### An all-reduce in two halves (9 minutes)
+# ### An all-reduce in two halves (8 minutes)
 #
 # **The API of this screen.** `lab.reduce_scatter(output, input)`: `input` is one
 # contiguous tensor with as many elements as `output` has, times the number of ranks.
-# `lab.all_gather(output, input)`: the other way round. (torch calls them
+# `lab.all_gather(output, input)` goes the other way round. (torch calls them
 # `dist.reduce_scatter_tensor` and `dist.all_gather_into_tensor` up to 2.12,
 # `dist.reduce_scatter_single` and `dist.all_gather_single` since.)
 #
 # **Exercise 4.1.** Write `all_reduce_in_two(tensor)`: sum `tensor` over all ranks, *in
 # place*, without `all_reduce`.
 #
-# - `tensor` is contiguous, of any shape and size. Its size need not divide by
-#   `dist.get_world_size()`: send a padded copy then. Pad as little as possible.
-# - Bytes on the wire: as for an all-reduce of the padded tensor.
+# - `tensor` is contiguous, of any shape and size. Where its size does not divide by the number
+#   of ranks, a padded copy is sent. The first lines make that copy, `flat`.
+# - As many bytes cross the wire as in an all-reduce of `flat`.
 #
-# About 8 lines.
+# 4 lines are missing.
 #
-# <details><summary>Hint: padding</summary>
-#
-# `per_rank = -(-tensor.numel() // n)` rounds up. `tensor.new_zeros(per_rank * n)` has
-# room for all, and `flat[: tensor.numel()]` is where the tensor goes.
-#
-# </details>
 # <details><summary>Hint: in place</summary>
 #
 # `tensor.copy_(flat[: tensor.numel()].view_as(tensor))`
@@ -194,11 +192,11 @@ for name in lab.after_each():
 # %% name="in-two" kind="exercise" exercise="4.1"
 def all_reduce_in_two(tensor):
     """Sum `tensor` over all ranks, in place."""
-    ### BEGIN SOLUTION
     n = dist.get_world_size()
-    per_rank = -(-tensor.numel() // n)
+    per_rank = -(-tensor.numel() // n)  # rounded up
     flat = tensor.new_zeros(per_rank * n)
     flat[: tensor.numel()] = tensor.flatten()
+    ### BEGIN SOLUTION
     mine = tensor.new_empty(per_rank)
     lab.reduce_scatter(mine, flat)  # the sum of my part
     lab.all_gather(flat, mine)  # the sums of all parts
@@ -210,9 +208,9 @@ def all_reduce_in_two(tensor):
 _ = check("4.1", all_reduce_in_two)
 
 # %% [markdown]
-# So an all-reduce can be *stopped half way*. Between the halves each rank holds one
-# finished part: that is where a sharded optimizer puts its step (lab 09). The price is
-# a second latency:
+# So an all-reduce can be *stopped half way*. Between the halves each rank holds one finished
+# part. That is where a sharded optimizer updates its part of the weights, before it gathers
+# all of them. It costs a second latency:
 
 # %% name="two-halves" fold=true
 halves = lab.halves()
@@ -220,20 +218,20 @@ for name, timeline in halves.items():
     print(f"{name:<36} {timeline.step_ns / 1e3:6.1f} us")
 
 # %% [markdown]
-# ## 3. Four ways to wait (12 minutes)
+# ## 3. Four ways to wait (18 minutes)
 #
-# `dist.all_reduce(part, async_op=True)` returns at once. The message starts when what
-# the *current stream* holds at that moment has ended. When may you read the sum?
+# `dist.all_reduce(part, async_op=True)` returns at once. The message starts when everything
+# that is on the *current stream* at that moment has ended. When may you read the sum?
 #
 # | | the CPU | the current stream |
 # |---|---|---|
 # | `all_reduce(part)`, not async | goes on | runs the message itself |
 # | `work.wait()` | goes on | waits, from this line on |
 # | `work.wait()` under `streams.stream(other)` | goes on | goes on; `other` waits |
-# | `while not work.is_completed()`, `streams.synchronize()` | waits | runs dry |
+# | `while not work.is_completed()`, `streams.synchronize()` | waits | gets no new work |
 #
-# So `wait()` does *not* mean that the message has arrived. It means: what I launch on
-# this stream from now on comes after it.
+# So `wait()` does *not* mean that the message has arrived. It means: what I launch on this
+# stream from now on starts after the message.
 
 
 # %% name="ways"
@@ -261,7 +259,7 @@ def layer_waiting(x, w, way):
 
 
 # %% [markdown]
-# **Predict.** Which of the five hide the message? Answer `True` or `False`.
+# **Predict.** Which of these five hide the message? Answer `True` or `False`.
 
 # %% name="predict-ways" kind="lab-only"
 hides = {
@@ -289,26 +287,26 @@ for way, timeline in ways.items():
 view.draw_many(ways)
 
 # %% [markdown]
-# The first two hide nothing, each in its own way. With `async_op=False` the message is in
-# `default`, in line with the matmuls. With `async_op=True` it is on `comm`, and `wait()` on
-# the next line lets `default` stand still all the same. Waiting *on another stream* may
-# come at once: only what is launched there waits. Where the two matmuls run side by side
-# each is slower, so nothing is won over "wait late" here.
+# The first two hide nothing, for two reasons. With `async_op=False` the message is in
+# `default`, between the matmuls. With `async_op=True` it is on `comm`, but `wait()` on the
+# next line makes `default` stand still all the same. If another stream waits, it may do so
+# at once: only what is launched there is held up. It gains nothing over "wait late" here,
+# because two matmuls that run side by side slow each other down.
 #
-# Look at the `cpu` lane of the last one. The CPU waits, and loses its head start: when
-# the message is there, the next matmul has yet to be launched.
+# Look at the `cpu` lane of the last one. The CPU waits and loses its head start: when the
+# message is there, the next matmul has not been launched yet.
 
 # %% name="ways-table"
 view.table(ways)
 
 # %% [markdown]
-# **Exercise 4.2.** Two sums. The launches below stand in a good order. The waits do not.
-# Move them, so that the step is as short as the dependencies allow. Nothing may read a
-# sum before it is there.
+# **Exercise 4.2.** There are two sums. The launches below are in a good order, but the waits
+# are in bad places. Move the waits, so that the step is as short as the dependencies allow.
+# Nothing may read a sum before it is there.
 #
 # A finding may say that a reader starts later "by luck". Right values prove nothing then:
-# without a wait, some ranks see the tensor from before the sum, and the last rank to
-# launch may see the sum.
+# without a wait most ranks read the tensor as it was before the sum, but the last rank to
+# launch may read the sum.
 #
 # <details><summary>Hint</summary>
 #
@@ -350,11 +348,11 @@ def two_sums(x, w):
 _ = check("4.2", two_sums)
 
 # %% [markdown]
-# ## 4. What goes beside it? (10 minutes)
+# ## 4. What goes beside it? (14 minutes)
 #
-# A wait can only be late if there is something to launch before it. This layer has
-# experts: a *routed* branch and a *gate*, both summed over the ranks, and a *shared*
-# branch that needs no sum. Somebody wrote it in the order of the paper.
+# You can only wait late if there is something to launch before the wait. This layer has
+# experts: a *routed* branch and a *gate*, which are both summed over the ranks, and a
+# *shared* branch, which needs no sum. Somebody wrote it down in the order of the paper.
 
 
 # %% name="experts-given"
@@ -374,25 +372,25 @@ in_order = lab.play(experts_in_order, experts_inputs).timeline
 for name, bytes_ in (("gate", 320_000), ("routed", 800_000)):
     print(f"the message of {name}: {lab.message_ns(bytes_) / 1e3:.0f} us")
 compute_us = in_order.report().compute_ns / 1e3
-print(f"computing alone: {compute_us:.0f} us; no order is shorter")
+print(f"the computation alone: {compute_us:.0f} us; no order is shorter than that")
 view.draw(in_order.of_rank(0), title="in the order of the paper")
 
 # %% [markdown]
-# Messages of one communicator travel one after the other, in the order of their launch:
-# all ranks must agree on it.
+# Messages of one communicator travel one after the other, in the order of their launch. All
+# ranks must launch them in the same order.
 #
 # **Exercise 4.3.** Write `experts(x, w)`: the same result, the same two messages, the
 # shortest step. Reorder the launches and place the waits. About 10 lines.
 #
 # <details><summary>Hint: which message first?</summary>
 #
-# Which sum has more to compute behind it? It should set out first.
+# Which sum is needed for more of the computation? Launch that one first.
 #
 # </details>
 # <details><summary>Hint: what is free?</summary>
 #
-# The shared branch, and the gate's own matmul, wait for no message. They can be launched
-# while the routed message travels.
+# The shared branch and the gate's own matmul need no message. They can run while the routed
+# message travels.
 #
 # </details>
 
@@ -424,15 +422,50 @@ print(f"{mine.report().exposed_ns / 1e3:.0f} us still exposed")
 view.draw_many(steps)
 
 # %% [markdown]
-# ## 5. How many at once? (15 minutes)
+# ## Takeaways (2 minutes)
+
+# %% name="takeaways" fold=true
+late, at_once = (ways[way].step_ns for way in ("wait late", "wait at once"))
+print(f"""1. async_op=True hides nothing by itself: with wait() on the next line the step takes
+   {at_once / 1e3:.0f} us, with wait() right before the first reader {late / 1e3:.0f}.
+2. wait() holds up a stream, not the CPU: the stream that is current at the call.
+3. Launch first what most of the computation needs, then what needs no message:
+   {in_order.step_ns / 1e3:.0f} us became {mine.step_ns / 1e3:.0f}.""")
+
+# %% [markdown]
+# **Tomorrow, in your own loop.** Look for collectives whose result is not read at once: a loss
+# for the log, a norm, a count. Launch each one as soon as its input is known, and wait right
+# before the first line that reads its result:
 #
-# Every message in flight holds memory. A backward pass makes bfloat16 gradients; they
-# are summed in float32, so each message is a *copy*, twice as large. All ten at once
-# are a second, double set of gradients. You want at most `k` copies alive.
+# ```python
+# total = loss.detach().clone()
+# work = dist.all_reduce(total, async_op=True)
+# loss.backward()
+# work.wait()
+# mean_loss = total / dist.get_world_size()  # still no .item(): look at the end of the epoch
+# ```
 #
-# `lab.backward(layer)` computes one gradient on the current stream. The board has a
-# faster CPU here, so that launches are out of the picture. Below is a limit that people
-# write. It works. What does it cost?
+# `ol.diagnose` finds such places in a trace and calls them `same-stream` and `launched-late`.
+#
+# ---
+# **Stop line.** That is the core. You may close the laptop here.
+#
+# ---
+
+# %% [markdown]
+# # Extras
+#
+# Each stands alone. Take what you like.
+#
+# ## 5. How many at once? (24 minutes)
+#
+# Every message in flight holds memory. A backward pass makes bfloat16 gradients. They are
+# summed in float32, so each message is a *copy*, twice as large. If all ten travel at once,
+# the copies take twice the memory of the gradients. You want at most `k` copies alive.
+#
+# `lab.backward(layer)` computes one gradient on the current stream. The CPU of this board is
+# faster, so that launches do not matter. Below is a limit that people really write. It
+# works. What does it cost?
 
 
 # %% name="window-given" reference=true
@@ -465,8 +498,8 @@ print("us to compute each gradient:", *lab.backward_us())
 print(f"us of a message: {lab.message_ns(400_000, num_ranks=2) / 1e3:.0f}")
 
 # %% [markdown]
-# **Predict.** With `k=10` nothing is limited. How much longer is the step with `k=2`, in
-# percent?
+# **Predict.** With `k=10` nothing is limited. By how many percent is the step longer with
+# `k=2`?
 
 # %% name="predict-window" kind="lab-only"
 longer_percent = None
@@ -486,21 +519,21 @@ for name, run in windows.items():
 view.draw_many({name: run.timeline.of_rank(0) for name, run in windows.items()})
 
 # %% [markdown]
-# Look at `default`. `finish_oldest` waits on the *current* stream: the backward pass
-# stops until a message is through, and with it all gradients that come later. A burst
-# of cheap gradients is enough.
+# Look at `default`. `finish_oldest` makes the *current* stream wait. So the backward pass stops
+# until a message has arrived, and all later gradients are late, too. A few cheap gradients
+# in a row are enough for that.
 #
-# The copy has to wait for a free place. The backward pass does not. So let another stream
-# do the waiting: `send` and `finish_oldest` both run on it. Memory belongs to the stream
-# that allocates it; with one of the two elsewhere, a message's memory would be handed out
-# again while it is still read.
+# Only the copy has to wait for a free place, not the backward pass. So let another stream do
+# the waiting. Run both `send` and `finish_oldest` on it: memory belongs to the stream that
+# allocates it. If one of the two ran on another stream, the memory of a message could be
+# handed out again while it is still being read.
 #
 # **Exercise 4.4.** Repair `average_gradients(layers, k)`.
 #
-# - Returns the gradients in the order of `layers`. Each is the *mean* over the ranks for
-#   whatever the caller launches next on the current stream.
-# - Never are more than `k` messages (float32 copies) alive, counted in the order in which
-#   your code runs, as an allocator counts. A pool of `k` buffers will do too.
+# - Return the gradients in the order of `layers`. What the caller launches next on the
+#   current stream must see the *mean* over the ranks in each.
+# - At most `k` messages (float32 copies) may be alive at any line of your code, as an
+#   allocator counts. A pool of `k` buffers will do, too.
 # - The backward pass waits for no message, and the step is as short as `k` allows.
 #
 # `send` and `finish_oldest` can stay as they are: they work on the stream that is
@@ -574,56 +607,21 @@ for name, run in windows.items():
 view.draw_many({name: run.timeline.of_rank(0) for name, run in windows.items()})
 
 # %% [markdown]
-# On this board `k=1` is as good: between two messages stand only copies, which take
-# next to no time. On GPUs they take some, and a second message travels meanwhile.
-#
-# The other stream pays where `default` would stand still. On GPUs that depends on sizes:
-# with those of section 10 it wins at `k=1` and loses at `k=2`.
+# On this board `k=1` is as good as `k=2`, because the copies between two messages take next to
+# no time. On GPUs they take some time, and a second message can travel meanwhile.
 
-# %% [markdown]
-# ## Takeaways (1 minute)
-
-# %% name="takeaways" fold=true
-late, at_once = (ways[way].step_ns for way in ("wait late", "wait at once"))
+# %% name="window-gave" fold=true
 kept = windows[f"{lab.whose('4.4')}, k=2"]
-print(f"""1. async_op=True hides nothing by itself: with wait() on the next line the step takes
-   {at_once / 1e3:.0f} us, with wait() before the first reader {late / 1e3:.0f}.
-2. wait() holds a stream, not the CPU: the stream that is current at the call.
-3. Launch first what most depends on, then what is free: {in_order.step_ns / 1e3:.0f} us became {mine.step_ns / 1e3:.0f}.
-   A limit on memory need not cost time: with 2 messages alive instead of 10 the step
-   is {100 * (kept.timeline.step_ns / free - 1):.0f} % longer, and {100 * (limited / free - 1):.0f} % if the backward pass does the waiting.
-   Measure it: on two H200s, with larger gradients, it took {lab.number("windows", "side stream, k=2"):.2f} ms with a
-   second stream and {lab.number("windows", "stalling, k=2"):.2f} without (section 10 says why).""")
+print(f"""With 2 messages alive instead of 10 the step is {100 * (kept.timeline.step_ns / free - 1):.0f} % longer, and {100 * (limited / free - 1):.0f} % longer if
+the backward pass does the waiting. Measure it before you believe it: on two H200s, with
+larger gradients, the step took {1e3 * lab.number("windows", "side stream, k=2"):.0f} us with a second stream and {1e3 * lab.number("windows", "stalling, k=2"):.0f} without.
+Section 10 says why.""")
 
 # %% [markdown]
-# **Tomorrow, in your own loop.** Search it for collectives whose result is not read at once:
-# a loss for the log, a norm, a count. Launch each as soon as its input is known, and wait
-# where the first reader stands:
+# ## 6. Many small tensors (15 minutes)
 #
-# ```python
-# total = loss.detach().clone()
-# work = dist.all_reduce(total, async_op=True)
-# loss.backward()
-# work.wait()
-# mean_loss = total / dist.get_world_size()  # still no .item(): look at the end of the epoch
-# ```
-#
-# `ol.diagnose` names the others: `same-stream` and `launched-late`.
-#
-# ---
-# **Stop line.** That is the core. You may close the laptop here.
-#
-# ---
-
-# %% [markdown]
-# # Extras
-#
-# Each stands alone. Take what you like.
-#
-# ## 6. Many small tensors (10 minutes)
-#
-# A step also sums what is small: norms, losses, counts. Here are 38 tensors, float32 and
-# int64, on the board *captured*: launches cost nothing, as in one CUDA graph.
+# A step also sums small things: norms, losses, counts. Here are 38 tensors, float32 and int64.
+# On this board launches cost nothing, as in a CUDA graph.
 
 # %% name="small"
 small = lab.play_small(lab.one_by_one)
@@ -632,16 +630,16 @@ print(f"{lab.latencies(small.timeline):.0f} latencies in the critical path")
 view.draw(small.timeline.of_rank(0), title="one by one")
 
 # %% [markdown]
-# Nearly all of it is latency. All asynchronous, and no faster for it: messages of one
-# communicator follow one another.
+# Nearly all of it is latency. `async_op=True` would make it no faster, since messages of one
+# communicator travel one after the other.
 #
 # **Exercise 4.5.** Write `sum_all(tensors)`: sum each tensor over the ranks, in place,
 # with at most one message per dtype. When it returns, what the caller launches next may
 # read the sums.
 #
-# - float32 and int64; some tensors have no dimension. Counts are larger than float32
-#   can hold exactly: do not cast.
-# - No byte travels that nobody asked for.
+# - The dtypes are float32 and int64, and some tensors have no dimension. Some counts are
+#   larger than float32 can hold exactly, so do not cast.
+# - Send no byte that is not asked for.
 #
 # About 8 lines: join, sum, cut. Or 5, without a copy: see the second hint.
 #
@@ -675,10 +673,10 @@ def sum_all(tensors):
 _ = check("4.5", sum_all)
 
 # %% [markdown]
-# ## 7. Inside an all-reduce: the ring (12 minutes)
+# ## 7. Inside an all-reduce: the ring (17 minutes)
 #
-# $n$ ranks stand in a circle. Each tensor is cut into $n$ chunks. In each of $2(n-1)$
-# steps every rank sends *one* chunk to its right neighbour and gets one from the left.
+# $n$ ranks stand in a circle. Each one's tensor is cut into $n$ chunks. In each of $2(n-1)$
+# steps every rank sends *one* chunk to its right neighbour and gets one from its left.
 #
 # - In the first $n-1$ steps what arrives is **added**: that is the reduce-scatter.
 # - In the others it is **copied**: the all-gather.
@@ -694,8 +692,8 @@ _ = check("4.5", sum_all)
 # </details>
 # <details><summary>Hint: the second half</summary>
 #
-# Which chunk has a rank finished after n - 1 steps? Try your formula of the first half:
-# it may go on.
+# Which chunk has a rank finished after n - 1 steps? Try whether your formula for the first
+# half is right for the second half, too.
 #
 # </details>
 
@@ -722,19 +720,19 @@ print(f"one all_reduce:     {whole.step_ns / 1e3:.0f} us, of it latency", end=" 
 print(f"{whole.critical_path().shares_ns['latency'] / 1e3:.0f} us")
 
 # %% [markdown]
-# By hand each step pays the latency, and its launches and additions. NCCL's ring runs inside
-# *one* kernel, which cuts chunks finer and keeps all links busy. Our model has one latency
-# for the whole.
+# By hand, each of the steps pays for its latency, its launches and its additions. NCCL's ring
+# runs inside *one* kernel, which cuts finer chunks and keeps all links busy. Our model has
+# one latency for the whole all-reduce.
 #
-# ### What is a fast link? (6 minutes)
+# ### What is a fast link? (9 minutes)
 #
-# **Bus bandwidth** is bytes that cross one rank's link, over time. It is the number to
-# compare: size over time falls with the number of ranks, on the same link.
+# **Bus bandwidth** is the number of bytes that cross one rank's link, divided by the time. Use
+# it to compare links: size divided by time gets smaller with more ranks, on the same link.
 #
 # **Exercise 4.7.** Write `bus_gbyte_per_s(operation, num_ranks, num_bytes, us)`, in 1e9
-# bytes a second. `num_bytes` is the whole tensor (of an all-gather: what each rank has
-# at the end). The operations are those of the table in section 2, each by the cheapest
-# ring: there are the crossings of four ranks. Of `num_ranks`?
+# bytes per second. `num_bytes` is the size of the whole tensor (for an all-gather, what each
+# rank has at the end). The operations are those of section 2, each done by the cheapest
+# ring. Section 2 counts the crossings for four ranks. How many are there for `num_ranks`?
 
 
 # %% name="bus" kind="exercise" exercise="4.7"
@@ -753,7 +751,7 @@ def bus_gbyte_per_s(operation, num_ranks, num_bytes, us):
 _ = check("4.7", bus_gbyte_per_s)
 
 # %% [markdown]
-# With it, read what was measured. Which two rows use the same link nearly equally well?
+# Now read what was measured. Which two rows use the link nearly equally well?
 
 # %% name="bus-seen" fold=true
 print("ranks        bytes        us   size / time   bus bandwidth")
@@ -764,15 +762,15 @@ for num_ranks, num_bytes, us in lab.measured_points():
 print(lab.points_machine())
 
 # %% [markdown]
-# The largest message on two ranks and on four: size over time differs by far, bus
-# bandwidth hardly. And below 26,214,400 bytes (25 MiB) no link is fast: latency is most
-# of the time.
+# Compare the largest message on two ranks and on four: size / time differs a lot, the bus
+# bandwidth hardly. And below 26,214,400 bytes (25 MiB) no link is fast, because most of the
+# time is latency.
 
 # %% [markdown]
-# ## 8. Two repairs (15 minutes)
+# ## 8. Two repairs (22 minutes)
 #
-# Two programs that people really write. Your number draws your own widths: what you find
-# is not what your neighbour finds.
+# Here are two programs that people really write. The number that you type decides their
+# sizes, so your neighbour's answers are not yours.
 
 # %% name="my-number"
 my_number = 7  # any whole number: your day of birth, your desk
@@ -783,8 +781,8 @@ print(f"{len(repair_case.widths)} blocks with side branches of {repair_case.widt
 print(f"{len(repair_case.tokens)} micro-batches of {repair_case.tokens} tokens")
 
 # %% [markdown]
-# **Exercise 4.8a.** On a quiet GPU this passes every test. Run it, read the finding.
-# Diagnose first, then repair. Keep the side branch beside the message.
+# **Exercise 4.8a.** This program passes every test on a quiet GPU. Run it and read the finding.
+# Diagnose it first, then repair it. The side branch must still run beside the message.
 
 
 # %% name="blocks" kind="exercise" exercise="4.8a" reference=true broken=true
@@ -821,8 +819,8 @@ view.draw(seen.timeline.of_rank(0), title="your blocks")
 #   `"blocked"`: the ranks wait for one another;
 #   `"never sent"`: something is in no sum.
 # - `"messages"`: how many messages rank 0 launches.
-# - `"luck_us"`: how long after the *first* message's end its unordered reader starts. On
-#   this machine, by luck. The finding says it.
+# - `"luck_us"`: its reader starts only after the *first* message has ended, by luck. How many
+#   us after? The finding says it.
 
 # %% name="first-diagnosis" kind="exercise" exercise="4.8a"
 ### BEGIN SOLUTION
@@ -849,13 +847,12 @@ if solved("4.8a"):
     print(
         f"the message takes {wire_us:.0f} us on the wire and is {luck_us:.0f} us early:"
     )
-    print(f"on a link {1 + luck_us / wire_us:.1f} times slower half of a sum is added")
+    print(f"on a link {1 + luck_us / wire_us:.1f} times slower, half of a sum is read")
 
 # %% [markdown]
-# **Exercise 4.8b.** Gradient accumulation, with overlap. Run it, diagnose, repair.
-#
-# The repair: each rank's gradient travels once, and the step is as short as one message
-# allows.
+# **Exercise 4.8b.** This program accumulates gradients, with overlap. Run it, diagnose it, repair
+# it. In your repair each rank's gradient travels once, and the step is as short as one
+# message allows.
 
 
 # %% name="accumulate" kind="exercise" exercise="4.8b" reference=true broken=true
@@ -890,8 +887,8 @@ view.draw(seen.timeline.of_rank(0), title="your accumulation")
 # - `"kind"`, as above;
 # - `"messages_in_flight"`: how many messages of this one tensor are launched before the
 #   first `wait()`;
-# - `"weight_of_the_first"`: suppose that each message ends before the next line. How many
-#   times is the first micro-batch's gradient in the result? (Once would be right.)
+# - `"weight_of_the_first"`: suppose that each message ends before the next line runs. How many
+#   times is the gradient of the first micro-batch in the result? (Once would be right.)
 #
 # <details><summary>Hint: the kind</summary>
 #
@@ -901,8 +898,8 @@ view.draw(seen.timeline.of_rank(0), title="your accumulation")
 # </details>
 # <details><summary>Hint: the weight</summary>
 #
-# After the first message *every* rank holds the sum over all ranks. The next message adds
-# up four of those.
+# After the first message *every* rank holds the sum over all ranks. The next message adds up
+# four of these sums.
 #
 # </details>
 
@@ -926,17 +923,18 @@ second_diagnosis = {
 _ = check("4.8b", my_number, second_diagnosis, accumulate)
 
 # %% [markdown]
-# DDP would launch the all-reduces of every `backward()` too. `with model.no_sync():` around
-# all micro-batches but the last is its name for your repair; `ol.BucketedReducer` has the same.
+# DDP launches all-reduces in every `backward()`, too, unless you tell it not to. Put all
+# micro-batches but the last into `with model.no_sync():`. `ol.BucketedReducer` has the same.
 
 # %% [markdown]
-# ## 9. Async or sync? (7 minutes)
+# ## 9. Async or sync? (11 minutes)
 #
-# What if nothing is free to go beside a message? Then cut the matmul itself. Each
-# chunk's message travels beside the next chunk's matmul. In one chunk it is synchronous.
+# What if there is nothing that could run beside a message? Then cut the matmul itself. The
+# message of one chunk travels while the next chunk is computed. With a single chunk this is
+# the synchronous program.
 #
-# Cut into $n$, a chunk computes for $c = T_c/n + o$ (every chunk adds an overhead $o$)
-# and its message takes $m = \alpha + W/n$. The slower of the two sets the pace:
+# Cut into $n$ chunks, each one computes for $c = T_c/n + o$, where $o$ is an overhead per
+# chunk. Its message takes $m = \alpha + W/n$. The slower of the two sets the pace:
 #
 # $$c + (n-1)\,\max(c, m) + m$$
 
@@ -950,9 +948,9 @@ chunked = {
 view.draw_many(chunked)
 
 # %% [markdown]
-# **Exercise 4.9.** Write `choose_chunks(compute_us, overhead_us, latency_us, wire_us)`.
-# Return 1, 2, 4, 8 or 16. It is asked for ten layers. On each you may lose 15 % of what
-# there was to gain over the worst of the five. No constant answer passes.
+# **Exercise 4.9.** Write `choose_chunks(compute_us, overhead_us, latency_us, wire_us)`. Return
+# 1, 2, 4, 8 or 16. The check asks for ten layers. On each, your answer may lose at most 15 %
+# of what the best of the five gains over the worst. No constant answer passes.
 
 
 # %% name="choose" kind="exercise" exercise="4.9"
@@ -981,96 +979,68 @@ if solved("4.9"):
         print(f"{case.name:<36}" + "".join(f"{us:>7.0f}" for us in steps_us))
 
 # %% [markdown]
-# On one token (the decoding of an LLM) every answer but 1 loses: the message is latency,
-# and nothing hides behind 20 us. That is why inference engines keep this all-reduce on
-# the current stream.
+# With a single token (an LLM that decodes) every answer but 1 loses: the message is all
+# latency, and 20 us of computing are too short to hide it. That is why inference engines
+# keep this all-reduce on the current stream.
 
 # %% [markdown]
-# ## 10. On real GPUs (10 minutes)
+# ## 10. On real GPUs (12 minutes)
 #
-# The virtual cluster is a model. Here is what GPUs did, stored: nothing is measured now.
-# First your layer of section 3, at a size that keeps a GPU busy.
+# Here is what GPUs did, stored; nothing is measured now. Sections 3 and 5 run at sizes that
+# keep a GPU busy. *Captured* is the time of one of ten messages in a CUDA graph, which the
+# CPU launches as a whole.
 
-# %% name="gpu-ways"
-print(lab.ways_table(layer_waiting))
+# %% name="gpu-table"
+print(lab.gpus_table(layer_waiting))
 print(lab.machine())
-
-# %% name="gpu-ways-saved" fold=true
-at_once_ms, late_ms = (lab.number("ways", w) for w in ("wait at once", "wait late"))
-expected_ms = [
-    lab.predicted_ms(layer_waiting, w) for w in ("wait at once", "wait late")
-]
-print(f"waiting late saves {at_once_ms - late_ms:.2f} ms", end=" ")
-print(f"of {lab.number('ways', 'the message alone'):.2f};", end=" ")
-print(f"predicted {expected_ms[0] - expected_ms[1]:.2f}")
-
-# %% [markdown]
-# As on the board: the last column shows what a message costs in each way. Waiting late
-# hides most of it. The CPU that waits at once pays more than the message; one that
-# waits late, after it has launched the side branch, pays about half.
-#
-# The model promised nearly the same: it knows how fast a matmul and a message are beside
-# one another. All its steps are a little too short, though, those that hide nothing too: the
-# error is in what the matmuls take.
-
-# %% [markdown]
-# Now the window of section 5: ten gradients of 4096 x 4096.
-
-# %% name="gpu-windows" fold=true
-print(lab.windows_table())
-alone_ms = lab.number("windows", "a message alone")
-print(f"\nten messages alone: {10 * alone_ms:.1f} ms;", end=" ")
-print(f"computing alone: {lab.number('windows', 'no message'):.1f} ms")
-
-# %% [markdown]
-# Compare *stalling, k=2* with no limit: half the peak, and it costs no time.
-# *Stalling* does not stall here, and at k=2 the side stream *loses*. At k=1 it still
-# wins. Why?
-#
-# Ten messages take longer than all computing, and between them stand the copies: into
-# float32, the mean, back. Whoever waits, the GPU has other work that must be done
-# anyway; the model says so too: with it, too, the side stream wins at k=1 and loses at k=2.
-# What it overdoes: a message of its waits for the kernel that runs, even right behind
-# another one, so most of its steps are too long. A stream pays where the compute stream would
-# stand still. Look for that gap before you add one, and measure after.
-
-# %% name="gpu-small" fold=true
-print(lab.small_table())
-each_us = 1e3 * lab.number("small", "one by one") / 64
-print(f"one by one: {each_us:.0f} us each")
-
-# %% [markdown]
-# Joined is ten times faster than one by one. The group call copies nothing, and yet the
-# flat tensor wins: the CPU prepares 64 tensors for NCCL, one after the other.
-
-# %% name="gpu-sizes" fold=true
-print(lab.by_size_table())
-print()
-print("captured: ten of each in one CUDA graph, one counted")
-print(lab.by_size_table("captured_by_size"))
-print()
+ways_us = {
+    name: 1e3 * lab.number("ways", name) for name in ("wait at once", "wait late")
+}
+expected_us = [1e3 * lab.predicted_ms(layer_waiting, way) for way in ways_us]
+print(
+    f"\nwaiting late saves {ways_us['wait at once'] - ways_us['wait late']:.0f} us",
+    end=" ",
+)
+print(f"of {1e3 * lab.number('ways', 'the message alone'):.0f};", end=" ")
+print(f"predicted {expected_us[0] - expected_us[1]:.0f}")
+print(
+    f"ten messages of section 5 take {1e4 * lab.number('windows', 'a message alone'):.0f} us"
+)
 print(lab.measure_it_here())
 
 # %% [markdown]
-# Compare the first rows of the two tables. A small message takes five times as long
-# eager as captured: most of its latency is the *launch*. From 25 MiB on an all-reduce
-# takes the same in both. Differences of 10 or 20 us are noise: 5 MiB under 1 MiB, say.
+# *Section 3.* It is as on the board: waiting late hides most of the message. If the CPU waits
+# at once, the message costs more than it takes alone. If the CPU waits late, after it has
+# launched the side branch, it costs about half. The model predicts nearly the same saving.
+# But all its steps are a little too short, because its matmuls are.
 #
-# And the two halves cost more than a second latency: in the last row a reduce-scatter and
-# an all-gather reach less bus bandwidth than an all-reduce. Our model has one bandwidth
-# for all three.
+# *Section 5.* Compare *stalling, k=2* with no limit: half the peak, and no time lost. On the
+# board the side stream won; here it *loses* at `k=2` and wins at `k=1`. Why? Ten messages take
+# longer than all the computing, and there are copies between them: into float32, the mean,
+# back. Whoever waits, the GPU has other work that it must do anyway. The model says so too.
+# A second stream pays where the compute stream would stand still. Look for that gap before
+# you add a stream, and measure after.
+#
+# *Section 6.* One flat tensor is ten times as fast as one by one. The group call copies
+# nothing, and still the flat tensor wins: the CPU prepares 64 tensors for NCCL, one after
+# the other.
+#
+# *Section 7.* A small message takes five times as long eager as captured: most of its latency
+# is the *launch*. From 25 MiB on both take the same. And the two halves of an all-reduce
+# cost more than a second latency: the model has one bandwidth for all three collectives,
+# and a reduce-scatter and an all-gather reach less.
 
 # %% [markdown]
 # ## 11. Where the model lies
 #
-# On the board nothing slows anything: a hidden message is free. On GPUs the collective's
-# kernel takes processors and memory bandwidth from the matmul beside it, and gets in only
-# where a kernel ends.
+# On the board nothing slows anything else down, so a hidden message is free. On GPUs the
+# collective's kernel takes processors and memory bandwidth from the matmul beside it, and it
+# can only start where another kernel ends.
 #
-# `is_completed()` on the virtual cluster answers yes once all ranks have come, and lets
-# the CPU wait for the rest. On GPUs it answers at once, and a loop may do other things.
-# And on gloo `wait()` blocks the *CPU*: code that forgets a wait may be right there, and
-# wrong on NCCL.
+# On the virtual cluster `is_completed()` says yes once all ranks have launched the message,
+# and makes the CPU wait for the rest. On GPUs it answers at once, so a loop may do other
+# things. And on gloo `wait()` blocks the *CPU*: code that forgets a wait may be right there,
+# and wrong on NCCL.
 #
 # ## In production
 #
@@ -1079,15 +1049,15 @@ print(lab.measure_it_here())
 #   *current* stream waits for an event of NCCL's stream, and the work lets go of the
 #   tensors that it kept alive.
 # - FSDP2: `post_backward` in `torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py`
-#   limits reduce-scatters in flight as section 5 found it: the *current* stream waits for
-#   the oldest one's event. The limit is 1, and 2.13 lets you raise it
+#   limits the reduce-scatters in flight like `stalling` in section 5: the *current* stream
+#   waits for the oldest one's event. The limit is 1, and 2.13 lets you raise it
 #   (`set_reduce_scatter_max_input_buffers`).
 # - Megatron-LM: `start_grad_sync` and `finish_grad_sync` in
-#   `megatron/core/distributed/param_and_grad_buffer.py`: one coalescing manager around
-#   all buckets of a group, one handle to wait for.
-# - vLLM: `tensor_model_parallel_all_reduce` in `vllm/distributed/communication_op.py`: on
-#   the current stream; for small messages a kernel of its own
-#   (`custom_all_reduce.py`), since there only latency counts.
+#   `megatron/core/distributed/param_and_grad_buffer.py`: one coalescing manager for all
+#   buckets of a group, and one handle to wait for.
+# - vLLM: `tensor_model_parallel_all_reduce` in `vllm/distributed/communication_op.py` runs on
+#   the current stream. For small messages it has a kernel of its own
+#   (`custom_all_reduce.py`), because only latency counts there.
 #
 # Further reading: P. Patarasuk and X. Yuan, *Bandwidth Optimal All-reduce Algorithms for
 # Clusters of Workstations*, JPDC 2009: the ring.

@@ -124,10 +124,13 @@ class Verdict:
             return []
         if not self.passed and self.step_ns <= (self.target_ns or 0):
             return []  # what is wrong may be what makes it fast
-        line = f"  step: {self.step_ns / 1e6:.2f} ms"
-        if self.target_ns is not None:
-            line += f", target: {self.target_ns / 1e6:.2f} ms"
-        return [line]
+        times = {"step": self.step_ns, "target": self.target_ns}
+        known = {name: ns for name, ns in times.items() if ns is not None}
+        if max(known.values()) < 1_000_000:  # two digits of a ms say too little
+            said = (f"{name}: {ns / 1e3:.0f} us" for name, ns in known.items())
+        else:
+            said = (f"{name}: {ns / 1e6:.2f} ms" for name, ns in known.items())
+        return ["  " + ", ".join(said)]
 
     def _repr_html_(self) -> str:
         colour = "#1a7f37" if self.passed else "#b35900"

@@ -312,3 +312,10 @@ def test_a_verdict_escapes_html_and_shows_the_step_against_its_target():
     verdict = Verdict("6.3", "Finish <x>", True, step_ns=8_400_000, target_ns=8_200_000)
     assert "Finish &lt;x&gt;: passed" in verdict._repr_html_()
     assert str(verdict).splitlines()[-1] == "  step: 8.40 ms, target: 8.20 ms"
+
+
+def test_a_step_below_a_millisecond_is_told_in_us():
+    verdict = Verdict("4.2", "Waits", True, step_ns=241_400, target_ns=240_600)
+    assert str(verdict).splitlines()[-1] == "  step: 241 us, target: 241 us"
+    slow = Verdict("4.2", "Waits", False, step_ns=1_200_000, target_ns=900_000)
+    assert str(slow).splitlines()[-1] == "  step: 1.20 ms, target: 0.90 ms"

@@ -50,6 +50,7 @@ KINDS = (*LAWS, "values")
 ENDS = {"cpu": streams.synchronize, "unwaited": unwaited}
 STEPS = {
     "0.4": lab00.step,
+    "3.1a": lab03_reference.send_beside,
     "3.1": lab03_reference.issue,
     "3.3a": lab03_reference.send_gradients,
     "3.3b": lab03_reference.look_up,

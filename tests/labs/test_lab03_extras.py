@@ -17,8 +17,7 @@ from overlaplab_course.lab03.show import (
     MATMUL,
     MESSAGE_BYTES,
     beside_the_sanitizer,
-    measured,
-    off_by,
+    on_gpus,
     predicted_ms,
     sanitizer_report,
 )
@@ -222,20 +221,22 @@ def stored(tmp_path, answers):
 
 
 def test_what_is_stored_is_shown_with_its_machine(tmp_path):
-    answers = {"job": {"unit": "a matmul", "ms": {"one stream": 2.5}}}
-    lines = str(measured("job", stored(tmp_path, answers))).splitlines()
-    assert lines[0] == "unit: a matmul"
-    assert lines[2].split() == ["one", "stream", "2.5"]
-    assert lines[3] == ("Measured on 2 x Card, torch 2.11.0, NCCL 2.28.9, 2026-11-28.")
-
-
-def test_a_question_that_failed_says_so(tmp_path):
-    path = stored(tmp_path, {"job": {"error": "no memory"}})
-    assert "not measured: no memory" in str(measured("job", path))
+    answers = {
+        "job": {"unit": "a matmul", "ms": {"one stream": 2.5}},
+        "races": {"one event for two": {"broken, busy": 20}},
+        "feeds": {"error": "no memory"},
+    }
+    lines = str(on_gpus(stored(tmp_path, answers))).splitlines()
+    assert any("a hop to another stream, event: us" in line for line in lines)
+    assert lines[1].split()[-1] == "2.5" and lines[1].split()[0] == "1"
+    busy = next(line for line in lines if "for two: wrong of 20, busy" in line)
+    assert busy.split()[-1] == "20"
+    assert next(line for line in lines if "steps alone" in line).split()[-1] == "-"
+    assert lines[-1] == "Measured on 2 x Card, torch 2.11.0, NCCL 2.28.9, 2026-11-28."
 
 
 def test_without_a_stored_file_the_command_is_shown(tmp_path):
-    text = str(measured("job", tmp_path / "none.json"))
+    text = str(on_gpus(tmp_path / "none.json"))
     assert "python -m overlaplab_course.measure 03" in text
     assert "overlaplab_course.measure" in str(
         sanitizer_report("event", tmp_path / "none.json")
@@ -267,11 +268,3 @@ def test_the_start_of_the_sliders_is_not_yet_dear(faults):
     start = {"gbit_per_s": 200, "batch_mib": 64, "ktokens": 8}
     found = faults(judge(find_exercise("3.7"), {**FOUND, "dear": start}))
     assert list(found) == [checks_extra.IS_DEAR]
-
-
-def test_a_prediction_is_set_against_the_stored_row(tmp_path):
-    path = tmp_path / "measured.json"
-    path.write_text('{"answers": {"job": {"ms": {"row": 4.0}}}}', encoding="utf-8")
-    assert off_by("job", "row", 5.0, path) == "25 % too long"
-    assert off_by("job", "row", 3.0, path) == "25 % too short"
-    assert off_by("job", "other", 3.0, path) == "(not measured)"

@@ -166,5 +166,5 @@ def test_a_wait_too_many_does_not_give_the_number_away(faults):
 def test_a_guess_stands_beside_what_is_needed(capsys):
     lab03.compare_waits(pipeline(3), 13)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "waits needed:  you said 13, it is 11"
+    assert lines[0] == "waits needed:  your guess: 13; actual: 11"
     assert len(lines) == 1 + 19 - 11

@@ -51,13 +51,7 @@ def no_layer(x, w, way):
 
 @pytest.mark.parametrize(
     "table",
-    [
-        lambda: lab.ways_table(no_layer),
-        lab.by_size_table,
-        lab.windows_table,
-        lab.small_table,
-        lab.machine,
-    ],
+    [lambda: lab.gpus_table(no_layer), lab.machine],
 )
 def test_without_a_measurement_every_table_says_how_to_measure(table, stored):
     stored(None)
@@ -67,7 +61,7 @@ def test_without_a_measurement_every_table_says_how_to_measure(table, stored):
 
 def test_a_rehearsal_on_gloo_is_no_measurement(stored):
     stored({**STORED, "backend": "gloo"})
-    assert "Nothing is stored yet" in lab.small_table()
+    assert "Nothing is stored yet" in lab.gpus_table(no_layer)
 
 
 def test_a_number_that_is_not_stored_is_refused(stored):
@@ -76,28 +70,21 @@ def test_a_number_that_is_not_stored_is_refused(stored):
         lab.number("ways", "wait late")
 
 
-def test_bandwidths_count_what_crosses_a_link(stored):
+def test_every_number_stands_in_us_beside_its_prediction_and_peak(stored, monkeypatch):
     stored(STORED)
-    large = lab.by_size_table().splitlines()[-1]
-    # Two ranks: an all-reduce crosses once, an all-gather half of it.
-    assert large.split() == [
-        *("100", "MiB"),
-        *("500", "us,", "210", "GB/s"),
-        *("250", "us,", "210", "GB/s"),
-        *("500", "us,", "210", "GB/s"),
-    ]
-    assert lab.by_size_table("captured_by_size") == (
-        "Not measured: all_reduce: RuntimeError: no"
-    )
-
-
-def test_steps_stand_beside_predictions_and_peaks(stored, monkeypatch):
-    stored(STORED)
+    monkeypatch.setattr(lab, "predicted_ms", lambda layer, way: 2.25)
     monkeypatch.setattr(lab, "predicted_window_ms", lambda name: 4.5)
-    first, second = lab.windows_table().splitlines()[1:]
-    assert first.split() == ["no", "limit", "4.500", "5.000", "10"]
-    assert second.split() == ["stalling,", "k=1", "4.500", "6.500"]
-    assert "200" in lab.small_table()
+    lines = [" ".join(row.split()) for row in lab.gpus_table(no_layer).splitlines()]
+    assert lines[0] == "section us predicted measured captured"
+    for line in (
+        "3 no message 2000",
+        "3 wait late 2250 2100",
+        "5 no limit (peak 10 MiB) 4500 5000",
+        "5 stalling, k=1 4500 6500",
+        "6 64 tensors of 16 KiB, one flat tensor 200",
+        "7 all_reduce of 4 KiB 20",
+    ):
+        assert line in lines
     assert lab.machine().startswith("2 x a card, torch 2.11.0, NCCL 2.28.9, 2026-11-28")
 
 
@@ -114,11 +101,3 @@ def test_a_window_of_the_measured_size_has_a_prediction(name, stored):
 def test_a_message_alone_is_no_step(stored):
     stored({**STORED, "grads": [4096, 4096], "tokens": [2048]})
     assert lab.predicted_window_ms("a message alone") is None
-
-
-def test_predictions_stand_where_the_lessons_layer_has_the_way(stored, monkeypatch):
-    stored(STORED)
-    monkeypatch.setattr(lab, "predicted_ms", lambda layer, way: 2.25)
-    lines = lab.ways_table(no_layer).splitlines()
-    assert lines[1].split() == ["no", "message", "2.000"]
-    assert lines[2].split() == ["wait", "late", "2.250", "2.100", "+0.100"]

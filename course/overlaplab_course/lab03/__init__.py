@@ -27,10 +27,7 @@ from overlaplab_course.lab03.jobs import (
 from overlaplab_course.lab03.jobs import fewest_waits as _fewest_waits
 from overlaplab_course.lab03.show import (
     beside_the_sanitizer,
-    measured,
-    measured_ratio,
-    off_by,
-    predicted_ms,
+    on_gpus,
     sanitizer_report,
 )
 

@@ -7,7 +7,7 @@ it takes is free; values, findings, the CPU's waits and the step are judged.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -31,6 +31,7 @@ from overlaplab_course.lab03.jobs import (
     Job,
     Piece,
     Played,
+    Task,
     Wait,
     backward_job,
     fewest_waits,
@@ -68,6 +69,43 @@ def wrong_results(
         or mine[name].shape != tensor.shape
         or not torch.allclose(mine[name], tensor, rtol=1e-5, atol=1e-6)
     ]
+
+
+# -- 3.1a: one event
+
+SendBeside = Callable[[Task, Task, Task], object]
+
+
+def three_tasks(first_ms: int, second_ms: int, message_ms: int) -> Job:
+    """`message` needs `first`; `second`, launched between them, is needed by nobody."""
+    return Job(
+        f"three tasks of {first_ms}, {second_ms} and {message_ms} ms",
+        (
+            Piece("first", COMPUTE, first_ms, (INPUT,), "a"),
+            Piece("second", COMPUTE, second_ms, (INPUT,), "b"),
+            Piece("message", WIRE, message_ms, ("a",), "sum"),
+        ),
+    )
+
+
+def _as_issue(send_beside: SendBeside, tasks: Sequence[Task]) -> object:
+    return send_beside(*tasks)
+
+
+@lru_cache(maxsize=1)
+def best_beside() -> list[Played]:
+    """The course's own on two jobs."""
+    issue = partial(_as_issue, reference.send_beside)
+    return [
+        play(three_tasks(2, 4, 3), issue),
+        play(three_tasks(3, 2, 5), issue, num_ranks=3),
+    ]
+
+
+@LAB.grader("3.1a")
+def grade_beside(sheet: Sheet, send_beside: SendBeside) -> None:
+    """An event between two streams, on three tasks."""
+    _play_all(sheet, "3.1a", partial(_as_issue, send_beside), best_beside())
 
 
 # -- 3.1: two streams, with events between them
@@ -113,12 +151,26 @@ def num_ranks(index: int) -> int:
 @LAB.grader("3.1")
 def grade_issue(sheet: Sheet, issue: Issue) -> None:
     """Play five jobs; the first that is wrong is described and drawn."""
+    indices = range(len(jobs()))
+    _play_all(sheet, "3.1", issue, [best_issue(index) for index in indices])
+    job, right = jobs()[-1], best_issue(indices[-1])
+    apart = program_laws.order_law(
+        f"job '{job.name}'",
+        lambda: play(job, issue, num_ranks=num_ranks(indices[-1]), apart=True),
+        lambda played: wrong_tasks(played, right),
+    )
+    sheet.verify(ALL_RUN, apart)
+
+
+def _play_all(sheet: Sheet, id: str, issue: Issue, rights: Sequence[Played]) -> None:
+    """Play each job as the course's own was played."""
+    _, all_run, _, short_steps = LAB.sentences(id)
     first = None
-    for index, job in enumerate(jobs()):
-        table = f"\n{job}" if index else ""
-        n = num_ranks(index)
+    for right in rights:
+        job, n = right.job, len(right.program.ranks)
+        table = f"\n{job}" if first else ""
         sheet.ran(f"job '{job.name}' on {n} ranks, in slow motion{table}")
-        played, right = play(job, issue, num_ranks=n), best_issue(index)
+        played = play(job, issue, num_ranks=n)
         first = first or played
         played.draw_on(sheet, right.step_ns, f"your run of '{job.name}'")
         found = played.findings
@@ -127,7 +179,7 @@ def grade_issue(sheet: Sheet, issue: Issue) -> None:
             played.run,
             wrong=wrong_tasks(played, right),
             once=program_laws.tasks_law(played.program, right.program),
-            values=ALL_RUN,
+            values=all_run,
             but=(SET_UP,),
             hints={
                 "hazard": _missing_edge(found[0]) if found else "",
@@ -135,19 +187,13 @@ def grade_issue(sheet: Sheet, issue: Issue) -> None:
             },
         )
         sheet.stop_if_wrong()
-        sheet.verify(SHORT_STEPS, slow(played, right))
+        sheet.verify(short_steps, slow(played, right))
         late = program_laws.slow_law(EAGER, played.program, right.program)
-        sheet.verify(SHORT_STEPS, late)
+        sheet.verify(short_steps, late)
         sheet.stop_if_wrong()
-    apart = program_laws.order_law(
-        f"job '{job.name}'",
-        lambda: play(job, issue, num_ranks=n, apart=True),
-        lambda played: wrong_tasks(played, right),
-    )
-    sheet.verify(ALL_RUN, apart)
     assert first is not None
-    sheet.ran(f"{len(jobs())} jobs on {NUM_RANKS} ranks, in slow motion")
-    first.draw_on(sheet, best_issue(0).step_ns, f"your run of '{first.job.name}'")
+    sheet.ran(f"{len(rights)} jobs on {NUM_RANKS} ranks, in slow motion")
+    first.draw_on(sheet, rights[0].step_ns, f"your run of '{first.job.name}'")
 
 
 def wrong_tasks(seen: Played, right: Played) -> list[Violation]:

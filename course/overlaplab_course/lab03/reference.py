@@ -7,6 +7,19 @@ import overlaplab as ol
 from overlaplab import streams
 
 
+def send_beside(first, second, message):
+    """Launch three tasks; `message` starts behind `first`, beside `second`."""
+    compute, wire = streams.current_stream(), streams.Stream()
+    wire.wait_stream(compute)  # behind the caller's input
+    first.run()
+    ended = compute.record_event()
+    second.run()
+    wire.wait_event(ended)
+    with streams.stream(wire):
+        message.run()
+    streams.current_stream().wait_stream(wire)
+
+
 def issue(tasks):
     """Launch the tasks on two streams, each behind those that it needs."""
     compute, wire = streams.current_stream(), streams.Stream()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from overlaplab import view
 from overlaplab.cluster.run import run
@@ -30,50 +29,70 @@ class Table:
         return self._text
 
 
-def measured(question: str, path: Path | None = None) -> Table:
-    """The answer to "job", "chains", "feeds", "waits", "priorities", "synchronize" or
-    "races": scalars on the first line; then a table whose columns are the mappings.
-    """
+# Section of the lesson, what, and where its number stands: question, column, row.
+_ROWS = (
+    ("1", "the job on one stream, ms", "job", "ms", "one stream"),
+    *(
+        ("1", f"{name}, ms", "job", "ms", name)
+        for name in ("two streams that wait for each other", "an event per task")
+    ),
+    *(
+        ("3", f"a hop to another stream, {name}: us", "waits", "us a hop", name)
+        for name in ("no wait", "event", "event.synchronize")
+    ),
+    *(
+        (
+            "4",
+            f"{program}: wrong of 20, {where} GPU",
+            "races",
+            program,
+            f"broken, {where}",
+        )
+        for program in ("one event for two", "memory given away")
+        for where in ("quiet", "busy")
+    ),
+    *(
+        ("5", f"{name}, ms per batch", "feeds", "ms per batch", name)
+        for name in (
+            "steps alone",
+            "pageable, same stream",
+            "pinned, same stream",
+            "pinned, own stream, ahead",
+            "3.4: the CPU fills two pinned buffers",
+        )
+    ),
+    *(
+        ("6", f"8 chains of {kind} kernels, streams: {n}, ms", "chains", kind, n)
+        for kind in ("wide", "narrow")
+        for n in ("1", "3")
+    ),
+    *(
+        ("7", f"{name} takes the CPU, ms", "synchronize", "ms", name)
+        for name in ("stream.synchronize", "work and synchronize")
+    ),
+    *(
+        ("9", f"five small kernels, {name}, ms", "priorities", "ms", name)
+        for name in ("alone", "priority 0", "priority -1")
+    ),
+)
+
+
+def on_gpus(path: Path | None = None) -> Table:
+    """What was measured, by section; section 1's job beside its prediction."""
     found = stored.read("03", path)
     if found is None:
         return Table([stored.nothing("03")], found)
-    answer = found["answers"][question]
-    if "error" in answer:
-        return Table([f"not measured: {answer['error']}"], found)
-    first = [f"{k}: {v}" for k, v in answer.items() if not isinstance(v, Mapping)]
-    tables = {k: v for k, v in answer.items() if isinstance(v, Mapping)}
-    lines = ["; ".join(first)] if first else []
-    if tables:
-        rows = list(dict.fromkeys(row for column in tables.values() for row in column))
-        cells = [
-            [row, *(str(t.get(row, "-")) for t in tables.values())] for row in rows
-        ]
-        lines += stored.columns([["", *tables], *cells])
-    return Table(lines, found)
-
-
-def _row(question: str, row: str, path: Path | None, *others: str) -> Any:
-    """The only table of `question` that has these rows, None if it was not measured."""
-    answer = (stored.read("03", path) or {}).get("answers", {}).get(question, {})
-    tables = (table for table in answer.values() if isinstance(table, Mapping))
-    return next((t for t in tables if all(r in t for r in (row, *others))), None)
-
-
-def measured_ratio(question: str, row: str, to: str, path: Path | None = None) -> str:
-    """One stored number of the only table of `question` to another: "0.71"."""
-    table = _row(question, row, path, to)
-    return "not" if table is None else f"{table[row] / table[to]:.2f}"
-
-
-def off_by(
-    question: str, row: str, predicted_ms: float, path: Path | None = None
-) -> str:
-    """How far a prediction of a stored row is off: "19 % too long"."""
-    table = _row(question, row, path)
-    if table is None:
-        return "(not measured)"
-    percent = 100 * (predicted_ms / table[row] - 1)
-    return f"{abs(percent):.0f} % too {'long' if percent > 0 else 'short'}"
+    predicted = {
+        "one stream": predicted_ms("h200-nvlink", events=False),
+        "an event per task": predicted_ms("h200-nvlink", events=True),
+    }
+    rows: list[tuple[str, ...]] = [("section", "", "predicted", "measured")]
+    for section, what, question, column, row in _ROWS:
+        seen = found["answers"].get(question, {}).get(column, {}).get(row)
+        told = f"{predicted[row]:.3g}" if row in predicted else ""
+        rows.append((section, what, told, "-" if seen is None else f"{seen:.3g}"))
+    table = view.Table(rows[0], tuple(rows[1:]), left=2)
+    return Table(str(table).split("\n"), found)
 
 
 def predicted_ms(

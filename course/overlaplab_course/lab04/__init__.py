@@ -31,9 +31,9 @@ from overlaplab_course.lab04.given import (
 )
 from overlaplab_course.lab04.show import (
     after_each,
-    by_size_table,
     collectives_table,
     compare_predictions,
+    gpus_table,
     halves,
     machine,
     measure_it_here,
@@ -42,9 +42,6 @@ from overlaplab_course.lab04.show import (
     points_machine,
     predicted_ms,
     ring_text,
-    small_table,
-    ways_table,
-    windows_table,
 )
 
 _OURS = "overlaplab_course.lab04.reference:"

@@ -17,13 +17,12 @@ from overlaplab.cluster.run import run
 from overlaplab.program import resolve
 from overlaplab.timeline import Timeline
 from overlaplab.torch_versions import all_gather_single, reduce_scatter_single
-from overlaplab.view import format_bytes
+from overlaplab.view import Table, format_bytes
 from overlaplab_course import stored
 from overlaplab_course.lab04.extras import ChunkToSend, no_chunk, simulate
 from overlaplab_course.lab04.given import (
     NUM_RANKS,
     backward,
-    bus_of_ours,
     layer_of_size,
     play,
 )
@@ -222,56 +221,39 @@ _DRAWN = (
     *("async_op=False", "wait at once", "wait late"),
     *("wait at once, on another stream", "CPU waits at once"),
 )
-_TITLES = {"reduce_scatter, all_gather": "the two halves"}
+_WINDOWS = (
+    *("no message", "no limit", "stalling, k=1", "side stream, k=1"),
+    *("stalling, k=2", "side stream, k=2", "a message alone"),
+)
+_SIZES = ("4096", "1048576", "26214400", "419430400")
+_HALVES = "reduce_scatter, all_gather"
 
 
 @_shown
-def ways_table(found: stored.Stored, layer: Layer) -> list[str]:
-    """Each way to wait: predicted and measured step, and what it adds to none."""
-    rows = [["ms per step", "predicted", "measured", "the message adds"]]
-    none_ms = found["ways"]["no message"]
+def gpus_table(found: stored.Stored, layer: Layer) -> list[str]:
+    """All that was measured, in us, by section; steps beside their predictions."""
+    head = ("section", "us", "predicted", "measured", "captured")
+    rows: list[tuple[str, ...]] = []
     for way, ms in found["ways"].items():
-        predicted = f"{predicted_ms(layer, way):.3f}" if way in _DRAWN else ""
-        rows.append([way, predicted, f"{ms:.3f}"])
-        if way != "the message alone":
-            rows[-1].append("" if way == "no message" else f"{ms - none_ms:+.3f}")
-    return stored.columns(rows)
-
-
-@_shown
-def by_size_table(found: stored.Stored, table: str = "by_size") -> list[str]:
-    """us and bus bandwidth of each collective, by bytes of the whole tensor."""
-    measured: Mapping[str, Mapping[str, float]] = found.get(table) or {}
-    names = [name for name in measured if name != "refused"]
-    if not names:
-        why = f": {measured.get('refused', 'no reason given')}" if measured else "."
-        return [f"Not measured{why}"]
-    rows = [["", *(_TITLES.get(name, name) for name in names)]]
-    for size in measured[names[0]]:
-        rows.append([f"{format_bytes(int(size)):>10}"])
-        for name in names:
-            # Two halves together carry what an all-reduce does.
-            operation, ms = "all_reduce" if "," in name else name, measured[name][size]
-            us, num_ranks = max(ms, 1e-6) * 1e3, int(found["world_size"])
-            bus = bus_of_ours(operation, num_ranks, int(size), us)
-            rows[-1].append(f"{1e3 * ms:.0f} us, {bus:.0f} GB/s")
-    return stored.columns(rows)
-
-
-@_shown
-def windows_table(found: stored.Stored) -> list[str]:
-    """Steps, predicted and measured, and peaks of exercise 4.4 at a size for GPUs."""
-    rows = [("ms per step", "predicted", "measured", "peak (MiB)")]
-    for name, ms in found["windows"].items():
-        peak, by_model = found["window_peak_bytes"].get(name), predicted_window_ms(name)
-        predicted = "" if by_model is None else f"{by_model:.3f}"
-        rows.append((name, predicted, f"{ms:.3f}", f"{peak / MIB:.0f}" if peak else ""))
-    return stored.columns(rows)
-
-
-@_shown
-def small_table(found: stored.Stored) -> list[str]:
-    """Many small all-reduces, in three ways."""
+        predicted = predicted_ms(layer, way) if way in _DRAWN else None
+        rows.append(("3", way, _us(predicted), _us(ms), ""))
+    for name in _WINDOWS:
+        peak = found["window_peak_bytes"].get(name)
+        what = f"{name} (peak {peak / MIB:.0f} MiB)" if peak else name
+        ms = found["windows"].get(name)
+        rows.append(("5", what, _us(predicted_window_ms(name)), _us(ms), ""))
     count, size = found["small_tensors"]
-    rows = [(name, f"{1e3 * ms:.0f}") for name, ms in found["small"].items()]
-    return [f"{count} tensors of {format_bytes(int(size))}, us", *stored.columns(rows)]
+    for name, ms in found["small"].items():
+        what = f"{count} tensors of {format_bytes(int(size))}, {name}"
+        rows.append(("6", what, "", _us(ms), ""))
+    eager, captured = found["by_size"], found.get("captured_by_size") or {}
+    for name in ("all_reduce", _HALVES):
+        for size in _SIZES if name == "all_reduce" else _SIZES[-1:]:
+            what = f"{name} of {format_bytes(int(size))}"
+            both = (table.get(name, {}).get(size) for table in (eager, captured))
+            rows.append(("7", what, "", *map(_us, both)))
+    return str(Table(head, tuple(rows), left=2)).split("\n")
+
+
+def _us(ms: float | None) -> str:
+    return "" if ms is None else f"{1e3 * ms:.0f}"
