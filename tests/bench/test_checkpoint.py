@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from overlaplab.bench.command import benchmarks
@@ -34,14 +35,19 @@ def test_a_case_that_is_not_there_is_refused() -> None:
     assert result.exit_code == 2 and "'bert' is not one of" in result.output
 
 
-def test_two_ranks_rehearse_both_plans_with_what_was_predicted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("technique", ["reducer", "zero3"])
+def test_two_ranks_rehearse_both_plans_with_what_was_predicted(
+    tmp_path: Path, technique: str
+) -> None:
     out = tmp_path / "checkpoint.json"
     command = ["checkpoint", "--backend", "gloo", "--world-size", "2"]
+    command += ["--technique", technique]
     result = CliRunner().invoke(benchmarks, [*command, "--out", str(out)])
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
     (case,) = found["cases"]
     assert found["world_size"] == 2 and case["rounds"] == 1
+    assert case["technique"] == technique
     rows = case["variants"]
     assert {"none", "least recompute, 0.5", "every block"} <= rows.keys()
     for row in rows.values():

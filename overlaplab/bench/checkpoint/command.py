@@ -19,7 +19,7 @@ from overlaplab import streams
 from overlaplab.bench.checkpoint.measure import MENUS, REHEARSAL, Case, Plan
 from overlaplab.bench.checkpoint.models import CASES
 from overlaplab.bench.checkpoint.ranks import REHEARSAL as RANKS_REHEARSAL
-from overlaplab.bench.checkpoint.ranks import RanksPlan, measure_batch
+from overlaplab.bench.checkpoint.ranks import TECHNIQUES, RanksPlan, measure_batch
 from overlaplab.bench.options import (
     backend_option,
     heading,
@@ -43,8 +43,15 @@ from overlaplab.processes import run_ranks
 @click.option("--tokens", type=click.IntRange(1), help="Of a sequence.")
 @click.option("--block-budget", "block_budgets", multiple=True, type=float)
 @click.option("--whole-budget", "whole_budgets", multiple=True, type=float)
+@click.option(
+    "--whole-every", multiple=True, type=click.IntRange(0), help="0: none. [1, 2]"
+)
+@click.option(
+    "--planned-whole", "planned_wholes", multiple=True, type=float, help="[1, 0.8]"
+)
 @click.option("--minutes", default=8.0, help="Of all cases; nothing begins later.")
 @click.option("--link", "links", multiple=True, type=click.Choice(list(LINKS)))
+@click.option("--technique", default="reducer", type=click.Choice(TECHNIQUES))
 @backend_option
 @world_size_option
 @out_option
@@ -56,19 +63,23 @@ def checkpoint(
     tokens: int | None,
     block_budgets: tuple[float, ...],
     whole_budgets: tuple[float, ...],
+    whole_every: tuple[int, ...],
+    planned_wholes: tuple[float, ...],
     minutes: float,
     links: tuple[str, ...],
+    technique: str,
     backend: str,
     world_size: int | None,
     out: Path | None,
 ) -> None:
     """Planned checkpointing beside torch's budgets and rules, on one GPU.
 
-    With --world-size 2 or more: with a reducer, over each --link, the plan whose step
-    is the shortest beside the one that computes least.
+    With --world-size 2 or more: with a reducer or Zero3, over each --link, the plan
+    whose step is the shortest beside the one that computes least.
     """
     if world_size is not None and world_size > 1:
         ranks_plan = RanksPlan() if backend == "nccl" else RANKS_REHEARSAL
+        ranks_plan = replace(ranks_plan, technique=technique)
         if batch:
             ranks_plan = replace(ranks_plan, batches=(batch,))
         if tokens:
@@ -97,6 +108,8 @@ def checkpoint(
         menus=menus or plan.menus,
         block_budgets=block_budgets or plan.block_budgets,
         whole_budgets=whole_budgets or plan.whole_budgets,
+        whole_every=tuple(k for k in whole_every or plan.whole_every if k),
+        planned_wholes=planned_wholes or plan.planned_wholes,
     )
     names = cases or tuple(CASES)
     end = time.time() + 60 * minutes

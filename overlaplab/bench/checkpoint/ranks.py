@@ -2,7 +2,8 @@
 
 Rank 0 measures costs and all ranks the wire; then, at budgets between the least and the
 most, the plan that computes least and the one whose step ends first with its messages
-take turns, with a `BucketedReducer` whose buckets are blocks. Both are predicted.
+take turns, with a `BucketedReducer` whose buckets are blocks, or under `Zero3`. Both
+are predicted; under Zero3 budgets are those of a model that is not sharded.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ from overlaplab.techniques.memory import (
     Costs,
     measure_costs,
 )
+from overlaplab.techniques.zero import Zero3
 
 _MIB = 2**20
+_OPERATIONS = {"reducer": ("all_reduce",), "zero3": ("all_gather", "reduce_scatter")}
+TECHNIQUES = tuple(_OPERATIONS)
 _HARDWARE = "h200-nvlink"  # its links are replaced by the measured one
 
 
@@ -40,6 +44,7 @@ class RanksPlan:
     """How much to measure."""
 
     sizes: Sizes = field(default_factory=lambda: Sizes(gpt="gpt-369m", tokens=1024))
+    technique: str = "reducer"  # or "zero3"
     batches: tuple[int, ...] = (4, 6, 8)  # sequences on each rank
     shares: tuple[float, ...] = (0.25, 0.5, 0.75)  # budgets, from the least to the most
     warmup: int = 3
@@ -72,10 +77,10 @@ def measure_batch(
     sent = Communication(
         world_size=dist.get_world_size(),
         hardware=replace(find_hardware(_HARDWARE), link=wire),
+        operations=_OPERATIONS[plan.technique],
     )
     chosen = _plans(costs, sent, plan.shares)
-    reducer = BucketedReducer(model, bucket_mib=num_bytes / _MIB)
-    switch = _Switch(model, inputs, reducer)
+    switch = _Switch(model, inputs, _technique(plan.technique, model, num_bytes))
     steps = {way: switch.step(its) for way, its in chosen.items()}
     for step in steps.values():
         for _ in range(plan.warmup):
@@ -101,6 +106,7 @@ def measure_batch(
         )
     return {
         "model": name,
+        "technique": plan.technique,
         "batch": batch,
         "link": link,
         "wire": asdict(wire),
@@ -166,13 +172,25 @@ def _plans(
     return found | {"every block": every}
 
 
+def _technique(name: str, model: nn.Module, num_bytes: int) -> BucketedReducer | Zero3:
+    if name == "zero3":
+        return Zero3(model)
+    return BucketedReducer(model, bucket_mib=num_bytes / _MIB)
+
+
 class _Switch:
     """Steps of one model under several plans: the plan is changed between blocks."""
 
     def __init__(
-        self, model: nn.Module, inputs: tuple[Tensor, ...], reducer: BucketedReducer
+        self,
+        model: nn.Module,
+        inputs: tuple[Tensor, ...],
+        technique: BucketedReducer | Zero3,
     ) -> None:
-        self._model, self._inputs, self._reducer = model, inputs, reducer
+        self._model, self._inputs, self._technique = model, inputs, technique
+        self._trained = list(model.parameters())
+        if isinstance(technique, Zero3):
+            self._trained = technique.shards()
         self._plan: CheckpointPlan | None = None
         self._applied: AppliedPlan | None = None
 
@@ -181,14 +199,15 @@ class _Switch:
             if self._plan is not plan:
                 self.end()
                 self._plan, self._applied = plan, plan.apply(self._model)
-            self._model.zero_grad()
+            for parameter in self._trained:
+                parameter.grad = None
             self._model(*self._inputs).backward()
-            self._reducer.wait()
+            self._technique.wait()
 
         return run
 
     def peak_bytes(self, plan: CheckpointPlan) -> dict[str, int]:
-        """Of a step on this rank; the reducer's own bytes are in none of them."""
+        """Of a step on this rank; what the technique needs is in no prediction."""
         if streams.device().type != "cuda":
             return {}
         self.step(plan)()
