@@ -37,6 +37,7 @@ from overlaplab.bench.workload import (
     device_description,
     write_from_rank_0,
 )
+from overlaplab.hardware import find_hardware
 from overlaplab.processes import find_world_size, run_ranks, under_torchrun
 
 
@@ -123,7 +124,12 @@ def traces_command(
     default=None,
     help="What compiles long; minutes on a CPU.  [default: on GPUs]",
 )
+@click.option("--brief", is_flag=True, help="Fewer bucket sizes and rounds.")
 @click.option("--link", type=click.Choice(list(LINKS)), default="nvlink")
+@click.option(
+    "--hardware",
+    help="What ours decides by: a profile's name or file.  [default: that of the link]",
+)
 @backend_option
 @world_size_option
 @out_option
@@ -131,13 +137,19 @@ def compiler_command(
     model: str,
     batches: Sequence[int],
     inductor: bool | None,
+    brief: bool,
     link: str,
+    hardware: str | None,
     backend: str,
     world_size: int | None,
     out: Path | None,
 ) -> None:
     """Models whose communication our compiler inserts, beside compiled DDP."""
-    plan = compiled.Plan() if backend == "nccl" else compiled.REHEARSAL
+    plan = compiled.BRIEF if brief else compiled.Plan()
+    if backend == "gloo":
+        plan = compiled.REHEARSAL
+    given = find_hardware(hardware) if hardware else compiled.HARDWARE[link]
+    plan = replace(plan, hardware=given)
     if inductor is not None:
         plan = replace(plan, inductor=inductor)
     os.environ.update(LINKS[link])

@@ -31,7 +31,13 @@ from overlaplab.bench.memory import peaks as peaks_of_ranks
 from overlaplab.bench.timing import time_in_turn
 from overlaplab.bench.variants import Batch, Variant
 from overlaplab.bench.workload import build, plans, release_memory, say
-from overlaplab.techniques.compiler import Fragment, backend, insert_all_reduces
+from overlaplab.hardware import Hardware, find_hardware, with_link
+from overlaplab.techniques.compiler import (
+    Backend,
+    Fragment,
+    backend,
+    insert_all_reduces,
+)
 from overlaplab.techniques.compiler.lowering import KEEPS_ORDER, lower
 from overlaplab.techniques.data_parallel import BucketedReducer
 
@@ -55,16 +61,39 @@ class Plan:
     """How much to measure."""
 
     tokens: int = 1024  # sequence length
-    hardware: str = "h200-nvlink"  # what our compiler compares orders by
-    caps_mib: tuple[float, ...] = (25, 100, 400)  # of our compiled models' buckets
+    hardware: str | Hardware = "h200-nvlink"  # what our compiler compares orders by
+    # Of our compiled models' buckets; 0: what the compiler chooses.
+    caps_mib: tuple[float, ...] = (0, 25, 100, 2000)
     ddp_caps_mib: tuple[float, ...] = (25, 100)  # of torch.compile(DDP)'s
+    serial_graph: bool = True  # whether Inductor compiles one that waits at once, too
     inductor: bool = True  # whether what Inductor compiles is measured
     warmup: int = 4
     rounds: int = 5
     steps_a_round: int = 6
 
 
-REHEARSAL = plans("compiler", Plan)["rehearsal"]
+_PLANS = plans("compiler", Plan)
+REHEARSAL, BRIEF = _PLANS["rehearsal"], _PLANS["brief"]
+# By link. Without P2P: two H200, `overlaplab calibrate` (course/prediction.md).
+HARDWARE = {
+    "nvlink": find_hardware("h200-nvlink"),
+    "p2p-off": with_link("h200-nvlink", latency_ns=11_600, bytes_per_s=29_200_000_000),
+}
+
+
+@dataclass
+class Ours(Variant):
+    """With the backend that compiled it."""
+
+    backend: Backend | None = None
+
+    def predicted(self) -> dict[str, Any]:
+        """Of the graphs that run: their messages, and how long they take by formula."""
+        found = self.backend.compilations if self.backend else []
+        return {
+            "num_messages": sum(len(each.merges) for each in found),
+            "predicted_ms": round(sum(each.step_ns for each in found) / 1e6, 4),
+        }
 
 
 def measure_case(name: str, batch_size: int, plan: Plan) -> dict[str, Any]:
@@ -103,9 +132,11 @@ def measure_case(name: str, batch_size: int, plan: Plan) -> dict[str, Any]:
     for kind, samples in times.items():
         alone = INDUCTOR if "inductor" in kind else EAGER
         exposed_ns = samples.median_ns - times[alone].median_ns
+        variant = built[kind]
         rows[kind] = {
             **samples.to_json(),
-            "settings": built[kind].settings,
+            **(variant.predicted() if isinstance(variant, Ours) else {}),
+            "settings": variant.settings,
             "first_step_s": seconds[kind],
             "peak_bytes": peaks[kind],
             "exposed_ms": round(exposed_ns / 1e6, 4),
@@ -135,16 +166,18 @@ def _makers(
         ),
         "our reducer": of(variants.bucketed, model, batch),
     }
-    for cap in plan.caps_mib:
-        makers[f"ours {cap:g}"] = of(ours, model, batch, cap, plan.hardware)
+    caps = {f"ours {cap:g}" if cap else "ours": cap for cap in plan.caps_mib}
+    for name, cap in caps.items():
+        makers[name] = of(ours, model, batch, cap, plan.hardware)
     if plan.inductor:
         makers[INDUCTOR] = of(inductor, model, batch)
         makers["our reducer, inductor"] = of(inductor, model, batch, reduces=True)
-        for cap in plan.caps_mib:
-            makers[f"ours {cap:g}, inductor"] = of(
+        for name, cap in caps.items():
+            makers[f"{name}, inductor"] = of(
                 ours, model, batch, cap, plan.hardware, "inductor"
             )
-        makers["serial graph, inductor"] = of(inserted, model, batch)
+        if plan.serial_graph:
+            makers["serial graph, inductor"] = of(inserted, model, batch)
         makers["inductor's passes"] = of(inserted, model, batch, passes=True)
         for cap in plan.ddp_caps_mib:
             makers[f"ddp {cap:g}, inductor"] = of(inductor_ddp, model, batch, cap)
@@ -180,14 +213,19 @@ def _peak_bytes(variant: Variant) -> int:
 
 
 def ours(
-    model: nn.Module, batch: Batch, mib: float, hardware: str, lowering: str = "eager"
-) -> Variant:
+    model: nn.Module,
+    batch: Batch,
+    mib: float,
+    hardware: str | Hardware,
+    lowering: str = "eager",
+) -> Ours:
     """The unmodified model under our backend, its operators one by one or fused."""
     twin = variants.share_parameters(model)
-    made = backend(bucket_mib=mib, hardware=hardware, lowering=lowering)
-    settings = {"bucket_mib": mib, "lowering": lowering}
+    made = backend(bucket_mib=mib or None, hardware=hardware, lowering=lowering)
+    settings = {"bucket_mib": mib or None, "lowering": lowering}
     run = torch.compile(twin, backend=made)
-    return _stepping(f"ours {mib:g} {lowering}", settings, run, twin, batch)
+    plain = _stepping(f"ours {mib:g} {lowering}", settings, run, twin, batch)
+    return Ours(plain.name, settings, plain.step, twin, backend=made)
 
 
 def inserted(model: nn.Module, batch: Batch, *, passes: bool = False) -> Variant:

@@ -6,16 +6,17 @@ and `capture_gradients` give graphs to look at and to try passes on.
 Each pass is a file: a plan, which is data and prints, and a function that carries it
 out, graph in, graph out. `simplification` takes out what autograd alone needed,
 `insertion` lets gradients leave a backward graph as averages, `sharding` gathers and
-scatters what each rank has rows of, `bucketing` lets messages travel together,
-`updates` divides the optimizer by them, `decision` says which are worth launching
-early, `scheduling` orders computing, launches and waits, `side_stream` gives each
-operator a stream. `dependencies` says what may move where, `checks` refuses a pass that
-changed what a graph means, `codegen` writes Python, `predict` its timeline, and
-`compilation` has all of it in a row.
+scatters what each rank has rows of, `bucketing` lets messages travel together and
+`capping` says how many, `updates` divides the optimizer by them, `decision` says which
+are worth launching early, `scheduling` orders computing, launches and waits,
+`side_stream` gives each operator a stream. `dependencies` says what may move where,
+`checks` refuses a pass that changed what a graph means, `codegen` writes Python,
+`predict` its timeline, and `compilation` has all of it in a row.
 """
 
 from overlaplab.techniques.compiler.backend import Backend, backend
 from overlaplab.techniques.compiler.bucketing import Merge, merge, plan_merges
+from overlaplab.techniques.compiler.capping import Cap, plan_cap
 from overlaplab.techniques.compiler.capture import (
     Fragment,
     capture,
@@ -62,6 +63,7 @@ from overlaplab.techniques.compiler.updates import divide_updates, plan_updates
 
 __all__ = [
     "Backend",
+    "Cap",
     "Compilation",
     "Costs",
     "Decision",
@@ -98,6 +100,7 @@ __all__ = [
     "merge",
     "nine_operators",
     "peak_in_flight",
+    "plan_cap",
     "plan_decisions",
     "plan_merges",
     "plan_schedule",

@@ -181,9 +181,11 @@ def backend(
 
     Args:
         process_group: the ranks; by default all.
-        bucket_mib: of gradients that travel together; None: by what a launch costs,
-            see `default_cap_bytes`, as `BucketedReducer` does.
-        hardware: a profile, or its name: what orders are compared by.
+        bucket_mib: of gradients that travel together; None: `BucketedReducer`'s, or
+            more where launches are expensive on `hardware`, see `plan_cap`. A slow link
+            wants less: `explain()` has estimates.
+        hardware: a profile, or its name: what sizes and orders are compared by. Where
+            launches set the pace, one of your machine: `overlaplab calibrate`.
         max_delay_ms: how long the first gradient of a bucket may wait for the last.
         limit_mib: of gradients that may be in flight at a time.
         least_gain_us: what hiding a message must save for it to be asynchronous.

@@ -13,6 +13,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from overlaplab.operators import dtype_name, tensors_in
+from overlaplab.techniques.buckets import size_text
 from overlaplab.techniques.compiler.checks import graph_pass
 from overlaplab.techniques.compiler.dependencies import (
     Dependencies,
@@ -25,12 +26,12 @@ from overlaplab.techniques.compiler.graphs import (
     GraphError,
     is_coalesced,
     is_launch,
-    launches,
     operation,
     payload,
     reorder,
     sent_bytes,
 )
+from overlaplab.techniques.compiler.words import count, time_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,22 @@ class Merge:
     closed_by: str = "the end"
 
     def __str__(self) -> str:
-        return (
-            f"{len(self.launches)} x {' '.join(self.kind)}, {self.bytes:,} bytes, "
-            f"{self.delay_ns:,} ns from the first to the last; closed by "
-            f"{self.closed_by}: {' '.join(self.launches)}"
-        )
+        return f"{self.what}: {' '.join(self.launches)}"
+
+    def name_of(self, number: int) -> str:
+        """How its launch is called if it is the `number`-th of its plan."""
+        return f"bucket_{number}" if len(self.launches) > 1 else self.launches[0]
+
+    @property
+    def what(self) -> str:
+        """What travels, and why no more does."""
+        operation, *_, group, dtype, _device = self.kind
+        number = len(self.launches)
+        made = f"{count(number, 'tensor')} of {dtype}, {size_text(self.bytes)}"
+        if number > 1:
+            made += f", within {time_text(self.delay_ns)}"
+        why = "" if self.closed_by == "the end" else f", closed by {self.closed_by}"
+        return f"{made}, {operation} on group {group}{why}"
 
 
 def kind_of(launch: Node) -> tuple[str, ...]:
@@ -104,17 +116,18 @@ def plan_merges(
     if max_delay_ns is not None and node_ns is None:
         raise ValueError("max_delay_ns needs node_ns: what each operator takes")
     dependencies = find_dependencies(graph)
-    ready = _ready_ns(dependencies, node_ns)
+    ready = ready_ns(dependencies, node_ns)
+    sizes = {launch: sent_bytes(launch) for launch in ready}
     joined = _Joined(dependencies)
     open_: dict[Hashable, list[Node]] = {}
     merges: list[tuple[list[Node], str]] = []
-    for launch in sorted(launches(graph), key=lambda n: ready[n]):
+    for launch in sorted(ready, key=lambda n: ready[n]):
         key: Hashable = launch if is_coalesced(launch) else kind_of(launch)
         bucket = open_.setdefault(key, [])
         reason = ""
         if not bucket:
             pass
-        elif sum(map(sent_bytes, bucket)) + sent_bytes(launch) > cap_bytes:
+        elif sum(sizes[n] for n in bucket) + sizes[launch] > cap_bytes:
             reason = "the cap"
         elif max_delay_ns is not None and (
             ready[launch][0] - ready[bucket[0]][0] > max_delay_ns
@@ -131,7 +144,7 @@ def plan_merges(
     return [
         Merge(
             tuple(launch.name for launch in bucket),
-            sum(map(sent_bytes, bucket)),
+            sum(sizes[n] for n in bucket),
             kind_of(bucket[0]),
             ready[bucket[-1]][0] - ready[bucket[0]][0],
             reason,
@@ -173,7 +186,7 @@ def merge(graph: Graph, merges: Sequence[Merge]) -> None:
                 "operation in one dtype on one group can be one message."
             )
         if len(members) > 1:
-            made = list(_merge(graph, members, f"bucket_{number}"))
+            made = list(_merge(graph, members, bucket.name_of(number)))
             merged |= dict.fromkeys(members, made[0])
             place |= dict.fromkeys(made, max(place[member] for member in members))
     _sort_again(graph, needs, merged, place)
@@ -264,7 +277,7 @@ class _Joined:
         return True
 
 
-def _ready_ns(
+def ready_ns(
     dependencies: Dependencies, node_ns: Callable[[Node], int] | None
 ) -> dict[Node, tuple[int, int]]:
     """When what each launch sends is there: (computing before that, position).

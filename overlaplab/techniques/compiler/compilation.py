@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
-from overlaplab.techniques.buckets import default_cap_bytes, size_text
+from overlaplab.techniques.buckets import size_text
 from overlaplab.techniques.compiler.bucketing import Merge, merge, plan_merges
+from overlaplab.techniques.compiler.capping import Cap, plan_cap
 from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.decision import Decision, decide, plan_decisions
@@ -27,6 +28,7 @@ from overlaplab.techniques.compiler.search import DEFAULT_STATES
 from overlaplab.techniques.compiler.side_stream import StreamPlan, plan_streams
 from overlaplab.techniques.compiler.simplification import simplify
 from overlaplab.techniques.compiler.updates import divide_updates, plan_updates
+from overlaplab.techniques.compiler.words import count, time_text
 from overlaplab.timeline import Timeline
 
 LOWERINGS = ("eager", "inductor")
@@ -37,8 +39,7 @@ class Settings:
     """What the passes are asked for.
 
     Args:
-        cap_bytes: of a bucket of more than one gradient; None: `default_cap_bytes` of
-            all that is sent.
+        cap_bytes: of a bucket of more than one gradient; None: see `plan_cap`.
         max_delay_ns: how long the first gradient of a bucket may wait for the last, in
             computing; None: as long as the cap allows.
         least_gain_ns: what hiding a message must save for it to be asynchronous.
@@ -95,6 +96,7 @@ class Compilation:
         plan: the order.
         code: that runs it.
         costs: by which was decided.
+        caps: that were tried, the chosen one first; none if one was given.
         streams: what runs beside computing, if anything does.
         forward: what runs before it, if that is known.
     """
@@ -106,6 +108,7 @@ class Compilation:
     plan: Schedule
     code: Generated
     costs: Costs
+    caps: Sequence[Cap] = ()
     streams: StreamPlan | None = None
     forward: Graph | None = None
 
@@ -126,34 +129,41 @@ class Compilation:
             return 0
         return predict(self.forward, self.costs).report().step_ns
 
+    @property
+    def step_ns(self) -> int:
+        """Predicted, of the forward and of the graph that runs."""
+        return self.forward_ns + self.predicted.step_ns
+
     def __str__(self) -> str:
         before, after = self.undecided.report(), self.predicted.report()
         found = launches(self.graph)
+        number = count(len(launches(self.inserted)), "tensor")
         sent = size_text(sum(map(sent_bytes, found)))
-        num_gradients = len(launches(self.inserted))
-        lines = [
-            f"{_count(num_gradients, 'gradient')} in {_count(len(found), 'message')}, "
-            f"{sent}",
-            *(f"  {merge}" for merge in self.merges),
-            *(f"{decision.launch} is {decision}" for decision in self.decisions),
-            str(self.plan).partition("\n")[0],
-            f"predicted on {self.costs.hardware.name}: {after.step_ns / 1e6:.3f} ms, "
-            f"{after.exposed_ns / 1e6:.3f} of it exposed communication; with one "
-            f"serial message per gradient {before.step_ns / 1e6:.3f} and "
-            f"{before.exposed_ns / 1e6:.3f}",
+        lines = [f"{number} in {count(len(found), 'message')}, {sent} in all"]
+        for launch, carried in self._messages():
+            decision = launch.meta["decision"]
+            lines.append(f"  {launch.name}: {carried.what}; {decision}")
+        if len(self.caps) > 1:
+            lines.append(f"estimated before: {'; '.join(map(str, self.caps))}")
+        lines += [
+            "order of " + str(self.plan).splitlines()[0],
+            f"predicted on {self.costs.hardware.name}: {time_text(after.step_ns)}, "
+            f"{time_text(after.exposed_ns)} of it exposed communication",
+            "with a message per tensor, each waited for at once: "
+            f"{time_text(before.step_ns)}, {time_text(before.exposed_ns)} exposed",
         ]
         if self.forward is not None:
-            step_ns = self.forward_ns + after.step_ns
-            lines.append(f"with the forward before it: {step_ns / 1e6:.3f} ms")
+            lines.append(f"forward and backward: {time_text(self.step_ns)}")
         return "\n".join(lines)
+
+    def _messages(self) -> Iterator[tuple[Node, Merge]]:
+        """The messages in the order in which they leave, and what they carry."""
+        merges = {m.name_of(i): m for i, m in enumerate(self.merges)}
+        return ((launch, merges[launch.name]) for launch in launches(self.graph))
 
     def graphs(self) -> str:
         """Both graphs, one below the other, as `show` prints them."""
         return f"{show(self.inserted)}\n\nbecomes\n\n{show(self.graph)}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def compile_graph(
@@ -192,14 +202,19 @@ def compile_inserted(
     is to be run under `torch.no_grad()`.
     """
     check_graph(inserted)
-    cap_bytes = settings.cap_bytes
+    cap_bytes, limit_bytes = settings.cap_bytes, settings.limit_bytes
+    caps: list[Cap] = []
     if cap_bytes is None:
-        cap_bytes = default_cap_bytes(sum(map(sent_bytes, launches(inserted))))
-    if settings.limit_bytes is not None:
-        cap_bytes = min(cap_bytes, settings.limit_bytes)
+        caps = plan_cap(
+            inserted,
+            costs,
+            limit_bytes=limit_bytes,
+            max_delay_ns=settings.max_delay_ns,
+        )
+        cap_bytes = caps[0].bytes
     merges = plan_merges(
         inserted,
-        cap_bytes,
+        cap_bytes if limit_bytes is None else min(cap_bytes, limit_bytes),
         max_delay_ns=settings.max_delay_ns,
         node_ns=costs,
     )
@@ -210,10 +225,12 @@ def compile_inserted(
     plan = plan_schedule(
         decided,
         costs,
-        limit_bytes=settings.limit_bytes,
+        limit_bytes=limit_bytes,
         max_states=settings.max_states,
     )
-    final = schedule(decided, plan, limit_bytes=settings.limit_bytes)
+    final = schedule(decided, plan, limit_bytes=limit_bytes)
     streams = plan_streams(final) if settings.side_stream else None
     code = generate(final, name, streams)
-    return Compilation(inserted, final, merges, decisions, plan, code, costs, streams)
+    return Compilation(
+        inserted, final, merges, decisions, plan, code, costs, caps, streams
+    )

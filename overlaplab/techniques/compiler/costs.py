@@ -32,8 +32,8 @@ class Costs:
     """Nanoseconds of the nodes of graphs, each worked out once.
 
     Args:
-        hardware: the profile. Contention and launch costs are left out: what is asked
-            here is what an operator or a message takes alone.
+        hardware: the profile. Contention is left out: what is asked here is what an
+            operator or a message takes alone.
         num_ranks: of every process group, or by its name.
 
     Raises:
@@ -67,7 +67,7 @@ class Costs:
         ns = self._known.get(node)
         if ns is None:
             ns = self._known[node] = (
-                self._message(node)
+                self.message_ns(node, sent_bytes(node))
                 if is_launch(node)
                 else self.kernel_ns(node, facts_of(node))
             )
@@ -85,15 +85,17 @@ class Costs:
             facts.operator.name,
         )
 
-    def _message(self, launch: Node) -> int:
+    def message_ns(self, launch: Node, num_bytes: int) -> int:
+        """What a message like that of `launch` takes if it has `num_bytes`."""
         num_ranks = self.ranks_of(group_of(launch))
-        latency, wire = collective_ns(
-            self.hardware,
-            hardware_operation(launch),
-            num_ranks,
-            sent_bytes(launch),
-        )
-        return latency + wire
+        operation = hardware_operation(launch)
+        return sum(collective_ns(self.hardware, operation, num_ranks, num_bytes))
+
+    def message_launch_ns(self, num_tensors: int) -> int:
+        """What launching one message costs the CPU."""
+        hw = self.hardware
+        others = (num_tensors - 1) * hw.collective_part_launch_ns
+        return hw.collective_launch_ns + others
 
     def total_ns(self, graph: Graph) -> int:
         """Of all operators, without messages."""

@@ -15,6 +15,7 @@ from overlaplab.techniques.compiler.checks import graph_pass
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.dependencies import find_dependencies, find_windows
 from overlaplab.techniques.compiler.graphs import GraphError, launches
+from overlaplab.techniques.compiler.words import time_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,19 @@ class Decision:
     least_gain_ns: int = 0
 
     def __str__(self) -> str:
-        numbers = f"{self.independent_ns:,} ns of independent computing"
+        beside = f"computing can run beside its {time_text(self.message_ns)}"
+        if not self.independent_ns:
+            return f"sync: no {beside}"
+        beside = f"{time_text(self.independent_ns)} of {beside}"
         if self.is_async:
-            return f"async: {numbers} for {self.message_ns:,} ns of message"
-        return (
-            f"sync: {numbers}, no more than {self.least_gain_ns:,} to gain, for "
-            f"{self.message_ns:,} ns of message"
-        )
+            return f"async: {beside}"
+        least = time_text(self.least_gain_ns)
+        return f"sync: {beside}, which saves no more than {least}"
+
+    @property
+    def gain_ns(self) -> int:
+        """What hiding it saves, at most."""
+        return min(self.message_ns, self.independent_ns)
 
 
 def plan_decisions(

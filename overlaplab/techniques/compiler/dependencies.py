@@ -22,6 +22,7 @@ from overlaplab.techniques.compiler.graphs import (
     is_wait,
     payload,
 )
+from overlaplab.techniques.compiler.words import time_text
 
 Root = Hashable  # one storage: a node, or (node, which of its results)
 NodeNs = Callable[[Node], int]
@@ -211,8 +212,8 @@ class Window:
     def __str__(self) -> str:
         return (
             f"{self.launch}: after {', '.join(self.after) or 'the inputs'} "
-            f"({self.ready_ns:,} ns), before {self.reader or 'the return'}; "
-            f"{self.independent_ns:,} ns are independent of it"
+            f"({time_text(self.ready_ns)}), before {self.reader or 'the return'}; "
+            f"{time_text(self.independent_ns)} are independent of it"
         )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from torch.fx import Graph, Node
 
 from overlaplab.operators import dtype_name, tensor_bytes, tensors_in
@@ -29,19 +32,26 @@ SIDE = "side"  # the stream of communication, in programs
 
 
 def program_of(
-    graph: Graph, num_ranks: int, streams: StreamPlan | None = None
+    graph: Graph,
+    num_ranks: int | Mapping[str, int],
+    streams: StreamPlan | None = None,
 ) -> Program:
     """What a rank launches when it runs `graph` in its order, one for all of them.
 
-    Views and waits launch nothing; operators are labelled with their nodes' names. All
-    collectives are of all ranks.
+    Views and waits launch nothing; operators are labelled with their nodes' names. Each
+    process group sends in its own order; on the wire they share the links.
 
     Args:
         graph: as it stands.
-        num_ranks: of its process group.
+        num_ranks: of its process groups, or of each by name, ranks in a row.
         streams: what runs beside computing; messages are packed there.
     """
-    builder = ProgramBuilder(1, represents=num_ranks)
+    names = dict.fromkeys(group_of(node) for node in graph.nodes if is_launch(node))
+    sizes = dict.fromkeys(names, num_ranks) if isinstance(num_ranks, int) else num_ranks
+    lanes = {name: name for name in names}
+    lanes |= dict.fromkeys(list(names)[:1], "default")  # the first group's is "comm"
+    most = max((sizes[name] for name in names), default=1)
+    builder = ProgramBuilder(1, represents=most)
     side = set(streams.side) if streams else set()
     forks = {crossing.before for crossing in streams.crossings} if streams else set()
     owned = find_owned(graph)
@@ -59,7 +69,8 @@ def program_of(
                 hardware_operation(node),
                 bytes=sent_bytes(node),
                 payload=_parts(node),
-                group="default",
+                group=lanes[group_of(node)],
+                ranks=range(sizes[group_of(node)]),
                 stream=stream,
                 phase="backward",
                 label=node.name,
@@ -107,7 +118,11 @@ def _parts(launch: Node) -> list[PayloadTensor]:
 
 
 def predict(graph: Graph, costs: Costs, streams: StreamPlan | None = None) -> Timeline:
-    """The timeline of `graph` as it stands, contention and launching included."""
+    """The timeline of `graph` as it stands, contention and launching included.
+
+    It is run by Python, so launches of a backward cost what others do.
+    """
     groups = {group_of(node) for node in graph.nodes if is_launch(node)}
-    num_ranks = max((costs.ranks_of(group) for group in groups), default=1)
-    return resolve(program_of(graph, num_ranks, streams), costs.hardware)
+    sizes = {group: costs.ranks_of(group) for group in groups}
+    hardware = replace(costs.hardware, backward_launch_ns=None)
+    return resolve(program_of(graph, sizes, streams), hardware)

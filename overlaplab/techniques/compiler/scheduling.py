@@ -34,6 +34,7 @@ from overlaplab.techniques.compiler.graphs import (
 from overlaplab.techniques.compiler.placing import Placing, is_sync
 from overlaplab.techniques.compiler.problem import Problem, Task
 from overlaplab.techniques.compiler.search import DEFAULT_STATES, Found, search
+from overlaplab.techniques.compiler.words import count, time_text
 
 _FINISHING = frozenset({"div", "mul"})
 _SMALL = 24  # nodes up to which nothing is contracted that might lose the optimum
@@ -62,14 +63,18 @@ class Schedule:
 
     def __str__(self) -> str:
         tasks = self.problem.tasks
-        head = f"{sum(map(len, self.members))} operators as {len(tasks)} tasks: "
+        head = f"{count(sum(map(len, self.members)), 'operator')} as "
+        head += f"{count(len(tasks), 'task')}: "
         head += str(self.found)
         if not self.is_exact:
             head += "; of tasks, operators were put together by a rule of thumb"
         return "\n".join(
             (
                 head,
-                *(f"  {tasks[t].name} ({tasks[t].ns:,} ns)" for t in self.found.order),
+                *(
+                    f"  {tasks[t].name} ({time_text(tasks[t].ns)})"
+                    for t in self.found.order
+                ),
             )
         )
 

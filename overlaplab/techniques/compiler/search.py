@@ -20,6 +20,7 @@ from overlaplab.techniques.compiler.problem import (
     end_of,
     step,
 )
+from overlaplab.techniques.compiler.words import count, time_text
 
 DEFAULT_STATES = 10_000
 _LEAST_STATES = 8  # followed on at each number of tasks when the budget is used up
@@ -58,10 +59,11 @@ class Found:
             proof = "proven optimal"
         else:
             gap = 100 * (self.end_ns - self.bound_ns) / max(1, self.bound_ns)
-            proof = f"no order ends before {self.bound_ns:,} ns: a gap of {gap:.1f} %"
+            least = time_text(self.bound_ns)
+            proof = f"no order ends before {least}: a gap of {gap:.1f} %"
         return (
-            f"ends at {self.end_ns:,} ns, {self.given_ns:,} ns in the given order; "
-            f"by {self.how}, {proof} ({self.num_states:,} states)"
+            f"{time_text(self.end_ns)}, in the given order {time_text(self.given_ns)}; "
+            f"by {self.how}, {proof} ({count(self.num_states, 'state')})"
         )
 
 

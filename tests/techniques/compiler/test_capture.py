@@ -10,7 +10,6 @@ from torch import nn
 
 from overlaplab.hardware import find_hardware
 from overlaplab.models import Transformer, TransformerConfig
-from overlaplab.techniques.compiler import compilation
 from overlaplab.techniques.compiler.bucketing import merge, plan_merges
 from overlaplab.techniques.compiler.capture import (
     capture,
@@ -21,7 +20,6 @@ from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.compilation import (
     Settings,
     compile_graph,
-    compile_inserted,
 )
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.example import nine_operators
@@ -175,19 +173,3 @@ def test_passes_of_a_large_model_take_no_more_than_a_few_traces_of_it() -> None:
     assert compiled_s < 4 * traced_s
     assert len(graph.nodes) > 2_000
     assert len(launches(compiled.graph)) > 5
-
-
-def test_a_cap_that_nobody_chose_is_that_of_all_that_is_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[int] = []
-
-    def two_thirds(total_bytes: int) -> int:
-        asked.append(total_bytes)
-        return total_bytes * 2 // 3
-
-    monkeypatch.setattr(compilation, "default_cap_bytes", two_thirds)
-    costs = Costs(find_hardware("chalk"), 2)
-    compiled = compile_inserted(nine_operators(width=10), costs, Settings())
-    assert asked == [3 * 10 * 10 * 4]
-    assert sorted(len(found.launches) for found in compiled.merges) in ([2], [1, 2])

@@ -1,0 +1,40 @@
+"""The compiler's benchmark, rehearsed on the CPU as its command runs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlaplab.bench import command
+from tests.ranks import values_of
+
+
+def run_here(fn: Any, *args: Any, backend: str, world_size: int) -> None:
+    """On the processes that tests share, which have imported torch already."""
+    values_of(fn, *args, cluster=backend, world_size=world_size)
+
+
+def test_a_rehearsal_checks_every_way_and_keeps_what_was_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "compiler.json"
+    arguments = "compiler --backend gloo --world-size 2 --model tiny --batches 1 --out"
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments.split(), str(out)])
+    monkeypatch.setattr(command, "run_ranks", run_here)
+
+    assert command.main() == 0
+
+    (case,) = json.loads(out.read_text())["cases"]
+    ways = case["variants"]
+    assert list(ways) == [
+        *("compute", "serial", "ddp 100 views static", "our reducer", "ours"),
+    ]
+    assert case["gradient_norm"] > 0
+    assert ways["ddp 100 views static"]["ratio_to_best_peer"] == 1
+    assert ways["ours"]["num_messages"] == 1
+    assert ways["ours"]["predicted_ms"] > 0
+    assert "predicted_ms" not in ways["serial"]
