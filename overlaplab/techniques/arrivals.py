@@ -48,6 +48,7 @@ class Arrivals:
         windows: blocks of `pausing` that are open.
         is_open: a gradient has arrived since `reset`.
         next: the first bucket that has not been announced; how many have been.
+        first: index of the parameter whose gradient began the latest backward.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Arrivals:
         self._missing: list[set[int]] = []
         self.paused = False
         self.windows = 0
+        self.first = -1
         self._backward = -1  # autograd's number of the one that is running
         self._ended = self._inner_ended = True
         weakref.finalize(self, _remove, self._handles)
@@ -175,6 +177,7 @@ class Arrivals:
             if arrivals is None:
                 return
             if _current_backward() != arrivals._backward:
+                arrivals.first = index
                 arrivals._begin_backward()
             arrivals._here[index] = True
             if arrivals.paused:

@@ -6,10 +6,13 @@ import json
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
+from overlaplab import streams
 from overlaplab.errors import MismatchError
 from overlaplab.techniques.data_parallel.agreement import Average
 from overlaplab.techniques.groups import Group, exchange_texts
@@ -53,10 +56,46 @@ class Given:
     @property
     def is_there(self) -> bool:
         """Whether it is in `.grad` and nobody has written it, to zero it for one."""
+        grad = self._kept()
+        return grad is not None and grad._version == self.version
+
+    def doubt(self) -> Doubt | None:
+        """If it is in `.grad` and was written: whether to zero it. Asks the GPU."""
+        grad = self._kept()
+        if grad is None or is_fake(grad):
+            return None
+        is_left, asked = grad.detach().any(), streams.Event()
+        asked.record()
+        return Doubt(self.info, is_left, asked)
+
+    def _kept(self) -> Tensor | None:
         grad = self.info.parameter.grad
-        return (
-            grad is not None and grad is self.grad() and grad._version == self.version
-        )
+        return grad if grad is self.grad() else None
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Whether a gradient that was written is zero: known on the GPU, a moment later.
+
+    Args:
+        info: of its parameter.
+        is_left: one bool on the device: it is not zero.
+        asked: an event after which that is known.
+    """
+
+    info: ParameterInfo
+    is_left: Tensor
+    asked: Any
+
+    def holds(self, aside: Any) -> bool:
+        """Whether it is not. The CPU waits for `asked`, and for nothing later.
+
+        Args:
+            aside: a stream on which nothing else runs.
+        """
+        aside.wait_event(self.asked)
+        with streams.stream(aside):
+            return bool(self.is_left.item())
 
 
 def saved(average: list[Average] | None) -> State:

@@ -10,15 +10,25 @@ The course of a step is that of `BucketedReducer`: see `data_parallel.steps`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import is_fake
 
+from overlaplab import streams
 from overlaplab.techniques.buckets import size_text
 from overlaplab.techniques.data_parallel.agreement import Average
 from overlaplab.techniques.data_parallel.steps import StepwiseReducer
 from overlaplab.techniques.double_buffer import averages
+from overlaplab.techniques.groups import exchange
 from overlaplab.techniques.in_flight import InFlight, Wire
+
+_ZERO = (
+    "Zero the gradients in every step (optimizer.zero_grad()), and call "
+    "reducer.wait() once a step."
+)
 
 
 class DoubleBufferedReducer(StepwiseReducer):
@@ -89,7 +99,9 @@ class DoubleBufferedReducer(StepwiseReducer):
         self._before = InFlight(self._wire)
         self._average: list[Average] | None = None
         self._given: averages.Given | None = None
-        self._num_loads = 0
+        self._doubt: averages.Doubt | None = None
+        self._aside: Any = None
+        self._num_loads = self._num_flushes = 0
 
     @property
     def extra_bytes(self) -> int:
@@ -136,7 +148,8 @@ class DoubleBufferedReducer(StepwiseReducer):
                 was written while its average was on the way.
         """
         if not self._arrivals.is_open:
-            self._refuse_kept("reducer.wait()")
+            self._refuse_kept("reducer.wait()", by=None)
+        self._refuse_written()
         self._send_rest()
         average = self._settle()
         own = self._finish_own() if self._flags.changed else None
@@ -152,19 +165,25 @@ class DoubleBufferedReducer(StepwiseReducer):
     def flush(self) -> bool:
         """Put the last average in `.grad`; step the optimizer once more if there was.
 
-        Between steps, on every rank; the current stream waits. Training may go on: the
-        next `wait()` is as in step 0. Whatever was in `.grad` is replaced.
+        Between steps. Collective where an average is pending: every rank calls it, and
+        the CPU waits for all, since ranks of which some flush would train apart. The
+        current stream waits for the average. Training may go on: the next `wait()` is
+        as in step 0. Whatever was in `.grad` is replaced.
 
         Returns:
             Whether there was an average. False, and `.grad` stays, if not.
 
         Raises:
-            RuntimeError: a step is open; after `remove()`.
+            RuntimeError: a step is open; after `remove()`; a rank does not come.
         """
         self._refuse_removed("reducer.flush()")
         self._refuse_open("reducer.flush()")
         if not self.pending:
             return False
+        if not is_fake(self.parameters[0].parameter):
+            self._num_flushes += 1
+            call = f"flush() {self._num_flushes} of reducer {self._number}"
+            exchange(self._group, call, self.num_steps)
         average, self._average = self._settle(), None
         for info in self.parameters:
             if info.parameter.requires_grad:
@@ -228,7 +247,7 @@ class DoubleBufferedReducer(StepwiseReducer):
 
     def _backward_begins(self) -> None:
         if not self._arrivals.is_open:
-            self._refuse_kept("this backward")
+            self._refuse_kept("this backward", by=self._arrivals.first)
         super()._backward_begins()
 
     def _open(self) -> None:
@@ -269,13 +288,32 @@ class DoubleBufferedReducer(StepwiseReducer):
             info.parameter.grad = grad if grad.dtype is dtype else grad.to(dtype)
         self._given = averages.Given.of(average) if average else None
 
-    def _refuse_kept(self, what: str) -> None:
-        """Raise if `.grad` still has an average as it was given."""
-        if self._given is not None and self._given.is_there:
+    def _refuse_kept(self, what: str, by: int | None) -> None:
+        """Raise if `.grad` still has an average as it was given.
+
+        One that was written (zeroed or clipped) is looked at, unless the gradient of
+        parameter `by`, which is there, is in it already.
+        """
+        given, self._doubt = self._given, None
+        if given is not None and given.is_there:
             raise RuntimeError(
                 f"{what} finds in .grad the average that reducer.wait() or flush() "
-                "left there, and would send it once more. Zero the gradients in every "
-                "step (optimizer.zero_grad()), and call reducer.wait() once a step."
+                f"left there, and would send it once more. {_ZERO}"
+            )
+        if given is not None and given.info.index != by:
+            self._doubt = given.doubt()
+
+    def _refuse_written(self) -> None:
+        """Raise if what was written into an average did not zero it."""
+        doubt, self._doubt = self._doubt, None
+        if doubt is None:
+            return
+        self._aside = self._aside or streams.Stream()
+        if doubt.holds(self._aside):
+            raise RuntimeError(
+                f"the gradient of {doubt.info.name} was added to the average that the "
+                "last reducer.wait() or flush() left in .grad, which had been written "
+                f"(clipped?) and not zeroed. {_ZERO}"
             )
 
     def _refuse_open(self, what: str) -> None:

@@ -67,7 +67,8 @@ class BatchPrefetcher:
         ValueError: `depth` is not a number from 1 on, or there are no streams for
             `device`. While iterating, in its place: a tensor with a graph behind it.
         RuntimeError: while iterating: the loader has overwritten pinned memory that is
-            being copied.
+            being copied. Torch's own writes alone are seen: one through `numpy()`, or
+            by C code, gives a wrong batch. Yield a copy, or pageable memory.
 
     Batches belong to the stream that is current when you get them. Use on others is
     ordered as for any tensor: they wait for yours, and yours for them before you drop

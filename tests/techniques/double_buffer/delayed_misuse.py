@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from overlaplab.techniques.data_parallel import BucketedReducer
@@ -23,6 +24,35 @@ def accumulates_into(kept: bool) -> None:
         if step < 2 or not kept:
             model.zero_grad()
         backward(model, step)
+        reducer.wait()
+
+
+def clips_and_keeps(zeroed: bool, backwards: int = 3) -> list[float | None]:
+    """Averages that are clipped after the wait, of two weights."""
+    model = nn.Sequential(weight(), weight())
+    reducer = DoubleBufferedReducer(model)
+    for step in range(3):
+        if zeroed:
+            model.zero_grad(set_to_none=False)
+        if step < backwards:
+            backward(model, step)
+        reducer.wait()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    clipped = average(model)
+    reducer.flush()
+    return clipped
+
+
+def flushes_alone(ends: bool) -> None:
+    """Rank 0 flushes, rank 1 does not."""
+    model = weight()
+    reducer = DoubleBufferedReducer(model)
+    backward(model, 0)
+    reducer.wait()
+    if dist.get_rank() == 0:
+        reducer.flush()
+    if not ends:
+        backward(model, 1)
         reducer.wait()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 import overlaplab as ol
-from overlaplab.errors import MismatchError, RankError
+from overlaplab.errors import DeadlockError, MismatchError, RankError
 from tests.ranks import run_untimed, values_of
 from tests.techniques.data_parallel import misuse, programs
 from tests.techniques.double_buffer import delayed_misuse, delayed_steps
@@ -193,6 +193,29 @@ def test_a_backward_onto_an_average_is_refused() -> None:
     says = r"this backward finds in \.grad the average.*zero_grad"
     refuses(says, delayed_misuse.accumulates_into, True, cluster="virtual")
     values_of(delayed_misuse.accumulates_into, False)
+
+
+@on_both
+@pytest.mark.parametrize("backwards", [2, 3])
+def test_an_average_that_was_clipped_and_not_zeroed_is_refused_by_name(
+    cluster: str, backwards: int
+) -> None:
+    says = r"gradient of 0\.weight was added .*clipped.* and not zeroed.*zero_grad"
+    clips = delayed_misuse.clips_and_keeps
+    refuses(says, clips, False, backwards, cluster=cluster)
+
+
+@on_both
+def test_an_average_that_was_clipped_and_zeroed_is_none_the_worse(cluster: str) -> None:
+    (grad,) = set(values(delayed_misuse.clips_and_keeps, True, cluster=cluster))
+    assert grad == pytest.approx(0.5 / 2**0.5)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_flush_on_one_rank_alone_is_named_on_both(ends: bool) -> None:
+    says = r"rank 0 .*flush\(\) 1 of reducer 1.*rank 1 "
+    with pytest.raises(DeadlockError, match=f"(?s){says}"):
+        run_untimed(delayed_misuse.flushes_alone, ends)
 
 
 @on_both
