@@ -42,7 +42,7 @@ class Found:
     """One plan, and what a step under it did.
 
     Args:
-        plan_bytes, plan_ns: as predicted.
+        plan_bytes, plan_ns, launch_ns: as predicted.
         peak_bytes: as `torch.cuda.max_memory_allocated` has it.
         asked_bytes: without what the allocator adds.
         step_ns: the median.
@@ -50,6 +50,7 @@ class Found:
 
     plan_bytes: int
     plan_ns: int
+    launch_ns: int
     peak_bytes: int
     asked_bytes: int
     step_ns: int
@@ -58,7 +59,8 @@ class Found:
         return (
             f"peak {self.peak_bytes} (asked for {self.asked_bytes}), predicted "
             f"{self.plan_bytes} ({self.plan_bytes / self.peak_bytes - 1:+.3%}); step "
-            f"{self.step_ns}, predicted {self.plan_ns / self.step_ns - 1:+.2%}"
+            f"{self.step_ns}, predicted {self.plan_ns / self.step_ns - 1:+.2%}, "
+            f"launches {self.launch_ns}"
         )
 
 
@@ -95,6 +97,7 @@ def _measure(name: str) -> Iterator[Found]:
         found = Found(
             plan.peak_bytes,
             plan.step_ns,
+            plan.launch_ns,
             stats["allocated_bytes.all.peak"] - others,
             stats["requested_bytes.all.peak"] - others,
             times.median_ns,

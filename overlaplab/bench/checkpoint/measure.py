@@ -27,6 +27,8 @@ from overlaplab.bench.workload import plans, release_memory
 from overlaplab.techniques.memory import BudgetError, Costs, measure_costs
 
 _GIB = 2**30
+# The allocator's counters have one and the same step at one MiB more in some runs.
+_SAME_BYTES = 2**20
 MENUS = ("eager", "compiled")
 
 
@@ -112,7 +114,8 @@ class Case:
         for number in range(self._plan.rounds):
             if time.time() > self._end:
                 break
-            for variant in self._variants:
+            # Back and forth: those that come first find a cooler GPU.
+            for variant in self._variants[:: -1 if number % 2 else 1]:
                 variant.step_ns += self._timed(variant)
             self.results["rounds"] = number + 1
             self._note_times()
@@ -167,7 +170,9 @@ class Case:
                 for number in range(self._plan.budgets)
             ]
             budgets += [
-                v.results["peak_bytes"] for v in peers if v.results["peak_bytes"]
+                v.results["peak_bytes"] + _SAME_BYTES
+                for v in peers
+                if v.results["peak_bytes"]
             ]
             seen = set()
             for number, budget in enumerate(sorted(budgets, reverse=True)):
@@ -238,6 +243,7 @@ class Case:
                 "budget_bytes": plan.budget_bytes,
                 "predicted_peak_bytes": plan.peak_bytes,
                 "predicted_ms": round(plan.step_ns / 1e6, 4),
+                "predicted_launch_ms": round(plan.launch_ns / 1e6, 4),
                 "policies": dict(Counter(plan.names)),
                 "order": list(plan.names),
                 "holders": plan.holders,
@@ -265,10 +271,10 @@ class Case:
                     row["peak_error_percent"] = _percent(predicted, row["peak_bytes"])
 
     def _note_ratios(self) -> None:
-        """At each peer's peak: our fastest that needs no more, to its step."""
+        """At each peer's peak: our fastest that needs no more than it, to its step."""
         ours = [v for v in self._variants if not v.is_peer]
         for peer in (v for v in self._variants if v.is_peer):
-            limit = peer.results["peak_bytes"] or 0
+            limit = (peer.results["peak_bytes"] or 0) + _SAME_BYTES
             fits = [v for v in ours if (v.results["peak_bytes"] or 0) <= limit]
             if fits:
                 best = min(fits, key=lambda v: v.results["median_ms"])

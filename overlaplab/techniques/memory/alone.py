@@ -57,7 +57,16 @@ def _measure(kind: Kind, policy: Policy, meter: Meter) -> Option:
     kept, forward, backward, output, gradients = (
         numbers[0] if numbers else _bytes_of(kind, run, meter)
     )
-    return Option(policy.name, kept, forward, backward, output, gradients, ns)
+    return Option(
+        policy.name,
+        kept,
+        forward,
+        backward,
+        output,
+        gradients,
+        ns,
+        launch_ns=meter.launch_ns,
+    )
 
 
 def _forward_ns(kind: Kind, setting: Setting) -> int:

@@ -38,6 +38,7 @@ class Option:
         gradient_bytes: of its parameters.
         step_ns: forward and backward, recomputation included.
         forward_ns: the forward alone, of the block as it is; 0: not known.
+        launch_ns: of the CPU, to launch its kernels.
     """
 
     policy: str
@@ -48,6 +49,7 @@ class Option:
     gradient_bytes: int
     step_ns: int
     forward_ns: int = 0
+    launch_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,13 @@ class Whole:
         policy: its name.
         peak_bytes: the most that lives at once in a step, what is resident included.
         step_ns: forward and backward.
+        launch_ns: of the CPU, to launch it.
     """
 
     policy: str
     peak_bytes: int
     step_ns: int
+    launch_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class Chain:
         rest_ns: forward and backward of the skeleton.
         notes: what was left out of the chain and why, in sentences.
         named_bytes: parts of `resident_bytes` that have a name: ((what, bytes), ...).
+        rest_launch_ns: of the CPU, to launch the skeleton's kernels.
     """
 
     blocks: tuple[Block, ...]
@@ -124,6 +129,7 @@ class Chain:
     rest_ns: int = 0
     notes: tuple[str, ...] = ()
     named_bytes: tuple[tuple[str, int], ...] = ()
+    rest_launch_ns: int = 0
 
     @cached_property
     def later_gradients(self) -> tuple[int, ...]:
@@ -180,6 +186,10 @@ class Chain:
     def step_ns(self, choice: Sequence[int]) -> int:
         """The time of a step."""
         return self.rest_ns + sum(o.step_ns for o in self.chosen(choice))
+
+    def launch_ns(self, choice: Sequence[int]) -> int:
+        """What the CPU takes to launch a step."""
+        return self.rest_launch_ns + sum(o.launch_ns for o in self.chosen(choice))
 
     def chosen(self, choice: Sequence[int]) -> list[Option]:
         """The option of each block."""

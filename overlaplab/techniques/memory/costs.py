@@ -62,6 +62,7 @@ def measure_chain(
                 if kind not in menus:
                     menus[kind] = tuple(measure_menu(kind, setting, notes))
             book, rest_ns = walk(skeleton, stubs, inputs, kinds, setting)
+            rest_launch_ns = meter.launch_ns
     resident += sum(num_bytes for _, num_bytes in setting.resident)
     resident += meter.workspace_bytes()
     forwards, backwards = book.forwards, book.backwards
@@ -97,6 +98,7 @@ def measure_chain(
         rest_ns=rest_ns,
         notes=tuple(notes),
         named_bytes=setting.resident,
+        rest_launch_ns=rest_launch_ns,
     )
 
 

@@ -15,7 +15,9 @@ nothing is added.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +42,8 @@ def keep_busy(ns: int) -> None:
     """Give the current GPU matmuls for at least about `ns`.
 
     A delay kernel would let it cool, and what comes behind it would find a higher clock
-    than a step does that is computing all the time.
+    than a step does that is computing all the time. (Products of large matrices take
+    more power than most steps: steps that keep a GPU busy are their own warming.)
     """
     left = torch.randn(_BUSY_SIZE, _BUSY_SIZE, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(left)
@@ -61,6 +64,7 @@ class GpuMeter:
     def __init__(self, target_ns: int = 250_000_000, warmup: int = 3) -> None:
         self._target_ns = target_ns
         self._warmup = warmup
+        self.launch_ns = 0
         self._added_bytes = 0  # to a large tensor, at most
         self._added_before_bytes = 0
 
@@ -74,15 +78,17 @@ class GpuMeter:
 
     def settle(self) -> str:
         """See [Note: what the allocator adds]."""
-        found = torch.cuda.memory._snapshot()
-        if found["allocator_settings"].get("expandable_segments"):
+        segments = [
+            segment
+            for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+            if segment["segment_type"] == "large"
+        ]
+        if any(segment.get("is_expandable") for segment in segments):
             return ""
-        stats = torch.cuda.memory_stats()
-        peak_bytes = stats["requested_bytes.large_pool.peak"]
+        peak_bytes = torch.cuda.memory_stats()["requested_bytes.large_pool.peak"]
         sizes = [
             block.get("requested_size") or block["size"]
-            for segment in found["segments"]
-            if segment["segment_type"] == "large"
+            for segment in segments
             for block in segment["blocks"]
         ]
         if not any(num_bytes % _PIECE_BYTES for num_bytes in (peak_bytes, *sizes)):
@@ -127,25 +133,28 @@ class GpuMeter:
         for _ in range(2):
             step()
         launch_ns = (time.perf_counter_ns() - start) // 2
-        once = self._elapsed_ns(step, 2, 4 * launch_ns) / 2
+        busy = functools.partial(keep_busy, 4 * launch_ns)
+        once = self._elapsed_ns(step, 2, busy) / 2
         part = int(min(_MOST_STEPS, max(2, self._target_ns / _PARTS // max(once, 1))))
         if launch_ns > 0.8 * once:  # all of them have to wait in the queue
             part = min(part, _STEPS_IN_QUEUE)
-        # The GPU may begin when the CPU needs no more for the rest than it does itself.
-        ahead_ns = 2 * launch_ns + int(part * max(0, launch_ns - once))
-        ahead_ns = max(_HEATING_NS, ahead_ns)
-        parts = [self._elapsed_ns(step, part, ahead_ns) for _ in range(_PARTS)]
+            # The GPU may begin when the CPU needs no more for the rest than it does.
+            ahead_ns = 2 * launch_ns + int(part * max(0, launch_ns - once))
+            ahead = functools.partial(keep_busy, max(_HEATING_NS, ahead_ns))
+        else:  # the CPU gets ahead by itself, and the GPU as warm as such steps make it
+            ahead = functools.partial(_repeat, step, math.ceil(_HEATING_NS / once))
+        parts = [self._elapsed_ns(step, part, ahead) for _ in range(_PARTS)]
+        self.launch_ns = launch_ns
         return int(statistics.median(parts) / part)
 
     def _elapsed_ns(
-        self, step: Callable[[], object], repeats: int, ahead_ns: int
+        self, step: Callable[[], object], repeats: int, ahead: Callable[[], None]
     ) -> int:
         streams.synchronize()
-        keep_busy(ahead_ns)
+        ahead()
         start, end = (streams.Event(enable_timing=True) for _ in range(2))
         start.record()
-        for _ in range(repeats):
-            step()
+        _repeat(step, repeats)
         end.record()
         end.synchronize()
         return int(start.elapsed_time(end) * 1e6)
@@ -164,6 +173,11 @@ class GpuMeter:
         torch._C._cuda_clearCublasWorkspaces()
         workspaces = int(before - torch.cuda.memory_allocated())
         return workspaces + (self._added_before_bytes if self._added_bytes else 0)
+
+
+def _repeat(step: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        step()
 
 
 def _added_to_all() -> int:

@@ -32,6 +32,7 @@ class Meter(Protocol):
     """What costs are taken with."""
 
     computes: bool  # tensors have values, and time is a clock's
+    launch_ns: int  # of the last step that was timed, what launching it takes the CPU
 
     def open(self) -> contextlib.AbstractContextManager[None]:
         """Count while it is open; tensors that are there before are not counted."""
@@ -80,7 +81,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._block_bytes = block_bytes
         self._hardware = hardware
         self._known: dict[int, int] = {}  # storage -> bytes; 0: not made here
-        self.live = self.peak = self.ns = 0
+        self.live = self.peak = self.ns = self.launch_ns = 0
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -104,6 +105,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note(tensor, made_here=True)
         if self._hardware is not None:
             self.ns += _price(self._hardware, func, args, kwargs, out, outputs)
+            self.launch_ns += _launch_ns(self._hardware, func, args, kwargs)
         return out
 
     def rounded(self, num_bytes: int) -> int:
@@ -142,6 +144,19 @@ def _price(
     return compute_ns(hw, flops, dtype, sum(map(tensor_bytes, tensors)), facts.name)
 
 
+def _launch_ns(hw: Hardware, func: Any, args: Any, kwargs: Any) -> int:
+    """What the CPU takes to launch it."""
+    facts = operator(func)
+    if not facts.records:
+        return 0
+    count = facts.launches
+    number = count if isinstance(count, int) else count(args, kwargs)
+    in_backward = torch._C._current_graph_task_id() != -1
+    if in_backward and hw.backward_launch_ns is not None:
+        return number * hw.backward_launch_ns
+    return number * hw.launch_ns
+
+
 class PredictedMeter:
     """Fake tensors and a hardware profile. A model on the CPU stands for one on a GPU.
 
@@ -152,6 +167,7 @@ class PredictedMeter:
     computes = False
 
     def __init__(self, hardware: Hardware) -> None:
+        self.launch_ns = 0
         self._hardware = hardware
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._counter = _Counter(hardware.allocation_bytes, hardware)
@@ -179,8 +195,9 @@ class PredictedMeter:
         self._counter.peak = self._counter.live
 
     def step_ns(self, step: Callable[[], object]) -> int:
-        before = self._counter.ns
+        before, launched = self._counter.ns, self._counter.launch_ns
         step()
+        self.launch_ns = self._counter.launch_ns - launched
         return self._counter.ns - before
 
     def rounded(self, num_bytes: int) -> int:
@@ -194,6 +211,7 @@ class HostMeter:
     """Real tensors of a CPU, counted as they are made, and its clock."""
 
     computes = True
+    launch_ns = 0  # its clock has all that the CPU does
 
     def __init__(self, repeats: int = 3) -> None:
         self._repeats = repeats

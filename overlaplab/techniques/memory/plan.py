@@ -53,12 +53,20 @@ class CheckpointPlan:
     def step_ns(self) -> int:
         """A forward and backward, exposed messages included, as predicted.
 
-        It is the GPU's time: launches are not counted, so a step whose CPU is slower
-        than its GPU (small batches, policies that look at each operator) takes longer.
+        It is the GPU's time. A step whose CPU is slower than its GPU (small batches,
+        policies that look at each operator) takes longer, at least its `launch_ns`.
         """
         if self.whole is not None:
             return self.whole.step_ns + self.exposed_ns
         return self.chain.step_ns(self.choice) + self.exposed_ns
+
+    @property
+    def launch_ns(self) -> int:
+        """What the CPU takes to launch a step, as predicted: where that is more than
+        `step_ns`, launches bind."""
+        if self.whole is not None:
+            return self.whole.launch_ns
+        return self.chain.launch_ns(self.choice)
 
     @property
     def exposed_ns(self) -> int:
@@ -99,6 +107,11 @@ class CheckpointPlan:
             f"step {self.step_ns / 1e6:.3f} ms{exposed}",
             f"the peak is in the {phase}:",
         ]
+        if self.launch_ns > self.step_ns:
+            lines[1:1] = [
+                f"launches bind: they take the CPU {self.launch_ns / 1e6:.3f} ms, and "
+                "so the step; CUDA graphs or a larger batch would hide them"
+            ]
         lines += [f"  {n / _MIB:>12,.1f} MiB  {what}" for what, n in holders]
         if self.whole is not None:
             return "\n".join([*lines, f"all blocks: {self.whole.policy}"])

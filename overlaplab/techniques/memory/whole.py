@@ -82,7 +82,8 @@ def measure_wholes(
                 first = str(error).strip().splitlines()[0]
                 notes.append(f"without {policy.name!r}: {first}")
             else:
-                found.append(Whole(policy.name, chain.resident_bytes + peak, ns))
+                peak += chain.resident_bytes
+                found.append(Whole(policy.name, peak, ns, meter.launch_ns))
     return replace(chain.slower(factor), notes=tuple(notes)), tuple(found)
 
 

@@ -36,12 +36,10 @@ class _Allocator:
         }
         return {f"{k}.{w}": n for k, n in numbers.items() for w in ("current", "peak")}
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> list[dict[str, Any]]:
         blocks = [{"size": got, "requested_size": asked} for asked, got in self._large]
-        return {
-            "allocator_settings": {"expandable_segments": self._expandable},
-            "segments": [{"segment_type": "large", "blocks": blocks}],
-        }
+        kind = {"segment_type": "large", "is_expandable": self._expandable}
+        return [kind | {"blocks": blocks}]
 
 
 def _meter(
@@ -51,7 +49,7 @@ def _meter(
 ) -> tuple[GpuMeter, str]:
     made = _Allocator(list(large), 1024, expandable)
     monkeypatch.setattr(torch.cuda, "memory_stats", made.stats)
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", made.snapshot)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", made.snapshot)
     meter = GpuMeter()
     return meter, meter.settle()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -241,6 +242,22 @@ def test_blocks_that_are_not_planned_give_their_gradients_each_step() -> None:
         for hardware in ("measured", "chalk")
     )
     assert measured.peak_bytes == predicted.peak_bytes
+
+
+def test_launches_are_those_of_the_step_and_named_where_they_bind() -> None:
+    hw = replace(find_hardware("chalk"), launch_ns=1000, backward_launch_ns=10)
+    model, inputs = dropping()
+    plan = measure_costs(model, inputs, hardware=hw).none()
+    run = ol.run(two_steps, "dropping", plan, world_size=1, hardware=hw, check=False)
+    launches = [span for span in run.timeline.spans if span.kind == "launch"]
+    making = [span.name in ("launch uniform_", "launch randn") for span in launches]
+    total_ns = sum(
+        s.duration_ns for s, m in zip(launches, making, strict=True) if not m
+    )
+    assert 2 * plan.launch_ns == total_ns
+    assert plan.launch_ns > plan.step_ns
+    assert f"launches bind: they take the CPU {plan.launch_ns / 1e6:.3f}" in str(plan)
+    assert "launches bind" not in str(_costs("dropping").none())
 
 
 def test_allocations_are_rounded_as_the_profile_says() -> None:
