@@ -28,6 +28,12 @@ def as_number(answer: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def as_whole(answer: object) -> int | None:
+    """A whole number of any type, 9.0 too; None for anything else."""
+    number = as_number(answer)
+    return int(number) if number is not None and number.is_integer() else None
+
+
 def as_answer(answer: Any, deep: int = _DEEP) -> Any:
     """The same answer of Python's own types; what is no answer stays what it is.
 

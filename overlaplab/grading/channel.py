@@ -15,6 +15,7 @@ from typing import Any
 
 MOST_BYTES = 64 * 2**20  # of one message
 SILENCE_S = 30.0  # in the middle of one
+LAST_WORDS = "last words"  # a file in the folder of a process: why it ended
 _LENGTH = struct.Struct("!i")  # before each, as `Connection` writes it
 
 

@@ -15,6 +15,9 @@ _MEANINGS = {
         "nothing is written here yet: the cell still has the lab's raise "
         "NotImplementedError"
     ),
+    r"'(\w+)' object is not callable": (
+        "something of type {1} is called, where a function should be"
+    ),
     r"'NoneType' object has no attribute '(wait|is_completed|get_future)'": (
         "{1}() is called on None, where a work should be: a collective returns one "
         "only with async_op=True, and what was never launched has none"

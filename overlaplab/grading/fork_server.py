@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Collection, Mapping
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -28,6 +29,7 @@ import orjson
 
 import overlaplab.cluster.virtual
 import overlaplab.view  # noqa: F401
+from overlaplab.grading.channel import LAST_WORDS
 from overlaplab.grading.exercise import exercises
 from overlaplab.grading.hosting import host
 from overlaplab.grading.playing import play
@@ -91,12 +93,23 @@ def _answer(request: Mapping[str, Any], connection: Connection) -> Mapping[str, 
                 # Held open by a process that it starts, it would hide its end.
                 os.register_at_fork(after_in_child=parent.close)
                 _JOBS[request["job"]](parent)
+        except BaseException as error:  # not of the learner's code: jobs answer those
+            with contextlib.suppress(OSError):
+                Path(request["folder"], LAST_WORDS).write_text(_told(error), "utf-8")
+            os._exit(1)
         finally:
             os._exit(0)
     os.close(descriptor)
     if request["job"] == "judge":
         _judges.add(process)
     return {"process": process}
+
+
+def _told(error: BaseException) -> str:
+    """What it is, and where: one line."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = traceback.format_exception_only(error)[-1].strip()
+    return f"{what} (in {place.name}, {Path(place.filename).name}:{place.lineno})"
 
 
 def _exit_code(process: int, timeout_s: float) -> int | None:

@@ -20,12 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import overlaplab
-from overlaplab.grading.channel import Channel
+from overlaplab.grading.channel import LAST_WORDS, Channel
 
 # A child may need so long to start (it imports torch) and, after a deadline of its
 # own, to say what it was doing. On the wall, so they are guards.
 START_S = 600.0
 GRACE_S = 15.0
+_MOST_WORDS = 2000  # bytes, of the reason that a process gives for its end
+_MEANS = {
+    "SIGKILL": " (out of memory?)",
+    "SIGSEGV": " (a crash in compiled code: memory that is not there)",
+    "SIGBUS": " (a crash in compiled code, or no room in /dev/shm)",
+    "SIGFPE": " (a crash in compiled code: a division by 0)",
+    "SIGABRT": " (compiled code gave up)",
+}
 
 
 class Fork(Channel):
@@ -60,8 +68,17 @@ class Fork(Channel):
             return "did not end, nor could it be stopped", True
         if code < 0:
             name = signal.Signals(-code).name
-            return f"was killed by {name}", name != "SIGKILL"
-        return f"ended the process with code {code}", True
+            return f"was killed by {name}{_MEANS.get(name, '')}", name != "SIGKILL"
+        words = self._last_words() or "os._exit, or a library that gave up"
+        return f"ended the process with code {code} ({words})", True
+
+    def _last_words(self) -> str:
+        """What it raised outside of the learner's code; "" if it did not say."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            path = Path(self._scratch.name, LAST_WORDS)
+            if not path.is_symlink() and path.stat().st_size <= _MOST_WORDS:
+                return path.read_text("utf-8")
+        return ""
 
     def close(self) -> None:
         """End the child and all that it started."""

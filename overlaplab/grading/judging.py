@@ -17,7 +17,7 @@ from overlaplab import ours
 from overlaplab.deadline import Deadline, OutOfTimeError, machine_is_busy
 from overlaplab.errors import RunTimeoutError
 from overlaplab.grading import stage
-from overlaplab.grading.answered import as_answer
+from overlaplab.grading.answered import as_answer, as_number
 from overlaplab.grading.exercise import (
     Exercise,
     Sheet,
@@ -26,9 +26,10 @@ from overlaplab.grading.exercise import (
 )
 from overlaplab.grading.explained import explain, own_words
 from overlaplab.grading.kept import note
-from overlaplab.grading.raised import describe_error
+from overlaplab.grading.raised import CALLED, describe_error
 from overlaplab.grading.verdict import Verdict
 
+NUMBER = "my_number"  # draws the sizes of an exercise
 BUSY = "not judged: this machine is busy, time was over before the code had its share"
 
 
@@ -123,9 +124,20 @@ def judge(exercise: Exercise, *solutions: object) -> Verdict:
         grader = getattr(exercise.grade, "__code__", None)
         where = "" if grader is None else grader.co_filename
         text = own_words(error) or describe_error(error, grader_file=where)
-        meaning = explain(text)
+        meaning = explain(text) or _unusable(text, exercise, solutions)
         return sheet.verdict(error=f"{meaning}\n{text}" if meaning else text)
     return sheet.verdict()
+
+
+def _unusable(text: str, exercise: Exercise, solutions: tuple[object, ...]) -> str:
+    """What an error means that none of the learner's lines raised; "" for others."""
+    if not text.startswith(CALLED):
+        return ""
+    named = zip(exercise.solution, solutions, strict=True)
+    plain = [f"{n} is {s!r:.60}" for n, s in named if n != NUMBER and not callable(s)]
+    if plain:
+        return f"the check cannot use what it was given: {'; '.join(plain)}"
+    return "the check cannot use what your code returned: it has another form"
 
 
 def _not_judged(sheet: Sheet) -> Verdict:
@@ -144,6 +156,9 @@ def _refusal(exercise: Exercise, solutions: tuple[object, ...]) -> str:
     for name, solution in zip(exercise.solution, solutions, strict=True):
         if solution is None:
             return f"{name} is None"
+        number = as_number(solution) if name == NUMBER else 0.0
+        if number is None or not number.is_integer():
+            return f"{name} is {solution!r:.60}; expected a whole number"
         if stage.job(_is_packages_own, solution) is True:
             return f"{name} is overlaplab's own; the exercise asks for yours"
     return ""

@@ -308,7 +308,7 @@ def regret_law(
 
 
 def diagnosis_law(
-    said: Mapping[str, object],
+    said: object,
     truth: Mapping[str, object],
     *,
     kinds: Sequence[str] = (),
@@ -320,10 +320,12 @@ def diagnosis_law(
     without case; a set or frozenset by any of its members; everything else by ==.
 
     Args:
-        said: the learner's.
+        said: the learner's; what is no mapping answers nothing.
         truth: what is right.
         kinds: what "kind" may be, for who says something else.
     """
+    if not isinstance(said, Mapping):
+        return [broken("diagnosis form", said=f"{said!r:.60}", keys=", ".join(truth))]
     found = []
     for key, right in truth.items():
         answer = said.get(key)

@@ -23,6 +23,7 @@ _KNOWN: Mapping[str, type[Exception]] = {
     and issubclass(kind, Exception)
     and not issubclass(kind, BaseExceptionGroup)
 }
+CALLED = "calling your code raised"  # what none of its own lines did
 _MOST_TEXT = 10_000
 _MOST_FRAMES, _MOST_CAUSES = 20, 4
 # What else a verdict asks of an exception.
@@ -39,7 +40,7 @@ def describe_error(error: BaseException, *, grader_file: str = "") -> str:
     lines = _learners_lines(error, grader_file)
     if not lines:
         # Called with arguments that it does not take, or a fault of ours.
-        return f"calling your code raised {what}"
+        return f"{CALLED} {what}"
     return "\n".join([f"your code raised {what}", *lines])
 
 

@@ -98,7 +98,27 @@ SHOW_ANSWERS = {
     "03_streams": {"waits-compared": "3.2", "enough-seen": "3.5"},
     "04_async_collectives": {"luck": "4.8a", "choose-table": "4.9"},
     "06_bucketing": {"fit-profile": "6.0", "three-shares": "6.4b", "tail": "6.4b"},
+    "13_compiler_insertion": {"lists-again": "13.1"},
+    "16_checkpointing": {"peak-seen": "16.1"},
 }
+ACTS = "what it does is run, and drawn or timed"
+# The course's own runs in the place of what is not solved: why that is no answer.
+OURS_MAY_RUN = {
+    "1.4": "its numbers stand in the text above, or are of other runs",
+    "2.3": "the package's own report stands beside it",
+    "2.6": "other traces than the exercise's, and only how many gaps there are",
+    "5.1": "the windows of the run stand beside it",
+    "16.3": "only how much longer the rules take, and what a run takes",
+    "16.5": "the outcome of the prediction above it",
+    "16.7": "only which plan is the shorter",
+} | dict.fromkeys(
+    (
+        *("0.4", "2.1", "3.1", "3.4", "4.3", "4.4", "5.3", "5.4", "6.1", "6.2", "6.3"),
+        *("8.1", "8.2", "8.3", "10.2", "10.3", "10.5", "13.2", "13.3", "13.4"),
+        *("16.2", "16.4"),
+    ),
+    ACTS,
+)
 
 
 def test_what_shows_an_answer_asks_first_whether_it_was_found() -> None:
@@ -109,6 +129,18 @@ def test_what_shows_an_answer_asks_first_whether_it_was_found() -> None:
             for exercise in re.findall(r'^if solved\("(.*)"\):$', cell.source, re.M):
                 asked.setdefault(lesson.stem, {})[cell.id] = exercise
     assert asked == SHOW_ANSWERS
+
+
+def test_where_the_courses_own_runs_somebody_has_said_why_it_is_no_answer() -> None:
+    """A cell that asks `solved` runs the learner's, and needs no reason."""
+    run = {
+        exercise
+        for lesson in LESSONS
+        for cell in read_lesson(lesson)
+        for exercise in re.findall(r"\.(?:mine_or_)?ours\(.([\d.]+\w?).\)", cell.source)
+        if f'if solved("{exercise}"):' not in cell.source
+    }
+    assert run == set(OURS_MAY_RUN)
 
 
 def test_a_figure_that_hangs_on_an_if_is_displayed() -> None:

@@ -1,4 +1,4 @@
-"""An exercise whose deadline is short, for tests of what does not end."""
+"""A deadline that is short, and a place to hide that there is not."""
 
 from __future__ import annotations
 
@@ -10,3 +10,8 @@ from overlaplab.grading import Sheet, exercise
 @exercise("97.1", title="Haste", solution="ready", verifies=("yes",), timeout_s=0.2)
 def grade_haste(sheet: Sheet, ready: Any) -> None:
     sheet.expect("yes", ready() is True)
+
+
+@exercise("97.9", title="Lost", solution="x", verifies=("yes",), hides=("os:nowhere",))
+def grade_lost(sheet: Sheet, x: Any) -> None:
+    sheet.expect("yes", True)

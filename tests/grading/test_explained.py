@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from overlaplab.grading import Sheet, Verdict, judge
+from overlaplab.grading import Sheet, Verdict, judge, judging
 from overlaplab.grading.exercise import Exercise
 from overlaplab.grading.notebook import _first_reason
 
@@ -50,11 +50,13 @@ def overwritten() -> None:
 
 
 NONE: Any = None
+ANY: Any = [1]
 ERRORS = {
     "nothing is written here yet": lambda: nobody(0),
     "wait() is called on None, where a work": lambda: NONE.wait(),
     "your hook returns something": returns_from_hook,
     "gradient has not arrived (.grad is None)": lambda: torch.ones(2).copy_(NONE),
+    "something of type list is called": lambda: ANY(2),
     ".numel is asked of None": lambda: NONE.numel(),
     "/ is asked of None": lambda: NONE / 2,
     "the shapes do not fit: 2 elements beside 3": lambda: torch.ones(2) + torch.ones(3),
@@ -84,10 +86,29 @@ def test_an_error_of_torchs_is_led_by_what_it_means(meaning):
     assert " raised " in rest[0], "torch's own words stand below"
 
 
+@pytest.mark.parametrize(
+    ("names", "given", "says"),
+    [
+        ("answer", [3], "the check cannot use what it was given: answer is [3]"),
+        ("answer", lambda: 3, "the check cannot use what your code returned"),
+        ("my_number", "five", "my_number is 'five'; expected a whole number"),
+        ("my_number", 2.5, "my_number is 2.5; expected a whole number"),
+    ],
+)
+def test_what_has_another_form_is_said_to_have_it(names, given, says):
+    def grade(sheet: Sheet, answer: Any) -> None:
+        (answer() if callable(answer) else answer).get("kind")
+
+    grade.__code__ = grade.__code__.replace(co_filename=judging.__file__)
+    task = Exercise("98.9", "Made up", (names,), ("it is so",), 1, grade)
+    assert judge(task, given).error.startswith(says)
+
+
 def test_an_error_that_speaks_for_itself_stands_alone():
     def own() -> None:
         raise ValueError("the learner's own")
 
+    own.__code__ = own.__code__.replace(co_filename="cell.py")
     assert raised_by(own)[0].endswith("raised ValueError: the learner's own")
 
 

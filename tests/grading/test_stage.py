@@ -238,3 +238,16 @@ def test_hidden_code_refuses_to_work_whoever_has_kept_it() -> None:
         with pytest.raises(LookupError, match="is not here, where yours is judged"):
             call()
     assert names["Base"]().x == 1
+
+
+def test_a_process_that_ends_by_a_fault_of_ours_says_which(hosts: Hosts) -> None:
+    child = hosts._judge._fork("host")
+    try:
+        child.send({"exercise": "97.9", "directory": "", "sources": {}}, b"")
+        with pytest.raises(EOFError):
+            child.receive_bytes(600)  # a guard
+        reason, _ = child.how_it_ended()
+    finally:
+        child.close()
+    assert reason.startswith("ended the process with code 1 (AttributeError: ")
+    assert "nowhere" in reason

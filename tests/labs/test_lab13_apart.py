@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import overlaplab as ol
-from overlaplab.grading import find_exercise, judge
+from overlaplab.grading import find_exercise, judge, laws
 from overlaplab_course import lab13 as lab
 from overlaplab_course.lab13 import twin_checks as checks
 
@@ -116,3 +116,12 @@ def test_nobody_notices_that_averages_are_mixed(number):
     assert played.num_findings == 0
     first, second = lab.twins(number).apart
     assert {name for _, name, _ in played.wrong()} == {first, second}
+
+
+@pytest.mark.parametrize("diagnosis", [["mixed"], "mixed", object()])
+def test_a_diagnosis_that_is_no_dictionary_is_called_so(diagnosis):
+    verdict = grade(agreed(), diagnosis=diagnosis)
+    kind = type(diagnosis).__name__
+    assert verdict.error == f"the diagnosis is {kind}; expected a dict"
+    (found,) = laws.diagnosis_law(diagnosis, {"kind": "mixed", "rank_0": "dw1"})
+    assert found.expected == "a dictionary with the entries kind, rank_0"

@@ -299,7 +299,14 @@ def readers_move_too(graph, needs):
             output.prepend(node)
 
 
+def reads_behind_the_output(graph, needs):
+    """A pass of FX's may put a node wherever it likes."""
+    late(graph, needs)
+    graph.placeholder("more")
+
+
 LATE = {
+    reads_behind_the_output: checks.WAITS_ONLY,
     before_its_users: checks.WAITED,
     all_at_the_end: checks.WAITED,
     before_the_last_reader: checks.WAITED,

@@ -206,7 +206,12 @@ def test_times_that_do_not_break_it_are_refused(wrong, faults):
     assert set(faults(judge(find_exercise("13.5"), found))) == {sentence}
 
 
-@pytest.mark.parametrize("found", [RIGHT, SMALL], ids=["large", "small"])
+FLOATS = {name: {k: float(v) for k, v in row.items()} for name, row in RIGHT.items()}
+
+
+@pytest.mark.parametrize(
+    "found", [RIGHT, SMALL, FLOATS], ids=["large", "small", "floats"]
+)
 def test_times_that_break_it_pass(found):
     verdict = judge(find_exercise("13.5"), found)
     assert verdict.passed, str(verdict)

@@ -11,6 +11,7 @@ from math import nan
 from typing import Any
 
 from overlaplab.grading import forms
+from overlaplab.grading.answered import as_whole
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import as_number, find_slip, is_close, write_number
@@ -52,6 +53,7 @@ def grade_share(sheet: Sheet, share: Share, found: Mapping[str, Any]) -> None:
         if sentence in problems:
             continue
         setting = dict(found[claims[sentence]])
+        setting |= {key: as_whole(setting[key]) for key in ("num_gpus", "tokens")}
         timeline = messages.step_without_overlap(**setting)
         right = messages.share_of(timeline)
         title = f"your {claims[sentence]!r}: {100 * right:.0f} % communication"
@@ -110,7 +112,7 @@ def _problem(name: str, found: object) -> str:
         return f"{name!r} is {setting!r:.80}; expected num_gpus, tokens and link"
     for key, low, high in (("num_gpus", 100, 999), ("tokens", 256, 65_536)):
         value = setting[key]
-        if isinstance(value, bool) or not isinstance(value, int):
+        if as_whole(value) is None:
             return f"{name!r}: {key} is {value!r}, not a whole number"
         if not low <= value <= high:
             return f"{name!r}: {key} is {value}; expected {low} to {high}"

@@ -2,7 +2,7 @@
 
 from overlaplab.grading.kept import Kept, side_by_side
 from overlaplab_course.lab13.apart import twins
-from overlaplab_course.lab13.breaking import SHAPES, shape, try_to_break
+from overlaplab_course.lab13.breaking import SHAPES, most_lost, shape, try_to_break
 from overlaplab_course.lab13.graphs import (
     AFTER,
     all_before,
@@ -36,7 +36,6 @@ from overlaplab_course.lab13.shipped import passes_table, settings_table
 from overlaplab_course.lab13.thesis import spread, thesis_table
 
 _OURS = {
-    "13.1": "beside",
     "13.2": "launch_early",
     "13.3": "wait_late",
     "13.4": "plan_buckets",

@@ -7,12 +7,14 @@ time stands beside the best of all orders that the others leave.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+from overlaplab.grading.answered import as_whole
 from overlaplab.techniques.compiler import Problem, Task, end_of
 from overlaplab.techniques.compiler.problem import State, step
 from overlaplab.timeline import Span, Timeline
@@ -84,7 +86,7 @@ class Shape:
         )
 
 
-def shape(name: str, **times: int) -> Shape:
+def shape(name: str, **times: float) -> Shape:
     """A shape with its times in ms; `lab.SHAPES[name]` has its operators.
 
     Raises:
@@ -93,7 +95,8 @@ def shape(name: str, **times: int) -> Shape:
     wrong = problem_with(name, times)
     if wrong:
         raise ValueError(wrong)
-    return _shape(name, tuple(sorted(times.items())))
+    whole = {key: as_whole(time) or 0 for key, time in times.items()}
+    return _shape(name, tuple(sorted(whole.items())))
 
 
 def problem_with(name: str, times: object) -> str:
@@ -103,7 +106,8 @@ def problem_with(name: str, times: object) -> str:
         got = ", ".join(map(str, times)) if isinstance(times, Mapping) else times
         return f"{name!r} needs the times {', '.join(names)}; it has {got}"
     for key, time in times.items():
-        if type(time) is not int or not 1 <= time <= MOST:
+        whole = as_whole(time)
+        if whole is None or not 1 <= whole <= MOST:
             return f"{name!r}: {key} is {time!r}; expected a whole number from 1 to 9"
     return ""
 
@@ -171,6 +175,14 @@ def drawn(problem: Problem, order: Sequence[int]) -> Timeline:
             Span(0, lane, kind, task.name, end - task.ns, end, attributes=attributes)  # type: ignore[arg-type]
         )
     return Timeline.of(spans)
+
+
+@lru_cache(maxsize=1)
+def most_lost() -> float:
+    """How many times as long as the best the rule can take without a fixed order."""
+    times = itertools.product(range(1, MOST + 1), repeat=3)
+    each = (shape("order", dx=dx, dw=dw, m=m) for dx, dw, m in times)
+    return max(one.rule_ms / one.best_ms for one in each)
 
 
 def random_chain(seed: int, num_operators: int = 4) -> Problem:

@@ -7,6 +7,7 @@ from typing import Any
 
 from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.grading import Sheet, laws
+from overlaplab.grading.forms import need_dict
 from overlaplab_course.lab13.apart import NAMES, PlanLaunches, Twins, twins
 from overlaplab_course.lab13.pass_checks import LAB
 
@@ -42,6 +43,7 @@ def grade_twins(
     case = twins(number)
     first, second = case.apart
     truth = {"kind": "mixed", "rank_0": first, "rank_1": second}
+    need_dict(diagnosis, "the diagnosis")
     found = laws.diagnosis_law(diagnosis, truth, kinds=KINDS)
     missed = (k for k in truth if laws.diagnosis_law(diagnosis, {k: truth[k]}))
     hint = LAB.hint(DIAGNOSIS, next(missed, ""))

@@ -44,7 +44,6 @@ from overlaplab_course.lab16.stack import sweep
 from overlaplab_course.lab16.trained import NARROW
 
 _OURS = {
-    "16.1": "peak",
     "16.2": "segmented",
     "16.3": "fastest",
     "16.4": "policy",

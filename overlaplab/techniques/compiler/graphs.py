@@ -149,7 +149,11 @@ def output_of(graph: Graph) -> Node:
 
 def returned(graph: Graph) -> list[Any]:
     """What a graph returns, in order: nodes, and what is None or a number."""
-    values: Any = output_of(graph).args[0]
+    return _returned(output_of(graph))
+
+
+def _returned(output: Node) -> list[Any]:
+    values: Any = output.args[0]
     return list(values) if isinstance(values, list | tuple) else [values]
 
 
@@ -231,7 +235,8 @@ def show(graph: Graph) -> str:
 def _lines(graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
         if node.op == "output":
-            names = (v.name if isinstance(v, Node) else str(v) for v in returned(graph))
+            given = _returned(node)  # a pass may have left another node behind it
+            names = (v.name if isinstance(v, Node) else str(v) for v in given)
             yield f"   return {', '.join(names)}"
             continue
         mark = ">>" if is_launch(node) else "<<" if is_wait(node) else "  "
