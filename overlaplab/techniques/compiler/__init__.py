@@ -45,6 +45,7 @@ from overlaplab.techniques.compiler.insertion import insert_all_reduces
 from overlaplab.techniques.compiler.placing import peak_in_flight
 from overlaplab.techniques.compiler.predict import predict, program_of
 from overlaplab.techniques.compiler.problem import Problem, Task, end_of
+from overlaplab.techniques.compiler.regathering import peak_whole
 from overlaplab.techniques.compiler.runtime import Generated
 from overlaplab.techniques.compiler.scheduling import (
     Schedule,
@@ -100,6 +101,7 @@ __all__ = [
     "merge",
     "nine_operators",
     "peak_in_flight",
+    "peak_whole",
     "plan_cap",
     "plan_decisions",
     "plan_merges",

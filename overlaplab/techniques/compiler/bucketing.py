@@ -23,6 +23,7 @@ from overlaplab.techniques.compiler.dependencies import (
 from overlaplab.techniques.compiler.graphs import (
     COALESCED,
     FUNCTIONAL,
+    HELD_BEHIND,
     GraphError,
     is_coalesced,
     is_launch,
@@ -65,7 +66,7 @@ class Merge:
         operation, *_, group, dtype, _device = self.kind
         number = len(self.launches)
         made = f"{count(number, 'tensor')} of {dtype}, {size_text(self.bytes)}"
-        if number > 1:
+        if self.delay_ns:
             made += f", within {time_text(self.delay_ns)}"
         why = "" if self.closed_by == "the end" else f", closed by {self.closed_by}"
         return f"{made}, {operation} on group {group}{why}"
@@ -204,6 +205,8 @@ def _merge(graph: Graph, members: list[Node], name: str) -> Iterator[Node]:
             "call_function", target, (sent, *first.args[1:]), name=name
         )
         whole.meta["val"] = [launch.meta["val"] for launch in members]
+        held = (name for one in members for name in one.meta.get(HELD_BEHIND, ()))
+        whole.meta[HELD_BEHIND] = tuple(dict.fromkeys(held))
         yield whole
         for index, launch in enumerate(members):
             item = graph.create_node(

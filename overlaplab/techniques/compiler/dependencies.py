@@ -1,7 +1,8 @@
 """Which operator must stand behind which, and how much is independent of a collective.
 
 Three reasons: a value is needed; memory is written that another one reads or writes
-(through any alias of it); both draw random numbers, whose order is the seed's.
+(through any alias of it); both draw random numbers, whose order is the seed's. And a
+pass may hold a launch back, for memory's sake, see `regathering`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.fx import Graph, Node
 
 from overlaplab.operators import NodeFacts
 from overlaplab.techniques.compiler.graphs import (
+    HELD_BEHIND,
     facts_of,
     is_coalesced,
     is_item,
@@ -158,6 +160,8 @@ def find_dependencies(graph: Graph) -> Dependencies:
         own = facts[node] = facts_of(node)
         memory.add(node, own)
         found = dict.fromkeys(node.all_input_nodes)
+        if held := node.meta.get(HELD_BEHIND):
+            found |= dict.fromkeys(n for n in facts if n.name in held)
         reads = memory.of(reads_of(node, own))
         writes = memory.of(own.writes)
         for root in reads:

@@ -29,6 +29,7 @@ from overlaplab.operators import (
 COALESCED = "_coalesced"
 FUNCTIONAL: Any = getattr(torch.ops, COLLECTIVES)
 _FACTS = "overlaplab facts"  # in a node's meta: its inputs, and what they make of it
+HELD_BEHIND = "overlaplab held behind"  # in a launch's meta: names of nodes
 _WAIT = FUNCTIONAL.wait_tensor.default
 
 

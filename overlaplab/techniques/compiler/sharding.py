@@ -3,12 +3,12 @@
 The graph is given this rank's rows of such a parameter. An all-gather makes it whole
 before anybody reads it, and a reduce-scatter leaves this rank's rows of the average of
 its gradient, as ZeRO does; what is whole on every rank is all-reduced. A gathered
-parameter lives to its last use: it is not given up between forward and backward.
+parameter lives to its last use, or is given up after the forward, see `regathering`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from overlaplab.techniques.compiler.insertion import (
     name_gradients,
 )
 from overlaplab.techniques.compiler.meaning import Meaning, Numbers, meaning
+from overlaplab.techniques.compiler.regathering import gather_again
 
 _GATHER = FUNCTIONAL.all_gather_into_tensor.default
 _SCATTER = FUNCTIONAL.reduce_scatter_tensor.default
@@ -43,6 +44,9 @@ def insert_shards(
     shards: Mapping[int, str],
     group: str,
     num_ranks: int,
+    *,
+    again: bool = False,
+    ahead_bytes: int | None = None,
 ) -> Graph:
     """Gather the parameters that are sharded, scatter their gradients.
 
@@ -55,6 +59,11 @@ def insert_shards(
             as many rows as `num_ranks` divides.
         group: name of the process group.
         num_ranks: its size.
+        again: whether parameters are given up after the forward, and gathered a second
+            time where the backward reads them: fewer are whole at a time (`peak_whole`
+            says how many bytes), and more travels.
+        ahead_bytes: with `again`, that may be gathered before they are read; None:
+            twice the largest parameter.
 
     Returns:
         A new graph, which takes this rank's rows of each sharded parameter and returns
@@ -69,10 +78,17 @@ def insert_shards(
     _check_shards(graph, gradients, shards, num_ranks)
     after = copied(graph, name_gradients(graph, gradients))
     inputs = [node for node in after.nodes if node.op == "placeholder"]
-    last = inputs[-1]
+    last, wholes = inputs[-1], {}
     for position, name in shards.items():
         last = _gathered(after, inputs[position], name, last, (num_ranks, group))
+        wholes[last] = position
     results = returned(after)
+    twice: list[int] = []
+    if again:
+        ends = [v for p, v in enumerate(results) if p not in gradients]
+        ends = [value for value in ends if isinstance(value, Node)]
+        found = gather_again(after, list(wholes), ends, ahead_bytes)
+        twice = [wholes[whole] for whole in found]
     made: dict[Node, Node] = {}
     for position, name in gradients.items():
         gradient = results[position]
@@ -89,7 +105,7 @@ def insert_shards(
         after,
         what="insert_shards",
         expected=lambda _, numbers: _expected(
-            graph, numbers, gradients, shards, group, num_ranks
+            graph, numbers, gradients, shards, group, num_ranks, twice
         ),
     )
     return after
@@ -187,8 +203,12 @@ def _expected(
     shards: Mapping[int, str],
     group: str,
     num_ranks: int,
+    twice: Sequence[int],
 ) -> Meaning:
-    """All is computed from gathered inputs; rows of averages are returned."""
+    """All is computed from gathered inputs; rows of averages are returned.
+
+    Inputs at the positions `twice` are gathered a second time.
+    """
     example = Graph()
     sent = example.placeholder("sent")
     gather = example.call_function(_GATHER, (sent, num_ranks, group))
@@ -199,6 +219,8 @@ def _expected(
         inputs[position] = numbers.of("placeholder", 1 + position)
     results = returned(graph)
     returns, messages = list(whole.returns), whole.messages.copy()
+    for position in twice:
+        messages[numbers.reduced(gather, numbers.read(inputs[position]))] += 1
     scattered: set[Node] = set()
     for position, name in gradients.items():
         gradient = results[position]
