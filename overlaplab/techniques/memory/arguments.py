@@ -5,11 +5,12 @@ Knows names, types and ranges; no costs.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from overlaplab.hardware import Hardware
@@ -174,6 +175,47 @@ def checked_loss(loss: Any) -> Callable[[Any], Any] | None:
         )
     function: Callable[[Any], Any] | None = loss
     return function
+
+
+def inputs_do_not_fit(
+    model: nn.Module, args: Any, kwargs: Mapping[str, Any], error: Exception
+) -> ValueError:
+    """What to raise where the model's own forward failed on its sample inputs."""
+    name = type(model).__name__
+    given = [described(value) for value in args]
+    given += [f"{key}={described(value)}" for key, value in kwargs.items()]
+    said = (str(error).strip().splitlines() or [""])[0].rstrip(".!")
+    return ValueError(
+        f"{name} cannot be run with these sample_inputs: {', '.join(given) or 'none'}. "
+        f"{type(error).__name__}: {said}. Expected what {name}.forward"
+        f"{inspect.signature(model.forward)} takes: one value, a tuple of arguments or "
+        "a dict of keyword arguments"
+    )
+
+
+def described(value: Any) -> str:
+    """Of tensors dtype, shape and device; other values as they are."""
+    if isinstance(value, Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype} {tuple(value.shape)} on {value.device}"
+    text = repr(value)
+    return text if len(text) < 40 else f"a {type(value).__name__}"
+
+
+def checked_backend(backend: Any) -> str:
+    """Of `torch.compile`, which takes seconds to import.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    from torch._dynamo import list_backends
+
+    known = list_backends(exclude_tags=None)
+    if backend in known:
+        return str(backend)
+    raise ValueError(
+        f"backend is {backend!r}; expected one of torch.compile's: {', '.join(known)}"
+    )
 
 
 def checked_hardware(hardware: Any) -> str | Hardware | None:

@@ -20,11 +20,20 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from overlaplab.techniques.memory.alone import measure_menu
+from overlaplab.techniques.memory.arguments import inputs_do_not_fit
 from overlaplab.techniques.memory.around import walk
 from overlaplab.techniques.memory.chain import Block, Chain, Option
-from overlaplab.techniques.memory.cutting import Kind, Looking, Stub, cut
+from overlaplab.techniques.memory.cutting import (
+    Kind,
+    Looking,
+    NotCopiedError,
+    Stub,
+    cut,
+)
 from overlaplab.techniques.memory.meters import Meter
 from overlaplab.techniques.memory.setting import Setting
+
+_NO_VALUES = DataDependentOutputException, DynamicOutputShapeException
 
 
 def measure_chain(
@@ -112,7 +121,7 @@ def _alone(option: Option) -> Option:
 def _explained(model: nn.Module) -> Iterator[None]:
     try:
         yield
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+    except _NO_VALUES as error:
         raise ValueError(
             f"{type(model).__name__} looks at the values of its tensors ({error}), "
             'which are not there while it is planned. Measure: hardware="measured"'
@@ -142,7 +151,12 @@ def _look(
     for stub in stubs.values():
         stub.__dict__["book"] = book
     args, kwargs = inputs
-    skeleton(*args, **kwargs)
+    try:
+        skeleton(*args, **kwargs)
+    except (torch.OutOfMemoryError, NotCopiedError, *_NO_VALUES):
+        raise
+    except Exception as error:
+        raise inputs_do_not_fit(skeleton, args, kwargs, error) from error
     planned: dict[str, Kind] = {}
     reasons: dict[str, list[str]] = {}
     for name, times in book.counts().items():

@@ -66,6 +66,10 @@ class Kind:
         return args, kwargs
 
 
+class NotCopiedError(ValueError):
+    """A model that has no copy, on which things could be tried."""
+
+
 class Book(Protocol):
     """Decides what a stub does."""
 
@@ -105,7 +109,7 @@ def cut(
     """A copy of `model` with a stub for each block; blocks are copied when asked for.
 
     Raises:
-        ValueError: the model cannot be copied.
+        NotCopiedError: the model cannot be copied.
     """
     copier = _Copier(type(model).__name__, meter)
     stubs = {name: Stub(name, block, copier) for name, block in blocks.items()}
@@ -138,7 +142,7 @@ class _Copier:
         try:
             copied = copy.deepcopy(module, self.memo)
         except (TypeError, RuntimeError) as error:
-            raise ValueError(
+            raise NotCopiedError(
                 f"{self._model_name} cannot be copied ({error}), and a planner tries "
                 "things on a copy. Keep what has no copy (files, results that are not "
                 "parameters) outside of the model"

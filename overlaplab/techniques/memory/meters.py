@@ -27,6 +27,8 @@ from overlaplab.operators import dtype_name, operator, read, tensors_in, written
 from overlaplab.operators.fused import launching_as_cuda
 from overlaplab.operators.nodes import tensor_bytes
 
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::convolution"})
+
 
 class Meter(Protocol):
     """What costs are taken with."""
@@ -99,6 +101,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         for tensor in tensors_in((*args, *kwargs.values())):
             self._note(tensor, made_here=False)
+        if self._hardware is not None:
+            _refuse_mixed(func, args)
         out = func(*args, **kwargs)
         outputs = tensors_in((out,))
         for tensor in outputs:
@@ -126,6 +130,14 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _free(self, key: int) -> None:
         self.live -= self._known.pop(key, 0)
+
+
+def _refuse_mixed(func: Any, args: Any) -> None:
+    """Products of two dtypes, which fail with values and not without."""
+    dtypes = {tensor.dtype for tensor in tensors_in(args)}
+    if len(dtypes) > 1 and func._schema.name in _PRODUCTS:
+        names = " and ".join(sorted(map(str, dtypes)))
+        raise TypeError(f"{func._schema.name} of {names}: expected one dtype")
 
 
 def _price(

@@ -91,6 +91,8 @@ def measure_costs(
             "compiled blocks and models can only be measured: "
             'hardware="measured", on the machine that compiles them'
         )
+    if compile or whole_budgets or parts:
+        arguments.checked_backend(backend)
     menu = EAGER if policies is None else policies
     if policies is None and compile:
         menu = compiled(arguments.checked_budgets(compile_budgets), backend)

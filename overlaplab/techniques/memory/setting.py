@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from overlaplab.techniques.memory.arguments import described
 from overlaplab.techniques.memory.meters import Meter
 from overlaplab.techniques.memory.policies import Policy
 
@@ -64,13 +65,26 @@ def run_step(
         turn: is called between.
 
     Raises:
-        ValueError: no output has a gradient.
+        ValueError: no output has a gradient, or the loss cannot be called with them.
     """
-    outputs = forward()
+    outputs, what = forward(), "the model's output"
     if setting.loss is not None:
-        outputs = setting.loss(outputs)
+        outputs, what = _loss_of(outputs, setting.loss), "what loss returns"
     leaves = differentiable(outputs)
     if not leaves:
-        raise ValueError("the model's output has no gradient: nothing is trained")
+        raise ValueError(f"{what} has no gradient: nothing is trained")
     turn()
     torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
+
+
+def _loss_of(outputs: Any, loss: Loss) -> Tensor:
+    try:
+        return loss(outputs)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"loss cannot take what the model returns, {described(outputs)}. "
+            f"{type(error).__name__}: {error}. Expected a function that makes a scalar "
+            "of it"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -73,6 +74,57 @@ def costs() -> Costs:
 def test_a_wrong_argument_is_named(settings: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         measure_costs(Net(), INPUTS, **{"hardware": "chalk", **settings})
+
+
+class Scaled(Net):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward(x * scale)
+
+
+@pytest.mark.parametrize("hardware", ["chalk", "measured"])
+@pytest.mark.parametrize(
+    ("inputs", "facts"),
+    [
+        (None, "None. TypeError: "),
+        ((), "none. TypeError: .* missing 1 required"),
+        (
+            (INPUTS, 1.0, 2),
+            r"float32 \(3, 4\) on cpu, 1.0, 2. TypeError: .* but 4 were",
+        ),
+        ({"y": INPUTS}, r"y=float32 \(3, 4\) on cpu. .* keyword argument 'y'"),
+        (INPUTS[:, :3], r"float32 \(3, 3\) on cpu. RuntimeError: "),
+        (INPUTS.double(), r"float64 \(3, 4\) on cpu. \w+Error: .*dtype"),
+        (INPUTS.numpy(), "a ndarray. "),
+        (iter([INPUTS]), "a list_iterator. TypeError: "),
+        (INPUTS.to("meta"), r"float32 \(3, 4\) on meta. "),
+    ],
+)
+def test_sample_inputs_that_do_not_fit_are_named_with_what_is_expected(
+    inputs: Any, facts: str, hardware: str
+) -> None:
+    expected = r"(?s)Scaled cannot be run with .*Expected what Scaled\.forward\(x: .* "
+    expected += "takes: one value, a tuple of arguments or a dict"
+    with pytest.raises(ValueError, match=expected) as caught:
+        measure_costs(Scaled(), inputs, hardware=hardware)
+    assert re.search(f"sample_inputs: {facts}", str(caught.value)), caught.value
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda out: out.logits, r"loss cannot take .*, float32 \(\) on cpu. Attr"),
+        (lambda out: out.detach(), "what loss returns has no gradient"),
+    ],
+)
+def test_a_loss_that_does_not_fit_is_named(loss: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        measure_costs(Net(), INPUTS, hardware="chalk", loss=loss)
+
+
+def test_a_compiler_that_is_not_there_is_named_before_anything_is_measured() -> None:
+    with pytest.raises(ValueError, match=r"backend is 'nope'; expected .*inductor"):
+        measure_costs(Net(), INPUTS, hardware="measured", compile=True, backend="nope")
 
 
 @pytest.mark.parametrize(
