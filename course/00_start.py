@@ -61,7 +61,18 @@ for width in (256, 64):
 # %% [markdown]
 # ## 2. One line, two times (6 minutes)
 #
-# Six products, one after the other, 256 wide.
+# First, who hands work to whom?
+
+# %% name="picture-queue" fold=true
+from overlaplab_course import pictures
+
+pictures.cpu_queue_gpu_wire()
+
+# %% [markdown]
+# Look where the CPU's arrow ends: at the queue, not at the GPU. The CPU does not wait for
+# what it has put there.
+#
+# Now six products, one after the other, 256 wide.
 
 
 # %% name="six-products"
@@ -135,7 +146,7 @@ for name, timeline in busy.items():
 view.draw_many(busy)
 
 # %% [markdown]
-# The black line is the **critical path**: the chain of work that sets the total time. In
+# The line under the bars is the **critical path**: the chain of work that sets the total time. In
 # the upper figure it lies on the GPU: the program is **GPU-bound**. In the lower one it lies
 # on the CPU, which has no lead: the program is **launch-bound**, and a faster GPU would
 # change nothing.

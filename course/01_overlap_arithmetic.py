@@ -51,7 +51,7 @@ view.draw(serial, ranks=[0], title="first compute, then send")
 # `default` is the GPU's **stream**: a queue, in which computing and messages stand one
 # after the other. The wire has nothing to do for 90 ms; then nothing is computed for 50.
 # (Both ranks do the same; one is drawn.)
-# The black line under the bars is the **critical path**: the longest chain of things that
+# The line under the bars is the **critical path**: the longest chain of things that
 # had to follow one another. It is as long as the step.
 #
 # While the messages travel, something could be computed. While the GPU computes,
@@ -108,8 +108,14 @@ for name, timeline in so_far.items():
 # %% name="hooks-text"
 print(view.text(hooks.of_rank(0), width=88))
 
+# %% name="picture-hidden" fold=true
+from overlaplab_course import pictures
+
+pictures.hidden_and_exposed()
+
 # %% [markdown]
-# **Hidden** is communication with computation beside it, **exposed** is the rest.
+# **Hidden** is communication with computation beside it, **exposed** is the rest. In the
+# figures a red strip along the top of a message marks what is exposed.
 # **Saved** is by how much the step is shorter than computing + sending, one after the
 # other.
 #
@@ -521,6 +527,15 @@ view.draw_many({**gap, "1 a bucket, each costs 4 ms": costly})
 # all-reduce among $N$ ranks sends $2(N-1)/N$ times its bytes over each link, once with two
 # ranks, nearly twice with many. Here $\alpha$ is the same for any $N$; section 11 says
 # more.
+
+# %% name="picture-ring" fold=true
+from overlaplab_course import pictures
+
+pictures.ring_all_reduce()
+
+# %% [markdown]
+# Count the arrows that leave rank 0: four, with a third of its bytes each. That is
+# $2(N-1)/N$ for three ranks.
 #
 # **Predict.** A gigabyte, 100 Gbit/s, alpha = 100 us, two ranks. How many ms?
 

@@ -111,6 +111,15 @@ view.draw_many(
 # | `streams.synchronize()` | the CPU waits until all has happened |
 #
 # A record is a launch like any other: the CPU goes on.
+
+# %% name="picture-events" fold=true
+from overlaplab_course import pictures
+
+pictures.events_between_steps()
+
+# %% [markdown]
+# Look at the event between two steps: it ends one and begins the next. The CPU has long
+# gone on.
 #
 # **Exercise 2.1.** Write `time_step(step)`: the time of a *typical* step in ms, as in
 # training.
@@ -374,8 +383,8 @@ view.draw(step, title="your step: batch 8, buckets of 100 MiB", critical_path=Fa
 # (`view.show(step)`, in a cell of your own, zooms: wheel, drag, click.)
 #
 # Above are the kernels of the compute stream, below NCCL's. Forward pass (light blue), then
-# backward pass, from the last layer to the first; a message follows each layer. An orange
-# frame marks what is exposed. It has a least width: short stubs look longer than they are.
+# backward pass, from the last layer to the first; a message follows each layer. A red
+# strip along its top marks what is exposed, as wide as the time is.
 #
 # **Predict.** How long *before* the first message starts on the GPU did the CPU launch it?
 # In ms.

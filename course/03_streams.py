@@ -617,6 +617,12 @@ view.draw_many({"as given": as_given.timeline, "yours": yours.timeline}, ranks=[
 # When Python drops a tensor, PyTorch's allocator gives its memory back at once to the
 # *stream that allocated it*. The next tensor of that stream may get the same memory. The
 # allocator does not know that another stream still reads the old tensor.
+
+# %% name="picture-memory" fold=true
+lab.lifetime_of_memory()
+
+# %% [markdown]
+# Look between the dotted lines: one stream writes what the other still reads.
 #
 # | | |
 # |---|---|

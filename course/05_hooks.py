@@ -102,7 +102,7 @@ view.draw_many({"all at the end": at_end.timeline, "when ready": prompt.timeline
 
 # %% [markdown]
 # On `comm` each message has the name of its gradient. There is as much to compute as to send,
-# and yet most of the messages are exposed: what is outlined has no computing beside it. Why?
+# and yet most of the messages are exposed: what has a red strip has no computing beside it. Why?
 
 # %% name="prompt-numbers"
 report = prompt.timeline.report()

@@ -121,21 +121,18 @@ view.draw_many(ends)
 # `default` is the GPU's compute **stream**: a queue whose work runs in order. `comm` is
 # the **wire**. All four ranks do the same, so one is drawn.
 #
-# Above, the wire is busy from early on. Below, look at the empty (light grey) space: the
+# Above, the wire is busy from early on. Below, look at the empty (pale) space: the
 # wire is idle while the GPU computes, then the GPU is idle while the wire works.
 #
-# Why is the upper step so long, then? Here are 2 ms out of its middle.
+# Why is the upper step so long, then? Here is one message out of its middle.
 
 # %% name="waste-zoom"
-middle_ns = each.step_ns // 2
-view.draw(
-    each,
-    title="a message per gradient, 2 ms of it",
-    window=(middle_ns, middle_ns + 2_000_000),
-)
+zoom, window = lab.one_message(each, program)
+view.draw(zoom, title="one message per gradient, one of them", window=window)
 
 # %% [markdown]
-# Each message begins with 0.1 ms in which nothing moves.
+# It has the name of its gradient. It begins with 0.1 ms in which nothing moves (dotted):
+# so does each of the others.
 #
 # Communication with no computation beside it is **exposed**; the rest is **hidden**.
 # **Saved** is what the step is shorter than compute + communication. Here are the
@@ -206,6 +203,15 @@ view.draw_many(ends_on_nvlink)
 # Which bandwidth? A ring of $N$ ranks sends each byte $2 (N-1)/N$ times: with four,
 # 2 x 3/4 = 1.5 times. So gradients move slower than the link's bytes do. The speed of
 # *gradients* is $1/\beta$, here and in all that follows.
+
+# %% name="picture-ring" fold=true
+from overlaplab_course import pictures
+
+pictures.ring_all_reduce()
+
+# %% [markdown]
+# Here are three ranks, so 2 x 2/3 = 4/3. Count the arrows that leave rank 0: four, with a third
+# of its gradients each.
 
 # %% name="ring"
 for name, hardware in (("Ethernet", lab.ETHERNET), ("NVLink", lab.NVLINK)):
@@ -283,6 +289,14 @@ if solved("6.0"):
 #
 # The backward pass makes the *last* layer's gradients first. A **bucket** is a set of
 # gradients that travel together. It can leave when its last gradient is there.
+
+# %% name="picture-bucket" fold=true
+from overlaplab_course import pictures
+
+pictures.bucket_fills()
+
+# %% [markdown]
+# Look at the third frame: what does not fit opens the next bucket; nothing is split.
 #
 # **Exercise 6.1.** Write `plan_buckets(params, cap_bytes)`.
 #

@@ -302,6 +302,15 @@ lab.side_by_side("depth 5, in ms", depth_5_ms, f"{seen_ms[5]:.0f}")
 # Depth 1 hides every gather but the first: 2 + 24 x 8 ms. There is nothing left for depth
 # 5 to hide. Here is what you are about to build, at depth 1: CPU, two streams, the ring.
 
+# %% name="picture-ring" fold=true
+from overlaplab_course import pictures
+
+pictures.ring_of_slots()
+
+# %% [markdown]
+# Look at the two arrows. A forward waits until its weights are there, and a gather waits until
+# the slot that it fills has been read. Now the same as it runs:
+
 # %% name="target" fold=true
 target = lab.play_ours(1, lab.SMALL)
 view.draw(lab.drawn(target), title="depth 1: the next layer travels while one computes")

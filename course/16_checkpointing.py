@@ -66,6 +66,14 @@ lab.draw_memory({"six blocks": plain})
 # through the forward, because each block leaves behind what its backward will need, and shrink
 # through the backward, while gradients of the parameters arrive. So the peak is where forward
 # and backward meet. Many texts leave it at that.
+
+# %% name="picture-life" fold=true
+from overlaplab_course import pictures
+
+pictures.life_of_an_activation()
+
+# %% [markdown]
+# Look at the left ends and the right ends: what is made first is used last.
 #
 # **Predict.** Now every block computes its activations a second time, in the backward, instead
 # of keeping them. How far through the step is the peak then, in percent?

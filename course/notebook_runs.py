@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import nbformat
+import numpy as np
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
@@ -23,6 +24,7 @@ from PIL import Image
 
 CELL_TIMEOUT_S = 900  # a guard: a busy machine does not come near it
 PNG_LIMIT_BYTES = 100_000
+PALETTE = 256  # colours of a stored picture, transparent ones among them
 WIDGETS = "application/vnd.jupyter.widget-view+json"
 # What a check raises that has come to a verdict; anything else is a fault in the lab.
 VERDICTS = ("CheckFailed", "AssertionError", "NotImplementedError")
@@ -139,6 +141,9 @@ def stored_problems(notebook: NotebookNode, name: str, root: Path) -> list[str]:
                 problems.append(f"{where}: shows a path of this machine")
             if len(data.get("image/png", "")) * 3 // 4 > PNG_LIMIT_BYTES:
                 problems.append(f"{where}: a picture over {PNG_LIMIT_BYTES} bytes")
+            words = output.get("metadata", {}).get("image/png", {}).get("alt", "")
+            if "image/png" in data and not words.strip():
+                problems.append(f"{where}: a figure without words (alt)")
             if WIDGETS in data:
                 problems.append(f"{where}: a widget's view; it is blank when stored")
     return problems
@@ -216,6 +221,8 @@ def _stable(output: NotebookNode) -> NotebookNode | None:
     data = output.data
     if data.pop(WIDGETS, None) is not None:
         return None
+    if "image/png" in data:  # in the HTML beside it is the same picture again
+        data.pop("text/html", None)
     for kind, value in data.items():
         if kind.startswith("text/"):
             data[kind] = _plain(value)
@@ -231,11 +238,25 @@ def _plain(words: str) -> str:
 
 
 def _small_png(encoded: str) -> str:
-    """A drawing needs few colours: a palette makes it a third of the size."""
-    picture = Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB")
+    """A drawing needs few colours: a palette makes it a third of the size.
+
+    The colours that are there most often stay as they are, transparent ones too; each
+    of the others becomes the one nearest to it.
+    """
+    picture = Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGBA")
+    pixels = np.asarray(picture).reshape(-1, 4).view(np.uint32).ravel()
+    colors, place, times = np.unique(pixels, return_inverse=True, return_counts=True)
+    kept = colors[np.argsort(-times, kind="stable")[:PALETTE]]
+    weights = np.array([1, 1, 1, 2], dtype=np.float32)
+    every, few = (c.view(np.uint8).reshape(-1, 4) * weights for c in (colors, kept))
+    squares = (every**2).sum(1)[:, None] + (few**2).sum(1) - 2 * every @ few.T
+    numbers = squares.argmin(1).astype(np.uint8)[place]
+    table = np.ascontiguousarray(kept).view(np.uint8).reshape(-1, 4)
+    packed = Image.fromarray(numbers.reshape(picture.height, picture.width))
+    packed.putpalette(table[:, :3].tobytes())  # a grey picture becomes one of numbers
     smaller = io.BytesIO()
-    picture.quantize(128, dither=Image.Dither.NONE).save(
-        smaller, format="PNG", optimize=True
+    packed.save(
+        smaller, format="PNG", optimize=True, transparency=table[:, 3].tobytes()
     )
-    packed = base64.b64encode(smaller.getvalue()).decode()
-    return packed if len(packed) < len(encoded) else encoded
+    again = base64.b64encode(smaller.getvalue()).decode()
+    return again if len(again) < len(encoded) else encoded

@@ -76,9 +76,10 @@ copyreg.pickle(MappingProxyType, lambda proxy: (_read_only, (dict(proxy),)))
 
 
 def lanes_of(spans: Iterable[Span], rank: int) -> list[str]:
-    """The lanes of `rank`, CPU first, in the order of their first span."""
+    """The lanes of `rank`: the CPU, "default", the others in order of first spans."""
+    first = {CPU_LANE: 0, "default": 1}
     seen = dict.fromkeys(s.lane for s in spans if s.rank == rank)
-    return sorted(seen, key=lambda lane: lane != CPU_LANE)
+    return sorted(seen, key=lambda lane: first.get(lane, 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Timeline:
         return Timeline(ordered, num_ranks=max(ranks, default=0) + 1, origin=origin)
 
     def lanes(self, rank: int) -> Sequence[str]:
-        """The lanes of `rank`, CPU first, in the order of their first span."""
+        """The lanes of `rank`: CPU, "default", then in order of first spans."""
         return lanes_of(self.spans, rank)
 
     @property

@@ -1,7 +1,9 @@
 """What each kind of time looks like: for pictures and legends.
 
 Colours are those of Okabe and Ito ("Color Universal Design", 2008), which people with
-any kind of colour blindness distinguish; hatching and outline say the same once more.
+any kind of colour blindness distinguish; hatching says the same once more. A figure has
+no background: what stands on the page itself has one ink that light and dark paper both
+set off (4.5 and 4.2 to 1), and pale areas are thin washes of grey.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from matplotlib.patches import Patch
 from overlaplab.timeline import MEMORY_KINDS, Share, Span
 from overlaplab.timeline.critical_path import is_wait
 
-PATH = "#000000"
+INK = "#767676"  # lines and words on the page
+PATH = INK
 EXPOSED = "#D55E00"
-BAND = "#F1F1F1"
-TEXT = "#222222"
+BAND = "#80808026"
+TEXT = "#222222"  # words on something bright
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +55,12 @@ COLORS: Mapping[str, Color] = {
     "forward": Color("#56B4E9", "#A6D8F5", "compute, forward"),
     "wire": Color("#E69F00", "#7A4F00", "communication: wire", hatch="///"),
     "latency": Color("#F0E442", "#7A4F00", "communication: latency", hatch="..."),
-    "waiting": Color("#FFFFFF", "#E69F00", "communication: waits for peers"),
+    "waiting": Color("#E69F0026", "#E69F00", "communication: waits for peers"),
     "memcpy": Color("#009E73", "#66C5AB", "copy", text="#FFFFFF"),
     "memset": Color("#66C4A8", "#B5E3D6", "memset"),
     "launch": Color("#7F7F7F", "#B3B3B3", "CPU launches", text="#FFFFFF"),
-    "host": Color("#4D4D4D", "#949494", "CPU computes", text="#FFFFFF"),
-    "wait": Color("#C2C2C2", "#FFFFFF", "CPU waits"),
+    "host": Color("#565656", "#949494", "CPU computes", text="#FFFFFF"),
+    "wait": Color("#B8B8B8", "#9A9A9A", "CPU waits"),
 }
 
 SHARE_COLORS: Mapping[Share, Color] = {
@@ -65,7 +68,7 @@ SHARE_COLORS: Mapping[Share, Color] = {
     "wire": replace(COLORS["wire"], label="wire"),
     "latency": replace(COLORS["latency"], label="latency"),
     "launch": replace(COLORS["launch"], label="launch"),
-    "idle": Color("#FFFFFF", "#7F7F7F", "idle"),
+    "idle": Color(BAND, "#7F7F7F", "idle", text=INK),
 }
 
 # Paul Tol's nine light colours, which people with any kind of colour blindness tell

@@ -7,7 +7,7 @@ lane that is half busy looks half full, however short its spans. Knows no matplo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from overlaplab.timeline import Span
@@ -91,16 +91,3 @@ def _runs(
         Rectangle(color, start_ns + a * column_ns, start_ns + b * column_ns, False)
         for color, a, b in runs
     ]
-
-
-def join_close(
-    intervals: Sequence[tuple[int, int]], gap_ns: float
-) -> list[tuple[int, int]]:
-    """Ascending intervals, those with a gap of at most `gap_ns` made one."""
-    joined: list[tuple[int, int]] = []
-    for start, end in intervals:
-        if joined and start - joined[-1][1] <= gap_ns:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined

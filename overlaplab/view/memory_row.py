@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from overlaplab.timeline import Memory
-from overlaplab.view.colors import MEMORY_COLORS, TEXT
+from overlaplab.view.colors import INK, MEMORY_COLORS
 from overlaplab.view.units import format_bytes
 
 ROWS = 2.0  # height, in lanes
@@ -64,13 +64,13 @@ def draw_memory(
     place = (memory.peak_ns - start_ns) / max(end_ns - start_ns, 1)
     if 0 <= place <= 1:
         peak_y = bottom - height * memory.peak_bytes / max(top_bytes, 1)
-        ax.plot([x(memory.peak_ns)], [peak_y], "v", color=TEXT, markersize=4, zorder=3)
+        ax.plot([x(memory.peak_ns)], [peak_y], "v", color=INK, markersize=4, zorder=3)
     ax.annotate(
         summary(memory, short=True),
         (min(max(place, 0.0), 1.0), y + 0.34),
         xycoords=("axes fraction", "data"),
         fontsize=7,
-        color=TEXT,
+        color=INK,
         va="center",
         ha="left" if place < 0.35 else "right" if place > 0.65 else "center",
         zorder=6,

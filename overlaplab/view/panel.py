@@ -1,11 +1,13 @@
 """One timeline in one pair of axes: lanes, bars, outlines, the critical path, names.
 
-Solid is computing, hatched is communication; an outline marks what is exposed, a
-black line the critical path, the pale band a rank's step. Knows spans and causes only.
+Solid is computing, hatched is communication; a strip along the top of a message marks
+when it is exposed, a line under the bars the critical path, a pale band its rank's
+step, dotted lines where another step begins. Knows spans and causes only.
 """
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -23,15 +25,16 @@ from overlaplab.view.colors import (
     BAND,
     COLORS,
     EXPOSED,
+    INK,
     PATH,
     TEXT,
     colors_of,
 )
-from overlaplab.view.downsampling import Rectangle, join_close, rectangles
+from overlaplab.view.downsampling import Rectangle, rectangles
 from overlaplab.view.memory_row import ROWS as MEMORY_ROWS
 from overlaplab.view.memory_row import draw_memory
 from overlaplab.view.stacking import ROW_IN, TITLE_LINE_IN, Part, write_above
-from overlaplab.view.units import format_ns, shortened, time_unit
+from overlaplab.view.units import format_ns, share_text, shortened, time_unit
 
 Box = tuple[float, float, float, float]  # left, right, top, bottom, in data units
 
@@ -40,6 +43,7 @@ _LONG_TITLE = 56  # characters
 _GROUP_GAP = 0.45  # rows between ranks
 _BAR = (0.10, 0.78)  # top and bottom of a bar within its row
 _PATH_AT = 0.89
+_STRIP = 0.2  # of a row: what marks exposed time, along the top of a bar
 _CHAR_PX = 5.5  # a character of the 7-point font at DPI, on the wide side
 _MAX_NAMES = 80
 
@@ -106,7 +110,25 @@ class Panel:
 
     def part(self) -> Part:
         labels = [label for _, label in self._labels()]
-        return Part(ROW_IN * self.num_rows, labels, self.draw, self.num_title_lines)
+        return Part(
+            ROW_IN * self.num_rows,
+            labels,
+            self.draw,
+            alt=self.alt(),
+            num_title_lines=self.num_title_lines,
+        )
+
+    def alt(self) -> str:
+        """What the axes show, for those who do not see them."""
+        heading = self._heading()
+        lanes = [self._label(*key) for key in self.rows]
+        said = f"{heading}: " if heading else ""
+        said += f"timeline, {numbers(self.timeline, separator=', ')}"
+        said += f"; lanes {', '.join(lanes)}" if lanes else ""
+        shares_ns = self.timeline.critical_path().shares_ns
+        if self.critical_path and any(shares_ns.values()):
+            said += f"; critical path {share_text(shares_ns)}"
+        return f"{said}."
 
     def _labels(self) -> list[tuple[float, str]]:
         """The middle of each row, and what it is called."""
@@ -130,6 +152,7 @@ class Panel:
         self._bands(ax)
         used += self._bars(ax)
         used += self._exposed(ax)
+        self._steps(ax)
         if self.critical_path:
             used += self._path(ax)
         self._names(ax)
@@ -152,18 +175,18 @@ class Panel:
         return self._x(start_ns), self._x(end_ns), y + _BAR[0], y + _BAR[1]
 
     def _frame(self, ax: Axes) -> None:
-        ax.set_facecolor("white")
+        ax.set_facecolor("none")
         ax.set_xlim(self._x(self.start_ns), self._x(self.end_ns))
         ax.set_ylim(self.num_rows, 0)
         labels = self._labels()
         ax.set_yticks([y for y, _ in labels])
         ax.set_yticklabels([label for _, label in labels])
-        ax.tick_params(axis="y", length=0, labelsize=8, labelcolor=TEXT)
-        ax.tick_params(axis="x", labelsize=8, labelcolor=TEXT, color=TEXT)
+        ax.tick_params(axis="y", length=0, labelsize=8, labelcolor=INK)
+        ax.tick_params(axis="x", labelsize=8, labelcolor=INK, color=INK)
         ax.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g} {self.unit}"))
-        for side in ("top", "right", "left"):
-            ax.spines[side].set_visible(False)
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.spines["bottom"].set_color(INK)
         long = self.num_title_lines > 0
         above_pt = 7 + 72 * TITLE_LINE_IN if long else 7
         write_above(
@@ -188,7 +211,7 @@ class Panel:
         return heading.strip()
 
     def _bands(self, ax: Axes) -> None:
-        """A pale band from a rank's first start to its last end: white is over."""
+        """A pale band from a rank's first start to its last end."""
         bands = []
         for (rank, _), y in self.rows.items():
             spans = self.by_rank[rank]
@@ -236,11 +259,46 @@ class Panel:
             if not sending:
                 continue
             exposed = subtract(sending, union(self.by_rank[rank], "compute"))
-            visible = intersect(exposed, [(self.start_ns, self.end_ns)])
-            for start_ns, end_ns in join_close(visible, self.ns_per_px):
-                boxes.append(self._box(start_ns, end_ns, y))
-        _add_boxes(ax, boxes, fill=False, edgecolor=EXPOSED, linewidth=1.6, zorder=3)
+            for start_ns, end_ns in intersect(exposed, [(self.start_ns, self.end_ns)]):
+                left, right, top, _ = self._box(start_ns, end_ns, y)
+                boxes.append((left, right, top, top + _STRIP))
+        _add_boxes(ax, boxes, facecolor=EXPOSED, linewidth=0, zorder=3)
         return ["exposed"] if boxes else []
+
+    def _steps(self, ax: Axes) -> None:
+        """Where each step but the first begins, lane by lane: the CPU is ahead."""
+        firsts: dict[int, dict[float, int]] = {}
+        for key, y in self.rows.items():
+            for span in self.spans[key]:
+                step = span.attributes.get("step")
+                if step is not None:
+                    firsts.setdefault(step, {}).setdefault(y, span.start_ns)
+        lines, named_px = [], -math.inf
+        for step in sorted(firsts)[1:]:
+            for y, start_ns in firsts[step].items():
+                if self.start_ns <= start_ns <= self.end_ns:
+                    lines.append([(self._x(start_ns), y), (self._x(start_ns), y + 1)])
+            top_ns = firsts[step].get(min(firsts[step]), 0)
+            at_px = (top_ns - self.start_ns) / self.ns_per_px
+            if named_px + 40 <= at_px <= self.columns - 40 and at_px >= 0:
+                named_px = at_px
+                self._write_step(ax, step, top_ns)
+        if lines:
+            dots = {"linestyles": [(0, (1, 1))], "linewidths": 1}
+            marks = LineCollection(lines, colors=INK, zorder=5, **dots)
+            ax.add_collection(marks, autolim=False)
+
+    def _write_step(self, ax: Axes, step: int, start_ns: int) -> None:
+        ax.annotate(
+            f"step {step}",
+            (self._x(start_ns), 0),
+            (0, 0.5),
+            textcoords="offset points",
+            fontsize=6.5,
+            color=INK,
+            va="bottom",
+            annotation_clip=False,
+        )
 
     def _path(self, ax: Axes) -> list[str]:
         """A line under the spans of the chain, and thin ones where it changes lane."""
@@ -312,7 +370,7 @@ class Panel:
 
     def _write_name(self, ax: Axes, span: Span, middle_ns: float, y: float) -> None:
         sends = span.kind == "communication"
-        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.7}
+        box = {"facecolor": "#FFF6E0D9", "edgecolor": "none", "pad": 0.7}
         ax.text(
             self._x(middle_ns),
             y + sum(_BAR) / 2 + 0.02,
@@ -327,7 +385,9 @@ class Panel:
         )
 
 
-def numbers(timeline: Timeline, report: Report | None = None) -> str:
+def numbers(
+    timeline: Timeline, report: Report | None = None, *, separator: str = 5 * " "
+) -> str:
     """The three numbers of a step, in one line; one, where nothing is sent.
 
     Of a recording of several steps they are those of all together. What was saved
@@ -335,6 +395,7 @@ def numbers(timeline: Timeline, report: Report | None = None) -> str:
 
     Args:
         report: of one of its ranks; else of the whole.
+        separator: between the numbers.
     """
     report = timeline.report() if report is None else report
     num_steps = len(timeline.steps)
@@ -342,10 +403,10 @@ def numbers(timeline: Timeline, report: Report | None = None) -> str:
     length = f"{what} {format_ns(report.step_ns)}"
     if not report.communication_ns:
         return length
-    length += f"     exposed {format_ns(report.exposed_ns)}"
-    if not knows_saved(timeline):
-        return length
-    return f"{length}     saved {format_ns(report.saved_ns)}"
+    said = [length, f"exposed {format_ns(report.exposed_ns)}"]
+    if knows_saved(timeline):
+        said.append(f"saved {format_ns(report.saved_ns)}")
+    return separator.join(said)
 
 
 def knows_saved(timeline: Timeline) -> bool:

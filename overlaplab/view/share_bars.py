@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from overlaplab.timeline import Timeline
-from overlaplab.view.colors import SHARE_COLORS, TEXT
+from overlaplab.view.colors import INK, SHARE_COLORS
 from overlaplab.view.stacking import ROW_IN, Part, stack, write_above
-from overlaplab.view.units import percentages, shortened
+from overlaplab.view.units import percentages, share_text, shortened
 
 _CHAR_PERCENT = 0.75  # width of a character of 8 points, in percent of a bar
 
@@ -34,20 +34,25 @@ def shares_part(timelines: Mapping[str, Timeline], remark: str = "") -> Part:
     def fill(ax: Axes) -> Iterable[str]:
         for row, timeline in enumerate(timelines.values()):
             _bar(ax, row, timeline)
-        ax.set_facecolor("white")
+        ax.set_facecolor("none")
         ax.set_xlim(0, 100)
         ax.set_ylim(len(timelines) - 0.5, -0.5)
         ax.set_yticks(range(len(timelines)), names)
         ax.set_xticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
         ax.tick_params(axis="y", length=0)
-        ax.tick_params(labelsize=8, labelcolor=TEXT, color=TEXT)
-        for side in ("top", "right", "left"):
-            ax.spines[side].set_visible(False)
+        ax.tick_params(labelsize=8, labelcolor=INK, color=INK)
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.spines["bottom"].set_color(INK)
         write_above(ax, "critical path", size=10, bold=True)
         write_above(ax, remark, size=9, right=True)
         return [f"share {share}" for share in SHARE_COLORS]
 
-    return Part(1.15 * ROW_IN * max(1, len(timelines)), names, fill)
+    said = "; ".join(
+        f"{name}: {share_text(timeline.critical_path().shares_ns)}"
+        for name, timeline in timelines.items()
+    )
+    alt = f"Critical path, {said}." + (f" {remark}." if remark else "")
+    return Part(1.15 * ROW_IN * max(1, len(timelines)), names, fill, alt=alt)
 
 
 def _bar(ax: Axes, row: int, timeline: Timeline) -> None:
@@ -83,7 +88,7 @@ def _bar(ax: Axes, row: int, timeline: Timeline) -> None:
                 va="center",
                 fontsize=8,
                 color=color.text,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+                bbox={"facecolor": "#FFF6E0D9", "edgecolor": "none", "pad": 0.8}
                 if color.hatch
                 else None,
             )

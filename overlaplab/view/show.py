@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -84,13 +82,10 @@ class Shown:
         data = orjson.dumps(to_json(self.content())).decode()
         # "<" is all that could end the script early or open a comment in it.
         data = data.replace("<", "\\u003c")
-        png = base64.b64encode(self.figure().png()).decode("ascii")
-        said = html.escape(", ".join(self.titles) or "timeline")
         return (
             '<script type="application/json" class="ol-timeline-data">'
             f"{data}</script>\n"
-            f'<noscript><img alt="{said}" style="max-width: 100%" '
-            f'src="data:image/png;base64,{png}"></noscript>\n'
+            f"<noscript>{self.figure().html()}</noscript>\n"
         )
 
     def page(self) -> str:

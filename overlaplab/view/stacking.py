@@ -5,6 +5,8 @@ Knows how figures are put together, not what timelines are.
 
 from __future__ import annotations
 
+import base64
+import html
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,13 +21,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from PIL import Image
 
+from overlaplab.errors import printable
 from overlaplab.view.colors import (
     COLORS,
     EXPOSED,
+    INK,
     MEMORY_COLORS,
     PATH,
     SHARE_COLORS,
-    TEXT,
 )
 
 Entry = Patch | Line2D  # of a legend
@@ -41,11 +44,24 @@ _CHAR_IN = 0.066  # a character of the legend's 8 points, on the wide side
 
 
 class Picture(Figure):
-    """A figure that a notebook shows once, as PNG, without pyplot's state."""
+    """A figure that a notebook shows once, as PNG, without pyplot's state.
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(facecolor="white", dpi=DPI, **kwargs)
+    It has no background: the page's shows, light or dark.
+
+    Args:
+        alt: what it shows, in words, for those who do not see it.
+        kwargs: matplotlib's.
+    """
+
+    def __init__(self, *, alt: str, **kwargs: Any) -> None:
+        if not alt.strip():
+            raise ValueError("alt is empty; expected what the figure shows, in words")
+        super().__init__(facecolor="none", dpi=DPI, **kwargs)
         FigureCanvasAgg(self)
+        self.alt = printable(" ".join(alt.split()))
+
+    def __repr__(self) -> str:
+        return f"<figure: {self.alt}>"
 
     def png(self) -> bytes:
         """The picture as the bytes of a PNG file."""
@@ -55,11 +71,32 @@ class Picture(Figure):
         size = canvas.get_width_height()
         image = Image.frombuffer("RGBA", size, canvas.buffer_rgba())
         buffer = io.BytesIO()
-        image.convert("RGB").save(buffer, "png", compress_level=1)
+        image.save(buffer, "png", compress_level=1)
         return buffer.getvalue()
 
-    def _repr_png_(self) -> bytes:
-        return self.png()
+    def html(self) -> str:
+        """The picture as an element of a page, with its words."""
+        return _IMG.format(html.escape(self.alt), _base64(self.png()))
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
+        """As PNG; and as HTML, since JupyterLab has no words for a PNG."""
+        png, alt = _base64(self.png()), self.alt
+        data = {
+            "image/png": png,
+            "text/html": _IMG.format(html.escape(alt), png),
+            "text/plain": repr(self),
+        }
+        return data, {"image/png": {"alt": alt}}
+
+
+_IMG = (
+    '<img class="olt-figure" style="max-width: 100%; height: auto" alt="{}" '
+    'src="data:image/png;base64,{}">'
+)
+
+
+def _base64(png: bytes) -> str:
+    return base64.b64encode(png).decode("ascii")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +107,7 @@ class Part:
     labels: Sequence[str]  # that stand to the left of the axes
     # fills the axes; returns the legend's entries that it needs
     draw: Callable[[Axes], Iterable[str]]
+    alt: str  # what they show, in words
     num_title_lines: int = 0  # that stand above the line of the numbers
 
 
@@ -85,7 +123,8 @@ def stack(parts: Sequence[Part]) -> Picture:
 def _stack(parts: Sequence[Part]) -> Picture:
     left_in = 0.35 + 0.075 * max((len(s) for p in parts for s in p.labels), default=0)
     width_in = WIDTH_IN - left_in - 0.2
-    figure = Picture(figsize=(WIDTH_IN, 1))
+    alt = " ".join(part.alt for part in parts)
+    figure = Picture(alt=alt, figsize=(WIDTH_IN, 1))
     stacked: list[tuple[Axes, float, float]] = []  # axes, height, bottom below the top
     used: dict[str, None] = {}
     below_top_in = 0.0
@@ -151,7 +190,7 @@ def _write_legend(
                 transform=inches,
                 fontsize=8,
                 va="center",
-                color=TEXT,
+                color=INK,
             )
 
 
@@ -172,9 +211,7 @@ def legend_entries(used: Iterable[str]) -> list[Entry]:
         if f"memory {kind}" in used
     ]
     if "exposed" in used:
-        entries.append(
-            Patch(facecolor="none", edgecolor=EXPOSED, linewidth=1.6, label="exposed")
-        )
+        entries.append(Patch(facecolor=EXPOSED, edgecolor="none", label="exposed"))
     if "path" in used:
         entries.append(Line2D([], [], color=PATH, linewidth=2.2, label="critical path"))
     return entries
@@ -201,6 +238,6 @@ def write_above(
         va="bottom",
         fontsize=size,
         weight="bold" if bold else "normal",
-        color=TEXT,
+        color=INK,
         annotation_clip=False,
     )

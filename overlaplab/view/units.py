@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from overlaplab.errors import printable
 
@@ -86,6 +87,16 @@ def percentages(parts: Iterable[int]) -> list[int]:
     for i in by_remainder[: 100 - sum(percents)]:
         percents[i] += 1
     return percents
+
+
+def share_text(parts: Mapping[Any, int]) -> str:
+    """Parts as percents that add up to 100, without those of 0 %.
+
+    >>> share_text({"compute": 3, "wire": 1, "idle": 0})
+    'compute 75 %, wire 25 %'
+    """
+    named = zip(parts, percentages(parts.values()), strict=True)
+    return ", ".join(f"{name} {percent} %" for name, percent in named if percent)
 
 
 def _four_digits(value: float) -> str:

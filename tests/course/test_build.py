@@ -150,8 +150,8 @@ def test_a_build_is_checked_and_its_lab_fails_at_the_check_only(
 ) -> None:
     lesson(
         tmp_path,
-        LESSON + "\n# %%\nimport matplotlib.pyplot as plt\n\nprint(object())\n"
-        "plt.plot(sizes);\n",
+        LESSON + "\n# %%\nfrom overlaplab.view.stacking import Picture\n\n"
+        "print(object())\nPicture(alt='nothing yet')\n",
     )
 
     assert build.main(["--root", str(tmp_path), "06"]) == 0
@@ -162,7 +162,8 @@ def test_a_build_is_checked_and_its_lab_fails_at_the_check_only(
     stored = json.loads((tmp_path / "solutions" / "06_x.ipynb").read_text())
     (printed, drawn) = stored["cells"][-1]["outputs"]
     assert printed["text"] == ["<object object at 0x...>\n"]
-    assert "image/png" in drawn["data"]
+    assert drawn["data"].keys() == {"image/png", "text/plain"}
+    assert drawn["metadata"] == {"image/png": {"alt": "nothing yet"}}
     assert stored["metadata"] == build.KERNEL
     lab = json.loads((tmp_path / "labs" / "06_x.ipynb").read_text())
     assert all(not cell.get("outputs") for cell in lab["cells"])

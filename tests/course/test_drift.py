@@ -57,9 +57,10 @@ def refusal(root: Path) -> str:
     return str(caught.value)
 
 
-def add_output(**data: str) -> Callable[[NotebookNode], object]:
+def add_output(alt: str = "", **data: str) -> Callable[[NotebookNode], object]:
     named = {key.replace("_", "/", 1): value for key, value in data.items()}
-    output = new_output("display_data", data=named)
+    said = {"image/png": {"alt": alt}} if alt else {}
+    output = new_output("display_data", data=named, metadata=said)
     return lambda notebook: notebook.cells[0].outputs.append(output)
 
 
@@ -98,7 +99,7 @@ def test_an_output_in_a_lab_is_drift(course: Path) -> None:
 
 def test_other_outputs_in_a_solution_are_no_drift(course: Path) -> None:
     picture = base64.b64encode(b"another matplotlib").decode()
-    edit(course / "solutions" / "06_x.ipynb", add_output(image_png=picture))
+    edit(course / "solutions" / "06_x.ipynb", add_output("a line", image_png=picture))
 
     build.check(course)
 
@@ -107,6 +108,7 @@ def test_other_outputs_in_a_solution_are_no_drift(course: Path) -> None:
     ("change", "reason"),
     [
         (add_output(image_png="A" * 200_000), "a picture over 100000 bytes"),
+        (add_output(image_png="A"), "a figure without words (alt)"),
         (
             lambda notebook: notebook.cells[0].update(execution_count=None),
             "cell 'given': not executed",

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from overlaplab.timeline import Span
 from overlaplab.view.colors import colors_of
-from overlaplab.view.downsampling import join_close, rectangles
+from overlaplab.view.downsampling import rectangles
 
 
 def kernels(*starts_and_ends):
@@ -80,7 +80,3 @@ def test_a_collective_waits_then_has_latency_then_wire():
 def test_a_measured_collective_is_all_wire():
     span = Span(0, "comm", "communication", "all_reduce", 10, 50)
     assert colors_of(span) == [("wire", 10, 50)]
-
-
-def test_close_intervals_are_joined_and_distant_ones_are_not():
-    assert join_close([(0, 2), (3, 5), (9, 10)], 1) == [(0, 5), (9, 10)]

@@ -1,11 +1,19 @@
 """Figures: what is drawn where. How they look, a person has to judge."""
 
+import base64
+import html
+import io
 from dataclasses import replace
 
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.patches import PathPatch
+from PIL import Image
 
 from overlaplab.timeline import Span, Timeline
 from overlaplab.view import draw, draw_many, shares_bar, table
+from overlaplab.view.colors import EXPOSED
+from overlaplab.view.stacking import Picture
 from tests.view.steps import step
 
 
@@ -100,7 +108,7 @@ def test_the_legend_explains_what_is_there_and_nothing_else():
     assert "exposed" in legend(draw(step(plan="serial")))
 
 
-def test_a_step_with_everything_hidden_has_no_outline():
+def test_a_step_with_everything_hidden_marks_nothing_exposed():
     hidden = [
         Span(0, "default", "compute", "mm", 0, 100),
         Span(0, "comm", "communication", "all_reduce", 10, 90),
@@ -139,8 +147,80 @@ def test_one_rank_of_several_says_which():
     assert "bucketed  (rank 2 of 4)" in texts(figure)
 
 
-def test_a_figure_shows_itself_in_a_notebook_as_png():
-    assert draw(step())._repr_png_().startswith(b"\x89PNG")
+def test_a_notebook_gets_a_figure_without_background_and_its_words_beside_it():
+    figure = draw(step(), title="a <step>")
+    data, metadata = figure._repr_mimebundle_()
+    with Image.open(io.BytesIO(base64.b64decode(data["image/png"]))) as picture:
+        assert picture.convert("RGBA").getpixel((0, 0))[3] == 0
+    words = (
+        "a <step>: timeline, step 15.91 ms, exposed 700 us, saved 685 us; lanes cpu, "
+        "default, comm; critical path compute 95 %, wire 4 %, latency 1 %."
+    )
+    assert metadata == {"image/png": {"alt": words}}
+    assert f'alt="{html.escape(words)}"' in data["text/html"]
+    assert words in data["text/plain"]
+
+
+def test_a_figure_without_words_is_refused():
+    with pytest.raises(ValueError, match="alt is empty; expected what the figure"):
+        Picture(alt=" ")
+
+
+def test_bars_of_shares_say_them_in_words():
+    assert shares_bar({"now": step(plan="serial")}).alt == (
+        "Critical path, now: compute 92 %, wire 7 %, latency 1 %."
+    )
+
+
+def exposed_widths(figure):
+    """Of the strips that mark exposed time, in the axis' unit."""
+    (axes,) = figure.axes
+    (marks,) = [
+        p for p in axes.get_children()
+        if isinstance(p, PathPatch) and to_hex(p.get_facecolor()).upper() == EXPOSED
+    ]  # fmt: skip
+    corners = marks.get_path().vertices.reshape(-1, 5, 2)
+    return [(box[:, 0].max() - box[:, 0].min()).item() for box in corners]
+
+
+def test_what_is_exposed_is_marked_as_wide_as_it_is():
+    hides = [
+        Span(0, "default", "compute", "mm", at, at + 980_000)
+        for at in range(0, 10_000_000, 1_000_000)
+    ]
+    sent = Span(0, "comm", "communication", "all_reduce", 0, 9_980_000)
+    widths = exposed_widths(draw(Timeline.of([*hides, sent])))
+    assert widths == pytest.approx([0.02] * 9)
+
+
+def dotted(figure):
+    (axes,) = figure.axes
+    (lines,) = [c for c in axes.collections if c.get_linestyle()[0][1] is not None]
+    return [(line[0][0].item(), line[0][1].item()) for line in lines.get_segments()]
+
+
+def test_the_beginning_of_a_step_is_marked_on_each_lane_where_it_is():
+    spans = []
+    for step_ in (3, 4):
+        own = {"step": step_}
+        late = (step_ - 3) * 1_000_000
+        spans += [
+            Span(0, "cpu", "launch", "launch mm", late, late + 9_000, attributes=own),
+            Span(0, "default", "compute", "mm", 3 * late, 3 * late + 2_000_000,
+                 attributes=own),
+        ]  # fmt: skip
+    figure = draw(Timeline.of(spans))
+    assert dotted(figure) == [(1.0, 0), (3.0, 1)]
+    assert "step 4" in texts(figure) and "step 3" not in texts(figure)
+
+
+def test_the_default_stream_stands_right_under_the_cpu_whatever_begins_first():
+    spans = [
+        Span(0, "copies", "memcpy", "copy", 0, 5),
+        Span(0, "default", "compute", "mm", 5, 9),
+        Span(0, "cpu", "launch", "launch mm", 6, 7),
+    ]
+    assert row_labels(draw(Timeline.of(spans))) == ["cpu", "default", "copies"]
 
 
 @pytest.mark.parametrize(

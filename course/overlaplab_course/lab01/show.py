@@ -5,44 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from matplotlib.figure import Figure
 
+from overlaplab.view.colors import EXPOSED, INK
 from overlaplab.view.stacking import Picture
 from overlaplab_course import stored
+from overlaplab_course.drawing import COMPUTED, in_words, legend, quiet_axes
 from overlaplab_course.lab01.given import Times
 from overlaplab_course.lab01.messages import Counted
 
 
 def draw_counted(counted: Sequence[Counted]) -> Figure:
     """One message, all in a row, and the step, over the number of messages."""
-    figure = Picture(figsize=(9, 3.2))
-    ax = figure.add_axes((0.08, 0.17, 0.6, 0.75))
     numbers, ones, sums, steps = zip(*counted, strict=True)
-    for name, values, color, style, width in (  # the wide one is seen under the thin
-        ("one message", ones, "#d55e00", "s--", 1.5),
+    drawn = (  # the wide one is seen under the thin
+        ("one message", ones, EXPOSED, "s--", 1.5),
         ("all messages in a row", sums, "#7fceb9", "-", 6),
-        ("backward pass with messages", steps, "#0072b2", "o-", 1.5),
-    ):
-        ax.plot(
-            numbers,
-            values,
-            style,
-            color=color,
-            label=name,
-            markersize=5,
-            linewidth=width,
-        )
+        ("backward pass with messages", steps, COMPUTED, "o-", 1.5),
+    )
+    lines = {name: list(zip(numbers, ms, strict=True)) for name, ms, *_ in drawn}
+    across = "messages that share the gigabyte"
+    figure = Picture(alt=in_words(lines, across, "ms"), figsize=(9, 3.2))
+    ax = quiet_axes(figure, (0.08, 0.17, 0.6, 0.75), across, "ms")
+    for name, values, color, style, width in drawn:
+        look: Any = {"color": color, "label": name, "markersize": 5, "linewidth": width}
+        ax.plot(numbers, values, style, **look)
     best = min(counted, key=lambda c: c.step_ms)
     star = [best.num_messages], [best.step_ms]
-    ax.plot(*star, "*", color="black", markersize=13, zorder=5)
+    ax.plot(*star, "*", color=INK, markersize=13, zorder=5)
     ax.set_xscale("log")
     ax.set_xticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
     ax.set_ylim(0, None)
-    ax.set_xlabel("messages that share the gigabyte")
-    ax.set_ylabel("ms")
-    ax.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="center left", bbox_to_anchor=(0.69, 0.6), frameon=False)
+    legend(figure, 0.69)
     return figure
 
 

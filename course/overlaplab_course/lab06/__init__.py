@@ -24,6 +24,7 @@ from overlaplab_course.lab06.show import (
     measure_it_here,
     measured,
     message_points,
+    one_message,
     shares_text,
     stored_benchmarks,
     stored_ms,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,38 @@ from matplotlib.figure import Figure
 from overlaplab.hardware import Hardware
 from overlaplab.program import Program, replay
 from overlaplab.timeline import Timeline
+from overlaplab.view.colors import INK
 from overlaplab.view.stacking import Picture
-from overlaplab.view.units import percentages
+from overlaplab.view.units import share_text
 from overlaplab_course import stored
+from overlaplab_course.drawing import LINES, PALE, in_words, legend, quiet_axes
 from overlaplab_course.lab06.given import MIB
 
 
 def shares_text(timeline: Timeline) -> str:
     """The shares of the critical path, in the percents of `view.table`."""
-    shares_ns = timeline.critical_path().shares_ns
-    named = zip(shares_ns, percentages(shares_ns.values()), strict=True)
-    return ", ".join(f"{share} {percent} %" for share, percent in named if percent)
+    return share_text(timeline.critical_path().shares_ns)
+
+
+def one_message(
+    timeline: Timeline, program: Program
+) -> tuple[Timeline, tuple[int, int]]:
+    """The timeline with messages called by their gradients; when its widest is sent."""
+    names = {
+        op.index: op.collective.payload[0].name
+        for op in program.ranks[0]
+        if op.collective is not None and op.collective.payload
+    }
+    spans = tuple(
+        replace(s, attributes={**s.attributes, "label": names[s.attributes["op"]]})
+        if s.attributes.get("op") in names and s.kind == "communication"
+        else s
+        for s in timeline.spans
+    )
+    middle_ns = timeline.start_ns + timeline.step_ns // 2
+    near = [s for s in spans if s.kind == "communication" and s.end_ns > middle_ns]
+    widest = max(near[:8], key=lambda s: s.duration_ns)
+    return replace(timeline, spans=spans), (widest.start_ns, widest.end_ns)
 
 
 def gradient_bytes(program: Program) -> list[int]:
@@ -64,31 +86,28 @@ def draw_valleys(
     sweeps: Mapping[str, Mapping[float, int]], stars: Mapping[str, float] | None = None
 ) -> Figure:
     """Step over bucket size, each relative to its own best; `stars` are sizes."""
-    figure = Picture(figsize=(9, 3.4))
-    ax = figure.add_axes((0.08, 0.16, 0.62, 0.76))
-    colors = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+    lines = {
+        name: [(size, step / min(steps.values())) for size, step in steps.items()]
+        for name, steps in sweeps.items()
+    }
+    across, up = "bucket size (MiB)", "step / best step"
+    figure = Picture(alt=in_words(lines, across, up), figsize=(9, 3.4))
+    ax = quiet_axes(figure, (0.08, 0.16, 0.62, 0.76), across, up)
     styles = ("o-", "s--", "^-.", "d:")
-    for (name, steps), color, style in zip(
-        sweeps.items(), colors, styles, strict=False
-    ):
-        sizes, best = list(steps), min(steps.values())
-        relative = [step / best for step in steps.values()]
+    for (name, points), color, style in zip(lines.items(), LINES, styles, strict=False):
+        sizes, relative = zip(*points, strict=True)
         ax.plot(sizes, relative, style, color=color, label=name, markersize=5)
         if stars and name in stars:
             at_star = float(np.interp(math.log(stars[name]), np.log(sizes), relative))
-            face: Any = {"markerfacecolor": color, "markeredgecolor": "black"}
+            face: Any = {"markerfacecolor": color, "markeredgecolor": INK}
             ax.plot([stars[name]], [at_star], "*", markersize=15, zorder=5, **face)
-    ax.axhspan(1.0, 1.02, color="#dddddd", zorder=0)
+    ax.axhspan(1.0, 1.02, color=PALE, zorder=0)
     ax.set_xscale("log")
     ticks = [1, 2, 5, 10, 20, 50, 100, 200, 500]
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
     ax.set_xticks([], minor=True)
     ax.set_ylim(0.99, 1.35)
-    ax.set_xlabel("bucket size (MiB)")
-    ax.set_ylabel("step / best step")
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    figure.legend(loc="center left", bbox_to_anchor=(0.71, 0.6), frameon=False)
+    legend(figure, 0.71)
     return figure
 
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from matplotlib.figure import Figure
 
+from overlaplab.view.colors import INK
 from overlaplab.view.stacking import Picture
+from overlaplab_course.drawing import LINES, quiet_axes
 
 
 def walk(
@@ -69,20 +71,22 @@ def draw_losses(
     runs: Mapping[float, tuple[Sequence[float], Sequence[float]]],
 ) -> Figure:
     """A panel for each learning rate: the loss at each step, undelayed and late."""
-    figure = Picture(figsize=(9, 2.6))
+    said = "; ".join(
+        f"learning rate {rate:g}: undelayed ends at {last(at_once):.3g}, one step late "
+        f"at {last(late):.3g}"
+        for rate, (at_once, late) in runs.items()
+    )
+    figure = Picture(alt=f"Loss over steps. {said}.", figsize=(9, 2.6))
     width = 0.88 / len(runs)
     for place, (rate, (at_once, late)) in enumerate(runs.items()):
-        ax = figure.add_axes((0.07 + place * width, 0.2, width - 0.03, 0.6))
-        ax.plot(at_once, "-", color="#0072b2", label="undelayed")
-        ax.plot(late, "--", color="#d55e00", label="one step late")
+        axes = (0.07 + place * width, 0.2, width - 0.03, 0.6)
+        ax = quiet_axes(figure, axes, "step", "" if place else "loss")
+        ax.plot(at_once, "-", color=LINES[0], label="undelayed")
+        ax.plot(late, "--", color=LINES[1], label="one step late")
         ax.set_ylim(0, 2.0)
-        ax.set_title(f"learning rate {rate:g}", fontsize=10)
-        ax.set_xlabel("step")
+        ax.set_title(f"learning rate {rate:g}", fontsize=10, color=INK)
         if place:
             ax.set_yticklabels([])
         else:
-            ax.set_ylabel("loss")
-            ax.legend(frameon=False, fontsize=9)
-        for side in ("top", "right"):
-            ax.spines[side].set_visible(False)
+            ax.legend(frameon=False, fontsize=9, labelcolor=INK)
     return figure

@@ -16,8 +16,10 @@ from overlaplab.models import Transformer, TransformerConfig
 from overlaplab.program.times import Times
 from overlaplab.timeline import Timeline
 from overlaplab.timeline.span import MEMORY_KINDS
+from overlaplab.view.colors import INK
 from overlaplab.view.stacking import Picture
 from overlaplab_course import stored
+from overlaplab_course.drawing import LINES, in_words, legend, quiet_axes
 from overlaplab_course.lab10 import reference
 from overlaplab_course.lab10.given import (
     EQUAL,
@@ -194,18 +196,17 @@ def slots_alive(seen: Played) -> float:
 
 def draw_depths(sweeps: Mapping[str, Mapping[int, float]]) -> Figure:
     """Steps over depth, each relative to its own best."""
-    figure = Picture(figsize=(8, 3.2))
-    ax = figure.add_axes((0.09, 0.17, 0.58, 0.76))
-    styles = zip(("#0072b2", "#d55e00", "#009e73"), ("o-", "s--", "^-."), strict=True)
-    for (name, steps), (color, style) in zip(sweeps.items(), styles, strict=False):
-        best = min(steps.values())
-        relative = [step / best for step in steps.values()]
-        ax.plot(list(steps), relative, style, color=color, label=name, markersize=6)
-    ax.axhline(1, color="#999999", linewidth=0.8, zorder=0)
+    lines = {
+        name: [(depth, step / min(steps.values())) for depth, step in steps.items()]
+        for name, steps in sweeps.items()
+    }
+    across, up = "depth (layers in memory: one more)", "step / best step"
+    figure = Picture(alt=in_words(lines, across, up), figsize=(8, 3.2))
+    ax = quiet_axes(figure, (0.09, 0.17, 0.58, 0.76), across, up)
+    styles = ("o-", "s--", "^-.")
+    for (name, points), color, style in zip(lines.items(), LINES, styles, strict=False):
+        ax.plot(*zip(*points, strict=True), style, color=color, label=name)
+    ax.axhline(1, color=INK, linewidth=0.8, zorder=0)
     ax.set_xticks(range(max(max(steps) for steps in sweeps.values()) + 1))
-    ax.set_xlabel("depth (layers in memory: one more)")
-    ax.set_ylabel("step / best step")
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    figure.legend(loc="center left", bbox_to_anchor=(0.68, 0.6), frameon=False)
+    legend(figure, 0.68)
     return figure

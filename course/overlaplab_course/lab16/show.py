@@ -8,15 +8,14 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from overlaplab.timeline import Timeline
-from overlaplab.view.colors import MEMORY_COLORS
+from overlaplab.view.colors import INK, MEMORY_COLORS
 from overlaplab.view.stacking import Picture
 from overlaplab_course import stored
+from overlaplab_course.drawing import LINES, Points, in_words, legend, quiet_axes
 from overlaplab_course.lab16 import chains
 from overlaplab_course.lab16.chains import Block
 
 MIB = 2**20
-Points = Sequence[tuple[float, float]]
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 _STYLES = ("o-", "s--", "^:", "D-.")
 
 
@@ -68,27 +67,26 @@ def most_lost(
 
 def draw_curves(lines: Mapping[str, Points], across: str, up: str) -> Figure:
     """One line for each name, points marked."""
-    figure = Picture(figsize=(8, 3.2))
-    ax = figure.add_axes((0.09, 0.17, 0.6, 0.76))
+    figure = Picture(alt=in_words(lines, across, up), figsize=(8, 3.2))
+    ax = quiet_axes(figure, (0.09, 0.17, 0.6, 0.76), across, up)
     for (name, points), color, style in zip(
-        lines.items(), _COLORS, _STYLES, strict=False
+        lines.items(), LINES, _STYLES, strict=False
     ):
         xs, ys = [x for x, _ in points], [y for _, y in points]
         ax.plot(xs, ys, style, color=color, label=name, markersize=5)
-    ax.set_xlabel(across)
-    ax.set_ylabel(up)
     ax.set_ylim(bottom=0)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    figure.legend(loc="center left", bbox_to_anchor=(0.7, 0.6), frameon=False)
+    legend(figure, 0.7)
     return figure
 
 
 def draw_memory(steps: Mapping[str, Timeline]) -> Figure:
     """The bytes that live, over the time of each step; of a single one by kind."""
-    figure = Picture(figsize=(8, 3.2))
-    ax = figure.add_axes((0.09, 0.17, 0.6, 0.76))
-    for (name, step), color in zip(steps.items(), _COLORS, strict=False):
+    peaks = "; ".join(f"{name}: {_peak(step)}" for name, step in steps.items())
+    alt = f"Bytes that live over the time of a step. {peaks}."
+    figure = Picture(alt=alt, figsize=(8, 3.2))
+    across, up = "ms from the beginning of the step", "MiB that live"
+    ax = quiet_axes(figure, (0.09, 0.17, 0.6, 0.76), across, up)
+    for (name, step), color in zip(steps.items(), LINES, strict=False):
         (memory,) = step.memory
         inside = [i for i, (t, _) in enumerate(memory.steps) if t >= step.start_ns]
         ms = [(memory.steps[i][0] - step.start_ns) / 1e6 for i in inside]
@@ -102,22 +100,17 @@ def draw_memory(steps: Mapping[str, Timeline]) -> Figure:
                 )
                 below = above
         total = [memory.steps[i][1] / MIB for i in inside]
-        color = "#333333" if len(steps) == 1 else color
+        color = INK if len(steps) == 1 else color
         label = name if len(steps) > 1 else None
         ax.step(ms, total, where="post", color=color, linewidth=1.2, label=label)
         peak_ms = (memory.peak_ns - step.start_ns) / 1e6
         ax.plot([peak_ms], [memory.peak_bytes / MIB], "v", color=color, markersize=7)
-    ax.set_xlabel("ms from the beginning of the step")
-    ax.set_ylabel("MiB that live")
     ax.set_ylim(bottom=0)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    handles, labels = ax.get_legend_handles_labels()
-    figure.legend(
-        handles[::-1] if len(steps) == 1 else handles,
-        labels[::-1] if len(steps) == 1 else labels,
-        loc="center left",
-        bbox_to_anchor=(0.7, 0.6),
-        frameon=False,
-    )
+    legend(figure, 0.7, upwards=len(steps) == 1)
     return figure
+
+
+def _peak(step: Timeline) -> str:
+    (memory,) = step.memory
+    at_ms = (memory.peak_ns - step.start_ns) / 1e6
+    return f"peak {memory.peak_bytes / MIB:.0f} MiB at {at_ms:.1f} ms"

@@ -151,7 +151,24 @@ class Panel {
     }]));
     this.sends = sends;
     this.exposures = exposuresOf(this);
+    this.stepStarts = this.findSteps();
     this.used = this.colorsInUse(colors);
+  }
+
+  // Of each lane the starts of all steps but the timeline's first.
+  findSteps() {
+    const { step, lane, start, count } = this.spans;
+    const number = (i) => (step[i] ? Number(this.strings[step[i]]) : NaN);
+    let first = Infinity;
+    const starts = this.lanes.map(() => new Map());
+    for (let i = 0; i < count; i++) {
+      const at = number(i);
+      if (Number.isNaN(at)) continue;
+      first = Math.min(first, at);
+      const known = starts[lane[i]].get(at);
+      if (known === undefined || start[i] < known) starts[lane[i]].set(at, start[i]);
+    }
+    return starts.map((of) => [...of].filter(([at]) => at !== first).map(([, from]) => from));
   }
 
   colorsInUse(colors) {

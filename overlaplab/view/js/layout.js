@@ -3,6 +3,7 @@
 const HEIGHT = { heading: 24, rank: 19, lane: 22, folded: 26, memory: 46, gap: 6, axis: 24 };
 const BAR = [0.1, 0.78]; // top and bottom of a bar within its row, as in view/panel.py
 const PATH_AT = 0.89;
+const STRIP = 0.2; // of a row: what marks exposed time, along the top of a bar
 const CHAR = 6.4; // CSS pixels a character, on the wide side
 
 // The rows of all panels. `folded` has keys "panel:rank".

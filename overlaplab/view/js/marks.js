@@ -1,46 +1,59 @@
-// What lies over the bars: outlines, the path, names, memory, what was chosen. Mixed into
+// What lies over the bars: exposed time, the path, names, memory, what was chosen. Mixed into
 // the prototype of Painter below; small pictures of colors for legends stand at the end.
 
 const CHAIN_DRAWN = 24; // a longer chain would be a tangle
 
 const Marks = {
-  // Where communication is exposed: an outline around what is hatched.
-  outlines(row) {
+  // Where communication is exposed: a strip along the top, as wide as the time is. What is
+  // narrower than a pixel makes it paler, as in the static figures.
+  exposed(row) {
     if (row.type !== "lane" && row.type !== "folded") return;
     const { exposures } = this.scene.panels[row.panel];
     const track = row.type === "lane" ? exposures.lane[row.lane] : exposures.rank.get(row.rank);
-    const [top, bottom] = row.type === "lane" ? BAR : [0.44, 0.82];
+    const top = row.type === "lane" ? BAR[0] : 0.44;
     const y = this.y(row, top);
-    const height = this.y(row, bottom) - y;
-    const thick = Math.max(1, Math.round(1.6 * this.ratio));
-    const c = this.context;
-    c.fillStyle = SIGNS.exposed;
-    let from = 0;
-    let to = -1;
-    const frame = () => {
-      if (to < from) return;
-      const x = Math.max(from, this.left - thick);
-      const width = Math.min(Math.max(to - x, 1), this.columns + this.left + thick - x);
-      c.fillRect(x, y, width, thick);
-      c.fillRect(x, y + height - thick, width, thick);
-      if (width < 3 * thick) return; // no room for sides: what is hidden must show
-      c.fillRect(x, y, thick, height);
-      c.fillRect(x + width - thick, y, thick, height);
-    };
+    const height = this.y(row, top + STRIP) - y;
     const { start, length } = track.spans;
     const [first, last] = track.within(this.scene.start, this.scene.end);
+    const filled = new Float32Array(this.columns + 1); // of each column of pixels
     for (let k = first; k < last; k++) {
       const i = track.order[k];
-      const left = Math.round(this.x(start[i]));
-      const right = Math.round(this.x(start[i] + length[i]));
-      if (to >= from && left - to <= 1) {
-        to = Math.max(to, right);
-      } else {
-        frame();
-        [from, to] = [left, right];
+      const left = Math.max(this.x(start[i]) - this.left, 0);
+      const right = Math.min(this.x(start[i] + length[i]) - this.left, this.columns);
+      for (let at = Math.floor(left); at < right; at++) {
+        filled[at] += Math.min(at + 1, right) - Math.max(at, left);
       }
     }
-    frame();
+    const c = this.context;
+    c.fillStyle = SIGNS.exposed;
+    const shade = (at) => Math.round(16 * filled[at]) / 16;
+    for (let from = 0; from < this.columns;) {
+      let to = from + 1;
+      while (to < this.columns && shade(to) === shade(from)) to++;
+      c.globalAlpha = Math.min(shade(from), 1);
+      if (shade(from)) c.fillRect(this.left + from, y, to - from, height);
+      from = to;
+    }
+    c.globalAlpha = 1;
+  },
+
+  // Where each step but the first begins, lane by lane: the CPU is ahead.
+  steps(row) {
+    if (row.type !== "lane") return;
+    const c = this.context;
+    const d = this.ratio;
+    c.strokeStyle = this.theme.muted;
+    c.lineWidth = Math.max(1, Math.round(d));
+    c.setLineDash([2 * d, 2 * d]);
+    for (const time of this.scene.panels[row.panel].stepStarts[row.lane]) {
+      const x = Math.round(this.x(time)) + 0.5;
+      if (x < this.left || x > this.left + this.columns) continue;
+      c.beginPath();
+      c.moveTo(x, this.y(row, 0));
+      c.lineTo(x, this.y(row, 1));
+      c.stroke();
+    }
+    c.setLineDash([]);
   },
 
   memory(row, panel) {
@@ -300,8 +313,7 @@ function swatch(color, theme, sign) {
     c.fillRect(ratio, ratio, canvas.width - 2 * ratio, canvas.height - 2 * ratio);
     return canvas;
   }
-  c.strokeStyle = SIGNS[sign];
-  c.lineWidth = 2 * ratio;
-  c.strokeRect(ratio, ratio, canvas.width - 2 * ratio, canvas.height - 2 * ratio);
+  c.fillStyle = SIGNS[sign];
+  c.fillRect(0, 0, canvas.width, canvas.height);
   return canvas;
 }

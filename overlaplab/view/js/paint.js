@@ -69,7 +69,8 @@ class Painter {
     this.strips = new Strips(this.columns, visible.length * 2, this.colors.lanes);
     visible.forEach((row) => this.row(row));
     this.fillBars();
-    visible.forEach((row) => this.outlines(row));
+    visible.forEach((row) => this.exposed(row));
+    visible.forEach((row) => this.steps(row));
     if (scene.path) scene.panels.forEach((panel, p) => this.path(panel, p));
     visible.forEach((row) => this.head(row));
     this.writeNames();
