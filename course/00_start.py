@@ -64,9 +64,7 @@ for width in (256, 64):
 # First, who hands work to whom?
 
 # %% name="picture-queue" fold=true
-from overlaplab_course import pictures
-
-pictures.cpu_queue_gpu_wire()
+lab.cpu_queue_gpu_wire()
 
 # %% [markdown]
 # Look where the CPU's arrow ends: at the queue, not at the GPU. The CPU does not wait for

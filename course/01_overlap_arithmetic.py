@@ -109,9 +109,7 @@ for name, timeline in so_far.items():
 print(view.text(hooks.of_rank(0), width=88))
 
 # %% name="picture-hidden" fold=true
-from overlaplab_course import pictures
-
-pictures.hidden_and_exposed()
+lab.hidden_and_exposed()
 
 # %% [markdown]
 # **Hidden** is communication with computation beside it, **exposed** is the rest. In the
@@ -529,9 +527,7 @@ view.draw_many({**gap, "1 a bucket, each costs 4 ms": costly})
 # more.
 
 # %% name="picture-ring" fold=true
-from overlaplab_course import pictures
-
-pictures.ring_all_reduce()
+lab.ring_all_reduce()
 
 # %% [markdown]
 # Count the arrows that leave rank 0: four, with a third of its bytes each. That is

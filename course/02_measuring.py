@@ -113,9 +113,7 @@ view.draw_many(
 # A record is a launch like any other: the CPU goes on.
 
 # %% name="picture-events" fold=true
-from overlaplab_course import pictures
-
-pictures.events_between_steps()
+lab.events_between_steps()
 
 # %% [markdown]
 # Look at the event between two steps: it ends one and begins the next. The CPU has long

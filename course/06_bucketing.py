@@ -205,9 +205,7 @@ view.draw_many(ends_on_nvlink)
 # *gradients* is $1/\beta$, here and in all that follows.
 
 # %% name="picture-ring" fold=true
-from overlaplab_course import pictures
-
-pictures.ring_all_reduce()
+lab.ring_all_reduce()
 
 # %% [markdown]
 # Here are three ranks, so 2 x 2/3 = 4/3. Count the arrows that leave rank 0: four, with a third
@@ -291,9 +289,7 @@ if solved("6.0"):
 # gradients that travel together. It can leave when its last gradient is there.
 
 # %% name="picture-bucket" fold=true
-from overlaplab_course import pictures
-
-pictures.bucket_fills()
+lab.bucket_fills()
 
 # %% [markdown]
 # Look at the third frame: what does not fit opens the next bucket; nothing is split.

@@ -303,9 +303,7 @@ lab.side_by_side("depth 5, in ms", depth_5_ms, f"{seen_ms[5]:.0f}")
 # 5 to hide. Here is what you are about to build, at depth 1: CPU, two streams, the ring.
 
 # %% name="picture-ring" fold=true
-from overlaplab_course import pictures
-
-pictures.ring_of_slots()
+lab.ring_of_slots()
 
 # %% [markdown]
 # Look at the two arrows. A forward waits until its weights are there, and a gather waits until

@@ -68,9 +68,7 @@ lab.draw_memory({"six blocks": plain})
 # and backward meet. Many texts leave it at that.
 
 # %% name="picture-life" fold=true
-from overlaplab_course import pictures
-
-pictures.life_of_an_activation()
+lab.life_of_an_activation()
 
 # %% [markdown]
 # Look at the left ends and the right ends: what is made first is used last.

@@ -68,11 +68,7 @@ def legend(figure: Picture, left: float, *, upwards: bool = False) -> None:
 
 
 def in_words(lines: Mapping[str, Points], across: str, up: str) -> str:
-    """Curves in words: where each begins, is lowest and ends.
-
-    >>> in_words({"a": [(1, 5), (2, 3), (4, 9)]}, "size", "ms")
-    'ms over size. a: 5 at 1, lowest 3 at 2, 9 at 4.'
-    """
+    """Curves in words: where each begins, is lowest and ends."""
     said = []
     for name, points in lines.items():
         if not points:

@@ -34,6 +34,7 @@ from overlaplab_course.lab01.show import (
     measured,
     measured_alone,
 )
+from overlaplab_course.pictures import hidden_and_exposed, ring_all_reduce
 
 WHAT_IF, saved_percent = turn.what_if, turn.saved_percent
 _OURS = "overlaplab_course.lab01.reference:"

@@ -33,6 +33,7 @@ from overlaplab_course.lab02.show import (
     with_gaps,
 )
 from overlaplab_course.lab02.stopwatch import clock
+from overlaplab_course.pictures import events_between_steps
 from overlaplab_course.stored import text_table
 
 _OURS = "overlaplab_course.lab02.reference:"

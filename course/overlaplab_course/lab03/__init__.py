@@ -30,6 +30,7 @@ from overlaplab_course.lab03.show import (
     on_gpus,
     sanitizer_report,
 )
+from overlaplab_course.pictures import lifetime_of_memory
 
 case = Case
 _OURS = "overlaplab_course.lab03.reference:"

@@ -35,6 +35,7 @@ from overlaplab_course.lab10.show import (
     step_of,
     wire_mib,
 )
+from overlaplab_course.pictures import ring_of_slots
 
 _OURS = {"10.2": "on_demand", "10.3": "prefetched", "10.5": "backward"}
 _kept = Kept({k: f"overlaplab_course.lab10.reference:{v}" for k, v in _OURS.items()})

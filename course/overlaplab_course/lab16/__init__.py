@@ -42,6 +42,7 @@ from overlaplab_course.lab16.show import (
 )
 from overlaplab_course.lab16.stack import sweep
 from overlaplab_course.lab16.trained import NARROW
+from overlaplab_course.pictures import life_of_an_activation
 
 _OURS = {
     "16.2": "segmented",
