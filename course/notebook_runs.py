@@ -20,9 +20,11 @@ import numpy as np
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
+from numpy.typing import NDArray
 from PIL import Image
 
 CELL_TIMEOUT_S = 900  # a guard: a busy machine does not come near it
+Bytes = NDArray[np.uint8]
 PNG_LIMIT_BYTES = 100_000
 PALETTE = 256  # colours of a stored picture, transparent ones among them
 WIDGETS = "application/vnd.jupyter.widget-view+json"
@@ -238,21 +240,13 @@ def _plain(words: str) -> str:
 
 
 def _small_png(encoded: str) -> str:
-    """A drawing needs few colours: a palette makes it a third of the size.
-
-    The colours that are there most often stay as they are, transparent ones too; each
-    of the others becomes the one nearest to it.
-    """
+    """A drawing needs few colours, transparent ones too: a palette makes it a third."""
     picture = Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGBA")
     pixels = np.asarray(picture).reshape(-1, 4).view(np.uint32).ravel()
     colors, place, times = np.unique(pixels, return_inverse=True, return_counts=True)
-    kept = colors[np.argsort(-times, kind="stable")[:PALETTE]]
-    weights = np.array([1, 1, 1, 2], dtype=np.float32)
-    every, few = (c.view(np.uint8).reshape(-1, 4) * weights for c in (colors, kept))
-    squares = (every**2).sum(1)[:, None] + (few**2).sum(1) - 2 * every @ few.T
-    numbers = squares.argmin(1).astype(np.uint8)[place]
-    table = np.ascontiguousarray(kept).view(np.uint8).reshape(-1, 4)
-    packed = Image.fromarray(numbers.reshape(picture.height, picture.width))
+    table, numbers = _palette(colors.view(np.uint8).reshape(-1, 4), times)
+    shape = picture.height, picture.width
+    packed = Image.fromarray(numbers[place].reshape(shape))
     packed.putpalette(table[:, :3].tobytes())  # a grey picture becomes one of numbers
     smaller = io.BytesIO()
     packed.save(
@@ -260,3 +254,22 @@ def _small_png(encoded: str) -> str:
     )
     again = base64.b64encode(smaller.getvalue()).decode()
     return again if len(again) < len(encoded) else encoded
+
+
+def _palette(colors: Bytes, times: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
+    """The colours that are kept, and for each of `colors` the number of the nearest.
+
+    One after the other that is kept which is farthest from those before, for as many
+    pixels as have it: words of a rare colour keep theirs.
+    """
+    every = colors.astype(np.float64) * (1, 1, 1, 2)
+    nearest = np.zeros(len(colors), dtype=np.uint8)
+    far = np.full(len(colors), np.inf)
+    kept = [int(times.argmax())]
+    while True:
+        distance = ((every - every[kept[-1]]) ** 2).sum(1)
+        nearest[distance < far] = len(kept) - 1
+        far = np.minimum(far, distance)
+        if len(kept) == PALETTE or not far.any():
+            return colors[kept], nearest
+        kept.append(int((far * times).argmax()))

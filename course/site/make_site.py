@@ -101,6 +101,14 @@ def lesson(path: str) -> nbformat.NotebookNode:
             cell.metadata["mystnb"] = {"code_prompt_show": "Show the verdict"}
         elif cell.metadata.get("jupyter", {}).get("source_hidden"):
             tags.append("hide-input")
+        said = [
+            output.metadata.get("image/png", {}).get("alt", "")
+            for output in cell.get("outputs", ())
+            if "image/png" in output.get("data", {})
+        ]
+        if said:  # one text for all figures of a cell: MyST-NB knows no other
+            image = {"alt": " ".join(said)}
+            cell.metadata.setdefault("mystnb", {})["image"] = image
     title, _, rest = notebook.cells[0].source.partition("\n")
     note = relinked(NOTE, path)
     notebook.cells[0].source = f"{title}\n\n{note}\n{rest}"

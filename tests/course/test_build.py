@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from pathlib import Path
 
 import jupytext
 import nbformat
+import numpy as np
 import pytest
+from PIL import Image
 
 import build
+import notebook_runs as runs
 from build import BuildError
 
 LESSON = '''\
@@ -341,3 +346,20 @@ def said(what):
         f"{lab06}/exercises.toml, line 2: 'message a layer'",
         f"{lab06}/show.py, line 5: 'message a {{}}'",
     ]
+
+
+def test_a_stored_picture_is_smaller_and_looks_the_same_on_any_paper() -> None:
+    shades = np.arange(64, dtype=np.uint8) * 4
+    pixels = np.zeros((64, 64, 4), dtype=np.uint8)
+    pixels[..., 0], pixels[..., 1] = shades, shades[:, None]
+    pixels[:, 8:, 3] = 255  # the left edge is transparent
+    picture = io.BytesIO()
+    Image.fromarray(pixels).save(picture, "png", compress_level=0)
+
+    stored = runs._small_png(base64.b64encode(picture.getvalue()).decode())
+
+    png = base64.b64decode(stored)
+    seen = np.asarray(Image.open(io.BytesIO(png)).convert("RGBA")).astype(int)
+    assert len(png) < len(picture.getvalue())
+    assert (seen[:, :8, 3] == 0).all() and (seen[:, 8:, 3] == 255).all()
+    assert np.abs(seen - pixels)[:, 8:].max() <= 16

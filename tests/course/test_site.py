@@ -65,3 +65,9 @@ def test_solutions_and_verdicts_are_folded(site: Any) -> None:
             cell.metadata["tags"] for cell in cells if tag in cell.metadata["tags"]
         ]
         assert found and all(folded in tags for tags in found)
+
+
+def test_figures_keep_their_words(site: Any) -> None:
+    for cell in site.lesson("labs/00_start.ipynb").cells:
+        if any("image/png" in o.get("data", {}) for o in cell.get("outputs", ())):
+            assert cell.metadata["mystnb"]["image"]["alt"].strip()
