@@ -15,6 +15,16 @@ and the step's peak is the largest of these sums. What a phase needs contains te
 memory, and in a backward all that is computed once more. So every bound has the form
 `kept by earlier blocks + need of this block under its policy`: a chain can be planned
 from left to right.
+
+[Note: why a plan is per block]
+A segment of m blocks that is computed again as one keeps one input instead of m, and
+holds all m blocks in its backward. Of n blocks with inputs of b bytes, which keep k
+each, twos need n b / 2 + 2 k instead of n b + k: they pay from n = 2 k / b on. A
+transformer block keeps 15 times its input, so its model needs 30 blocks for that; here
+plans stay sums over single blocks, and the knapsack exact. Who has more blocks, or ones
+that keep little, nests them (an `nn.Sequential` of several is one block): sqrt(n) of
+Chen et al. Nothing is computed a third time, as in Rotor's nested segments. What is
+lost by both is at most what the inputs of the blocks take.
 """
 
 from __future__ import annotations

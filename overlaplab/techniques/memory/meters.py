@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from overlaplab.hardware import Hardware, compute_ns
 from overlaplab.operators import dtype_name, operator, read, tensors_in, written
@@ -195,6 +195,10 @@ class PredictedMeter:
         return ""
 
     def adopt(self, tensor: Tensor) -> Tensor:
+        if tensor.is_meta:  # where attention is not the kernel that a GPU has
+            with _disable_current_modes(), self._fakes:
+                like = torch.empty_like(tensor, device="cpu")
+                return like.requires_grad_(tensor.requires_grad)
         return self._fakes.from_tensor(tensor, static_shapes=True)
 
     def live_bytes(self) -> int:

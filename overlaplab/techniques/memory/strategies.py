@@ -1,4 +1,8 @@
-"""Choices that people make by rule, for comparison with planned ones."""
+"""Choices that people make by rule, for comparison with planned ones.
+
+Plans are per block, see [Note: why a plan is per block] in chain.py: `segments` says
+how to nest blocks where that pays.
+"""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from overlaplab.techniques.memory import (
     policies,
 )
 from overlaplab.techniques.memory.policies import Policy
+from tests.techniques.memory.programs import transformer
 
 
 class Net(nn.Module):
@@ -96,7 +97,6 @@ class Scaled(Net):
         (INPUTS.double(), r"float64 \(3, 4\) on cpu. \w+Error: .*dtype"),
         (INPUTS.numpy(), "a ndarray. "),
         (iter([INPUTS]), "a list_iterator. TypeError: "),
-        (INPUTS.to("meta"), r"float32 \(3, 4\) on meta. "),
     ],
 )
 def test_sample_inputs_that_do_not_fit_are_named_with_what_is_expected(
@@ -145,9 +145,14 @@ def test_nothing_is_measured_on_meta_and_all_is_planned() -> None:
     with pytest.raises(ValueError, match="the model is on meta, where nothing runs"):
         measure_costs(model, inputs, hardware="measured")
 
-    on_meta = measure_costs(model, inputs, hardware="chalk")
-    on_cpu = measure_costs(Net(), INPUTS, hardware="chalk")
-    assert on_meta.none().peak_bytes == on_cpu.none().peak_bytes
+    with pytest.raises(ValueError, match=r"sample_inputs: float32 \(3, 4\) on meta"):
+        measure_costs(Net(), inputs, hardware="measured")
+
+    model, batch = transformer()  # its attention is a kernel, and none on meta
+    on_cpu = measure_costs(model, batch, hardware="chalk")
+    batch = tuple(tensor.to("meta") for tensor in batch)
+    on_meta = measure_costs(model.to("meta"), batch, hardware="chalk")
+    assert on_meta.chain == on_cpu.chain
 
 
 @pytest.mark.parametrize("budget", [float("nan"), float("inf"), "1", None, True])

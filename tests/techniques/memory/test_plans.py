@@ -244,6 +244,20 @@ def test_blocks_that_are_not_planned_give_their_gradients_each_step() -> None:
     assert measured.peak_bytes == predicted.peak_bytes
 
 
+def test_many_blocks_that_keep_little_need_less_when_they_are_nested() -> None:
+    """As [Note: why a plan is per block] counts; plans of nested ones hold."""
+    blocks = [MlpBlock(8) for _ in range(12)]
+    inputs = (torch.randn(64, WIDTH),)
+    least = {}
+    for size in (1, 3, 12):
+        rows = [blocks[i : i + size] for i in range(0, len(blocks), size)]
+        model = Net(*(nn.Sequential(*row) for row in rows))
+        costs = measure_costs(model, inputs, hardware="chalk")
+        assert len(costs.chain.blocks) == len(rows)
+        least[size] = costs.frontier()[-1].peak_bytes
+    assert least[3] < min(least[1], least[12])
+
+
 def test_launches_are_those_of_the_step_and_named_where_they_bind() -> None:
     hw = replace(find_hardware("chalk"), launch_ns=1000, backward_launch_ns=10)
     model, inputs = dropping()
