@@ -1,17 +1,19 @@
 # %% [markdown]
 # # How large should a message be?
 #
-# **Lab 06: gradient bucketing.** Core: 65 minutes. Extras: 46 more. You need no GPU.
+# **Lab 06: gradient bucketing.** Core: two sittings of 60 and 55 minutes, with a door after
+# section 4. Extras: 70 more. You need no GPU.
 #
 # After the core you can
 #
 # - say what a message costs, from two numbers;
-# - write a **reducer** (what sums the gradients over the ranks) that sends them while the
+# - write a **reducer**, which averages the gradients over the ranks, and sends them while the
 #   backward pass still runs;
 # - choose a bucket size for a model and a link, and name what bounds the step.
 #
-# You know a PyTorch training loop. A **rank** is one of the processes that train
-# together, one a GPU; an all-reduce adds up the tensors of all ranks. Nothing else is needed, though labs 00 to 05 help.
+# You know a PyTorch training loop. A **rank** is one of the processes that train together, one
+# process per GPU. An all-reduce adds up the tensors of all ranks. You need nothing else,
+# though labs 00 to 05 help.
 #
 # **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
 # numbers, and draws what *your* code did. No exercise needs the one before it: where
@@ -36,12 +38,12 @@ from overlaplab_course.lab06.given import ReducerState
 MIB = 2**20
 
 # %% [markdown]
-# ## 1. The waste (7 minutes)
+# ## 1. The waste (13 minutes)
 #
-# Four GPUs hold the same transformer: 24 layers, 1024 wide, in bfloat16. Each sees
-# other data. After the backward pass every gradient must be summed over the four.
+# Four GPUs hold the same transformer: 24 layers, 1024 wide, in bfloat16. Each works on other
+# data. After the backward pass every gradient must be summed over the four.
 #
-# The step below sends each gradient when it is there. One gradient, one **message**.
+# The step below sends each gradient as soon as it is complete: one **message** per gradient.
 
 
 # %% name="train-step"
@@ -69,16 +71,16 @@ def train_step(sequences, vocabulary=256):
 
 
 # %% [markdown]
-# You don't have four GPUs here. The **virtual cluster** runs this very code, computes
-# shapes only (`fake=True`), and writes down what each GPU was told to do: a **program**.
-# A hardware profile then gives each operator its time.
+# You don't have four GPUs here. The **virtual cluster** runs this very code. It computes shapes
+# only (`fake=True`), and writes down what each GPU was told to do: a **program**. A hardware
+# profile then says how long each operator takes.
 #
-# The link is Ethernet with 100 Gbit/s and 0.1 ms of latency, between four nodes. Each
-# GPU works on 10 sequences of 1024 tokens.
+# The link between the four nodes is Ethernet with 100 Gbit/s and 0.1 ms of latency. Each GPU
+# works on 10 sequences of 1024 tokens.
 
 # %% name="record-ethernet"
 run = ol.run(train_step, 10, world_size=4, hardware=lab.ETHERNET, fake=True)
-program = lab.cut(run.program)  # from the label "step" on: without making the model
+program = lab.cut(run.program)  # only what is labelled "step", without making the model
 
 each = ol.replay(program, hardware=lab.ETHERNET)
 sizes = lab.gradient_bytes(program)
@@ -91,13 +93,13 @@ print(f"count: {len(sizes)} messages x {latency_ms:.1f} ms of latency,", end=" "
 print(f"{sum(sizes) / MIB:.0f} MiB at {sum(sizes) / sent_ns:.1f} GB/s")
 
 # %% [markdown]
-# The program can be timed again with other messages, without running it. `buckets=n`
-# puts gradients that follow one another into one message of at most `n` bytes. With a
-# large `n` there is one message for everything, at the end of the backward pass.
+# The program can be timed again with other messages, without running it. `buckets=n` puts
+# gradients that follow one another into one message of at most `n` bytes. With a large `n`
+# there is one message for everything, at the end of the backward pass.
 #
-# **Predict.** A message for each gradient, or one message for all: which step is
-# longer? And how long is it, in ms? The last line above has what you need to count.
-# What has the backward pass beside it costs nothing. Type your guess. Nobody marks it.
+# **Predict.** One message per gradient, or one message for all: which step is longer? And how
+# long is it, in ms? The last line above has the numbers. Count only what the backward pass
+# cannot hide. Type your guess. Nobody marks it.
 
 # %% name="predict-waste" kind="lab-only"
 longer = None  # "each" or "all"
@@ -114,7 +116,7 @@ lab.side_by_side("the longer one", longer, worse)
 lab.side_by_side(
     "its step in ms", longer_ms, f"{max(each.step_ns, one.step_ns) / 1e6:.0f}"
 )
-ends = {"a message per gradient": each, "one message for all": one}
+ends = {"one message per gradient": each, "one message for all": one}
 view.draw_many(ends)
 
 # %% [markdown]
@@ -131,37 +133,28 @@ zoom, window = lab.one_message(each, program)
 view.draw(zoom, title="one message per gradient, one of them", window=window)
 
 # %% [markdown]
-# It has the name of its gradient. It begins with 0.1 ms in which nothing moves (dotted):
-# so does each of the others.
+# The message has its gradient's name. It begins with 0.1 ms in which nothing moves (dotted), and
+# so does every other message.
 #
-# Communication with no computation beside it is **exposed**; the rest is **hidden**.
-# **Saved** is what the step is shorter than compute + communication. Here are the
-# numbers, and where the step's time goes along its **critical path**: the one chain of
-# computing, sending and waiting for latency that the step is as long as.
+# Communication with no computation beside it is **exposed**; the rest is **hidden**. **Saved**
+# is compute + communication - step. The table has these numbers, and the shares of the
+# **critical path**: the chain of computing, sending and waiting for latency that sets the
+# length of the step.
 
 # %% name="waste-numbers"
 view.table(ends)
 
-# %% [markdown]
-# The same in characters, for those who do not see the figure. A character shows what
-# takes most of its time, so short latencies vanish; the shares under it count them all.
-
 # %% name="waste-lost"
-for name, timeline in ends.items():
-    print(name)
-    print(view.text(timeline))
-    print(f"critical path: {lab.shares_text(timeline)}", end="\n\n")
-
 best = min(lab.sweep(program, lab.ETHERNET, [10, 25, 50, 100]).values())
 for name, timeline in ends.items():
     print(f"{name}: {100 * (1 - best / timeline.step_ns):.0f} % of the step is wasted")
 
 # %% [markdown]
-# Wasted against what? Against the best of four sizes between the two ends. By the end
-# of this lab you will reach it.
+# Wasted compared with what? With the best of four sizes between the two ends. You will reach
+# it by the end of this lab.
 #
-# **Predict.** The same model on one host with NVLink (7 us of latency, 340 GB/s), 1
-# sequence per GPU. Which end is longer now?
+# **Predict.** Now the same model runs on one host with NVLink (7 us of latency, 340 GB/s), and
+# each GPU works on 1 sequence. Which of the two ends is longer now?
 
 # %% name="predict-nvlink" kind="lab-only"
 longer_on_nvlink = None  # "each" or "all"
@@ -174,7 +167,7 @@ short_program = lab.cut(
     ol.run(train_step, 1, world_size=4, hardware=lab.NVLINK, fake=True).program
 )
 ends_on_nvlink = {
-    "a message per gradient, NVLink": ol.replay(short_program, hardware=lab.NVLINK),
+    "one message per gradient, NVLink": ol.replay(short_program, hardware=lab.NVLINK),
     "one message for all, NVLink": ol.replay(
         short_program, hardware=lab.NVLINK, buckets=sum(sizes)
     ),
@@ -183,26 +176,26 @@ each_ms, one_ms = (t.step_ns / 1e6 for t in ends_on_nvlink.values())
 lab.side_by_side(
     "the longer one", longer_on_nvlink, "each" if each_ms > one_ms else "all"
 )
-print(f"each alone: {each_ms:.1f} ms; one for all: {one_ms:.1f} ms")
+print(f"one per gradient: {each_ms:.1f} ms; one for all: {one_ms:.1f} ms")
 view.draw_many(ends_on_nvlink)
 
 # %% [markdown]
-# The answer flips. On the slow wire one late message costs most; on the fast wire many
-# small ones do. No size is right everywhere. What decides?
+# The answer flips. On the slow wire one late message costs most. On the fast wire many small
+# messages do. No size is right everywhere. What decides?
 
 # %% [markdown]
-# ## 2. Warm-up: what does a message cost? (4 minutes)
+# ## 2. Warm-up: what does a message cost? (7 minutes)
 #
 # The simplest model has two numbers. A message of $m$ bytes takes
 #
 # $$T(m) = \alpha + \beta\, m$$
 #
-# **alpha** ($\alpha$) is its **latency**: what it costs to send nothing. **beta**
-# ($\beta$) is the time a byte takes; $1/\beta$ is the **bandwidth**.
+# **alpha** ($\alpha$) is its **latency**: what it costs to send nothing. **beta** ($\beta$) is
+# the time that a byte takes, and $1/\beta$ is the **bandwidth**.
 #
-# Which bandwidth? A ring of $N$ ranks sends each byte $2 (N-1)/N$ times: with four,
-# 2 x 3/4 = 1.5 times. So gradients move slower than the link's bytes do. The speed of
-# *gradients* is $1/\beta$, here and in all that follows.
+# Which bandwidth? A ring of $N$ ranks sends each byte $2 (N-1)/N$ times: with four ranks, 2 x
+# 3/4 = 1.5 times. So gradients move more slowly than the link's bytes. From here on $1/\beta$
+# is the speed of *gradients*.
 
 # %% name="picture-ring" fold=true
 lab.ring_all_reduce()
@@ -227,13 +220,13 @@ for mib, us in points.items():
 print(lab.machine("all_reduce_alone"))
 
 # %% [markdown]
-# **Exercise 6.0.** Draw the line: type alpha in microseconds and the bandwidth in GB/s
-# (1e9 bytes of gradients a second), so that 0, 25 and 100 MiB are met within 10 %. Then type which
-# of the five sizes your line misses most.
+# **Exercise 6.0.** Find a line through these points. Type alpha in microseconds and the bandwidth
+# in GB/s (1e9 bytes of gradients per second). The line must be within 10 % of the points at
+# 0, 25 and 100 MiB. Then type which of the five sizes your line misses most.
 #
 # <details><summary>Hint: where is alpha?</summary>
 #
-# An empty message moves no bytes. What it takes is alpha.
+# An empty message moves no bytes. The time that it takes is alpha.
 #
 # </details>
 # <details><summary>Hint: where is the bandwidth?</summary>
@@ -264,8 +257,8 @@ for mib, us in points.items():
 _ = check("6.0", latency_us, gbyte_per_s, missed_mib)
 
 # %% [markdown]
-# This lab's NVLink is no line. It is the curve of all-reduces in a CUDA graph, where none
-# has a launch in it. Here it is beside the same points.
+# This lab's NVLink is not a line. It is the measured curve of all-reduces in a CUDA graph, which
+# have no launch in them. Here it is beside the same points.
 
 # %% name="fit-profile" fold=true
 if solved("6.0"):
@@ -277,13 +270,13 @@ if solved("6.0"):
         )
 
 # %% [markdown]
-# Your line is good at four of the sizes and promises too much at one. This is *where* such a
-# model is wrong; remember it. The points are eager, so most of a small message is the CPU's
-# time for its launch. In this lab a step is one CUDA graph and launches cost nothing; section 12
+# Your line is good at four of the sizes, and too short at one. This is where the model is wrong;
+# remember it. The points were measured eager, so most of a small message is the CPU's time
+# for its launch. In this lab a step is one CUDA graph, and launches cost nothing. Section 12
 # counts them.
 
 # %% [markdown]
-# ## 3. The plan: which gradients share a message? (10 minutes)
+# ## 3. The plan: which gradients share a message? (17 minutes)
 #
 # The backward pass makes the *last* layer's gradients first. A **bucket** is a set of
 # gradients that travel together. It can leave when its last gradient is there.
@@ -296,28 +289,27 @@ lab.bucket_fills()
 #
 # **Exercise 6.1.** Write `plan_buckets(params, cap_bytes)`.
 #
-# - `params`: parameters in the order of registration. Gradients arrive in *reverse*.
-#   A parameter with `requires_grad` False has none: leave it out.
-# - Fill a bucket while its gradients are at most `cap_bytes` together. A gradient that
-#   is larger than the cap is alone in its bucket. Never split one.
-# - A bucket has one dtype. Keep one open bucket for each dtype; when the next gradient
-#   of that dtype does not fit, close it and open the next.
+# - `params` are parameters in the order of registration. Their gradients arrive in *reverse*
+#   order. A parameter with `requires_grad` False has no gradient: leave it out.
+# - The gradients of a bucket are at most `cap_bytes` together. A gradient that is larger
+#   than the cap is alone in its bucket. Never split a gradient.
+# - A bucket has one dtype. Keep one open bucket per dtype. When the next gradient of that
+#   dtype does not fit, close the bucket and open another.
 # - Return a list of buckets. Each is a list of positions in `params`, in the order of
-#   arrival. The bucket that becomes full first (its *last* gradient arrives first)
-#   stands first.
-# - `cap_bytes` of zero or less: raise `ValueError`.
+#   arrival. The bucket that is full first comes first: its *last* gradient arrives first.
+# - Raise `ValueError` if `cap_bytes` is zero or less.
 #
 # About 15 lines. A gradient has `param.numel() * param.element_size()` bytes.
 #
-# <details><summary>Hint: one open bucket a dtype</summary>
+# <details><summary>Hint: one open bucket per dtype</summary>
 #
-# Keep a dictionary from dtype to the open bucket, and put each bucket into the result
-# when you *open* it. Nothing can be lost at the end then.
+# Keep a dictionary from dtype to the open bucket. Put each bucket into the result when you
+# *open* it: then the last ones cannot get lost.
 #
 # </details>
 # <details><summary>Hint: the order of the buckets</summary>
 #
-# Arrival goes from high positions to low ones. A bucket is full at its lowest position.
+# Gradients arrive from high positions to low ones, so a bucket is full at its lowest position.
 # Sort by that.
 #
 # </details>
@@ -350,47 +342,84 @@ _ = check("6.1", plan_buckets)
 lab.keep("6.1", plan_buckets)
 
 # %% [markdown]
-# ## 4. The hook: send while you compute (12 minutes)
+# ## 4. The hook: send while you compute (23 minutes)
 #
-# Now the first half of a reducer. It shares one small object with the second half:
+# A reducer has two halves: a hook, and a finish. Both work on one small object:
 #
 # | `ReducerState` | |
 # |---|---|
 # | `params` | the trainable parameters |
-# | `plan` | `plan[b]`: positions in `params` of bucket b; buckets leave in this order |
+# | `plan` | `plan[b]`: positions in `params` of the gradients in bucket b; buckets leave in this order |
 # | `buffers` | `buffers[b]`: a flat tensor with room for the gradients of b |
 # | `missing` | `missing[b]`: how many gradients of b have not arrived in this step |
-# | `works` | `works[b]`: what the launch of b returned, `None` before |
+# | `works` | `works[b]`: what the launch of b returned; `None` before it is launched |
 # | `bucket_of(param)` | the number of its bucket |
-# | `pairs(b)` | (parameter, its place in the buffer) of each gradient of b |
+# | `pairs(b)` | for each gradient of b: its parameter, and its place in the buffer |
 #
-# The place is a view of the buffer in the parameter's shape: `place.copy_(...)` fills
-# the buffer.
+# The place is a view of the buffer, in the parameter's shape. `place.copy_(...)` writes into the
+# buffer.
 
 # %% [markdown]
-# **The API of this screen.** `param.register_post_accumulate_grad_hook(hook)` calls
-# `hook(param)` once a backward pass, when `param.grad` is complete. The hook gets the
-# *parameter*, not the gradient, and must return `None`.
+# **The API of this screen.** After `param.register_post_accumulate_grad_hook(hook)` each backward
+# pass calls `hook(param)` once, when `param.grad` is complete. The hook gets the *parameter*,
+# not the gradient, and must return `None`.
 #
-# `dist.all_reduce(tensor, async_op=True)` starts to sum `tensor` over all ranks and
-# returns at once, with a `Work`. It starts when the current stream's earlier work, and
-# the message before it, have ended.
+# `dist.all_reduce(tensor, async_op=True)` sums `tensor` over all ranks. It returns a `Work` at
+# once. The message starts when the current stream's earlier work and the message before it
+# have ended.
 #
-# **Exercise 6.2.** Complete the hook inside `install_hooks`. When a bucket's last
-# gradient arrives, copy its gradients into its buffer, launch one all-reduce (the SUM)
-# and keep the work in `state.works`. Three rules:
+# **Exercise 6.2a.** Begin with the simple case, in which all ranks fill their buckets in the
+# same order. A hook counts down how many gradients of its bucket are missing. What must it do
+# when the bucket is full? Add three lines:
 #
-# - Launch buckets in the order of the plan. Ranks may see gradients arrive in different
-#   orders; they must still launch the same buckets in the same order.
+# - copy each gradient of the bucket into its place (2 lines);
+# - launch one all-reduce of the buffer, asynchronously, and keep its work in
+#   `state.works[bucket]`. The default operation, the SUM, is right. Do not wait.
+
+
+# %% name="simple-hook" kind="exercise" exercise="6.2a"
+def install_simple_hooks(state: ReducerState) -> None:
+    def hook(param):
+        bucket = state.bucket_of(param)
+        state.missing[bucket] -= 1
+        if state.missing[bucket] == 0:
+            ### BEGIN SOLUTION
+            for member, place in state.pairs(bucket):
+                place.copy_(member.grad)
+            full = state.buffers[bucket]
+            state.works[bucket] = dist.all_reduce(full, async_op=True)
+            ### END SOLUTION
+
+    for param in state.params:
+        handle = param.register_post_accumulate_grad_hook(hook)
+        state.handles.append(handle)
+
+
+# %% name="check-simple-hook" kind="check" exercise="6.2a" points=1
+_ = check("6.2a", install_simple_hooks)
+
+# %% [markdown]
+# The check ran your hooks before our finish. A reducer that sends everything after the
+# backward pass has the right gradients, too. It fails here, because it hides nothing.
+#
+# Now let the data of a rank decide which layers run first. Then rank 0 may fill bucket 1
+# first, and rank 1 bucket 0. The first messages of both ranks meet, and with these hooks
+# they would carry different buckets.
+#
+# **Exercise 6.2.** Write the hook for that case, inside `install_hooks`. What you do with a full
+# bucket stays the same. Three rules:
+#
+# - Launch buckets in the order of the plan, on every rank, whatever arrives first.
 # - Never wait in a hook.
-# - A full bucket is launched in the hook that fills it (or that frees its turn), once.
+# - Launch a bucket once, as early as that order allows: in the hook that fills it, or in the
+#   hook that fills the last bucket before it.
 #
 # About 10 lines.
 #
 # <details><summary>Hint: the order of the plan</summary>
 #
-# In each hook, walk over the buckets from the first. Skip those that are launched. Stop
-# at the first one that still misses a gradient. Launch what you pass.
+# In each hook, go through the buckets from the first. Skip those that are launched. Stop at the
+# first one that still misses a gradient. Launch the others.
 #
 # </details>
 # <details><summary>Hint: full, but when?</summary>
@@ -426,40 +455,40 @@ _ = check("6.2", install_hooks)
 lab.keep("6.2", install_hooks)
 
 # %% [markdown]
-# The check ran your hooks before our finish. A reducer that sends everything after the
-# backward pass has the right gradients too. It fails here: it hides nothing.
+# **A door.** Your hooks send buckets while the backward pass runs. This is a good place to stop for
+# today. When you come back, run all cells once: what you solved is in the notebook.
 
 # %% [markdown]
-# ## 5. The finish: wait, but only now (12 minutes)
+# ## 5. The finish: wait, but only now (20 minutes)
 #
-# The backward pass is over. Some messages are still on the wire. Some buckets may have
-# never been launched: a parameter that the loss does not use gets no gradient, so its
-# hook never runs and its bucket is never full.
+# The backward pass is over. Some messages are still on the wire. And some buckets may never
+# have been launched: a parameter that the loss does not use gets no gradient, so its hook
+# never runs, and its bucket is never full.
 #
-# **The API of this screen.** `work.wait()` makes the GPU's *current stream* wait for
-# the message. The CPU goes on. What you launch after it sees the sum; what you launched
-# before it may not.
+# **The API of this screen.** `work.wait()` makes the GPU's *current stream* wait for the message.
+# The CPU goes on. What you launch after it sees the sum; what you launched before it may not.
 #
-# **Exercise 6.3.** Write `finish(state)`. It is called on every rank after each
-# backward pass. When it returns:
+# **Exercise 6.3.** Write `finish(state)`. It is called on every rank after each backward pass.
+# When it returns:
 #
-# - every message has been waited for, and every bucket has been sent, in the order of
-#   the plan; a parameter whose `.grad` is `None` on this rank contributes zeros;
-# - `param.grad` is the *mean* over the ranks (`dist.get_world_size()` of them);
-# - the state is as it was before the backward pass: `missing` full, `works` all `None`.
+# - every bucket has been sent, in the order of the plan. A parameter whose `.grad` is `None` on
+#   this rank contributes zeros;
+# - every message has been waited for;
+# - `param.grad` is the *mean* over the ranks (there are `dist.get_world_size()`);
+# - the state is as it was before the backward pass: `missing` is full, `works` is all `None`.
 #
 # A parameter that no rank used may end with zeros or with `None`. About 15 lines.
 #
 # <details><summary>Hint: buckets that were not launched</summary>
 #
-# Walk over `state.works`. Where it is `None`, fill the buffer (`place.zero_()` where
-# there is no gradient) and launch. Every rank does so, hence nobody waits for ever.
+# Go through `state.works`. Where it is `None`, fill the buffer (`place.zero_()` where there is
+# no gradient) and launch. Every rank does this, so no rank waits for ever.
 #
 # </details>
 # <details><summary>Hint: writing back</summary>
 #
-# `param.grad = place / num_ranks` makes a new tensor. `param.grad.copy_(place)` writes
-# into the old one, which has to exist.
+# `param.grad = place / num_ranks` makes a new tensor. `param.grad.copy_(place)` writes into the
+# old one, which must exist.
 #
 # </details>
 
@@ -490,10 +519,10 @@ _ = check("6.3", finish)
 lab.keep("6.3", finish)
 
 # %% [markdown]
-# ### The same timeline again (2 minutes)
+# ### The same timeline again
 #
-# Plan, hooks and finish make a reducer. Here it is on the 24 layers and the Ethernet of
-# the beginning, with buckets of 25 MiB, under the two ends. One scale. Watch the gap.
+# Plan, hooks and finish make a reducer. Here it trains the 24 layers on the Ethernet of section
+# 1, with buckets of 25 MiB, below the two ends, on the same scale. Watch the gap.
 
 # %% name="again"
 mine = lab.record_reducer(
@@ -511,16 +540,16 @@ view.draw_many(so_far)
 view.table(so_far)
 
 # %% [markdown]
-# ## 6. Choose: how large, then? (17 minutes)
+# ## 6. Choose: how large, then? (32 minutes)
 #
-# Cut $M$ bytes into $n$ equal buckets. The backward pass takes $T_b$; the first bucket
-# is full after $T_b/n$. If the wire is the slow one, the messages then follow one
-# another without a gap. From the start of the backward pass to the last byte:
+# Cut $M$ bytes into $n$ equal buckets. The backward pass takes $T_b$, so the first bucket is
+# full after $T_b/n$. If the wire is slower than the backward pass, the messages then follow
+# one another without a gap. From the start of the backward pass to the last byte it takes
 #
 # $$\frac{T_b}{n} + n\,\alpha + \beta M$$
 #
-# Few buckets: the wire starts late. Many: each pays alpha. The sum is least where
-# both are equal, at
+# With few buckets the wire starts late. With many, each one pays alpha. The sum is smallest where
+# the first two terms are equal, at
 #
 # $$n^* = \sqrt{T_b/\alpha}$$
 
@@ -538,8 +567,8 @@ number, star_mib = n_star(program, lab.ETHERNET)
 print(f"Ethernet: n* = {number:.0f}, buckets of {star_mib:.0f} MiB")
 
 # %% [markdown]
-# **Predict.** Over which range of sizes is the step within 2 % of the best? Smallest
-# and largest size, in MiB.
+# **Predict.** For which sizes, in MiB, is the step within 2 % of the best? Type the smallest and
+# the largest.
 
 # %% name="predict-valley" kind="lab-only"
 valley_from_mib, valley_to_mib = None, None
@@ -566,8 +595,8 @@ lab.side_by_side(
 lab.draw_valleys(sweeps, stars)
 
 # %% [markdown]
-# Each step is drawn relative to its own best; the grey band is the best and 2 % more.
-# A star is the size $M/n^*$.
+# Each curve is relative to its own best step. The grey band is the best and 2 % more. A star is
+# the size $M/n^*$.
 
 # %% name="sweep-numbers" fold=true
 for name, steps in sweeps.items():
@@ -585,14 +614,14 @@ print(
 )
 
 # %% [markdown]
-# On Ethernet the valley is wide: miss the best size by a factor of two and you lose
-# little. On NVLink with many tokens there is hardly a valley: nearly any size will do.
+# On Ethernet the valley is wide: if you miss the best size by a factor of two, you lose little.
+# On NVLink with many tokens there is hardly a valley: nearly every size is good.
 #
-# Where does the formula fail? With InfiniBand the messages fit into the backward pass.
-# The wire has gaps, the first bucket's delay costs nothing, and only what is sent
-# *after* the last gradient counts. The best buckets are smaller than $M/n^*$ then: as
-# small as the wire keeps up with. But the valley forgives the formula: it loses a few
-# percent at most.
+# Where does the formula fail? With InfiniBand all messages fit into the backward pass. The wire
+# has gaps, so it does not matter that the first bucket leaves late. Only what is sent *after*
+# the last gradient counts. Then the best buckets are smaller than $M/n^*$: as small as they
+# can be while the wire keeps up. But the valley forgives the formula. It loses a few percent
+# at most.
 
 # %% [markdown]
 # **Exercise 6.4a.** Write `choose_cap` for a model and a link that you have not seen.
@@ -603,14 +632,14 @@ print(
 #   beta in ns.
 # - Return the cap in bytes, for buckets as your plan makes them.
 #
-# It is asked for 12 pairs of a model and a link. On each, you may lose a fifth of what
-# there was to gain over the worse end. No constant answer passes. Use the formula, or
-# time the messages yourself for a list of caps. 2 to 20 lines.
+# The check asks for 12 pairs of a model and a link. On each, your cap may lose at most a fifth
+# of what the best cap gains over the worse of the two ends. No constant answer passes. Use
+# the formula, or time the messages yourself for a list of caps. 2 to 20 lines.
 #
 # <details><summary>Hint: time the messages</summary>
 #
-# A bucket starts when its last gradient is ready and the one before it has ended. It
-# takes alpha plus beta times its bytes. Add up; try caps in powers of two.
+# A bucket starts when its last gradient is ready and the bucket before it has ended. It takes
+# alpha plus beta times its bytes. Add up these times for caps in powers of two.
 #
 # </details>
 
@@ -641,7 +670,7 @@ _ = check("6.4a", choose_cap)
 # %% [markdown]
 # ### What bounds the step?
 #
-# A percentage of overlap does not say what to do. The critical path does: halve the
+# A percentage of overlap does not tell you what to do. The critical path does: try to halve its
 # largest share first. Here are three runs.
 
 # %% name="three-runs"
@@ -656,11 +685,11 @@ view.draw_many(
 # - `"largest"`: the largest share of the run's critical path: `"compute"`, `"wire"`,
 #   `"latency"`, `"launch"` or `"idle"`. See `given.timeline().critical_path().shares`.
 # - `"half_latency_saves_percent"`: how much of the step half the latency would save, in
-#   percent. A share is no answer to that: what was hidden may come out. Time the step
-#   again: `given.timeline(latency=0.5).step_ns`. Within 3 points.
-# - `"tail"`: the **tail** is what is sent after the last computation. *Whose* gradient is
-#   the last on the wire in run C? The name of the parameter. `lab.messages(runs["C"])`
-#   lists the messages.
+#   percent, within 3 points. The share does not tell you: something else may come onto the
+#   path. Time the step again: `given.timeline(latency=0.5).step_ns`.
+# - `"tail"`: the **tail** is what is sent after the last computation. *Whose* gradient is the
+#   last on the wire in run C? Type the name of the parameter. `lab.messages(runs["C"])` lists
+#   the messages.
 #
 # <details><summary>Hint: percent</summary>
 #
@@ -714,7 +743,7 @@ if solved("6.4b"):
     display(view.shares_bar({key: given.timeline() for key, given in runs.items()}))
 
 # %% [markdown]
-# Look at C. What little of it is exposed stands in the tail. Which cap removes it?
+# Look at C. The little that is exposed is in the tail. Which cap removes it?
 
 # %% name="tail"
 exposed_ms = {}
@@ -731,29 +760,30 @@ if solved("6.4b"):
 # %% [markdown]
 # <details><summary>The surprise of this lab, when you have solved 6.4b</summary>
 #
-# Latency is B's largest share, and half the latency saves little. What was hidden comes out;
-# and on NVLink a message has to wait for room: it gets in where the kernel ends that runs when
-# it comes. That wait is in the share, and no shorter on a better link.
+# Latency is B's largest share, and yet half the latency saves little. Something that was hidden
+# comes onto the critical path. And on NVLink a message has to wait for room: it starts only
+# when the kernel that is running has ended. That wait is in the share, and a better link
+# does not shorten it.
 #
-# Almost all of C's step computes; neither half the latency nor twice the bandwidth saves more
+# Nearly all of C's step is compute. Neither half the latency nor twice the bandwidth saves more
 # than a few percent. A GPT's first layer is its embedding: one huge parameter, whose gradient
-# arrives last. No cap splits a parameter, so no bucket size removes this tail. What would?
-# Another order, another layout, or sharding: later labs.
+# arrives last. No cap splits a parameter, so no bucket size removes this tail. Another order,
+# another layout or sharding would.
 #
 # </details>
 
 # %% [markdown]
-# ## Takeaways (1 minute)
+# ## Takeaways (3 minutes)
 
 # %% name="takeaways" fold=true
 low, high = lab.valley(sweeps["Ethernet, 10k tokens"])
 fast_low, fast_high = lab.valley(sweeps["NVLink, 10k tokens"])
-print(f"""1. With a slow wire, cut into n* = sqrt(Tb / alpha) buckets: {number:.0f} here, of
-   {star_mib:.0f} MiB. The wrong end wasted up to {100 * (1 - best / one.step_ns):.0f} % of the step.
+print(f"""1. With a slow wire, cut the gradients into n* = sqrt(Tb / alpha) buckets: {number:.0f} here,
+   of {star_mib:.0f} MiB. The wrong end wasted up to {100 * (1 - best / one.step_ns):.0f} % of the step.
 2. The valley is wide: {low} to {high} MiB on Ethernet, {fast_low} to {fast_high} MiB on NVLink
    with 10k tokens. Sweep before you tune.
-3. Ask whose bytes are in the tail: in run C one gradient alone is {tail.bytes / MIB:.0f} MiB, and no
-   cap brings the exposed time under {min(exposed_ms.values()):.1f} ms.""")
+3. Ask whose bytes are in the tail: in run C one gradient alone is {tail.bytes / MIB:.0f} MiB, and
+   no cap brings the exposed time below {min(exposed_ms.values()):.1f} ms.""")
 
 # %% [markdown]
 # **Tomorrow, in your own loop.** Sweep the cap once, on your link, with your model:
@@ -764,8 +794,8 @@ print(f"""1. With a slow wire, cut into n* = sqrt(Tb / alpha) buckets: {number:.
 #     print(mib, time_step(lambda: loss_of(ddp, batch).backward()))  # time_step: lab 02
 # ```
 #
-# `ol.BucketedReducer(model)` chooses by the size of the model; `ol.plan_buckets` prints what
-# shares a message.
+# `ol.BucketedReducer(model)` chooses a cap by the size of the model. Print
+# `ol.plan_buckets(parameters, cap_bytes)` to see which gradients share a message.
 #
 # ---
 # **Stop line.** That is the core. You may close the laptop here.
@@ -777,17 +807,17 @@ print(f"""1. With a slow wire, cut into n* = sqrt(Tb / alpha) buckets: {number:.
 #
 # Each stands alone. Take what you like.
 #
-# ## 7. Two rules that you will meet (5 minutes)
+# ## 7. Two rules that you will meet (9 minutes)
 #
-# Texts on overlap give two rules for the size of a bucket. Try both on what you have.
+# Texts on overlap give two rules for the size of a bucket. Try both on the runs of this lab.
 #
-# The first is a formula. It weighs the fraction of the communication that buckets of
-# $B$ hide against the latency of a bucket:
+# The first is a formula. It weighs the fraction of the communication that is hidden with
+# buckets of size $B$ against the latency of a bucket:
 #
 # $$B^* = \underset{B}{\mathrm{argmax}} \left[ \mathrm{overlap}(B) - \frac{\alpha}{B} \right]$$
 #
-# First take it apart by its units. A unit is a set of powers: bytes a second are
-# `{"byte": 1, "s": -1}`, and a fraction has none.
+# First look at its units. A unit is a set of powers: bytes per second are
+# `{"byte": 1, "s": -1}`, and a fraction has no unit.
 
 
 # %% name="rule-units"
@@ -805,9 +835,9 @@ print(f"Tb / alpha: {over(second, second)}, M / n*: {over(byte, fraction)}")
 # The formula subtracts seconds per byte from a fraction. Section 6 takes the root of a
 # plain number, and its size $M/n^*$ comes out in bytes.
 #
-# **Predict.** Whoever calculates all the same has to choose units. The 24 layers on
-# Ethernet again. Which size does the formula call best with alpha in seconds and $B$ in
-# bytes, and which with microseconds and MiB?
+# **Predict.** To calculate all the same, you must choose units. Take the 24 layers on Ethernet
+# again. Which size is best by the formula with alpha in seconds and $B$ in bytes? And which
+# with microseconds and MiB?
 
 # %% name="predict-rule" kind="lab-only"
 seconds_and_bytes_mib, microseconds_and_mib = None, None
@@ -839,14 +869,14 @@ steps = sweeps["Ethernet, 10k tokens"]
 print(f"the shortest step: {min(steps, key=steps.get)} MiB")
 
 # %% [markdown]
-# One model, one link, three answers, and the units alone choose among them. Where the
-# second term is too small to count, the formula asks for the largest hidden fraction,
-# which is not the shortest step either: latency is communication, too, and to hide more
-# of it lifts the fraction. What you want short is a time, and each term of the sum in
-# section 6 is one.
+# There is one model and one link, and there are three answers: the units alone decide which.
+# Where the second term is very small, the formula asks for the largest hidden fraction. That
+# is not the shortest step either: latency is communication, too, so hiding more latency
+# makes the fraction larger. You want a short *time*, and each term of the sum in section 6
+# is a time.
 #
-# The second rule: *25 to 50 MB work well for most.* Exercise 6.4a asked for a size on
-# twelve pairs of a model and a link. Count.
+# The second rule says that *25 to 50 MB work well for most.* Exercise 6.4a has twelve pairs of a
+# model and a link. Count on how many the rule holds.
 
 # %% name="rule-counted" fold=true
 pairs = lab.unseen_pairs()
@@ -873,15 +903,15 @@ for pair in pairs:
     print(f"{pair.name:<58} best {best_mib:5.1f} MiB, 25 MiB loses {100 * lost:3.0f} %")
 
 # %% [markdown]
-# Time runs here from the start of the backward pass to the last byte, and *good* is
-# within 2 % of the best of 120 sizes. *Most* is too much to say, even of the best
-# constant: the pair decides. Where you do not know, sweep.
+# The times go from the start of the backward pass to the last byte, and *good* is within 2 % of
+# the best of 120 sizes. *Most* is too much to say, even for the best constant: the pair
+# decides. Where you do not know, sweep.
 
 # %% [markdown]
-# ## 8. Two repairs (15 minutes)
+# ## 8. Two repairs (22 minutes)
 #
-# Two reducers that people really write. Your number draws your own net: what you find is
-# not what your neighbour finds.
+# Here are two reducers that people really write. The number that you type decides which net you
+# get, so your neighbour's answers are not yours.
 
 # %% name="my-number"
 my_number = 6  # any whole number: your day of birth, your desk
@@ -892,9 +922,8 @@ for bucket, names in enumerate(case.buckets()):
     print(f"bucket {bucket}: {', '.join(names)}")
 
 # %% [markdown]
-# **Exercise 6.5a.** This reducer gets slow after a while. Run it and look. Diagnose it
-# first, then repair it. Keep the overlap: a reducer that sends all at the end is no
-# repair.
+# **Exercise 6.5a.** This reducer gets slow after a while. Run it and look. Diagnose it first, then
+# repair it, and keep the overlap: do not send everything at the end.
 
 
 # %% name="first-reducer" kind="exercise" exercise="6.5a" broken=true
@@ -964,9 +993,9 @@ first_diagnosis = {"kind": "sent again", "step": 2, "messages": num_gradients}
 _ = check("6.5a", my_number, first_diagnosis, FirstReducer)
 
 # %% [markdown]
-# **Exercise 6.5b.** This one packs large buckets on a stream of its own, beside the
-# backward pass. On a quiet GPU its numbers are right. On a busy one they are not,
-# sometimes. The virtual cluster knows which bytes are touched by whom and after what.
+# **Exercise 6.5b.** This one packs large buckets on a stream of its own, beside the backward pass.
+# On a quiet GPU its numbers are right. On a busy one they are sometimes wrong. The virtual
+# cluster knows who touches which bytes, and what comes before what.
 
 
 # %% name="second-reducer" kind="exercise" exercise="6.5b"
@@ -1028,14 +1057,15 @@ view.draw(trained.evidence.step_timeline(2), title="your run, step 2")
 #
 # <details><summary>Hint: the missing edge</summary>
 #
-# A collective starts after what the *current* stream holds at its launch. Which stream
-# is current there, and which one does the copying?
+# A collective starts after what is on the *current* stream at its launch. Which stream is
+# current there, and which one does the copying?
 #
 # </details>
 # <details><summary>Hint: not too much</summary>
 #
-# `streams.current_stream().wait_stream(...)` mends the race and passes too here. With
-# large buckets it costs: the backward pass waits for the copies. Is there a stream from which the launch needs no wait?
+# `streams.current_stream().wait_stream(...)` repairs the race, and passes here, too. But with
+# large buckets the backward pass waits for the copies. Is there a stream from which you can
+# launch without a wait?
 #
 # </details>
 
@@ -1052,11 +1082,11 @@ second_diagnosis = {"kind": "race", "bucket": first_packed, "written_on": "strea
 _ = check("6.5b", my_number, second_diagnosis, SecondReducer)
 
 # %% [markdown]
-# ## 9. The settings of DDP (8 minutes)
+# ## 9. The settings of DDP (12 minutes)
 #
-# `torch.nn.parallel.DistributedDataParallel` is such a reducer. It runs on the virtual
-# cluster too. Here is each of its settings, tried on a small transformer in slow
-# motion: the third step, since DDP cuts its buckets anew after the first or second.
+# `torch.nn.parallel.DistributedDataParallel` is such a reducer, and it runs on the virtual
+# cluster, too. Here each of its settings is tried on a small transformer in slow motion. You
+# see the third step, because DDP plans its buckets again after the first or the second.
 
 # %% name="ddp"
 for settings in (
@@ -1070,13 +1100,12 @@ for settings in (
     print(lab.try_ddp(**settings))
 
 # %% [markdown]
-# Compare the first two lines. 25 is the default, yet typing it changes the run: only
-# while the cap is *not* typed, the first bucket is cut at 1 MiB, so that the wire gets
-# to work early. The last message of `find_unused_parameters` is the map of used
-# parameters: a few bytes.
+# Compare the first two lines. 25 is the default, and yet the run changes if you type it. Only if
+# you do *not* type a cap, the first bucket is cut at 1 MiB, so that the wire starts early.
+# The last message of `find_unused_parameters` says which parameters were used: a few bytes.
 #
-# **Exercise 6.6.** Choose keyword arguments for four wishes. The check runs DDP with
-# them on this model and link.
+# **Exercise 6.6.** Choose DDP's keyword arguments for four wishes. The check runs DDP with them on
+# this model and link.
 #
 # - `"one message"`: all gradients of the third step in one message;
 # - `"no copies"`: no gradient is copied into a bucket;
@@ -1105,11 +1134,11 @@ wishes = {
 _ = check("6.6", wishes)
 
 # %% [markdown]
-# ## 10. Knobs (10 minutes)
+# ## 10. Knobs (15 minutes)
 #
-# The 24 layers again, now with knobs. Under the timeline are the shares of its
-# critical path, and what half the latency or twice the bandwidth would save. Without
-# knobs, type: `knobs.set(latency_us=500)`.
+# Here are the 24 layers again, now with knobs. Below the timeline are the shares of its critical
+# path, and what half the latency or twice the bandwidth would save. Without knobs, type
+# `knobs.set(latency_us=500)`.
 
 # %% name="knobs"
 names = ("latency", "bandwidth", "neither", "25 MiB loses")
@@ -1117,10 +1146,10 @@ knobs = view.explorer(lab.turn, lab.KNOBS, what_if=lab.WHAT_IF, keep=names)
 knobs
 
 # %% [markdown]
-# **Exercise 6.7.** Find four settings. Turn the knobs and keep what you found with the
-# button of its name (typed: `knobs.keep("latency")`): then `found = dict(knobs.kept)`.
-# That is gone when the kernel stops: to hand it in, paste what `print(dict(knobs.kept))`
-# shows. Or type the numbers.
+# **Exercise 6.7.** Find four settings. Turn the knobs, and keep what you found with the button of
+# its name (or type `knobs.keep("latency")`). Then `found = dict(knobs.kept)`. What you kept
+# is gone when the kernel stops, so paste what `print(dict(knobs.kept))` shows before you hand
+# it in. Or type the numbers.
 #
 # - `"latency"`: half the latency saves 15 % or more, twice the bandwidth under 8 %;
 # - `"bandwidth"`: the other way round;
@@ -1164,124 +1193,75 @@ for name, settings in found.items():
 _ = check("6.7", found)
 
 # %% [markdown]
-# ## 11. On real GPUs (8 minutes, with 12)
+# ## 11. On real GPUs (12 minutes)
 #
-# The virtual cluster is a model. Here is what GPUs did, stored: nothing is measured
-# now. First the two ends of this lab, and DDP, on NVLink.
+# Here is what GPUs did, stored; nothing is measured now. All variants of the table ran one
+# after the other on one machine. `serial` is one message for all, after the backward pass.
 
-# %% name="gpu-ends"
-print(lab.measured("ends"))
-num_launched = len(lab.gradient_bytes(lab.measured_step(2)))
-print(f"\na message per gradient: {num_launched} messages")
-
-# %% [markdown]
-# A message per gradient is worst, slower than no overlap at all. The model of section 1
-# says so too, and blames latency. In eager mode the CPU adds to it: each launch costs
-# it time, and the hooks launch one message for each of the gradients counted above.
-
-# %% name="gpu-best" fold=true
-print(lab.measured("data_parallel"), end="\n\n")
-h200 = ol.PROFILES["h200-nvlink"]
-print(f"the profile: {h200.launch_ns / 1e3:.0f} us a launch,", end=" ")
-print(f"{h200.collective_launch_ns / 1e3:.0f} us a collective")
-table = lab.measured("data_parallel")
-eager_ms = table.number("coalesced reducer", "batch 1")
-saved_ms = eager_ms - table.number("the same, whole step captured", "batch 1")
-print(f"capturing saves {saved_ms:.1f} ms of {eager_ms:.1f} at batch 1")
-
-# %% [markdown]
-# The fastest reducer of this table has *no flat buffer at all*: it hands the gradients
-# themselves to one grouped all-reduce a bucket, and copies nothing. Captured in a CUDA
-# graph the launches are gone too; the last line says what that saves.
-#
-# Here are the captured rows beside the prediction: the same GPT, recorded on the
-# virtual cluster with two GPUs and buckets of 100 MiB.
-
-# %% name="gpu-predicted" fold=true
-captured = replace(h200, launch_ns=0, collective_launch_ns=0)
-for batch in (2, 8):
-    gpt = lab.measured_step(batch)
-    timeline = ol.replay(gpt, hardware=captured, buckets=100 * MIB)
-    step_ms = timeline.step_ns / 1e6
-    seen_ms = table.number("the same, whole step captured", f"batch {batch}")
-    print(
-        f"batch {batch}: predicted {step_ms:.1f} ms, measured {seen_ms:.1f} "
-        f"({100 * (step_ms / seen_ms - 1):+.0f} %)"
-    )
-    late = ol.replay(gpt, hardware=captured, buckets=sum(lab.gradient_bytes(gpt)))
-    alone_ms = late.report().compute_ns / 1e6  # nothing runs beside it
-    seen_alone_ms = table.number("compute alone, captured", f"batch {batch}")
-    print(
-        f"  compute alone: predicted {alone_ms:.1f}, measured {seen_alone_ms:.1f};",
-        end="",
-    )
-    print(f" short by {seen_alone_ms - alone_ms:.1f} ms,", end=" ")
-    print(f"the step by {seen_ms - step_ms:.1f} ms")
-
-# %% [markdown]
-# Most of the gap is compute: the model's is too fast. The rest is what messages cost the
-# step, a little too cheap: the model's factors are those of one kind of kernel at a time, and
-# a whole step at the card's power limit loses more.
-
-# %% name="gpu-hidden"
-hidden = lab.measured("hidden")
-print(hidden)
-row = "hooks, coalesced"
-alone_ms = hidden.number("all-reduce alone", "step")
-saved_ms = (
-    hidden.number("compute alone", "step") + alone_ms - hidden.number(row, "step")
-)
-print(
-    f"\nhidden: {hidden.number(row, 'hidden')} ms, saved: {saved_ms:.1f} of {alone_ms} ms"
-)
-
-# %% [markdown]
-# **Hidden is not saved.** Nearly all of the communication has computation beside it,
-# and yet the step gains little. NCCL's kernels take processors, memory bandwidth and
-# power from the matmuls, which get slower, and they take longer themselves. This
-# **contention** is in the profiles of NVLink machines, not in this lab's Ethernet:
-
-# %% name="gpu-contention"
-report = timeline.report()
-print(f"predicted, batch {batch}: {report.hidden_ns / 1e6:.1f} ms hidden,", end=" ")
-print(
-    f"{(late.step_ns - timeline.step_ns) / 1e6:.1f} ms saved over one message for all"
-)
-
-# %% [markdown]
-# And the newest stored benchmark of this package, all variants in one run. `serial` is
-# one message for all, after the backward pass.
-
-# %% name="gpu-bench" fold=true
+# %% name="gpu-table"
 for line in lab.stored_benchmarks():
     print(line)
 print()
 for batch in (1, 2, 8):
-    eager_ms = lab.stored_ms("compute", batch)
-    captured_ms = lab.stored_ms("compute captured", batch)
-    print(f"batch {batch}: compute alone {eager_ms:.1f} ms eager,", end=" ")
-    print(f"{captured_ms:.1f} captured; a step with overlap, captured, saves", end=" ")
     serial_ms = lab.stored_ms("serial", batch)
     saved_ms = serial_ms - lab.stored_ms("ours captured", batch)
-    print(f"{saved_ms:.1f} of {serial_ms:.1f}")
-print()
+    captured_ms = lab.stored_ms("compute captured", batch)
+    print(f"batch {batch}: compute alone {captured_ms:.1f} ms captured;", end=" ")
+    print(f"overlap and capturing save {saved_ms:.1f} of {serial_ms:.1f}")
+num_launched = len(lab.gradient_bytes(lab.measured_step(2)))
+print(f"per parameter: {num_launched} messages")
 print(lab.measure_it_here())
 
 # %% [markdown]
-# Which rows are slower than `serial`, though they overlap? At batch 1 and 2 the CPU
-# bounds an eager step: compute alone takes much longer eager than captured, and hooks
-# are Python. What capturing saves there is launches first, overlap second. At batch 8
-# contention bounds it, and overlap is worth what the last line says: little.
+# At batch 1 and 2 one message per parameter is by far the slowest. In eager mode the CPU pays
+# for each launch, and the hooks launch as many messages as the last line says. The CPU
+# bounds all eager steps there: compute alone takes much longer eager than captured in a CUDA
+# graph, and hooks are Python. So capturing saves launches first, and overlap second.
 #
-# Why is our best no faster than DDP's in this table, and faster in the first? Another
-# machine. Here the eager steps of batch 1 and 2 wait for launches and are
-# noisy: a rank between eager rows means little. At batch 8 the two are equal.
+# `ours` has *no flat buffer at all*: it hands the gradients themselves to one grouped
+# all-reduce per bucket, and copies nothing. In eager rows a difference of a few ms at batch 1
+# or 2 says little, because launches are noisy.
+#
+# At batch 8 overlap is worth little. Why? Here is one step of batch 8, taken apart on two
+# other GPUs, and what the virtual cluster predicts for them.
+
+# %% name="gpu-hidden" fold=true
+h200 = ol.PROFILES["h200-nvlink"]
+captured = replace(h200, launch_ns=0, collective_launch_ns=0)
+hidden, table = lab.measured("hidden"), lab.measured("data_parallel")
+row = "hooks, coalesced"
+sent_ms = hidden.number("all-reduce alone", "step")
+saved_ms = hidden.number("compute alone", "step") + sent_ms - hidden.number(row, "step")
+print(f"measured, batch 8: hidden {hidden.number(row, 'hidden')} ms,", end=" ")
+print(f"saved {saved_ms:.1f} of {sent_ms} ms of communication")
+for batch in (2, 8):
+    gpt = lab.measured_step(batch)
+    timeline = ol.replay(gpt, hardware=captured, buckets=100 * MIB)
+    late = ol.replay(gpt, hardware=captured, buckets=sum(lab.gradient_bytes(gpt)))
+    step_ms = timeline.step_ns / 1e6
+    seen_ms = table.number("the same, whole step captured", f"batch {batch}")
+    print(f"predicted, batch {batch}: hidden", end=" ")
+    print(f"{timeline.report().hidden_ns / 1e6:.1f} ms, saved", end=" ")
+    print(f"{(late.step_ns - timeline.step_ns) / 1e6:.1f} over one message for all;")
+    print(f"    step {step_ms:.1f} ms, measured {seen_ms:.1f}", end=" ")
+    print(f"({100 * (step_ms / seen_ms - 1):+.0f} %)")
+print(lab.machine("hidden"))
+
+# %% [markdown]
+# **Hidden is not saved.** Nearly all of the communication has computation beside it, and yet
+# the step gains little. NCCL's kernels take processors, memory bandwidth and power from the
+# matmuls, which get slower, and the messages take longer, too. This **contention** is in
+# the profiles of NVLink machines, but not in this lab's Ethernet.
+#
+# The predicted steps are too short. Most of that is compute: the model's matmuls are too
+# fast. The rest is contention. The model has one factor for each kind of kernel, and a whole
+# step at the card's power limit loses more.
 
 # %% [markdown]
 # ## 12. Where the model lies
 #
-# Launching costs nothing in this lab, as if each step were one CUDA graph. In eager
-# mode launching is a lane of its own, and the short step on NVLink waits for it:
+# In this lab launching costs nothing, as if each step were one CUDA graph. In eager mode the
+# CPU's launches are on the critical path. Here is the short step on NVLink:
 
 # %% name="lies"
 eager = ol.PROFILES["h100-nvlink"]
@@ -1294,12 +1274,12 @@ for mib in (1, 25, 600):
     print(f"{100 * share:.0f} % launch; captured {graph.step_ns / 1e6:.1f} ms")
 
 # %% [markdown]
-# The eager step waits for launches nearly all the time, and with small messages twice as long.
-# So capture the step; where you cannot, send few messages.
+# The eager step waits for launches nearly all the time, and it takes twice as long with small
+# messages. So capture the step. Where you cannot, send few messages.
 #
-# Small messages cost more than alpha + beta m (section 2): NVLink has a measured curve here,
-# of two GPUs; Ethernet and InfiniBand have a line. Ranks never differ here, so nobody waits for
-# a late one. And a real link is shared with others.
+# Small messages cost more than alpha + beta m (section 2). For NVLink this lab has a measured
+# curve, of two GPUs; for Ethernet and InfiniBand it has a line. The ranks never differ here, so
+# nobody waits for a late one. And a real link is shared with others.
 #
 # ## In production
 #

@@ -1,4 +1,4 @@
-"""The graders of lab 06's hooks (6.2), finish (6.3) and repairs (6.5a, 6.5b).
+"""The graders of lab 06's hooks (6.2a, 6.2), finish (6.3) and repairs (6.5a, 6.5b).
 
 Each half is run with the course's other half, so that neither needs the other.
 """
@@ -159,13 +159,17 @@ def _show(sheet: Sheet, evidence: Evidence, target_ns: int) -> None:
     sheet.show(timeline, step_ns=evidence.step_ns[1], target_ns=target_ns)
 
 
-@LAB.grader("6.2")
-def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
-    """The learner's hooks before the course's finish."""
-    sheet.ran(f"your hooks and our finish: {CLEANS[0]}")
-    finish = _matching_finish(install_hooks)
-    if finish is not our_finish:
-        sheet.note("you ask for the mean: do not divide again in 6.3")
+@LAB.grader("6.2a")
+def grade_simple_hooks(sheet: Sheet, install_simple_hooks: Hooks) -> None:
+    """Hooks that need not keep an order, before the course's finish."""
+    finish = _matching_finish(install_simple_hooks)
+    _on_clean_nets(sheet, install_simple_hooks, finish)
+
+
+def _on_clean_nets(
+    sheet: Sheet, install_hooks: Hooks, finish: Finish, also_bytes: bool = False
+) -> None:
+    """The learner's hooks where all ranks fill their buckets in one order."""
     for clean in CLEANS:
         sheet.ran(f"your hooks and our finish: {clean}")
         make = _reducer(install_hooks, finish, clean.cap_bytes)
@@ -178,7 +182,8 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
             sheet.expect(sentence, False, seen=hint, hint=hint)
         wrong = wrong_gradients(trained, clean.fixture, clean.ranks)
         _hold(sheet, trained, wrong, hints={"once": hint, "recorded": hint})
-        sheet.verify(BYTES, laws.bytes_law(trained.evidence), hint=hint)
+        if also_bytes:
+            sheet.verify(BYTES, laws.bytes_law(trained.evidence), hint=hint)
         sheet.stop_if_wrong()
         sheet.verify(
             PROMPT,
@@ -186,6 +191,16 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
         )
         sheet.verify(PROMPT, _late(trained, clean))
         sheet.stop_if_wrong()
+
+
+@LAB.grader("6.2")
+def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
+    """The learner's hooks before the course's finish."""
+    sheet.ran(f"your hooks and our finish: {CLEANS[0]}")
+    finish = _matching_finish(install_hooks)
+    if finish is not our_finish:
+        sheet.note("you ask for the mean: do not divide again in 6.3")
+    _on_clean_nets(sheet, install_hooks, finish, also_bytes=True)
     nets = LAB.cases("6.2", "nets")[ORDER]
     deadlock = LAB.cases("6.2", "deadlock")[ORDER]
     make = _reducer(install_hooks, finish, 300)
