@@ -143,8 +143,10 @@ class Trained(Examined):
         return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
-def train(make_reducer: MakeReducer, case: Case = EQUAL) -> Trained:
-    """Run the loop of section 4 on `case`."""
+def train(
+    make_reducer: MakeReducer, case: Case = EQUAL, *, apart: bool = False
+) -> Trained:
+    """Run the loop of section 4 on `case`; `apart`: see `fixtures.train`."""
     seen = fixtures.train(
         case.fixture,
         make_reducer,
@@ -153,6 +155,7 @@ def train(make_reducer: MakeReducer, case: Case = EQUAL) -> Trained:
         world_size=case.num_ranks,
         hardware=BOARD,
         flush_after=case.flush_after,
+        apart=apart,
     )
     return Trained(seen.run, case, seen.gradients, seen.parameters, seen.evidence)
 

@@ -22,6 +22,8 @@ CLOCKS = {
     "the fast link": BOARD,
     "the slow link": program_laws.slower(SLOW_LINK, launch_ns=5_000, wire=1),
 }
+# A set has another order on one of its ranks.
+APART = replace(late.EQUAL, segments=(2,))
 
 
 @lru_cache(maxsize=8)
@@ -59,6 +61,12 @@ def grade_late(sheet: Sheet, make_reducer: MakeReducer) -> None:
         sheet.stop_if_wrong()
         played.append(seen)
     _judge_empty_flush(sheet, make_reducer)
+    apart = program_laws.order_law(
+        "your reducer",
+        lambda: late.train(make_reducer, APART, apart=True),
+        lambda seen: _wrong_gradients(seen)[0],
+    )
+    sheet.verify(ONCE, apart)
     sheet.stop_if_wrong()
     for clock, hardware in reversed(CLOCKS.items()):
         for seen in reversed(played):
