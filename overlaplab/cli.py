@@ -358,7 +358,10 @@ def calibrate_command(out: Path, backend: str | None) -> None:
     Matrix products, operators of small transformers, copies, launches, collectives, and
     what computing and sending cost one another. Then: ol.run(..., hardware=OUT).
     """
-    from overlaplab.calibrate import calibrate, table
+    from overlaplab.calibrate import calibrate, table, writes
 
-    click.echo(table(calibrate(out, backend=backend)))
+    hardware = calibrate(out, backend=backend)
+    if not writes():
+        return
+    click.echo(table(hardware))
     click.echo(f"Profile: {out}. Use it as ol.run(..., hardware={str(out)!r}).")

@@ -36,9 +36,16 @@ def find_world_size(backend: str, asked: int | None = None) -> int:
     Raises:
         ValueError: so many GPUs are not there.
     """
-    if under_torchrun():
-        return int(os.environ["WORLD_SIZE"])
     found = torch.cuda.device_count() if backend == "nccl" else CPU_PROCESSES
+    if under_torchrun():
+        size = int(os.environ["WORLD_SIZE"])
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        if backend == "nccl" and found < here:
+            raise ValueError(
+                f"torchrun started {here} processes here, but {found} GPUs are found: "
+                f"start it with --nproc-per-node={max(found, 1)}, or use --backend gloo"
+            )
+        return size
     size = asked or found
     if size < 1 or (backend == "nccl" and found < size):
         raise ValueError(

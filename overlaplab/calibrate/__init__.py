@@ -22,7 +22,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from overlaplab.calibrate.clock import cpu_share
+from overlaplab.calibrate.busy import Shares
 from overlaplab.calibrate.contention import measure_between
 from overlaplab.calibrate.device import measure_device
 from overlaplab.calibrate.launch import measure_launches
@@ -30,14 +30,14 @@ from overlaplab.calibrate.plan import CPU, GPU, CalibrationPlan
 from overlaplab.calibrate.profile import build_profile
 from overlaplab.hardware import Hardware, write_profile
 from overlaplab.hardware.kinds import KINDS
-from overlaplab.processes import find_world_size, run_ranks
+from overlaplab.processes import find_world_size, run_ranks, under_torchrun
 
 # That are reported, apart from the models: alone, and between GPUs besides.
 _STAGES, _STAGES_BETWEEN = 4, 2 + len(KINDS)
 
-_FREE = 0.9  # of a core, that a rank gets on a machine that does nothing else
+_FREE = 0.9  # of a core and a GPU, that a rank gets where nothing else runs
 _BUSY = (
-    "this machine was busy: a rank got {} % of its core. Times are longer than the "
+    "this machine was busy: a rank got {} % of its {}. Times are longer than the "
     "machine's, latencies most of all: calibrate again when nothing else runs"
 )
 
@@ -51,7 +51,8 @@ def calibrate(
     """Measure this machine and write its profile to `out`.
 
     One process a GPU with "nccl", two on the CPU with "gloo". The file appears when all
-    is measured, whole; an interrupt or an error leaves what was there before.
+    is measured, whole; an interrupt or an error leaves what was there before. Under
+    torchrun, on one machine, its processes are the ranks; rank 0 writes.
 
     Args:
         out: a file whose name ends in .json, as `hardware=` takes it.
@@ -63,7 +64,8 @@ def calibrate(
         machine had other work.
 
     Raises:
-        ValueError: no such backend here, or a name without .json.
+        ValueError: no such backend here, a name without .json, or torchrun on several
+            machines.
         OSError: the folder is missing or not writable; found before anything runs.
     """
     if out.suffix != ".json":
@@ -72,6 +74,11 @@ def calibrate(
         raise FileNotFoundError(f"{out.parent}: no folder that can be written to")
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     size = find_world_size(backend)
+    if under_torchrun() and int(os.environ.get("LOCAL_WORLD_SIZE", size)) != size:
+        raise ValueError(
+            "calibrate measures one machine, and torchrun started processes on "
+            "several: start it with --nnodes=1, or without torchrun"
+        )
     if plan is None:
         plan = GPU if backend == "nccl" else CPU
     with tempfile.TemporaryDirectory() as folder:
@@ -85,31 +92,49 @@ def calibrate(
             folder=Path(folder),
         )
         found = json.loads(answer.read_text())
-    share = found.pop("cpu_share")
+    shares: dict[str, float] = found.pop("shares")
     hardware = build_profile(out.stem, **found, where=_describe(backend))
-    if share < _FREE:
-        notes = {**hardware.notes, "busy": _BUSY.format(round(100 * share))}
-        hardware = replace(hardware, notes=notes)
-    write_profile(hardware, out)
+    what = min(shares, key=shares.__getitem__)
+    if shares[what] < _FREE:
+        busy = _BUSY.format(round(100 * shares[what]), what)
+        hardware = replace(hardware, notes={**hardware.notes, "busy": busy})
+    if writes():
+        write_profile(hardware, out)
     return hardware
 
 
+def writes() -> bool:
+    """Whether this process writes what is measured: under torchrun, rank 0 alone."""
+    return not under_torchrun() or os.environ["RANK"] == "0"
+
+
 def _measure(plan: CalibrationPlan, answer: Path) -> None:
-    """One rank; rank 0 reports how far it is, and writes."""
+    """One rank; rank 0 reports how far it is.
+
+    The ranks of torchrun have an `answer` each, others one that rank 0 writes.
+    """
     several = dist.get_world_size() > 1
     num_stages = len(plan.models) + _STAGES + (_STAGES_BETWEEN if several else 0)
-    share = cpu_share()
+    shares = Shares()
     with _reporting(num_stages) as report:
-        found = {
-            "device": measure_device(plan, report),
-            "link": measure_between(plan, report) if several else None,
-            "launches": measure_launches(plan, report),
+
+        def stage(what: str) -> None:
+            report(what)
+            shares.look()
+
+        measured = {
+            "device": measure_device(plan, stage),
+            "link": measure_between(plan, stage) if several else None,
+            "launches": measure_launches(plan, stage),
         }
-    shares: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(shares, min(share, cpu_share()))
-    found["cpu_share"] = min(shares)
-    if dist.get_rank() == 0:
-        answer.write_text(json.dumps(found))
+    shares.look()
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, shares.means())
+    least = {what: min(one[what] for one in of_ranks) for what in of_ranks[0]}
+    found = [{**measured, "shares": least}]
+    dist.broadcast_object_list(found)
+    if dist.get_rank() == 0 or under_torchrun():
+        answer.write_text(json.dumps(found[0]))
 
 
 @contextlib.contextmanager

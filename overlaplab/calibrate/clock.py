@@ -26,14 +26,6 @@ def on_cuda() -> bool:
     return streams.device().type == "cuda"
 
 
-def cpu_share(for_ns: int = 200_000_000) -> float:
-    """Of a core, what this thread gets while it wants all: less beside other work."""
-    begin, begin_cpu = time.perf_counter_ns(), time.thread_time_ns()
-    while (wall := time.perf_counter_ns() - begin) < for_ns:
-        pass
-    return (time.thread_time_ns() - begin_cpu) / wall
-
-
 def sleep(ns: int) -> None:
     """Keep the current stream busy for about `ns`; nothing on a CPU process."""
     if on_cuda():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 import overlaplab as ol
 from overlaplab import calibrate
-from overlaplab.calibrate import table
+from overlaplab.calibrate import busy, table
 from overlaplab.calibrate.operators import operators_of_step
 from overlaplab.calibrate.plan import ModelCase
 from overlaplab.calibrate.profile import build_profile, curve_through
@@ -29,6 +30,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.hardware import Hardware, compute_ns, read_profile
 from overlaplab.hardware.points import check_points, interpolate
 from tests.calibrate.small_plan import SMALL, TINY
+from tests.guards import GUARD_S
 
 
 def device() -> dict[str, Any]:
@@ -246,20 +248,93 @@ def test_a_busy_machine_is_said_in_the_profile_and_on_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measured(
-        share: float, worker: object, plan: object, answer: Path, **more: object
+        shares: object, worker: object, plan: object, answer: Path, **more: object
     ) -> None:
         found = {"device": device(), "launches": LAUNCHES, "link": None}
-        answer.write_text(json.dumps({**found, "cpu_share": share}))
+        answer.write_text(json.dumps({**found, "shares": shares}))
 
     out = tmp_path / "mine.json"
-    for share, is_busy in ((0.43, True), (0.99, False)):
-        monkeypatch.setattr(calibrate, "run_ranks", partial(measured, share))
+    for shares, says in (
+        ({"core": 0.43}, "a rank got 43 % of its core"),
+        ({"core": 0.99, "GPU": 0.61}, "a rank got 61 % of its GPU"),
+        ({"core": 0.99, "GPU": 0.98}, ""),
+    ):
+        monkeypatch.setattr(calibrate, "run_ranks", partial(measured, shares))
         said = CliRunner().invoke(
             main, ["calibrate", "--backend", "gloo", "--out", str(out)]
         )
         assert said.exit_code == 0, said.output
-        assert ("a rank got 43 % of its core" in said.output) == is_busy
-        assert ("busy" in read_profile(out).notes) == is_busy
+        assert says in said.output
+        assert ("this machine was busy" in said.output) == bool(says)
+        assert says in read_profile(out).notes.get("busy", "")
+
+
+def test_a_look_at_the_machine_sees_the_slices_that_others_got(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU that runs another program's kernels between every fourth of ours."""
+    pieces = [1.0, 1.0, 1.01, 3.0] * 5
+    monkeypatch.setattr(busy, "on_cuda", lambda: True)
+    monkeypatch.setattr(busy, "_gpu_pieces", lambda: pieces)
+    monkeypatch.setattr(busy, "cpu_share", lambda: 0.97)
+    shares = busy.Shares()
+    shares.look()
+    pieces = [1.0] * 20
+    shares.look()
+    assert shares.means() == {
+        "core": pytest.approx(0.97),
+        "GPU": pytest.approx((20 / 30.05 + 1) / 2),
+    }
+
+
+UNDER_TORCHRUN = """
+import sys
+from pathlib import Path
+from overlaplab.calibrate import calibrate
+from tests.calibrate.small_plan import SMALL
+
+hardware = calibrate(Path(sys.argv[1]), backend="gloo", plan=SMALL)
+print(hardware.name, hardware.notes["link"])
+"""
+
+
+def test_under_torchrun_its_processes_are_the_ranks_and_one_writes(
+    tmp_path: Path,
+) -> None:
+    script, out = tmp_path / "script.py", tmp_path / "mine.json"
+    script.write_text(UNDER_TORCHRUN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", str(script), str(out)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=GUARD_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("mine all_reduce alone on 2 ranks") == 2
+    assert read_profile(out).link.latency_ns > 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "here", "says"),
+    [
+        ("gloo", "2", "calibrate measures one machine.*--nnodes=1"),
+        ("nccl", "4", "started 4 processes here, but . GPUs are found"),
+    ],
+)
+def test_a_torchrun_that_does_not_fit_is_refused_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    here: str,
+    says: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for name, value in (("WORLD_SIZE", "4"), ("LOCAL_RANK", "0"), ("RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    with pytest.raises(ValueError, match=says) as caught:
+        calibrate.calibrate(tmp_path / "mine.json", backend=backend)
+    assert "\n" not in str(caught.value)
 
 
 STARTED = """

@@ -134,15 +134,17 @@ class Fuzz:
     def interrupt(self, delay_s: float) -> bool:
         """Whether an interrupt `delay_s` after its start ended the run."""
         timer = threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGINT))
+        is_over = False
         try:
             timer.start()
             try:
                 self.run()
+                is_over = True
             finally:
                 timer.join()  # an interrupt after the run is none of it
             time.sleep(0.01)
         except KeyboardInterrupt:
-            return True
+            return not is_over
         return False
 
     def once(self) -> list[str]:
