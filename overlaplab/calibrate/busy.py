@@ -12,8 +12,6 @@ import statistics
 import time
 from collections.abc import Sequence
 
-import torch
-
 from overlaplab import streams
 from overlaplab.calibrate.clock import on_cuda, sleep
 
@@ -61,9 +59,9 @@ def best_share(times: Sequence[float]) -> float:
 
 def _gpu_pieces() -> list[float]:
     """Milliseconds of equal kernels, back to back, that move no data."""
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(_PIECES + 1)]
+    events = [streams.Event(enable_timing=True) for _ in range(_PIECES + 1)]
     for event in events:
-        event.record()  # type: ignore[no-untyped-call]
+        event.record()
         sleep(_PIECE_NS)
     streams.synchronize()
     pairs = zip(events[_WARM:], events[_WARM + 1 :], strict=False)

@@ -34,7 +34,7 @@ BEGINNINGS = {"running": 12, "no workers": 6, "nothing": 2}
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def step() -> float:
+def step(number_of_run: int) -> tuple[int, float]:
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
     model.to(ol.device())
     reducer = ol.BucketedReducer(model)
@@ -44,7 +44,7 @@ def step() -> float:
             reducer.wait()
     gradient = next(model.parameters()).grad
     assert gradient is not None
-    return float(gradient.sum())
+    return number_of_run, float(gradient.sum())
 
 
 def settings() -> dict[str, object]:
@@ -112,7 +112,8 @@ class Fuzz:
         self.cluster = cluster
         self._draw = random.Random(seed)
         self._beginnings = BEGINNINGS if cluster != "virtual" else {"running": 1}
-        self.right = self.run()
+        self._num_runs = 0
+        self._right = self.run()
         self.lengths_s = {}
         for beginning in self._beginnings:
             self.begin(beginning)
@@ -122,7 +123,11 @@ class Fuzz:
         self.ended = 0
 
     def run(self) -> tuple[float, ...]:
-        return ol.run(step, world_size=2, cluster=self.cluster).values
+        """Each rank's value of a new run; a late answer to another is an error."""
+        self._num_runs += 1
+        values = ol.run(step, self._num_runs, world_size=2, cluster=self.cluster).values
+        assert {number for number, _ in values} == {self._num_runs}, values
+        return tuple(value for _, value in values)
 
     def begin(self, beginning: str) -> None:
         """Let the next run find the workers as `beginning` says."""
@@ -170,7 +175,7 @@ class Fuzz:
             time.sleep(0.02)
         faults += wrong
         try:
-            if (values := self.run()) != self.right:
+            if (values := self.run()) != self._right:
                 faults.append(f"the next run: {values}")
         except Exception as error:
             faults.append(f"the next run: {type(error).__name__}: {error}")
