@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from overlaplab.view.colors import COLORS, EXPOSED, INK, MEMORY_COLORS
+from overlaplab.view.colors import COLORS, INK, MEMORY_COLORS
 from overlaplab.view.stacking import Picture
 
 SENT = COLORS["wire"].face
 COMPUTED = COLORS["compute"].face
 PALE = "#80808033"
-LINES = (COMPUTED, EXPOSED, "#009E73", "#CC79A7")  # of curves, in this order
+LINES = (COMPUTED, "#D55E00", "#009E73", "#CC79A7")  # of curves, in this order
 
 # Words on a face; on others they have the ink of the page.
 _ON = {color.face: color.text for color in COLORS.values()}

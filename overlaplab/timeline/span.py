@@ -76,10 +76,12 @@ copyreg.pickle(MappingProxyType, lambda proxy: (_read_only, (dict(proxy),)))
 
 
 def lanes_of(spans: Iterable[Span], rank: int) -> list[str]:
-    """The lanes of `rank`: the CPU, "default", the others in order of first spans."""
-    first = {CPU_LANE: 0, "default": 1}
+    """The lanes of `rank`: the CPU, "default", communicators, others; of several of
+    these that of the first span first.
+    """
+    first = {CPU_LANE: 0, "default": 1, "comm": 2}
     seen = dict.fromkeys(s.lane for s in spans if s.rank == rank)
-    return sorted(seen, key=lambda lane: first.get(lane, 2))
+    return sorted(seen, key=lambda lane: first.get(lane.partition(":")[0], 3))
 
 
 @dataclass(frozen=True, slots=True)

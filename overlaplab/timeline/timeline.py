@@ -76,7 +76,7 @@ class Timeline:
         return Timeline(ordered, num_ranks=max(ranks, default=0) + 1, origin=origin)
 
     def lanes(self, rank: int) -> Sequence[str]:
-        """The lanes of `rank`: CPU, "default", then in order of first spans."""
+        """The lanes of `rank`: CPU, "default", communicators, then other streams."""
         return lanes_of(self.spans, rank)
 
     @property

@@ -18,7 +18,8 @@ from overlaplab.timeline.critical_path import is_wait
 
 INK = "#767676"  # lines and words on the page
 PATH = INK
-EXPOSED = "#D55E00"
+EXPOSED = "#BE2026"  # darker than the bar under it for any eyes
+LABEL = "#FFF6E0"  # behind words on hatching, and between a bar and its strip
 BAND = "#80808026"
 TEXT = "#222222"  # words on something bright
 

@@ -69,7 +69,7 @@ def draw_memory(
         summary(memory, short=True),
         (min(max(place, 0.0), 1.0), y + 0.34),
         xycoords=("axes fraction", "data"),
-        fontsize=7,
+        fontsize=7.5,
         color=INK,
         va="center",
         ha="left" if place < 0.35 else "right" if place > 0.65 else "center",

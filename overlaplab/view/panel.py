@@ -26,6 +26,7 @@ from overlaplab.view.colors import (
     COLORS,
     EXPOSED,
     INK,
+    LABEL,
     PATH,
     TEXT,
     colors_of,
@@ -44,7 +45,7 @@ _GROUP_GAP = 0.45  # rows between ranks
 _BAR = (0.10, 0.78)  # top and bottom of a bar within its row
 _PATH_AT = 0.89
 _STRIP = 0.2  # of a row: what marks exposed time, along the top of a bar
-_CHAR_PX = 5.5  # a character of the 7-point font at DPI, on the wide side
+_CHAR_PX = 5.9  # a character of the 7.5-point font at DPI, on the wide side
 _MAX_NAMES = 80
 
 
@@ -181,8 +182,8 @@ class Panel:
         labels = self._labels()
         ax.set_yticks([y for y, _ in labels])
         ax.set_yticklabels([label for _, label in labels])
-        ax.tick_params(axis="y", length=0, labelsize=8, labelcolor=INK)
-        ax.tick_params(axis="x", labelsize=8, labelcolor=INK, color=INK)
+        ax.tick_params(axis="y", length=0, labelsize=8.5, labelcolor=INK)
+        ax.tick_params(axis="x", labelsize=8.5, labelcolor=INK, color=INK)
         ax.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g} {self.unit}"))
         ax.spines[["top", "right", "left"]].set_visible(False)
@@ -262,6 +263,8 @@ class Panel:
             for start_ns, end_ns in intersect(exposed, [(self.start_ns, self.end_ns)]):
                 left, right, top, _ = self._box(start_ns, end_ns, y)
                 boxes.append((left, right, top, top + _STRIP))
+        below = [(a, b, low, low + _STRIP / 5) for a, b, _, low in boxes]
+        _add_boxes(ax, below, facecolor=LABEL, linewidth=0, zorder=3)
         _add_boxes(ax, boxes, facecolor=EXPOSED, linewidth=0, zorder=3)
         return ["exposed"] if boxes else []
 
@@ -294,7 +297,7 @@ class Panel:
             (self._x(start_ns), 0),
             (0, 0.5),
             textcoords="offset points",
-            fontsize=6.5,
+            fontsize=7,
             color=INK,
             va="bottom",
             annotation_clip=False,
@@ -370,12 +373,12 @@ class Panel:
 
     def _write_name(self, ax: Axes, span: Span, middle_ns: float, y: float) -> None:
         sends = span.kind == "communication"
-        box = {"facecolor": "#FFF6E0D9", "edgecolor": "none", "pad": 0.7}
+        box = {"facecolor": f"{LABEL}D9", "edgecolor": "none", "pad": 0.7}
         ax.text(
             self._x(middle_ns),
             y + sum(_BAR) / 2 + 0.02,
             _name(span),
-            fontsize=7,
+            fontsize=7.5,
             ha="center",
             va="center",
             color=TEXT if sends else COLORS[colors_of(span)[0][0]].text,

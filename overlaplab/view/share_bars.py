@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from overlaplab.timeline import Timeline
-from overlaplab.view.colors import INK, SHARE_COLORS
+from overlaplab.view.colors import INK, LABEL, SHARE_COLORS
 from overlaplab.view.stacking import ROW_IN, Part, stack, write_above
 from overlaplab.view.units import percentages, share_text, shortened
 
@@ -40,7 +40,7 @@ def shares_part(timelines: Mapping[str, Timeline], remark: str = "") -> Part:
         ax.set_yticks(range(len(timelines)), names)
         ax.set_xticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
         ax.tick_params(axis="y", length=0)
-        ax.tick_params(labelsize=8, labelcolor=INK, color=INK)
+        ax.tick_params(labelsize=8.5, labelcolor=INK, color=INK)
         ax.spines[["top", "right", "left"]].set_visible(False)
         ax.spines["bottom"].set_color(INK)
         write_above(ax, "critical path", size=10, bold=True)
@@ -88,7 +88,7 @@ def _bar(ax: Axes, row: int, timeline: Timeline) -> None:
                 va="center",
                 fontsize=8,
                 color=color.text,
-                bbox={"facecolor": "#FFF6E0D9", "edgecolor": "none", "pad": 0.8}
+                bbox={"facecolor": f"{LABEL}D9", "edgecolor": "none", "pad": 0.8}
                 if color.hatch
                 else None,
             )

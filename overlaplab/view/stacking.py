@@ -40,7 +40,7 @@ TITLE_LINE_IN = 0.19
 
 _ABOVE_IN, _BELOW_IN = 0.38, 0.32  # for titles and for the time axis
 _LEGEND_ROW_IN = 0.18
-_CHAR_IN = 0.066  # a character of the legend's 8 points, on the wide side
+_CHAR_IN = 0.07  # a character of the legend's 8.5 points, on the wide side
 
 
 class Picture(Figure):
@@ -121,7 +121,7 @@ def stack(parts: Sequence[Part]) -> Picture:
 
 
 def _stack(parts: Sequence[Part]) -> Picture:
-    left_in = 0.35 + 0.075 * max((len(s) for p in parts for s in p.labels), default=0)
+    left_in = 0.35 + 0.08 * max((len(s) for p in parts for s in p.labels), default=0)
     width_in = WIDTH_IN - left_in - 0.2
     alt = " ".join(part.alt for part in parts)
     figure = Picture(alt=alt, figsize=(WIDTH_IN, 1))
@@ -188,7 +188,7 @@ def _write_legend(
                 y_in - 0.01,
                 str(entry.get_label()),
                 transform=inches,
-                fontsize=8,
+                fontsize=8.5,
                 va="center",
                 color=INK,
             )

@@ -214,13 +214,15 @@ def test_the_beginning_of_a_step_is_marked_on_each_lane_where_it_is():
     assert "step 4" in texts(figure) and "step 3" not in texts(figure)
 
 
-def test_the_default_stream_stands_right_under_the_cpu_whatever_begins_first():
+def test_lanes_stand_in_one_order_whatever_begins_first():
     spans = [
         Span(0, "copies", "memcpy", "copy", 0, 5),
+        Span(0, "comm:1", "communication", "all_reduce", 3, 4),
         Span(0, "default", "compute", "mm", 5, 9),
         Span(0, "cpu", "launch", "launch mm", 6, 7),
     ]
-    assert row_labels(draw(Timeline.of(spans))) == ["cpu", "default", "copies"]
+    labels = row_labels(draw(Timeline.of(spans)))
+    assert labels == ["cpu", "default", "comm:1", "copies"]
 
 
 @pytest.mark.parametrize(

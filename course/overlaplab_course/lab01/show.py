@@ -9,10 +9,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from overlaplab.view.colors import EXPOSED, INK
+from overlaplab.view.colors import INK
 from overlaplab.view.stacking import Picture
 from overlaplab_course import stored
-from overlaplab_course.drawing import COMPUTED, in_words, legend, quiet_axes
+from overlaplab_course.drawing import LINES, in_words, legend, quiet_axes
 from overlaplab_course.lab01.given import Times
 from overlaplab_course.lab01.messages import Counted
 
@@ -21,9 +21,9 @@ def draw_counted(counted: Sequence[Counted]) -> Figure:
     """One message, all in a row, and the step, over the number of messages."""
     numbers, ones, sums, steps = zip(*counted, strict=True)
     drawn = (  # the wide one is seen under the thin
-        ("one message", ones, EXPOSED, "s--", 1.5),
+        ("one message", ones, LINES[1], "s--", 1.5),
         ("all messages in a row", sums, "#7fceb9", "-", 6),
-        ("backward pass with messages", steps, COMPUTED, "o-", 1.5),
+        ("backward pass with messages", steps, LINES[0], "o-", 1.5),
     )
     lines = {name: list(zip(numbers, ms, strict=True)) for name, ms, *_ in drawn}
     across = "messages that share the gigabyte"

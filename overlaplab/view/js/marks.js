@@ -25,13 +25,18 @@ const Marks = {
       }
     }
     const c = this.context;
-    c.fillStyle = SIGNS.exposed;
+    const line = Math.max(1, Math.round(height / 5));
     const shade = (at) => Math.round(16 * filled[at]) / 16;
     for (let from = 0; from < this.columns;) {
       let to = from + 1;
       while (to < this.columns && shade(to) === shade(from)) to++;
       c.globalAlpha = Math.min(shade(from), 1);
-      if (shade(from)) c.fillRect(this.left + from, y, to - from, height);
+      if (shade(from)) {
+        c.fillStyle = SIGNS.exposed;
+        c.fillRect(this.left + from, y, to - from, height);
+        c.fillStyle = SIGNS.label;
+        c.fillRect(this.left + from, y + height, to - from, line);
+      }
       from = to;
     }
     c.globalAlpha = 1;

@@ -2,7 +2,7 @@
 // that edges are sharp on any screen. Knows no events.
 
 const FONT = "-apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
-const SIGNS = { exposed: "#D55E00", chosen: "#CC79A7" }; // as in view/colors.py
+const SIGNS = { exposed: "#BE2026", label: "#FFF6E0", chosen: "#CC79A7" }; // as in view/colors.py
 const THEMES = {
   light: {
     text: "#222222", muted: "#5f5f5f", line: "#d9d9d9", band: "#F1F1F1", path: "#000000",
