@@ -71,6 +71,7 @@ class GpuMeter:
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         gc.collect()  # the counters know all memory, garbage included
+        torch.cuda.empty_cache()  # pieces that others left, of whatever sizes
         with no_collection():
             self._added_before_bytes = _added_to_all()
             self.mark()
