@@ -21,8 +21,8 @@ from overlaplab_course.lab13.lists import (
     table_of,
     wrong_of,
 )
-from overlaplab_course.lab13.measured import gpu_table, ms
-from overlaplab_course.lab13.moves import COSTS, link, most_in_flight, run_graph, timed
+from overlaplab_course.lab13.measured import gpu_table, ms, won_table
+from overlaplab_course.lab13.moves import COSTS, link, run_graph, timed
 from overlaplab_course.lab13.ordering import (
     CASES,
     NINE,
@@ -34,6 +34,7 @@ from overlaplab_course.lab13.ordering import (
 from overlaplab_course.lab13.plans import merged, plan_graph, sent_bytes
 from overlaplab_course.lab13.shipped import passes_table, settings_table
 from overlaplab_course.lab13.thesis import spread, thesis_table
+from overlaplab_course.lab13.two_streams import cut
 
 _OURS = {
     "13.2": "launch_early",

@@ -2,4 +2,5 @@
 
 from overlaplab_course.lab13 import pass_checks as pass_checks
 from overlaplab_course.lab13 import plan_checks as plan_checks
+from overlaplab_course.lab13 import stream_checks as stream_checks
 from overlaplab_course.lab13 import twin_checks as twin_checks

@@ -3,12 +3,15 @@
     python -m overlaplab.bench compiler --out measured.json
 
 Medians of two runs, each on a machine of its own; the samples lie beside the benchmark,
-in overlaplab/bench/results.
+in overlaplab/bench/results. "links" is of a third, of hooks alone, on two links:
+
+    python -m overlaplab.bench predict measure --minutes 6 --out predict-2xH200.json
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -33,13 +36,17 @@ NAMES = {
 
 
 @lru_cache(maxsize=1)
-def _runs() -> tuple[Mapping[str, Any], ...]:
-    """The stored runs.
-
+def _stored() -> Mapping[str, Any]:
+    """
     Raises:
         FileNotFoundError: nothing is stored.
     """
-    return tuple(json.loads(STORED.read_text("utf-8"))["runs"])
+    found: Mapping[str, Any] = json.loads(STORED.read_text("utf-8"))
+    return found
+
+
+def _runs() -> tuple[Mapping[str, Any], ...]:
+    return tuple(_stored()["runs"])
 
 
 def _columns() -> dict[str, Mapping[str, float]]:
@@ -67,3 +74,32 @@ def gpu_table() -> str:
     ]
     told = f"Each machine: {stored.machine(_runs()[0])}."
     return f"{stored.text_table(('ms per step', *columns), rows)}\n{told}"
+
+
+def won_percent(serial: float, least: float, ms: float) -> float:
+    """How much of what there is to win over the serial step is won."""
+    return 100 * (serial - ms) / (serial - least)
+
+
+def won_table() -> str:
+    """The potential of each link and batch, and how much of it each way has won.
+
+    The least is what computing takes alone, or all messages, whichever is longer. The
+    best of all sizes of buckets counts.
+    """
+    rows = []
+    for column, ms_of in _columns().items():
+        serial, least = ms_of["serial"], ms_of["compute"]  # messages: 5 ms, NVLink
+        ours = min(ms_of[way] for way in ms_of if re.fullmatch(r"ours \d+", way))
+        won = (won_percent(serial, least, ms) for ms in (ms_of["our reducer"], ours))
+        cells = [f"{each:.0f} %" for each in won]
+        rows.append((f"NVLink, {column}", f"{serial - least:.1f}", *cells))
+    links = _stored()["links"]
+    for case in links["cases"]:
+        serial, messages = case["serial"], case["messages"]
+        least = max(messages, serial - messages)
+        hooks = won_percent(serial, least, min(case["hooks"].values()))
+        name = f"{case['link']}, {links['machine']}, batch {case['batch']}"
+        rows.append((name, f"{serial - least:.1f}", f"{hooks:.0f} %", "not measured"))
+    head = ("", "potential, ms", "hooks", "compiler")
+    return stored.text_table(head, rows)

@@ -159,15 +159,6 @@ def step_of(
     return replace(timeline, spans=tuple(spans))
 
 
-def most_in_flight(graph: Graph) -> int:
-    """Messages that are launched and not waited for, at the most."""
-    flying, most = 0, 0
-    for node in graph.nodes:
-        flying += (node in graphs.launches(graph)) - (node in graphs.waits(graph))
-        most = max(most, flying)
-    return most
-
-
 def link(latency_ms: float) -> Costs:
     """Costs on a link of another latency; its bytes take what they took."""
     own = replace(SLOW.link, latency_ns=int(latency_ms * 1e6))
