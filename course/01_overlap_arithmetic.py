@@ -1,19 +1,19 @@
 # %% [markdown]
 # # How much can overlap save?
 #
-# **Lab 01: the arithmetic of overlap.** Core: 55 minutes. Extras: 36 more. You need no
-# GPU; now and then a pencil.
+# **Lab 01: the arithmetic of overlap.** Core: two sittings of 45 and 35 minutes, with a door
+# after section 4. Extras: 50 more. You need no GPU, but a pencil now and then.
 #
 # After the core you can
 #
 # - say how short a step can get, before you write a line of code;
 # - tell what was *hidden* in a run from what was *saved*, and both from what could be;
 # - time the messages of a backward pass by hand;
-# - price a message from a data sheet, without mixing up bits and bytes.
+# - work out from a data sheet how long a message takes, without mixing up bits and bytes.
 #
-# You know a PyTorch training loop. Two **ranks** (processes, one GPU each) train
-# together here: after the backward pass their gradients must be summed, each by a
-# **message**. Nothing else is needed, though lab 00 helps.
+# You know a PyTorch training loop. Here two **ranks** (processes, one GPU each) train
+# together. Their gradients must be summed, with one **message** per gradient. You need
+# nothing else, though lab 00 helps.
 #
 # **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
 # numbers. No exercise needs the one before it. The first two cells may take a minute.
@@ -29,9 +29,9 @@ from overlaplab.hardware import collective_ns, find_hardware
 from overlaplab_course import lab01 as lab
 
 # %% [markdown]
-# ## 1. 100 + 50 (10 minutes)
+# ## 1. 100 + 50 (13 minutes)
 #
-# A training step of ten layers, in slow motion: 100 ms of computing (forward 30,
+# Here is a training step of ten layers, in slow motion: 100 ms of computing (forward 30,
 # backward 60, update 10) and 50 ms of messages.
 
 
@@ -48,17 +48,16 @@ serial = ol.run(serial_step, *lab.ten_layers(), hardware=lab.GPU).timeline
 view.draw(serial, ranks=[0], title="first compute, then send")
 
 # %% [markdown]
-# `default` is the GPU's **stream**: a queue, in which computing and messages stand one
-# after the other. The wire has nothing to do for 90 ms; then nothing is computed for 50.
-# (Both ranks do the same; one is drawn.)
-# The line under the bars is the **critical path**: the longest chain of things that
-# had to follow one another. It is as long as the step.
+# `default` is the GPU's **stream**: a queue, in which computing and messages come one after the
+# other. The wire has nothing to do for 90 ms. Then nothing is computed for 50 ms. (Both
+# ranks do the same, so one is drawn.) The line under the bars is the **critical path**: the
+# longest chain of things that had to follow one another. It is as long as the step.
 #
-# While the messages travel, something could be computed. While the GPU computes,
-# something could be sent. That is **overlap**.
+# While the messages travel, something could be computed. While the GPU computes, something
+# could be sent. That is **overlap**.
 #
-# **Predict.** Suppose you may reorder this step as you like. How short can it get, in
-# ms? Type a number. Nobody marks it.
+# **Predict.** Suppose that you may reorder this step as you like. How short can it get, in ms?
+# Type a number. Nobody marks it.
 
 # %% name="predict-best" kind="lab-only"
 best_ms = None
@@ -67,9 +66,9 @@ best_ms = None
 best_ms = 100
 
 # %% [markdown]
-# The backward pass makes the gradient of the *last* layer first. A **hook** sends each
-# one when it is there: `async_op=True` puts the message on a stream of its own, `comm`, and
-# goes on. What follows `work.wait()` comes after it.
+# The backward pass makes the gradient of the *last* layer first. A **hook** sends each gradient as
+# soon as it is complete: `async_op=True` puts the message on a stream of its own, `comm`, and
+# the program goes on. What you launch after `work.wait()` starts after the message.
 
 
 # %% name="hooks-step"
@@ -112,19 +111,18 @@ print(view.text(hooks.of_rank(0), width=88))
 lab.hidden_and_exposed()
 
 # %% [markdown]
-# **Hidden** is communication with computation beside it, **exposed** is the rest. In the
-# figures a red strip along the top of a message marks what is exposed.
-# **Saved** is by how much the step is shorter than computing + sending, one after the
-# other.
+# **Hidden** is communication with computation beside it, **exposed** is the rest. In the figures a
+# red strip along the top of a message marks what is exposed. **Saved** is by how much the
+# step is shorter than computing and sending one after the other.
 #
-# Nine of ten messages are hidden. The tenth is not. Look at it: the first layer's
-# gradient comes when nothing is left to compute but the update, and the update needs
-# *all* gradients (to clip them, one needs the norm of all).
+# Nine of ten messages are hidden. The tenth is not. The first layer's gradient comes last, when
+# only the update is left to compute. And the update needs *all* gradients, because it clips
+# them by the norm of all.
 #
-# So 150 ms is the step without overlap, and 100 is what you read everywhere ("the messages
-# disappear"). This step cannot have it. Which number can it have?
+# So the step takes 150 ms without overlap. You often read that it then takes 100 ms, because
+# "the messages disappear". This step cannot be that short. How short can it be?
 #
-# Any schedule of this step has these two chains in it:
+# Every schedule of this step contains these two chains:
 #
 # - forward, *all* of backward, the *last* message, update;
 # - forward, the *first* layer of backward, *all* messages, update.
@@ -136,7 +134,7 @@ print(f"last message: 30 + 60 + 5 + 10 = {30 + 60 + 5 + 10} ms")
 print(f"all messages: 30 + 6 + 50 + 10 = {30 + 6 + 50 + 10} ms")
 
 # %% [markdown]
-# So 105 ms is the shortest there is, and hooks reach it. Now for a step of your own.
+# So 105 ms is the shortest possible step, and the hooks reach it. Now take a step of your own.
 
 # %% name="my-job"
 my_number = 6  # any whole number: your day of birth, your desk
@@ -145,8 +143,8 @@ job = lab.job(my_number)
 job
 
 # %% [markdown]
-# **Exercise 1.1.** How long is each chain of *your* step, and the shortest step, in ms?
-# By hand.
+# **Exercise 1.1.** How long is each chain of *your* step, and how long is the shortest step? Work
+# it out by hand, in ms.
 
 # %% name="chains" kind="exercise" exercise="1.1"
 ### BEGIN SOLUTION
@@ -168,14 +166,14 @@ chains["shortest"] = max(chains.values())
 _ = check("1.1", my_number, chains)
 
 # %% [markdown]
-# In such a step gradients hide behind the *rest of the backward pass* and behind nothing
-# else: not behind the forward pass, which is over, and not behind their own layer.
+# In such a step only the *rest of the backward pass* can hide a gradient's message: not the forward
+# pass, which is over, and not the gradient's own layer.
 
 # %% [markdown]
-# ## 2. Bounds (5 minutes)
+# ## 2. Bounds (7 minutes)
 #
-# Often you know only two sums. **Tc** ($T_c$): all computing. **Tm** ($T_m$): all
-# messages. Both measured *alone*, with nothing beside them. Then
+# Often you know only two sums. **Tc** ($T_c$) is the time of all computing, and **Tm** ($T_m$) the
+# time of all messages. Both are measured *alone*, with nothing beside them. Then
 #
 # - **serial** is the step if nothing overlaps;
 # - the **bound** is what no schedule can beat, whatever it hides;
@@ -186,8 +184,7 @@ _ = check("1.1", my_number, chains)
 #
 # <details><summary>Hint: the bound</summary>
 #
-# All the computing has to be done, and all messages have to be sent. What is the least
-# that both need?
+# All the computing must be done, and all messages must be sent. How long does that take at least?
 #
 # </details>
 
@@ -208,8 +205,8 @@ _ = check("1.2", bounds)
 # Two claims that you will meet. *"The best speed-up is 1 + Tm/Tc."* And, for a step of
 # which a share $s$ is communication: *"communication of 10 to 30 % gives 20 to 40 %"*.
 #
-# **Predict.** Twice as much to send as to compute: 1 + Tm/Tc says 3 times as fast. What
-# is the best there is?
+# **Predict.** If sending takes twice as long as computing, 1 + Tm/Tc says 3 times as fast. What is
+# the best possible speed-up?
 
 # %% name="predict-claim" kind="lab-only"
 best_speed_up = None
@@ -230,25 +227,26 @@ for share, claimed in ((0.1, 1.2), (0.3, 1.4), (0.5, None), (0.6, None), (0.9, N
     print(f"{100 * share:.0f} % {told:>11} {possible:>8.2f}x")
 
 # %% [markdown]
-# The first claim is right as long as there is less to send than to compute. Beyond that
-# it hides messages behind nothing. The second promises 20 % where 11 % is the bound.
+# The first claim is right as long as sending takes less time than computing. Beyond that it counts
+# messages as hidden that have nothing beside them. The second claim promises 20 % where 11 %
+# is the bound.
 #
 # **Overlap alone never more than doubles the speed**, and that only at Tc = Tm.
 
 # %% [markdown]
-# ## 3. T = Tc + (1 - a) Tm (9 minutes)
+# ## 3. T = Tc + (1 - a) Tm (12 minutes)
 #
-# The formula of this trade. A fraction $a$ of the communication disappears from the
-# step, the rest is added:
+# This is the formula that everybody uses. A fraction $a$ of the communication disappears from the
+# step, and the rest is added:
 #
 # $$T = T_c + (1 - a)\,T_m$$
 #
 # For the step of section 1: $a$ = 45/50 and T = 100 + 0.1 x 50 = 105 ms. It fits.
 #
-# People take for $a$ the **overlap fraction** that a profiler shows: hidden over
-# communication. Here are four such uses. Tc and Tm were measured alone. In the figure,
-# look for bars that have grown, and for times at which all lanes but `cpu` are empty.
-# (Leave *saved*, over the figures, aside until section 4.)
+# People use the **overlap fraction** of a profiler as $a$: hidden / communication. Here are four
+# examples. Tc and Tm were measured alone. In the figure, look for bars that are longer than
+# alone, and for times at which all lanes but `cpu` are empty. (Do not look at *saved*, above
+# the figures, until section 4.)
 
 # %% name="cards"
 cards = lab.cards(my_number)
@@ -263,8 +261,8 @@ view.draw_many(
 )
 
 # %% [markdown]
-# **Exercise 1.3.** For each card: what does the formula say, in ms to one decimal, and
-# what is your `"verdict"`?
+# **Exercise 1.3.** What does the formula say for each card, in ms to one decimal? And what is your
+# `"verdict"`?
 #
 # - `"holds"`: the run took what the formula says;
 # - `"contention"`: the two sides slow each other down, so that each takes longer than
@@ -272,13 +270,13 @@ view.draw_many(
 # - `"idle"`: there is time in which neither side has anything to do;
 # - `"impossible"`: no schedule can be as short as the formula says.
 #
-# `card.tc_ms`, `card.tm_ms` and `card.a` are numbers; the rest stands above the figure.
-# A promise has no run.
+# `card.tc_ms`, `card.tm_ms` and `card.a` are numbers; everything else is printed above the figure.
+# One card is only a promise, so it has no run.
 #
 # <details><summary>Hint: contention or idle?</summary>
 #
-# Is there more computing in the run than Tc? Or are there gaps in the figure, in
-# `default` and `comm` at once?
+# Does computing take longer in the run than Tc? Or are there gaps in the figure, in `default` and
+# `comm` at the same time?
 #
 # </details>
 
@@ -310,37 +308,36 @@ _ = check("1.3", my_number, reading)
 #
 # $$a = \frac{T_c + T_m - T}{T_m}$$
 #
-# That is what is *saved*, over Tm. A profiler's fraction may stand for $a$ only where it
-# equals this. And $a$ cannot be larger than Tc/Tm: behind Tc there is no room for more
-# than Tc.
+# That is what was *saved*, divided by Tm. You may use a profiler's fraction as $a$ only where it
+# equals this. And $a$ cannot be larger than Tc/Tm, because Tc can hide no more than Tc.
 
 # %% [markdown]
-# ## 4. Three ratios (9 minutes)
+# ## 4. Three ratios (12 minutes)
 #
-# Three numbers go by the name "overlap". This course calls them
+# Three different numbers are called "overlap". In this course they are
 #
 # | name | is | asks |
 # |---|---|---|
 # | **overlap fraction** | hidden / communication, both in the run | did something run beside the messages? |
 # | **saved fraction** | saved / Tm | how much of the messages is gone from the step? |
-# | **efficiency** | saved / (serial - bound) | how much of what overlap could save did it? |
+# | **efficiency** | saved / (serial - bound) | how much was saved of what overlap could save? |
 #
-# A run of 140 ms, with Tc = 80 and Tm = 120. Saved: 60. That is half of the messages; but
-# only 80 ms could be saved, and of those it is three quarters.
+# Take a run of 140 ms, with Tc = 80 and Tm = 120. It saves 60 ms. That is half of the messages. But
+# only 80 ms could be saved, and 60 is three quarters of that.
 #
 # **Exercise 1.4.** Write `ratios(tc, tm, sent, hidden, step)`.
 #
 # - `tc`, `tm`: computation and communication, each alone, in ms;
-# - `sent`, `hidden`: communication in the run, and the part of it with computation
-#   beside it; `step`: the run.
-# - Return `(overlap_fraction, saved_fraction, efficiency)`; each is `None` where its
-#   denominator is 0. A run can be slower than serial: then saved is less than 0.
+# - `sent`, `hidden`: communication in the run, and the part of it with computation beside it;
+#   `step`: how long the run takes.
+# - Return `(overlap_fraction, saved_fraction, efficiency)`. Each is `None` where its denominator
+#   is 0. A run can take longer than serial: then saved is less than 0.
 #
 # About 6 lines.
 #
 # <details><summary>Hint: serial - bound</summary>
 #
-# tc + tm - max(tc, tm). Which of the two remains?
+# tc + tm - max(tc, tm). Which of the two is left?
 #
 # </details>
 
@@ -364,10 +361,10 @@ _ = check("1.4", ratios)
 lab.keep("1.4", ratios)
 
 # %% [markdown]
-# Here is the step of section 1 twice: on the GPU that you know, and on one that computes
-# at 60 % of its speed beside a message, and sends at 50 % beside computing.
+# Here is the step of section 1 twice: on the GPU that you know, and on one that computes at 60 % of
+# its speed beside a message, and sends at 50 % of its speed beside computing.
 #
-# **Predict.** Contention saves less. Does it also *hide* less?
+# **Predict.** With contention less is saved. Is less *hidden*, too?
 
 # %% name="predict-hidden" kind="lab-only"
 hides_less = None  # True or False
@@ -395,23 +392,26 @@ view.show(upper, beside=lower, title=tuple(pair))
 # %% [markdown]
 # (With a kernel, the figure is live: click it, zoom with the wheel.)
 #
-# It hides *more*: messages that take longer have more computation beside them.
-# **Hidden is not saved.** A profiler's overlap fraction can be highest where the two sides
-# hurt each other most.
+# *More* is hidden: messages that take longer have more computation beside them. **Hidden is not
+# saved.** A profiler's overlap fraction can be highest where the two sides slow each other
+# down most.
 #
-# And why does the lower figure say *saved 90 ms*? It compares with the serial of *this
-# run* (the last line of numbers). Both sides have grown; one after the other they would
-# not have taken so long. **One trace alone cannot show what contention
-# costs**: put the times alone beside it.
+# And why does the lower figure say *saved 90 ms*? It compares with the serial time of *this run*
+# (the last line of numbers). Both sides take longer in this run than one after the other. So
+# **one trace by itself cannot show what contention costs**: put the times alone beside it.
 
 # %% [markdown]
-# ## 5. Ten layers by hand (13 minutes)
+# **A door.** You know what overlap can save, and what a run saved. This is a good place to stop for
+# today. When you come back, run all cells once: what you solved is in the notebook.
+
+# %% [markdown]
+# ## 5. Ten layers by hand (19 minutes)
 #
-# Another backward pass: ten layers of 5 ms. Each layer's gradients take 3 ms on the wire.
+# Here is another backward pass: ten layers of 5 ms. Each layer's gradients take 3 ms on the wire.
 # Two layers share a message: a **bucket** of 6 ms.
 #
-# **Predict.** Count from the start of the backward pass. When has the last message
-# ended? And how many of the 30 ms of messages are hidden? Draw it on paper.
+# **Predict.** Count from the start of the backward pass. When does the last message end? And how
+# many of the 30 ms of messages are hidden? Draw it on paper.
 
 # %% name="predict-ten" kind="lab-only"
 ends_ms = None
@@ -426,7 +426,7 @@ slow = lab.slow_gpu(layer_ms=5, message_ms=3)
 
 
 def ten_layers(per_bucket, hardware=slow):
-    """The ten layers, run with that many a bucket, from the backward pass on."""
+    """The ten layers, run with that many per bucket, from the backward pass on."""
     cap = per_bucket * lab.GRADIENT_BYTES
     timeline = ol.replay(lab.recorded(), hardware=hardware, buckets=cap)
     return lab.from_backward(timeline)
@@ -436,7 +436,7 @@ two_a_bucket = ten_layers(2)
 hidden_ns = two_a_bucket.report().hidden_ns
 lab.side_by_side("the end in ms", ends_ms, f"{two_a_bucket.step_ns / 1e6:.0f}")
 lab.side_by_side("hidden, in ms", hidden_ms, f"{hidden_ns / 1e6:.0f}")
-view.draw(two_a_bucket, title="ten layers, two a bucket")
+view.draw(two_a_bucket, title="ten layers, two per bucket")
 
 # %% [markdown]
 # (A layer's backward pass is two matrix products, `mm`, of 2.5 ms.)
@@ -445,17 +445,17 @@ view.draw(two_a_bucket, title="ten layers, two a bucket")
 # does each message start and end?
 #
 # - `layer_ms`: one layer's backward pass; `message_ms`: the message of *one* layer.
-# - A bucket leaves when the backward pass is through with all its layers, if the wire is
-#   free; the wire sends one message at a time, in order.
-# - If the layers do not divide, the last bucket is smaller.
-# - Return a list of pairs `(start, end)` in ms from the start of the backward pass, one
-#   for each message.
+# - A bucket leaves when the backward pass of all its layers is done and the wire is free. The wire
+#   sends one message at a time, in order.
+# - If `num_layers` does not divide by `per_bucket`, the last bucket is smaller.
+# - Return a list of pairs `(start, end)` in ms from the start of the backward pass, one pair per
+#   message.
 #
-# About 8 lines. Your ten layers are drawn. It is tried on 153 more.
+# About 8 lines. Your ten layers are drawn. The check tries 153 more cases.
 #
 # <details><summary>Hint: what to keep</summary>
 #
-# One number: when the wire is free again.
+# One number: the time at which the wire is free again.
 #
 # </details>
 
@@ -480,14 +480,14 @@ _ = check("1.5", schedule)
 lab.keep("1.5", schedule)
 
 # %% [markdown]
-# Your schedule beside runs of the program. In the fourth line there is more to send than
-# to compute: the wire, once busy, never rests, and the schedule still holds. It does not
-# know what the last two lines have.
+# Here is your schedule beside runs of the program. In the fourth line sending takes longer than
+# computing: once the wire is busy, it never rests, and the schedule still holds. The last two
+# lines have something that the schedule does not know.
 
 # %% name="beside-runs" fold=true
 if solved("1.5"):
     rows = {
-        "ten a bucket": (3, 10, slow),
+        "ten per bucket": (3, 10, slow),
         "two": (3, 2, slow),
         "one": (3, 1, slow),
         "two, 8 ms per layer": (8, 2, lab.slow_gpu(5, 8)),
@@ -501,30 +501,29 @@ if solved("1.5"):
         print(f"{name:<26}{step:>5.0f} ms{seen.step_ns / 1e6:>7.0f} ms", end="")
         print(f"{hidden:>9.0f} of {10 * message_ms} ms", end="")
         print(f"{seen.hidden_ns / 1e6:>5.0f} of {seen.communication_ns / 1e6:.0f} ms")
-gap = {f"{number} a bucket": ten_layers(number) for number in (10, 5, 2, 1)}
+gap = {f"{number} per bucket": ten_layers(number) for number in (10, 5, 2, 1)}
 costly = ten_layers(1, lab.slow_gpu(5, 3, latency_us=4000))
-view.draw_many({**gap, "1 a bucket, each costs 4 ms": costly})
+view.draw_many({**gap, "1 per bucket, each costs 4 ms": costly})
 
 # %% [markdown]
-# Watch the gap close. What stays exposed here is the last bucket: nothing is left to
-# compute but an update that waits for it. So the smaller the better? In the first
-# four figures a message costs nothing but its bytes. In the last one it does: ten messages
+# Watch the gap close. The last bucket stays exposed: only the update is left to compute, and it
+# waits for that bucket. So is smaller always better? In the first four figures a message takes
+# only as long as its bytes. In the last figure each message costs 4 ms more, so ten messages
 # of 7 ms keep the wire busy from 5 ms to 75.
 
 # %% [markdown]
-# ## 6. What a message costs (9 minutes)
+# ## 6. What a message costs (13 minutes)
 #
-# It has two parts. **alpha** ($\alpha$), the **latency**: what it costs to send nothing.
-# **beta** ($\beta$): the time a byte takes; $1/\beta$ is the **bandwidth**. A message of
-# $m$ bytes takes
+# The cost has two parts. **alpha** ($\alpha$), the **latency**, is what it costs to send nothing.
+# **beta** ($\beta$) is the time that a byte takes, and $1/\beta$ is the **bandwidth**. A message
+# of $m$ bytes takes
 #
 # $$T(m) = \alpha + \beta\, m$$
 #
 # Data sheets are written in *bits*: 100 Gbit/s are 12.5 GB/s. A GB is $10^9$ bytes (a GiB
-# is $2^{30}$, 7 % more). In a **ring**, each rank passes pieces on to its neighbour: an
-# all-reduce among $N$ ranks sends $2(N-1)/N$ times its bytes over each link, once with two
-# ranks, nearly twice with many. Here $\alpha$ is the same for any $N$; section 11 says
-# more.
+# is $2^{30}$, 7 % more). In a **ring**, each rank passes pieces on to its neighbour. An all-reduce
+# among $N$ ranks sends $2(N-1)/N$ times its bytes over each link: once with two ranks, nearly
+# twice with many. Here $\alpha$ is the same for any $N$; section 11 says more.
 
 # %% name="picture-ring" fold=true
 lab.ring_all_reduce()
@@ -533,7 +532,7 @@ lab.ring_all_reduce()
 # Count the arrows that leave rank 0: four, with a third of its bytes each. That is
 # $2(N-1)/N$ for three ranks.
 #
-# **Predict.** A gigabyte, 100 Gbit/s, alpha = 100 us, two ranks. How many ms?
+# **Predict.** How many ms does a gigabyte take, with 100 Gbit/s, alpha = 100 us and two ranks?
 
 # %% name="predict-gigabyte" kind="lab-only"
 gigabyte_ms = None
@@ -551,15 +550,15 @@ print(f"{wire_ns / 1e6:.0f} ms of wire, {latency_ns / 1e6:.1f} ms for each messa
 # num_ranks)`: how long do all-reduces of `num_bytes` bytes *together* take, cut into
 # `num_messages` equal messages, one after the other?
 #
-# - `gbit_per_s`: of one link, in $10^9$ bits a second. Return ms.
-# - Each message pays the latency once, whatever the number of ranks.
-# - One rank alone sends nothing, and pays nothing.
+# - `gbit_per_s`: of one link, in $10^9$ bits per second. Return ms.
+# - Each message takes the latency once, whatever the number of ranks.
+# - A single rank sends nothing, so it takes 0 ms.
 #
 # About 5 lines.
 #
 # <details><summary>Hint: units</summary>
 #
-# Write the bytes as bits. 1 Gbit/s is 1e6 bits in a ms. 1000 us are a ms.
+# Convert the bytes into bits. 1 Gbit/s is 1e6 bits per ms. 1000 us are 1 ms.
 #
 # </details>
 
@@ -580,9 +579,9 @@ def send_ms(num_bytes, gbit_per_s, latency_us, num_messages, num_ranks):
 _ = check("1.6", send_ms)
 
 # %% [markdown]
-# Now: which size is best? A backward pass of 100 ms makes that gigabyte, evenly.
+# Which size is best? A backward pass of 100 ms makes that gigabyte of gradients, evenly.
 #
-# **Predict.** Cut it into how many messages: 1, 10, 100 or 1000?
+# **Predict.** Into how many messages should it be cut: 1, 10, 100 or 1000?
 
 # %% name="predict-messages" kind="lab-only"
 messages = None
@@ -603,20 +602,20 @@ for c in counted:
 lab.draw_counted(counted)
 
 # %% [markdown]
-# *"Find the size that minimises the time of one message."* That is the smallest: the
-# orange line (squares) falls for ever. *"That minimises the sum."* That is one message for
-# all: the wide green one only rises. The question has an answer only with the
-# overlap in it: the blue one (dots) has a valley, the star, with a flat floor. Lab 06 finds
-# where it lies.
+# *"Find the size that minimises the time of one message."* That is the smallest size: the orange line
+# (squares) falls for ever. *"Find the size that minimises the sum."* That is one message for
+# all: the wide green line only rises. The question has an answer only if you count the
+# overlap: the blue line (dots) has a valley with a flat floor, at the star. Lab 06 finds where
+# the valley is.
 
 # %% [markdown]
-# ## Takeaways
+# ## Takeaways (3 minutes)
 
 # %% name="takeaways" fold=true
 report = serial.report()
 both, bound_ms = report.serial_ns / 1e6, report.bound_ns / 1e6
 overlap, saved, _ = fractions["contention"]
-one_bucket = gap["10 a bucket"].step_ns / 1e6
+one_bucket = gap["10 per bucket"].step_ns / 1e6
 print("1. No step is under max(Tc, Tm). One whose update waits for all gradients does")
 print(
     f"   not even reach it: {both:.0f} ms became {hooks.step_ns / 1e6:.0f}, not {bound_ms:.0f}."
@@ -633,8 +632,8 @@ print(
 )
 
 # %% [markdown]
-# **Tomorrow, in your own loop.** Time your step with its messages and without, then you know
-# what overlap could save at most, before you write any:
+# **Tomorrow, in your own loop.** Time your step with its messages and without them. Then you know how
+# much overlap could save at most, before you write any:
 #
 # ```python
 # with_ms = time_step(lambda: model(batch).mean().backward())  # lab 02 writes time_step
@@ -647,15 +646,15 @@ print(
 # part stands alone.
 
 # %% [markdown]
-# ## 7. Extra: from 8 to 4,096 GPUs (12 minutes)
+# ## 7. Extra: from 8 to 4,096 GPUs (16 minutes)
 #
-# *"With hundreds of GPUs, communication is 30 to 50 % of the time."* Is it? A GPT with
-# 1.3 billion parameters, each GPU with all of them, gradients in bfloat16.
+# *"With hundreds of GPUs, communication is 30 to 50 % of the time."* Is it? Take a GPT with 1.3
+# billion parameters. Each GPU has all of them, and the gradients are in bfloat16.
 #
 # **The API of this screen.** `collective_ns(hardware, "all_reduce", num_gpus, num_bytes)`
 # returns `(latency_ns, wire_ns)`. `hardware.flops_per_s["bfloat16"]` is the GPU's rate.
 # `find_hardware("h100-ib400")` is the hardware of a name in `lab.LINKS`; `lab.PARAMETERS` is the
-# number of parameters. Try a setting so: `share(256, 4096, find_hardware("h100-ib400"))`.
+# number of parameters. You can try a setting with `share(256, 4096, find_hardware("h100-ib400"))`.
 
 # %% name="links"
 for name in lab.LINKS:
@@ -726,21 +725,21 @@ if solved("1.7"):
     )
 
 # %% [markdown]
-# With the same work for each GPU (above), the share hardly moves from 16 GPUs to 4,096.
-# There are two reasons: each link of a ring carries nearly twice the bytes, however many
-# ranks there are; and the model's latency hardly grows (last lines).
+# If each GPU has the same work (above), the share is nearly the same for 16 GPUs and for 4,096. There
+# are two reasons: each link of a ring carries nearly twice the bytes, however many ranks there
+# are, and the model's latency hardly grows (last lines).
 #
-# With the same work for *all* (below), each GPU has less to compute and as much to send:
-# the share goes from next to nothing to nearly all.
+# If *all* GPUs together have the same work (below), each one has less to compute and as much to
+# send. The share grows from next to nothing to nearly all.
 #
-# So the claim is true somewhere, and says nothing without tokens per GPU and the link.
+# So the claim is true for some settings. It says nothing without the tokens per GPU and the link.
 
 # %% [markdown]
-# ## 8. Extra: when does overlap matter? (9 minutes)
+# ## 8. Extra: when does overlap matter? (12 minutes)
 #
-# A GPT of 24 layers, forward and backward pass, with sliders. Under the timeline stands
-# what *overlap* would save of the step, what twice the bandwidth would, and a GPU twice
-# as fast. Without sliders, type: `knobs.set(ktokens=16)`.
+# Here is the forward and backward pass of a GPT of 24 layers, with sliders. Below the timeline you
+# see how much of the step *overlap* would save, and twice the bandwidth, and a GPU twice as
+# fast. Without sliders, type `knobs.set(ktokens=16)`.
 
 # %% name="knobs"
 names = ("saves much", "little to send", "much to send")
@@ -748,9 +747,9 @@ knobs = view.explorer(lab.turn, lab.KNOBS, what_if=lab.WHAT_IF, keep=names)
 knobs
 
 # %% [markdown]
-# **Exercise 1.8.** Find three settings, all with `overlap` at `"no"`. Turn the knobs and
-# keep each by its button, or type the numbers. What a button keeps is gone when the kernel
-# stops: to hand it in, paste what `print(dict(knobs.kept))` shows.
+# **Exercise 1.8.** Find three settings, all with `overlap` at `"no"`. Turn the knobs and keep each with
+# its button, or type the numbers. What you kept is gone when the kernel stops, so paste what
+# `print(dict(knobs.kept))` shows before you hand it in.
 #
 # - `"saves much"`: overlap saves 30 % or more;
 # - `"little to send"`: overlap saves under 2 %, and a GPU twice as fast 45 % or more;
@@ -758,7 +757,7 @@ knobs
 #
 # <details><summary>Hint</summary>
 #
-# Messages hide behind the backward pass. When is there as much to send as it takes?
+# The backward pass hides messages. When do the messages take as long as the backward pass?
 #
 # </details>
 
@@ -792,16 +791,16 @@ if solved("1.8"):
     )
 
 # %% [markdown]
-# Overlap matters in between. With little to send there is nothing to hide; with much to
-# send there is nothing to hide it behind. And not even in the middle is it half: the
+# Overlap matters in between. With little to send there is nothing to hide. With much to send there is
+# not enough computing to hide it. And even in the middle it does not save half, because the
 # forward pass, a third of the computing, hides no gradient.
 
 # %% [markdown]
-# ## 9. Extra: repair (7 minutes)
+# ## 9. Extra: repair (10 minutes)
 #
-# A calculator of a kind that is passed around. It takes times alone and the fraction `a`
-# that somebody promises to save, and forecasts the step, the speed-up, and the best
-# speed-up there is. Your number draws five jobs.
+# Here is a calculator of a kind that people pass around. It takes the times alone and the fraction `a`
+# that somebody promises to save. It forecasts the step, the speed-up, and the best possible
+# speed-up. The number that you type decides which five jobs you get.
 
 # %% name="jobs"
 jobs = lab.jobs(my_number)
@@ -810,12 +809,12 @@ for letter, job in jobs.items():
 
 # %% [markdown]
 # **Exercise 1.9.** First run the broken `forecast` on your jobs (the cell below it does).
-# For exactly one, the promised step is shorter than any schedule's.
+# For exactly one job, the promised step is shorter than any schedule's.
 #
 # - `diagnosis`: `"job"`, its letter; `"promised_ms"`, what the broken calculator says;
 #   `"shortest_ms"`, the shortest step that it could have.
-# - Then repair `forecast`. Where `a` can be had, its step stays what it is. Where it
-#   cannot, the step is the bound.
+# - Then repair `forecast`. Where `a` is possible, the step stays as it is. Where it is not, the
+#   step is the bound.
 
 
 # %% name="forecast" kind="exercise" exercise="1.9" broken=true
@@ -857,16 +856,15 @@ diagnosis = {
 _ = check("1.9", my_number, diagnosis, forecast)
 
 # %% [markdown]
-# ## 10. Extra: on real GPUs (8 minutes, with 11)
+# ## 10. Extra: on real GPUs (12 minutes, with 11)
 #
-# Stored, nothing is measured now: a GPT of 738 million parameters on two GPUs. With NVLink
-# each GPU has a batch of 8 sequences; with a link made slow on purpose (P2P off: transfers
-# go through the host) a batch of 2. So Tc differs too: compare rows of one link.
+# Here is a GPT of 738 million parameters on two GPUs, stored; nothing is measured now. With NVLink
+# each GPU has a batch of 8 sequences. The other link was made slow on purpose (P2P off:
+# transfers go through the host), and the batch is 2. So Tc differs, too: compare rows of one link.
 #
-# Tc is compute alone, Tm what one message for all adds behind it. `ours-100` is this
-# package's reducer with buckets of 100 MiB, `ddp-100` PyTorch's DDP with buckets of that
-# size, `ddp-default` with those that it has by itself (25 MiB). `per-parameter` sends a
-# message for each parameter.
+# Tc is compute alone, and Tm is what one message for all adds after it. `ours-100` is this package's
+# reducer with buckets of 100 MiB. `ddp-100` is PyTorch's DDP with buckets of that size, and
+# `ddp-default` has DDP's own (25 MiB). `per-parameter` sends one message per parameter.
 
 # %% name="gpu" fold=true
 three = lab.mine_or_ours("1.4")
@@ -884,16 +882,16 @@ print(lab.machine())
 print("Times in ms, without a profiler; the overlap fraction is of a profiled step.")
 
 # %% [markdown]
-# On NVLink most of the messages are hidden, and little is saved: beside a message the
-# kernels (what the GPU runs) take longer; lab 06 shows which. How little, these numbers do
-# not say: the brackets of all four reducers overlap or touch, also those of the step
-# without overlap. Not one of the four is surely faster than it, or than another.
+# On NVLink most of the messages are hidden, and little is saved: beside a message the kernels (what the
+# GPU runs) take longer. These numbers do not say how little is saved. The brackets of all four
+# reducers overlap or touch one another, and those of the step without overlap. So none of the
+# four is certainly faster than that step, or than another.
 #
-# With P2P off there is more to send than to compute. The bound is Tm, and the overlap
-# fraction cannot come near 1: read the last column. `ours-100` and `ddp-100` cannot be
-# told apart, and both are clearly shorter than the step without overlap. `per-parameter`
-# is 5 to 7 ms behind them, no better than that step. The small batch is one reason for all
-# this: beside the Tc of a batch of 8 there would be less to send than to compute here too.
+# With P2P off, sending takes longer than computing. The bound is Tm, and the overlap fraction cannot
+# come near 1: read the last column. You cannot tell `ours-100` from `ddp-100`, and both are
+# clearly shorter than the step without overlap. `per-parameter` takes 5 to 7 ms longer than
+# they do, no better than that step. The small batch is one reason: with the Tc of a batch of
+# 8, sending would take less time than computing on this link, too.
 
 # %% name="gpu-here"
 print(lab.measure_it_here())
@@ -901,13 +899,12 @@ print(lab.measure_it_here())
 # %% [markdown]
 # ## 11. Where the model lies
 #
-# Launching costs nothing here, except on one card of section 3. Ranks arrive together,
-# so nobody waits for a late one. Latency is taken the same for any number of ranks, or (on
-# `h100-ib400`) growing as slowly as a tree's depth; round a plain ring it would grow with
-# each rank (end of the table in section 7).
+# Launching costs nothing here, except on one card of section 3. Ranks arrive together, so nobody waits
+# for a late one. Latency is the same for any number of ranks, or (on `h100-ib400`) grows as
+# slowly as the depth of a tree. Round a plain ring it would grow with each rank (end of the
+# table in section 7).
 #
-# And "unreachable" hangs on one line of code. Without clipping, no update needs *all*
-# gradients:
+# And one line of code decides what is unreachable. Without clipping, no update needs *all* gradients:
 
 
 # %% name="no-clipping"
@@ -929,8 +926,7 @@ without = ol.run(no_clipping_step, *lab.ten_layers(), hardware=lab.GPU).timeline
 view.draw(without, ranks=[0], title="no clipping, each layer updated by itself")
 
 # %% [markdown]
-# Nine updates hide the last message. A bound is only as good as its list of what must
-# follow what.
+# Nine updates hide the last message. A bound is only as good as its list of what must come after what.
 #
 # ## In production
 #
