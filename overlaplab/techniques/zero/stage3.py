@@ -48,7 +48,11 @@ class Zero3(Saving):
 
     The model runs as a whole: its units compute inside its forward, or in a backward
     pass. Parameters must not be read at other times (`full_state_dict()` has them), and
-    second derivatives are refused.
+    second derivatives are refused. Nor must they be written: their values are in the
+    shards, and what is written to gathered memory is lost. A write in place is refused,
+    but one through `.data` or NumPy is seen by nobody. Between steps write to
+    `shards()`, on every rank, what goes element by element (decay, clamping, averages
+    of weights), and all else by `full_state_dict()` and `load_full_state_dict()`.
 
     Where launches bind, `ol.capture_step` makes one CUDA graph of a whole step, with
     the optimizer (`capturable=True`) and, if there are any, clipping and `no_sync()`.

@@ -373,3 +373,25 @@ def gradients_that_nobody_has() -> dict[str, bool]:
     model(net.make_batch(dist.get_rank(), 0)).backward()
     zero.wait()
     return {name: piece.grad is not None for name, piece in zero.named_shards()}
+
+
+def doubles_weights(where: str) -> tuple[float, float]:
+    """A loss before and after every weight was doubled between two steps."""
+    model, zero = sharded()
+    losses = []
+    for _ in range(2):
+        loss = model(batch())
+        losses.append(loss.item())
+        loss.backward()
+        zero.wait()
+        with torch.no_grad():
+            if where == "in the shards":
+                for piece in zero.shards():
+                    piece.mul_(2)
+            elif where == "by full values":
+                full = {k: 2 * v for k, v in zero.full_state_dict().items()}
+                zero.load_full_state_dict(full)
+            else:
+                for parameter in model.parameters():
+                    parameter.data.mul_(2)
+    return losses[0], losses[1]

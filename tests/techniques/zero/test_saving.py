@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import overlaplab as ol
 from overlaplab.techniques.zero.boxes import boxes_of_range
 from tests.ranks import run_untimed
-from tests.techniques.zero import saving
+from tests.techniques.zero import misuse, saving
 
 CLUSTERS = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
 pytestmark = pytest.mark.filterwarnings(
@@ -234,3 +234,12 @@ def test_full_values_that_do_not_fit_are_refused_on_every_rank(cluster: str) -> 
         assert "blocks.1.gain is not in the state dict" in message
         assert "start.bias is of shape (3,) there and of shape (4,) here" in message
         assert is_unchanged
+
+
+def test_writes_to_the_shards_count_and_those_through_data_are_lost() -> None:
+    """As the docstring of Zero3 says."""
+    (before, after), _ = values(misuse.doubles_weights, "through .data")
+    assert after == before
+    (_, by_shards), _ = values(misuse.doubles_weights, "in the shards")
+    (_, by_values), _ = values(misuse.doubles_weights, "by full values")
+    assert by_shards == by_values != before
