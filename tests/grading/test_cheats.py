@@ -6,6 +6,7 @@ notebooks; then an honest solution is judged by the same.
 
 from __future__ import annotations
 
+import re
 import time
 import tomllib
 from collections.abc import Iterator
@@ -65,3 +66,34 @@ def test_a_cheat_gets_what_the_list_says(
     assert outcome.judged is cheat.get("judged", True) or cheat["gets"] == ""
     honest = judged(judge, tasks["98.1"], RIGHT, tmp_path)
     assert honest.verdict is not None and honest.verdict["passed"] is True
+
+
+READS = """
+import os, threading
+def read():
+    for descriptor in range(3, 64):
+        try:
+            while os.path.exists(f"/proc/self/fd/{descriptor}"):
+                os.read(descriptor, 1)
+        except OSError:
+            pass
+def again():
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["read()", "threading.Thread(target=read, daemon=True).start()"]
+)
+def test_who_reads_what_the_judge_asks_waits_until_a_deadline_with_a_reason(
+    how: str, judge: Judge, tmp_path: Path
+) -> None:
+    """Nobody is left to hear the next question, and nobody writes one."""
+    (task,) = (t for t in judge.exercises("97") if t.id == "97.2")
+    cell = f"{READS}    {how}\n    return True\n"
+    outcome = judged(judge, task, cell, tmp_path)
+    verdict = outcome.verdict or {}
+    assert verdict.get("passed", False) is False
+    said = outcome.reason + verdict.get("error", "")
+    assert re.search("most of them waiting|this machine is busy", said), said
+    honest = "def again():\n    return True"
+    assert (judged(judge, task, honest, tmp_path).verdict or {})["passed"] is True
