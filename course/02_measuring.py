@@ -32,8 +32,8 @@ from overlaplab_course import lab02 as lab
 # %% [markdown]
 # ## 1. One step, two stopwatches (8 minutes)
 #
-# Here is a training step in miniature: 24 small products, 20 large ones, and a message
-# between two GPUs. How long does it take? Two people time four steps.
+# Here is a small training step: 24 small matrix products, 20 large ones, and a message between
+# two GPUs. How long does it take? Two people time four steps.
 #
 # `lab.clock()` is the clock of the CPU, in ms (on a real machine:
 # `1e3 * time.perf_counter()`). `streams.synchronize()` makes the CPU wait until the GPU
@@ -63,9 +63,9 @@ first = lab.time_with(around, "small first")
 print(f"around: {first.value[0]:.2f} ms per step")
 
 # %% [markdown]
-# **Predict.** A launch costs the CPU 10 us, and this step has 45 of them. What does
-# `wait_each` say, in ms? And what do you believe that a step
-# takes in training, where nobody waits? Type two numbers. Nobody marks them.
+# **Predict.** A launch costs the CPU 10 us, and this step has 45 launches. What does `wait_each`
+# say, in ms? And how long does a step take in training, where nobody waits? Type two
+# numbers. Nobody marks them.
 
 # %% name="predict-two" kind="lab-only"
 wait_each_ms = None
@@ -87,16 +87,16 @@ view.draw_many(
 )
 
 # %% [markdown]
-# Both are wrong. `around` stops the clock when the CPU has *launched* the last step: look
-# how early the grey ends. `wait_each` measures another program: after each wait the GPU
-# stands idle until the CPU has launched the small products again. They take 66 ns each, too
-# thin to see: the `default` lane looks empty.
+# Both are wrong. `around` stops the clock when the CPU has *launched* the last step: look how
+# early the grey ends. `wait_each` measures another program: after each wait the GPU is idle
+# until the CPU has launched the small products again. (They take 66 ns each, too short to
+# see, so the `default` lane looks empty.)
 #
-# (Over each line stand numbers of the whole line. *Exposed* is defined in exercise 2.3.
-# *Saved* is compute + sent - step: leave it aside until section 5.)
+# (The numbers above each line are those of the whole line. *Exposed* is defined in exercise
+# 2.3. *Saved* is compute + sent - step: ignore it until section 5.)
 #
-# A stopwatch must not ask the CPU when the GPU is done, and must not make the CPU wait.
-# What is left? The GPU itself can take the time.
+# A stopwatch must not ask the CPU when the GPU is done, and must not make the CPU wait. But the
+# GPU itself can take the time.
 
 # %% [markdown]
 # ## 2. Let the GPU take the time (14 minutes)
@@ -116,17 +116,17 @@ view.draw_many(
 lab.events_between_steps()
 
 # %% [markdown]
-# Look at the event between two steps: it ends one and begins the next. The CPU has long
-# gone on.
+# Look at the event between two steps: it ends one and begins the next. By then the CPU is far
+# ahead.
 #
-# **Exercise 2.1.** Write `time_step(step)`: the time of a *typical* step in ms, as in
-# training.
+# **Exercise 2.1.** Write `time_step(step)`. It returns how long a *typical* step takes in
+# training, in ms.
 #
-# - `step()` launches one step and returns. Call it as often as you like: 3 times to warm
-#   up, then 10 times or more.
-# - The first three calls do what later ones do not: communicators are set up, kernels are
-#   tried out. A median of many steps hides three cold ones; of six it does not. A checkpoint
-#   is written now and then, a step is skipped now and then.
+# - `step()` launches one step and returns. Call it 3 times to warm up, then 10 times or more.
+# - The first three calls do things that later calls do not: they set up communicators and try
+#   out kernels. Later, a checkpoint is written now and then, and a step is skipped now and
+#   then. (Why warm up, if you take a median? Among many steps a median hides three cold ones,
+#   but not among six.)
 # - While the timed steps are launched, the CPU must run ahead.
 #
 # About 10 lines. The check has four steps with one trap each.
@@ -143,7 +143,7 @@ lab.events_between_steps()
 # </details>
 # <details><summary>Hint: typical</summary>
 #
-# `statistics.median`. A checkpoint in the mean moves it, a skipped step is the minimum.
+# `statistics.median`. A checkpoint changes the mean, and a skipped step is the minimum.
 #
 # </details>
 
@@ -185,8 +185,8 @@ def in_one_go(step):
 
 
 # %% [markdown]
-# Four stopwatches, five steps. The last has all four traps. In which rows is a wrong
-# stopwatch right by luck?
+# Here are four stopwatches and five steps. The last step has all four traps. In which rows is a
+# wrong stopwatch right by luck?
 
 # %% name="stopwatches" fold=true
 with_events = lab.mine_or_ours("2.1")
@@ -201,29 +201,29 @@ head = ("ms per step", "around", "wait each", "in one go", "events", "typical")
 print(lab.text_table(head, lines))
 
 # %% [markdown]
-# `wait_each` is right for `steady`, which has no trap, and by luck for `odd`: none of its four
-# calls was an odd one. That is how people come to trust it.
+# `wait_each` is right for `steady`, which has no trap. For `odd` it is right by luck: none of its
+# four calls was an odd one. That is how people come to trust it.
 #
-# `in_one_go` tells how long 20 steps take *together*, and that is what a whole training run
-# costs: a mean, moved by every odd step. For one typical step, or two that differ by a few
-# percent, take the median of events.
+# `in_one_go` tells you how long 20 steps take *together*: a mean, which every odd step changes.
+# That is right for the cost of a whole training run. For one typical step, or to compare two
+# that differ by a few percent, take the median of events.
 #
-# That was the model. Here are such steps on two real GPUs, stored; nothing is measured now.
+# So far this was the model. Here are such steps on two real GPUs, stored; nothing is measured now.
 
 # %% name="on-gpus" fold=true
 print(lab.on_gpus())
 
 # %% [markdown]
-# Again `around` says too little and `wait_each` too much, yet both are near. The 24 small
-# products add as much to the step as to its launches (second row less first): launches are
-# the bottleneck, and the GPU waits for the CPU anyway. And the traps of exercise 2.1 are
-# real: a first call is hundreds of times a later one.
+# Again `around` says too little and `wait_each` too much, but both are closer. Subtract the first
+# row from the second: the 24 small products make the step longer by as much as its launches.
+# So launches are the bottleneck, and the GPU waits for the CPU anyway. And the traps of
+# exercise 2.1 are real: a first call takes hundreds of times as long as a later one.
 #
 # ## 3. From events to kernels (20 minutes)
 #
-# An event sees what you put it around. A **profiler** sees every kernel: the driver takes
+# Events time only what you put between them. A **profiler** times every kernel: the driver takes
 # the times on the GPU and hands them out later. `torch.profiler` writes them into a
-# **trace**. Here is one, of two H200s that train a GPT with 738 M parameters.
+# **trace**. Here is a trace of two H200s that train a GPT with 738 M parameters.
 
 # %% name="raw"
 rows = lab.raw_rows("overlapped, batch 8")
@@ -234,13 +234,13 @@ for category, number in Counter(row.category for row in rows).most_common():
 
 # %% [markdown]
 # A **row** has `.name`, `.category`, `.stream`, `.start_ns`, `.end_ns` (integers) and
-# `.args` (a dict). Most rows are the CPU's. How much communication is hidden? Two
-# functions answer that, for this trace and any other.
+# `.args` (a dict). Most rows are the CPU's. How much communication is hidden? You write two
+# functions that answer this, for this trace and any other.
 #
-# **The API of this screen.** Kernels of several streams run side by side, so times cannot be
-# added up. `lab.merge(intervals)` gives the union of `(start, end)` pairs, in order;
-# `lab.intersect(a, b)` what lies in both of two merged lists; `lab.total(intervals)` their
-# length.
+# **The API of this screen.** Kernels of several streams run side by side, so you cannot add up
+# their times. `lab.merge(intervals)` returns the union of `(start, end)` pairs, in order.
+# `lab.intersect(a, b)` returns what is in both of two merged lists. `lab.total(intervals)`
+# returns the length of all intervals together.
 #
 # **Exercise 2.3.** Write `overlap(rows)`: a dict with five entries.
 #
@@ -286,7 +286,7 @@ _ = check("2.3", overlap)
 lab.keep("2.3", overlap)
 
 # %% [markdown]
-# Which kernels communicate? There is no flag. There are names:
+# Which kernels communicate? There is no flag for it, only names:
 #
 # | | kernels are called, for example |
 # |---|---|
@@ -298,16 +298,16 @@ lab.keep("2.3", overlap)
 # | vLLM | `void vllm::cross_device_reduce_1stage<...>` |
 # | somebody's own | anything; at times `row.args` has a `"Collective name"` |
 #
-# The operation in a name may not be the one that ran (`..._Generic_4`). A name tells
-# *whether*; for *what*, look into `args`.
+# The operation in a name may not be the one that ran (`..._Generic_4`). A name tells you *whether* a
+# kernel communicates. To know *what* it sends, look into `args`.
 #
-# **Exercise 2.4.** Write `is_communication(row)`. It is tried on more rows. Most of their
-# names are not in the table; those that communicate are of its families. A kernel that
-# nobody knows computes.
+# **Exercise 2.4.** Write `is_communication(row)`. The check tries more rows. Most of their names are
+# not in the table, but those that communicate belong to its families. Count a kernel that you
+# do not know as computing.
 #
 # <details><summary>Hint: a list of what computes?</summary>
 #
-# It never ends: everybody writes kernels, few write collectives.
+# That list never ends: everybody writes kernels, but few people write collectives.
 #
 # </details>
 # <details><summary>Hint: reduce</summary>
@@ -333,11 +333,11 @@ _ = check("2.4", is_communication)
 lab.keep("2.4", is_communication)
 
 # %% [markdown]
-# That is a profiler. Here it is on three real traces, beside the package's own, which is
+# You have written a profiler. Here it reads three real traces, beside the package's own, which is
 # `ol.read_trace(path).report()`. *Serial* sends all gradients in one message after the
-# backward pass; *overlapped* sends them in buckets of 100 MiB beside it. Three steps each,
-# cut to them: a step launched before the profiler began may still run, and leaks into the
-# file. A row is one run; a difference of some percent between two rows is not yet a finding.
+# backward pass. *Overlapped* sends them in buckets of 100 MiB beside it. Each trace is cut to
+# three steps, because a step that was launched before the profiler began may still be in the
+# file. Each row is one run, so a difference of a few percent between two rows means little.
 
 # %% name="profiler" fold=true
 profiler = lab.mine_or_ours("2.3")
@@ -359,14 +359,15 @@ head = ("ms", "compute", "sent", "hidden", "exposed", "fraction", "package agree
 print(lab.text_table(head, lines))
 
 # %% [markdown]
-# To the nanosecond. So at batch 8 most is hidden; are we done? A percentage does not say what
-# starts when, what it waits for, or what it was worth. For that you must look.
+# They agree to the nanosecond. At batch 8 most of the communication is hidden. Are we done? A
+# percentage does not say what starts when, what it waits for, or what it was worth. For that
+# you must look at the trace.
 #
 # **A door.** This is a good place to stop for today. What you need afterwards is given again.
 #
 # ## 4. Read a real step (17 minutes)
 #
-# Your number draws one of the three steps. The first GPU event of the step is at 0.
+# The number that you type decides which of the three steps you get. Its first GPU event is at 0.
 
 # %% name="my-step"
 my_number = 6  # any whole number: your day of birth, your desk
@@ -380,12 +381,11 @@ view.draw(step, title="your step: batch 8, buckets of 100 MiB", critical_path=Fa
 # %% [markdown]
 # (`view.show(step)`, in a cell of your own, zooms: wheel, drag, click.)
 #
-# Above are the kernels of the compute stream, below NCCL's. Forward pass (light blue), then
-# backward pass, from the last layer to the first; a message follows each layer. A red
-# strip along its top marks what is exposed, as wide as the time is.
+# The upper lane has the kernels of the compute stream, the lower lane NCCL's. First comes the forward
+# pass (light blue), then the backward pass, from the last layer to the first. A message
+# follows each layer. A red strip along its top marks what is exposed.
 #
-# **Predict.** How long *before* the first message starts on the GPU did the CPU launch it?
-# In ms.
+# **Predict.** How many ms before the first message started on the GPU did the CPU launch it?
 
 # %% name="predict-lead" kind="lab-only"
 lead_ms = None
@@ -404,7 +404,7 @@ lead_ms = 0.1
 #   `backward` in its name;
 # - `"first_ms"`: the start of the first message;
 # - `"lead_ms"`: how long before that start it was launched;
-# - `"tail_ms"`: how much of the last message comes after the last compute span's end (all
+# - `"tail_ms"`: how much of the last message comes after the end of the last compute span (all
 #   of it, if it starts only then);
 # - `"tail_mib"`: how large that message is, in MiB.
 
@@ -446,22 +446,22 @@ if solved("2.5"):
     print(f"the table of 32768 tokens, 2048 wide, in bfloat16: {table_mib:.0f} MiB")
 
 # %% [markdown]
-# The CPU runs more than a whole step ahead: when it launches this message, the GPU is still
-# busy with an earlier step. And the tail is the table of tokens. Its gradient is the last
-# of the backward pass, and nothing is left to hide it behind.
+# The CPU is more than a whole step ahead: when it launches this message, the GPU is still busy with
+# an earlier step. And the tail is the embedding (the table of tokens). Its gradient is the
+# last of the backward pass, so nothing is left to compute that could hide its message.
 #
-# Between messages the wire is idle. Is something late? A message with a free wire starts
-# when two things are there: its *launch*, and its *gradients*. The later one decides.
+# Between messages the wire is idle. Is something late? When the wire is free, a message needs two
+# things to start: its *launch* and its *gradients*. The later one decides.
 #
 # **Exercise 2.6.** Write `find_gaps(timeline)`: a list of `(start_ns, end_ns, why)`.
 #
-# - A gap lies between messages, on whatever lane they are: no message runs in it. Report
-#   those of 1 ms or more, ascending; nothing before the first message or after the last.
+# - A gap is a time between messages in which no message runs, on any lane. Return the gaps of 1 ms
+#   or more, in order. What comes before the first message or after the last is no gap.
 # - `why` is `"launch"` if the message that ends the gap starts less than 0.1 ms after its
-#   `launch_ns`: it went off as soon as the CPU had come to it. Else it had been launched
-#   and waited: `"gradient"`.
+#   `launch_ns`: it started as soon as the CPU had launched it. Otherwise it was launched and
+#   had to wait: `"gradient"`.
 #
-# About 12 lines. This is what one does by eye in Nsight Systems, with a ruler.
+# About 12 lines. In Nsight Systems one does this by eye, with a ruler.
 #
 # <details><summary>Hint: messages side by side</summary>
 #
@@ -492,8 +492,8 @@ _ = check("2.6", find_gaps)
 lab.keep("2.6", find_gaps)
 
 # %% [markdown]
-# Your annotations, drawn as a lane of their own: the same program with 8 sequences per GPU,
-# and with 2. Look at the compute lane too.
+# Your gaps are drawn as a lane of their own, for the same program with 8 sequences per GPU and with
+# 2. Look at the compute lane, too.
 
 # %% name="gaps-drawn" fold=true
 annotate = lab.mine_or_ours("2.6")
@@ -507,16 +507,16 @@ for which in ("overlapped, batch 8", "overlapped, batch 2"):
 lab.draw_gaps(annotated)
 
 # %% [markdown]
-# At batch 8 nothing is late: each message starts when its gradients are there. To fill the
-# gaps there is nothing to send. At batch 2 the compute lane has holes, and every message
-# that ends a gap goes off the moment that the CPU gets to it: the step is **launch-bound**.
-# There, smaller buckets are worse: more launches (33.7 instead of 25.4 ms, below). At batch 8
-# the tail is left to win back, and what messages cost the kernels beside them (section 5); at
-# batch 2 the remedy is fewer launches.
+# At batch 8 nothing is late: each message starts when its gradients are there, and there is nothing
+# else to send in the gaps. At batch 2 the compute lane has holes, and every message that ends
+# a gap starts the moment that the CPU launches it: the step is **launch-bound**. There smaller
+# buckets are worse, because they are more launches (33.7 instead of 25.4 ms, below). At batch
+# 8 you can still gain the tail, and what messages cost the kernels beside them (section 5).
+# At batch 2 you need fewer launches.
 #
-# But who makes the CPU slow? Here are the same steps without a profiler, from the same run:
-# from the start of a step to the start of the next. The last column is where 8 of 10 steps
-# lie, the 10th to the 90th percentile of 30.
+# But what makes the CPU slow? Here are the same steps without a profiler, from the same run. Each
+# time is from the start of a step to the start of the next. The last column says where 8 of
+# 10 steps are: the 10th to the 90th percentile of 30.
 
 # %% name="profiler-costs" fold=true
 lines = []
@@ -538,17 +538,16 @@ print(f"batch 2 in buckets of 25 MiB, not profiled: {small_ms:.1f}")
 print(lab.machine())
 
 # %% [markdown]
-# **The profiler is a load of its own.** It writes down every call of the CPU. At batch 2 the
-# CPU has no time for that. At batch 8 it has. There the profiled steps are *shorter*, which no
-# profiler can do: two sets of steps of one program differ by 2 ms. Remember that size.
+# **The profiler makes the CPU slower.** It writes down every call of the CPU. At batch 2 the CPU has no
+# time for that. At batch 8 it has. There the profiled steps are even *shorter*, which cannot be
+# the profiler's doing: two sets of steps of one program differ by 2 ms. Remember that size.
 #
-# So: a *time* comes from
-# events, without a profiler; *what happened when* comes from a trace; and a launch-bound
-# trace must be held against the unprofiled step before you believe it.
+# So take *times* from events, without a profiler. Take *what happened when* from a trace. And if a
+# trace is launch-bound, compare it with the step without a profiler before you believe it.
 #
 # ## 5. Hidden is not saved (13 minutes)
 #
-# At batch 8 nearly everything is hidden. What did that save, against sending everything at
+# At batch 8 nearly everything is hidden. How much does that save, compared with sending everything at
 # the end?
 
 # %% name="hidden"
@@ -575,10 +574,11 @@ view.draw_many(
 )
 
 # %% [markdown]
-# The two lines end nearly together, by less than those 2 ms. Where did the rest go?
+# The two lines end at nearly the same time; the difference is less than those 2 ms. Where did the
+# rest go?
 #
-# **Exercise 2.7.** Make out the bill. `timeline.report()` has `step_ns`, `compute_ns`,
-# `communication_ns`, `hidden_ns` as defined above.
+# **Exercise 2.7.** Account for it. `timeline.report()` has `step_ns`, `compute_ns`,
+# `communication_ns` and `hidden_ns` as defined above.
 #
 # - `"hidden_ms"`: of the overlapped step;
 # - `"saved_ms"`: how much shorter it is than the serial step;
@@ -663,20 +663,20 @@ if solved("2.7"):
     )
 
 # %% [markdown]
-# **Hidden is not saved.** A message's kernel takes processors, memory bandwidth and power
-# from the kernel beside it: **contention**. That kernel runs a third longer. And many
-# messages beside computation take longer than one alone.
+# **Hidden is not saved.** A message's kernel takes processors, memory bandwidth and power from the
+# kernel beside it: **contention**. That kernel takes a third longer. And many messages beside
+# computation take longer than one alone.
 #
-# The kernels without a message are slower too, by up to 2 ms. No message touches them: the two
-# steps are of two runs, and this pair cannot tell whether clocks, power or chance did it. That
-# is as much as `saved`. So one pair of steps shows contention kernel by kernel, but *does not
-# resolve what was saved*. Neither does "compute + sent - step" of one trace: both parts in it
-# are the slowed-down ones.
+# The kernels without a message are slower, too, by up to 2 ms. Messages cannot be the reason. The two
+# steps are of two runs, and this pair cannot tell you whether it was clocks, power or chance.
+# But 2 ms is as much as `saved`. So one pair of steps shows contention kernel by kernel, but
+# it *does not show what was saved*. Neither does "compute + sent - step" of one trace, because
+# contention has made both of them longer.
 #
-# What does? Three programs, in turn, many steps each, without a profiler: computing alone,
-# serial, overlapped. Serial less computing alone is what *can* be saved.
+# What shows it? Run three programs in turn, many steps each, without a profiler: computing alone,
+# serial, overlapped. Serial minus computing alone is what *can* be saved.
 #
-# **Predict** for batch 8 and batch 2: what share of that does overlap save, in %?
+# **Predict** for batch 8 and batch 2: how many percent of that does overlap save?
 
 # %% name="predict-paid" kind="lab-only"
 share_8, share_2 = None, None
@@ -702,13 +702,13 @@ for batch, share in ((8, share_8), (2, share_2)):
 print(lab.machine())
 
 # %% [markdown]
-# At batch 8 overlap saves 1.3 of 5.3 ms, a quarter, where the fraction says nearly 90 %. Single
-# steps of the two programs still mix: look at the last column. Medians of 30 in turn tell them
-# apart; that it is 1.3 and not 1.0, only a second run would tell.
+# At batch 8 overlap saves 1.3 of 5.3 ms, a quarter, where the overlap fraction says nearly 90 %. You
+# could not see it in single steps of the two programs (last column), but you can in medians of
+# 30 steps in turn. Only a second run could tell you whether it is 1.3 or 1.0.
 #
-# At batch 2 overlap *costs* 3.6 ms, though part of the communication is hidden. It launches
-# 14 messages where the serial step launches one, and there the CPU is late anyway. The same
-# code that pays at one batch size loses at another, and no fraction shows it.
+# At batch 2 overlap *costs* 3.6 ms, although a part of the communication is hidden. It launches 14
+# messages where the serial step launches one, and the CPU is late anyway. The same code wins at
+# one batch size and loses at another, and no fraction shows it.
 #
 # ## 6. Your own trace (5 minutes)
 #
@@ -737,12 +737,20 @@ for finding in ol.diagnose(ol.read_trace(path)).findings[:3]:
     print(textwrap.fill(f"{finding.kind}: {finding.says}", 88))
 
 # %% [markdown]
-# Your function says how much; `ol.diagnose` (in a terminal: `overlaplab report FILE`) says
-# of what, and what to change first.
+# Your function says how much is hidden. `ol.diagnose` (in a terminal: `overlaplab report FILE`) says
+# what holds the step up, and what to change first.
 #
-# **Tomorrow, in your own loop.** `with ol.profile(warmup=2) as profile:` around it,
-# `profile.step()` after each step, `print(ol.diagnose(profile.timeline))` after it. Time the
-# step with your `time_step`, without a profiler, and hold the two against each other.
+# **Tomorrow, in your own loop.** Let the package write and read the trace:
+#
+# ```python
+# with ol.profile(warmup=2) as profile:
+#     for batch in batches:
+#         train_step(batch)
+#         profile.step()
+# print(ol.diagnose(profile.timeline))
+# ```
+#
+# Then time the step with your `time_step`, without a profiler, and compare the two.
 #
 # ### Takeaways
 
@@ -772,16 +780,16 @@ print(f"{lab.unprofiled_ms('overlapped', 2):.0f} without, where the CPU has no t
 #
 # - `intervals`: pairs `(start, end)` of integers, in any order. `end` is the first
 #   nanosecond that is not in it.
-# - Return a list of pairs, ascending. Intervals that overlap or touch become one. Empty
-#   ones (`start == end`) vanish.
-# - Leave the list that you get as it is.
+# - Return a list of pairs, in order. Intervals that overlap or touch become one. Leave out empty
+#   ones (`start == end`).
+# - Do not change the list that you get.
 #
 # About 8 lines.
 #
 # <details><summary>Hint</summary>
 #
-# Go through them by start. Either the next one begins after the end of the last one that
-# you have, or it may make it longer.
+# Go through them in the order of their starts. The next one either begins after the end of the last
+# one that you have, or may make that one longer.
 #
 # </details>
 
@@ -809,12 +817,12 @@ lab.keep("2.2", merge)
 # %% [markdown]
 # ## 8. Extra: repair two profilers (25 minutes)
 #
-# **Exercise 2.8a.** This one times computing and sending of a real step, with events, the
-# CPU ahead. It says that nothing is hidden. It says so of every program.
+# **Exercise 2.8a.** This one times computing and sending of a real step, with events, while the CPU runs
+# ahead. It says that nothing is hidden, but it says so of every program.
 #
 # - `compute()` launches products; `send()` launches a message and returns its `Work`, as
 #   `dist.all_reduce(..., async_op=True)` does. Call each once.
-# - Repair it: three right times, and the step as long as without a profiler.
+# - Repair it: the three times must be right, and the step must not get longer.
 #
 # From lab 03 (given here): `s = streams.Stream()` is a second stream; inside `with
 # streams.stream(s):` launches, records and waits are on `s`; `a.wait_stream(b)` makes `a`
@@ -822,15 +830,15 @@ lab.keep("2.2", merge)
 #
 # <details><summary>Hint: why zero?</summary>
 #
-# `computed` and `sending` stand one after the other in *one* stream. The GPU passes
-# `sending` when it has passed `computed`, whatever the message does. And
-# `sending` to `sent` is then what the stream still waits for: the exposed part.
+# `computed` and `sending` come one after the other in *one* stream. The GPU reaches `sending` as soon
+# as it has passed `computed`, whatever the message does. So the time from `sending` to `sent` is
+# only what the stream still waits for: the exposed part.
 #
 # </details>
 # <details><summary>Hint: where does a message have a start?</summary>
 #
-# On a stream that has nothing else to do. Record there, send, wait there, record. But let
-# that stream wait for the current one first: before that the message cannot start.
+# On a stream that has nothing else to do. Record there, send, wait there, record. But first let that
+# stream wait for the current one, because the message cannot start before that.
 #
 # </details>
 
@@ -926,14 +934,14 @@ def summary(rows):
 _ = check("2.8b", summary)
 
 # %% [markdown]
-# A sum by name is a good table and no time: names run side by side, and between them the
-# GPU may stand still.
+# A table of sums by name is useful, but its total is not the time of the step: kernels run side by
+# side, and between them the GPU may be idle.
 
 # %% [markdown]
 # ## 9. Extra: the report (8 minutes)
 #
-# The package's own profiler goes on from here: `ol.diagnose(timeline)` (in a terminal,
-# `overlaplab report FOLDER`) says what a step loses, the most expensive first, and to what.
+# The package's own profiler goes further. `ol.diagnose(timeline)` (in a terminal, `overlaplab report
+# FOLDER`) says what makes a step longer, and by how much, the largest loss first.
 #
 # **Predict.** Which kind of finding will stand first for each trace? One of
 # `"launched-late"` (a message could have been launched earlier), `"contention"` (kernels are
@@ -956,17 +964,17 @@ for which in lab.TRACES:
     print(textwrap.indent(textwrap.fill(says, 84), "    ") + "\n")
 
 # %% [markdown]
-# Three traces, three bottlenecks; one percentage would have told the first at most. Here is
-# the whole report of the last. Which of its findings would you act on first, and which not
-# before you have timed the step without a profiler? And which advice cannot help here, since
-# the last bucket is a single tensor?
+# There are three traces with three bottlenecks. A percentage could have told you the first at most.
+# Here is the whole report of the last trace. Which of its findings would you act on first, and
+# which only after you have timed the step without a profiler? And which advice cannot help
+# here, because the last bucket is a single tensor?
 
 # %% name="report"
 print(ol.diagnose(lab.whole_trace("overlapped, batch 2")))
 
 # %% [markdown]
-# And a step of this machine: `ol.profile()` goes around any training loop. On a CPU every
-# operator is finished when its line returns: there is no lead, and nothing to hide.
+# And here is a step of this machine: you can put `ol.profile()` around any training loop. On a CPU
+# every operator is finished when its line returns, so there is no lead, and nothing to hide.
 
 # %% name="own-step"
 import torch
@@ -981,15 +989,16 @@ one = own.timeline.of_step(own.timeline.steps[-1])
 view.draw(one, title="a step of this machine", critical_path=False)
 
 # %% [markdown]
-# On several GPUs, with torchrun: the same lines, then `own.save("traces/")` on every rank,
-# and `overlaplab report traces/`.
+# On several GPUs, with torchrun, use the same lines, then `own.save("traces/")` on every rank, and
+# `overlaplab report traces/`.
 #
 # ## 10. What a profiler cannot see
 #
-# A message's kernel that waits for a late rank spins: it looks like sending. One rank's trace
-# cannot tell the two apart; read all ranks. A kernel that computes and sends in one (a fused
-# matmul and all-reduce) has one name. Copies by copy engines are no kernels. And the clock of
-# section 1 is a model: there a launch always costs the same, and a profiler costs nothing.
+# While a message's kernel waits for a late rank, it looks as if it were sending. You cannot tell the two
+# apart in the trace of one rank, so read all ranks. A kernel that both computes and sends (a
+# fused matmul and all-reduce) has only one name. Copies by copy engines are not kernels. And
+# the clock of section 1 is a model: a launch always costs the same there, and a profiler costs
+# nothing.
 #
 # ## In production
 #
