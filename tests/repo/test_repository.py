@@ -215,6 +215,8 @@ def test_no_text_names_a_machine_or_leaves_work_undone() -> None:
     found = []
     for path in tracked("*.py", "*.md", "*.toml", "*.txt", "*.ipynb", ".ci/*"):
         for number, line in enumerate(path.read_text().splitlines(), start=1):
+            if '"image/png": "' in line:
+                continue  # letters by chance
             if match := FORBIDDEN.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {match.group()!r}")
     assert found == []
