@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import traceback
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 from overlaplab import errors
@@ -47,11 +48,16 @@ def describe_error(error: BaseException, *, grader_file: str = "") -> str:
 def _learners_lines(error: BaseException, grader_file: str) -> list[str]:
     if isinstance(error, _Told):
         return error.lines
-    return [
+    lines = (
         f"  in {frame.name}, line {frame.lineno}: {frame.line or ''}"
         for frame in traceback.extract_tb(error.__traceback__)
         if is_users_file(frame.filename) and frame.filename != grader_file
-    ]
+    )
+    told = []
+    for line, same in groupby(lines):  # a recursion without end has a thousand
+        times = sum(1 for _ in same)
+        told.append(line if times == 1 else f"{line} ({times} times)")
+    return told[-_MOST_FRAMES:]
 
 
 def tell(error: BaseException, grader_file: str, *, causes: int = 0) -> list[Any]:

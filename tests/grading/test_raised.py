@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from typing import Any
 
 import pytest
@@ -89,6 +90,20 @@ def test_every_error_of_ours_is_known() -> None:
         if isinstance(kind, type) and issubclass(kind, OverlaplabError):
             error = kind("x", rank=0) if kind is RankError else kind("x")
             assert isinstance(told(error), kind)
+
+
+def test_a_recursion_without_end_is_one_line() -> None:
+    def forever(n: int) -> int:
+        return forever(n + 1)
+
+    try:
+        forever(0)
+    except RecursionError as error:
+        lines = describe_error(error).splitlines()
+    *_, last = lines
+    assert len(lines) < 10 and re.search(
+        r"in forever, line \d+: .* \(9\d\d times\)", last
+    )
 
 
 def test_a_text_without_end_is_cut_and_causes_without_end_are_left_out() -> None:

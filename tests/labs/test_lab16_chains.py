@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course.lab16 import chain_checks as checks
@@ -318,7 +319,14 @@ def test_a_wrong_choice_is_refused_for_its_own_reason(function, faults):
     assert WRONG_CHOICES[function] in wrong, wrong
 
 
-@pytest.mark.parametrize("function", [fastest, by_lists, from_the_last, in_a_row])
+def as_an_array(blocks, budget):
+    found = fastest(blocks, budget)
+    return None if found is None else torch.tensor(sorted(found)).numpy()
+
+
+@pytest.mark.parametrize(
+    "function", [fastest, by_lists, from_the_last, in_a_row, as_an_array]
+)
 def test_a_right_choice_passes_however_it_is_found(function):
     verdict = judge(find_exercise("16.3"), function)
     assert verdict.passed, str(verdict)

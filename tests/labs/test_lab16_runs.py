@@ -234,7 +234,7 @@ def compare(plain, other, *, peak=peak, extra=None, same=same):
 
 
 def by_numpy(plain, other):
-    """A list, numpy's numbers, bytes compared."""
+    """An iterator, torch's numbers, bytes compared."""
     most = [torch.tensor([s for _, s in run.curve]).max() for run in (plain, other)]
     names = sorted(plain.grads)
     equal = names == sorted(other.grads) and all(
@@ -242,7 +242,8 @@ def by_numpy(plain, other):
         for n in names
     )
     ratio = torch.tensor(other.step_ns / plain.step_ns, dtype=torch.float64)
-    return [float(most[0] - most[1]) / 2**20, (ratio - 1) * 100, equal]
+    saved = float(most[0] - most[1]) / 2**20
+    return iter([saved, (ratio - 1) * 100, torch.tensor(equal)])
 
 
 def close(a, b):
@@ -276,6 +277,7 @@ WRONG_COMPARES = {
     "names in common": ({"same": in_common}, compare_checks.EQUAL),
     "in order": ({"same": in_order}, compare_checks.EQUAL),
     "a number of them": ({"same": lambda a, b: len(a)}, compare_checks.EQUAL),
+    "a text": ({"same": lambda a, b: str(same(a, b))}, compare_checks.EQUAL),
     "at the end": ({"peak": at_the_end}, compare_checks.SAVED),
     "at the border": ({"peak": in_the_middle}, compare_checks.SAVED),
     "the mean": ({"peak": mean}, compare_checks.SAVED),

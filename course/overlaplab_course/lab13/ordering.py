@@ -46,7 +46,7 @@ def problem_of(layers: Layers, order: Sequence[str]) -> Problem:
     """
     if sorted(map(str, order)) != sorted(names_of(layers)):
         raise ValueError(
-            f"the order is {', '.join(map(str, order))}; expected each of "
+            f"the order is {', '.join(map(str, order)) or 'empty'}; expected each of "
             f"{', '.join(names_of(layers))} once"
         )
     tasks, place = list[Task](), dict[str, int]()

@@ -60,7 +60,7 @@ def _judge_plan(sheet: Sheet, plan: str, cap: int, made: list[list[str]]) -> boo
 
 
 def _text(made: list[list[str]]) -> str:
-    return " | ".join(", ".join(bucket) for bucket in made)
+    return " | ".join(", ".join(bucket) or "nothing" for bucket in made) or "nothing"
 
 
 @LAB.grader("13.5")

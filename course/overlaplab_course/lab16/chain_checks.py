@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from overlaplab.grading import Sheet
-from overlaplab.grading.answered import as_number
+from overlaplab.grading.answered import as_answer, as_number
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.laws import regret
 from overlaplab_course.lab16 import chains, reference
@@ -186,10 +186,11 @@ def _judge_time(
 
 
 def read_choice(answer: object, count: int) -> set[int] | None:
-    """Block numbers; None for anything else."""
-    if not isinstance(answer, set | frozenset | list | tuple):
+    """Block numbers, in whatever holds them; None for anything else."""
+    answer = as_answer(answer)
+    if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
         return None
-    numbers = [as_number(number) for number in answer]
+    numbers = [as_number(number) for number in islice(answer, count + 1)]
     if any(n is None or n != int(n) or not 0 <= n < count for n in numbers):
         return None
     return {int(n) for n in numbers if n is not None}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from overlaplab.grading import Sheet
-from overlaplab.grading.answered import as_number
+from overlaplab.grading.answered import as_answer, as_number
 from overlaplab_course.lab16 import trained
 from overlaplab_course.lab16.chain_checks import LAB
 from overlaplab_course.lab16.trained import Model, Trained
@@ -81,8 +82,7 @@ def grade_compare(sheet: Sheet, compare: Compare) -> None:
                 "right": right,
             }
             LAB.refuse(sheet, sentence, not good, **told)
-        is_bool = same is True or same is False or str(same) in ("True", "False")
-        wrong = not is_bool or bool(same) != equal
+        wrong = same is not equal
         LAB.refuse(
             sheet, EQUAL, wrong, case=case, said=f"{same!r:.40}", right=str(equal)
         )
@@ -90,14 +90,17 @@ def grade_compare(sheet: Sheet, compare: Compare) -> None:
 
 
 def _three(answer: object) -> tuple[Any, Any, Any]:
-    """What was returned; Nones where it is no three things.
+    """What was returned, as Python's own.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is no three things.
     """
-    if not isinstance(answer, tuple | list) or len(answer) != 3:
+    given = as_answer(answer)
+    is_row = isinstance(given, Iterable) and not isinstance(given, str | Mapping)
+    three = tuple(islice(given, 4)) if is_row else ()
+    if len(three) != 3:
         raise ValueError(
             f"compare returned {answer!r:.100}; expected (saved MiB, extra %, equal)"
         )
-    saved, extra, same = answer
+    saved, extra, same = map(as_answer, three)
     return saved, extra, same
