@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from overlaplab.bench.checkpoint.models import CASES, Sizes, build_case
+from overlaplab.bench.checkpoint.models import Sizes, build_case
 from overlaplab.bench.timing import Samples, run_block
 from overlaplab.techniques.memory import CheckpointPlan, Costs, measure_costs
 from overlaplab.techniques.memory.gpu_meter import GpuMeter
@@ -106,11 +106,15 @@ def _measure(name: str) -> Iterator[Found]:
         yield found
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_no_peak_is_over_its_plan_nor_more_than_3_percent_below(name: str) -> None:
+# A conv net has tensors of odd sizes, to each of which up to 1 MiB may be added, see
+# [Note: what the allocator adds] in gpu_meter.py: its plans count that in full.
+@pytest.mark.parametrize(
+    ("name", "most"), [("gpt", 0.03), ("gpt-dropout", 0.03), ("conv", 0.04)]
+)
+def test_no_peak_is_over_its_plan_nor_much_below(name: str, most: float) -> None:
     for found in _measured(name):
         # 0.1 %: small things that the allocator of a whole step does otherwise.
-        assert -0.001 <= found.plan_bytes / found.peak_bytes - 1 <= 0.03, found
+        assert -0.001 <= found.plan_bytes / found.peak_bytes - 1 <= most, found
 
 
 def test_peaks_are_exact_for_odd_sizes_where_memory_is_cut_exactly() -> None:
@@ -118,15 +122,17 @@ def test_peaks_are_exact_for_odd_sizes_where_memory_is_cut_exactly() -> None:
         assert abs(found.plan_bytes / found.peak_bytes - 1) <= 0.001, found
 
 
-LAUNCHES = pytest.mark.xfail(reason="launches bound its step, where the CPU is slow")
-
-
-@pytest.mark.parametrize(
-    "name", [n if n != "conv" else pytest.param(n, marks=LAUNCHES) for n in CASES]
-)
+@pytest.mark.parametrize("name", ["gpt", "gpt-dropout"])
 def test_steps_are_within_5_percent_of_what_is_predicted(name: str) -> None:
     for found in _measured(name):
         assert abs(found.plan_ns / found.step_ns - 1) <= 0.05, found
+
+
+def test_a_step_of_many_launches_is_between_its_kernels_and_its_launches() -> None:
+    for found in _measured("conv"):
+        # A CPU's clock; of blocks alone each has a call of autograd's of its own.
+        least, most = 0.85 * found.plan_ns, 1.15 * max(found.plan_ns, found.launch_ns)
+        assert least <= found.step_ns <= most, found
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt-dropout"])
@@ -160,7 +166,7 @@ def test_compiled_blocks_hold_their_budget() -> None:
         compile_budgets=(1.0, 0.5),
         compiled_parts=("finish",),
     )
-    assert costs.chain.notes == ()
+    assert not [note for note in costs.chain.notes if "without" in note]
     for plan in _plans(costs):
         with plan.apply(model):
             for _ in range(3):

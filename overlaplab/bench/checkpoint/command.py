@@ -79,7 +79,8 @@ def checkpoint(
     """
     if world_size is not None and world_size > 1:
         ranks_plan = RanksPlan() if backend == "nccl" else RANKS_REHEARSAL
-        ranks_plan = replace(ranks_plan, technique=technique)
+        menu = menus[0] if menus else ranks_plan.menu
+        ranks_plan = replace(ranks_plan, technique=technique, menu=menu)
         if batch:
             ranks_plan = replace(ranks_plan, batches=(batch,))
         if tokens:

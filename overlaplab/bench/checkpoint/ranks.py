@@ -45,6 +45,10 @@ class RanksPlan:
 
     sizes: Sizes = field(default_factory=lambda: Sizes(gpt="gpt-369m", tokens=1024))
     technique: str = "reducer"  # or "zero3"
+    # Of `measure.MENUS`. Eager blocks of a small batch are bound by their launches.
+    menu: str = "compiled"
+    compile_budgets: tuple[float, ...] = (1, 0.5)
+    backend: str = "inductor"
     batches: tuple[int, ...] = (4, 6, 8)  # sequences on each rank
     shares: tuple[float, ...] = (0.25, 0.5, 0.75)  # budgets, from the least to the most
     warmup: int = 3
@@ -71,7 +75,7 @@ def measure_batch(
     release_memory()
     sizes = replace(plan.sizes, batch=batch, images=batch)
     model, inputs = build_case(name, sizes)
-    costs = _costs_of_rank_0(model, inputs)
+    costs = _costs_of_rank_0(model, inputs, plan)
     num_bytes = max(b.options[0].gradient_bytes for b in costs.chain.blocks)
     wire = _measure_link(num_bytes, plan)
     sent = Communication(
@@ -117,14 +121,26 @@ def measure_batch(
     }
 
 
-def _costs_of_rank_0(model: nn.Module, inputs: tuple[Tensor, ...]) -> Costs:
+def _costs_of_rank_0(
+    model: nn.Module, inputs: tuple[Tensor, ...], plan: RanksPlan
+) -> Costs:
     """The same costs everywhere, or ranks would plan otherwise."""
     found: list[Any] = [None]
+    compiled = plan.menu == "compiled"
     if dist.get_rank() == 0:
-        found = [measure_costs(model, inputs, hardware="measured")]
+        costs = measure_costs(
+            model,
+            inputs,
+            hardware="measured",
+            compile=compiled,
+            compile_budgets=plan.compile_budgets,
+            compiled_parts=("finish",) if compiled else (),
+            backend=plan.backend,
+        )
+        found = [costs]
     dist.broadcast_object_list(found, 0)
-    costs: Costs = found[0]
-    return costs
+    taken: Costs = found[0]
+    return taken
 
 
 def _measure_link(num_bytes: int, plan: RanksPlan) -> Link:
@@ -168,7 +184,9 @@ def _plans(
         found[f"least recompute, {share:g}"] = recompute
         if step.choice != recompute.choice:
             found[f"shortest step, {share:g}"] = step
-    every = replace(costs.every(1), communication=sent)
+    names = [option.policy for option in costs.chain.blocks[0].options]
+    policy = next(name for name in names if name.endswith("recompute"))
+    every = replace(costs.every(1, policy), communication=sent)
     return found | {"every block": every}
 
 

@@ -54,7 +54,7 @@ class CheckpointPlan:
         """A forward and backward, exposed messages included, as predicted.
 
         It is the GPU's time. A step whose CPU is slower than its GPU (small batches,
-        policies that look at each operator) takes longer, at least its `launch_ns`.
+        policies that look at each operator) takes longer: up to its `launch_ns`.
         """
         if self.whole is not None:
             return self.whole.step_ns + self.exposed_ns
@@ -62,8 +62,10 @@ class CheckpointPlan:
 
     @property
     def launch_ns(self) -> int:
-        """What the CPU takes to launch a step, as predicted: where that is more than
-        `step_ns`, launches bind."""
+        """What the CPU takes to launch a step, as predicted.
+
+        Where it was measured, it is the most: blocks alone have more to begin and end.
+        """
         if self.whole is not None:
             return self.whole.launch_ns
         return self.chain.launch_ns(self.choice)
@@ -109,8 +111,9 @@ class CheckpointPlan:
         ]
         if self.launch_ns > self.step_ns:
             lines[1:1] = [
-                f"launches bind: they take the CPU {self.launch_ns / 1e6:.3f} ms, and "
-                "so the step; CUDA graphs or a larger batch would hide them"
+                f"launches may bind: they take the CPU up to "
+                f"{self.launch_ns / 1e6:.3f} ms; CUDA graphs, compiled blocks or a "
+                "larger batch hide them"
             ]
         lines += [f"  {n / _MIB:>12,.1f} MiB  {what}" for what, n in holders]
         if self.whole is not None:
