@@ -69,31 +69,41 @@ def test_a_cheat_gets_what_the_list_says(
 
 
 READS = """
-import os, threading
-def read():
+import os, threading, time
+def read(descriptor):
+    while os.read(descriptor, 1):
+        pass
+def sockets():
     for descriptor in range(3, 64):
         try:
-            while os.path.exists(f"/proc/self/fd/{descriptor}"):
-                os.read(descriptor, 1)
+            if "socket" in os.readlink(f"/proc/self/fd/{descriptor}"):
+                yield descriptor
         except OSError:
             pass
 def again():
+    for descriptor in sockets():
+        HOW
+    time.sleep(0.02)
+    return True
 """
 
 
 @pytest.mark.parametrize(
-    "how", ["read()", "threading.Thread(target=read, daemon=True).start()"]
+    ("how", "says"),
+    [
+        ("read(descriptor)", "most of them waiting|this machine is busy"),
+        # Whoever reads first: half a question is none, and none comes after it.
+        ("threading.Thread(target=read, args=[descriptor], daemon=True).start()", "."),
+    ],
 )
-def test_who_reads_what_the_judge_asks_waits_until_a_deadline_with_a_reason(
-    how: str, judge: Judge, tmp_path: Path
+def test_who_reads_what_the_judge_asks_gets_a_reason_and_no_endless_wait(
+    how: str, says: str, judge: Judge, tasks: dict[str, Exercise], tmp_path: Path
 ) -> None:
-    """Nobody is left to hear the next question, and nobody writes one."""
     (task,) = (t for t in judge.exercises("97") if t.id == "97.2")
-    cell = f"{READS}    {how}\n    return True\n"
-    outcome = judged(judge, task, cell, tmp_path)
+    outcome = judged(judge, task, READS.replace("HOW", how), tmp_path)
     verdict = outcome.verdict or {}
     assert verdict.get("passed", False) is False
     said = outcome.reason + verdict.get("error", "")
-    assert re.search("most of them waiting|this machine is busy", said), said
-    honest = "def again():\n    return True"
-    assert (judged(judge, task, honest, tmp_path).verdict or {})["passed"] is True
+    assert re.search(says, said), said
+    honest = judged(judge, tasks["98.1"], RIGHT, tmp_path)
+    assert honest.verdict is not None and honest.verdict["passed"] is True
