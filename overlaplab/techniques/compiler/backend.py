@@ -27,7 +27,6 @@ from overlaplab.techniques.compiler.capture import (
 )
 from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.compilation import (
-    LOWERINGS,
     Compilation,
     Settings,
     compile_graph,
@@ -203,10 +202,6 @@ def backend(
         ValueError, TypeError: an argument is wrong, or there is no process group.
     """
     group = own_group() if process_group is None else checked_group(process_group)
-    if lowering not in LOWERINGS:
-        raise ValueError(f"lowering is {lowering!r}; expected one of {LOWERINGS}")
-    if lowering == "inductor" and side_stream:
-        raise ValueError("side_stream=True is for lowering='eager': leave one out")
     settings = Settings(
         cap_bytes=None if bucket_mib is None else cap_bytes("bucket_mib", bucket_mib),
         max_delay_ns=None

@@ -118,6 +118,16 @@ def plan_merges(
         raise ValueError("max_delay_ns needs node_ns: what each operator takes")
     dependencies = find_dependencies(graph)
     ready = ready_ns(dependencies, node_ns)
+    return merges_up_to(cap_bytes, dependencies, ready, max_delay_ns)
+
+
+def merges_up_to(
+    cap_bytes: int,
+    dependencies: Dependencies,
+    ready: Mapping[Node, tuple[int, int]],
+    max_delay_ns: int | None = None,
+) -> list[Merge]:
+    """See `plan_merges`; `ready` is of `ready_ns`."""
     sizes = {launch: sent_bytes(launch) for launch in ready}
     joined = _Joined(dependencies)
     open_: dict[Hashable, list[Node]] = {}

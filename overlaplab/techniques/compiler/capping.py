@@ -8,19 +8,19 @@ wire sends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from overlaplab.techniques.buckets import default_cap_bytes, size_text
-from overlaplab.techniques.compiler.bucketing import Merge, plan_merges, ready_ns
+from overlaplab.techniques.compiler.bucketing import Merge, merges_up_to, ready_ns
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.dependencies import (
     Dependencies,
     find_dependencies,
 )
-from overlaplab.techniques.compiler.graphs import is_launch, launches, sent_bytes
+from overlaplab.techniques.compiler.graphs import is_launch, sent_bytes
 from overlaplab.techniques.compiler.words import count, time_text
 
 # What GPUs confirmed stays unless fewer messages promise more than formulas are off.
@@ -68,18 +68,14 @@ def plan_cap(
         max_delay_ns: as in `plan_merges`.
     """
     dependencies = find_dependencies(graph)
-    total = sum(map(sent_bytes, launches(graph)))
-    usual, tried = default_cap_bytes(total), {}
+    ready = ready_ns(dependencies, costs)
+    usual, tried = default_cap_bytes(sum(map(sent_bytes, ready))), {}
     for part in _TRIED:
         cap = max(1, int(usual * part))
-        merges = plan_merges(
-            graph,
-            cap if limit_bytes is None else min(cap, limit_bytes),
-            max_delay_ns=max_delay_ns,
-            node_ns=costs,
-        )
+        bound = cap if limit_bytes is None else min(cap, limit_bytes)
+        merges = merges_up_to(bound, dependencies, ready, max_delay_ns)
         if len(merges) not in tried:
-            step_ns = estimate_ns(dependencies, merges, costs)
+            step_ns = estimate_ns(merges, dependencies, ready, costs)
             tried[len(merges)] = Cap(cap, len(merges), step_ns)
     first, *others = tried.values()
     best = min(
@@ -93,19 +89,22 @@ def plan_cap(
 
 
 def estimate_ns(
-    dependencies: Dependencies, merges: Sequence[Merge], costs: Costs
+    merges: Sequence[Merge],
+    dependencies: Dependencies,
+    ready: Mapping[Node, tuple[int, int]],
+    costs: Costs,
 ) -> int:
     """When all is over if each message leaves when it is ready; nothing slows another.
 
     Args:
+        merges: all messages.
         dependencies: of the graph.
-        merges: all of its messages.
+        ready: of each of its launches, of `ready_ns`.
         costs: of its nodes.
     """
-    found = [node for node in dependencies.nodes if is_launch(node)]
-    bit = {launch.name: 1 << i for i, launch in enumerate(found)}
-    of_name = {launch.name: launch for launch in found}
-    before, ready = dependencies.before(found), ready_ns(dependencies, costs)
+    bit = {launch.name: 1 << i for i, launch in enumerate(ready)}
+    of_name = {launch.name: launch for launch in ready}
+    before = dependencies.before(ready)
     leaving: dict[int, list[Merge]] = {}
     for merge in merges:
         last = max(ready[of_name[name]][1] for name in merge.launches)

@@ -163,7 +163,8 @@ def sameness(module: GraphModule) -> Hashable | None:
             return None
         if node.op != "placeholder":
             continue
-        value, real = node.meta.get("example_value"), _real(node)
+        value = node.meta.get("example_value")
+        real = getattr(node.meta.get("grapharg"), "example", None)  # as it was traced
         if not isinstance(value, torch.Tensor) or value._has_symbolic_sizes_strides:
             return None
         layout = (value.dtype, value.device, value.shape, value.stride())
@@ -177,11 +178,6 @@ def sameness(module: GraphModule) -> Hashable | None:
     targets = tuple(node.target for node in nodes)
     names = tuple(parameter_names(module.graph).items())
     return module.code, tuple(kinds), targets, names, modes
-
-
-def _real(node: Node) -> Any:
-    """What a placeholder of Dynamo stood for when it was traced."""
-    return getattr(node.meta.get("grapharg"), "example", None)
 
 
 def parameter_names(graph: Graph) -> dict[int, str]:

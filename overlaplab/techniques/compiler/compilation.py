@@ -82,6 +82,8 @@ class Settings:
             raise ValueError(
                 f"lowering is {self.lowering!r}; expected one of {LOWERINGS}"
             )
+        if self.lowering == "inductor" and self.side_stream:
+            raise ValueError("side_stream=True is for lowering='eager': leave one out")
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,8 @@ class Compilation:
             decision = launch.meta["decision"]
             lines.append(f"  {launch.name}: {carried.what}; {decision}")
         if len(self.caps) > 1:
-            lines.append(f"estimated before: {'; '.join(map(str, self.caps))}")
+            tried = "; ".join(map(str, self.caps))
+            lines.append(f"sizes that were tried, of which the first is taken: {tried}")
         lines += [
             "order of " + str(self.plan).splitlines()[0],
             f"predicted on {self.costs.hardware.name}: {time_text(after.step_ns)}, "

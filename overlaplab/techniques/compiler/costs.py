@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from overlaplab.hardware import Hardware, collective_ns, compute_ns
 from overlaplab.operators import NodeFacts, dtype_name, tensors_in
@@ -69,21 +69,16 @@ class Costs:
             ns = self._known[node] = (
                 self.message_ns(node, sent_bytes(node))
                 if is_launch(node)
-                else self.kernel_ns(node, facts_of(node))
+                else self._kernel_ns(facts_of(node), node)
             )
         return ns
 
-    def kernel_ns(self, node: Node, facts: NodeFacts) -> int:
-        """What the kernel of an operator takes."""
+    def _kernel_ns(self, facts: NodeFacts, node: Node) -> int:
         if not facts.operator.records:
             return 0
-        return compute_ns(
-            self.hardware,
-            facts.flops,
-            kernel_dtype(node),
-            facts.read_bytes + facts.write_bytes,
-            facts.operator.name,
-        )
+        moved = facts.read_bytes + facts.write_bytes
+        name, dtype = facts.operator.name, kernel_dtype(node)
+        return compute_ns(self.hardware, facts.flops, dtype, moved, name)
 
     def message_ns(self, launch: Node, num_bytes: int) -> int:
         """What a message like that of `launch` takes if it has `num_bytes`."""
@@ -96,10 +91,6 @@ class Costs:
         hw = self.hardware
         others = (num_tensors - 1) * hw.collective_part_launch_ns
         return hw.collective_launch_ns + others
-
-    def total_ns(self, graph: Graph) -> int:
-        """Of all operators, without messages."""
-        return sum(self(node) for node in graph.nodes if not is_launch(node))
 
 
 def kernel_dtype(node: Node) -> str:

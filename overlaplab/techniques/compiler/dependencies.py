@@ -101,14 +101,6 @@ class Dependencies:
                 found[need] |= mask
         return found
 
-    def sorted(self, place: Mapping[Node, float]) -> list[Node]:
-        """The nodes in a possible order, as near to their `place`s as can be.
-
-        Raises:
-            ValueError: there is a circle, so no order is possible.
-        """
-        return sorted_by(self.needs, place)
-
 
 def sorted_by(
     needs: Mapping[Any, Sequence[Any]], place: Mapping[Any, float]

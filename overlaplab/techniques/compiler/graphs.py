@@ -217,6 +217,16 @@ def _carry_facts(node: Node, made: Mapping[Node, Node]) -> None:
     made[node].meta[_FACTS] = (made[node].args, facts)
 
 
+def add_behind(
+    place: Node, target: Any, args: tuple[Any, ...], name: str, value: Any
+) -> Node:
+    """A new call right behind `place`, which gives what `value` looks like."""
+    with place.graph.inserting_after(place):
+        node = place.graph.create_node("call_function", target, args, name=name)
+    node.meta["val"] = value
+    return node
+
+
 def reorder(graph: Graph, order: Iterable[Node]) -> None:
     """Put the nodes of `graph` into `order`; the output stays last."""
     last = output_of(graph)

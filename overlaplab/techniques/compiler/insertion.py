@@ -7,7 +7,7 @@ no parameter's gradient stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 from overlaplab.techniques.compiler.checks import check_same
 from overlaplab.techniques.compiler.graphs import (
     FUNCTIONAL,
+    add_behind,
     check_graph,
     copied,
     is_launch,
@@ -59,16 +60,7 @@ def insert_all_reduces(graph: Graph, gradients: Mapping[int, str], group: str) -
     """
     check_positions(graph, gradients)
     after = copied(graph, name_gradients(graph, gradients))
-    results = returned(after)
-    averages: dict[Node, Node] = {}
-    for position, name in gradients.items():
-        gradient = results[position]
-        if not isinstance(gradient, Node):
-            continue
-        if gradient not in averages:
-            averages[gradient] = all_reduced(after, gradient, name, group)
-        results[position] = averages[gradient]
-    output_of(after).args = (tuple(results),)
+    return_reduced(after, gradients, lambda g, name: all_reduced(after, g, name, group))
 
     def expected(old: Meaning, numbers: Numbers) -> Meaning:
         return expected_averages(old, numbers, returned(graph), gradients, group)
@@ -109,28 +101,32 @@ def name_gradients(graph: Graph, gradients: Mapping[int, str]) -> dict[Node, str
     return names
 
 
+def return_reduced(
+    graph: Graph, gradients: Mapping[int, str], reduced: Callable[[Node, str], Node]
+) -> None:
+    """Return what `reduced` makes of each gradient and its name, of each once."""
+    results = returned(graph)
+    made: dict[Node, Node] = {}
+    for position, name in gradients.items():
+        gradient = results[position]
+        if isinstance(gradient, Node):
+            if gradient not in made:
+                made[gradient] = reduced(gradient, name)
+            results[position] = made[gradient]
+    output_of(graph).args = (tuple(results),)
+
+
 def all_reduced(graph: Graph, gradient: Node, name: str, group: str) -> Node:
     """Put an all-reduce and its wait behind a gradient; returns the wait."""
     place = gradient
     if gradient.op == "placeholder":  # inputs stay in front
         place = [n for n in graph.nodes if n.op == "placeholder"][-1]
-    with graph.inserting_after(place):
-        launch = graph.create_node(
-            "call_function",
-            FUNCTIONAL.all_reduce.default,
-            (gradient, AVERAGE, group),
-            name=f"all_reduce_{identifier(name)}",
-        )
-    with graph.inserting_after(launch):
-        wait = graph.create_node(
-            "call_function",
-            FUNCTIONAL.wait_tensor.default,
-            (launch,),
-            name=f"average_{identifier(name)}",
-        )
-    value: Any = gradient.meta["val"]
-    launch.meta["val"] = wait.meta["val"] = value.new_empty(value.shape)
-    return wait
+    own, value = identifier(name), gradient.meta["val"]
+    value = value.new_empty(value.shape)
+    reduce, wait = FUNCTIONAL.all_reduce.default, FUNCTIONAL.wait_tensor.default
+    sent = (gradient, AVERAGE, group)
+    launch = add_behind(place, reduce, sent, f"all_reduce_{own}", value)
+    return add_behind(launch, wait, (launch,), f"average_{own}", value)
 
 
 def expected_averages(

@@ -119,16 +119,9 @@ class State:
 
 def step(problem: Problem, state: State, task: int) -> State:
     """The state behind one more task, all that it needs being launched."""
-    own = problem.tasks[task]
+    own, needs = problem.tasks[task], problem.needs[task]
     compute, wire, flying = state.compute_ns, state.wire_ns, state.flying
-    if not own.is_message:
-        needs = problem.needs[task]
-        for message, end in flying:
-            if needs >> message & 1:
-                compute = max(compute, end)
-        compute += own.ns
-        return State(compute, wire, _left(problem, flying, compute))
-    if problem.limit_bytes is not None:
+    if own.is_message and problem.limit_bytes is not None:
         free = problem.limit_bytes - own.bytes
         flown = [(end, problem.tasks[m].bytes) for m, end in flying if end > compute]
         held = sum(size for _, size in flown)
@@ -136,14 +129,16 @@ def step(problem: Problem, state: State, task: int) -> State:
             if held <= free:
                 break
             compute, held = end, held - size
-    needs = problem.needs[task]
     for message, end in flying:
         if needs >> message & 1:
             compute = max(compute, end)
-    wire = max(compute, wire) + own.ns
-    if own.is_sync:
-        compute = wire
-    return State(compute, wire, _left(problem, (*flying, (task, wire)), compute))
+    if own.is_message:
+        wire = max(compute, wire) + own.ns
+        flying = (*flying, (task, wire))
+        compute = wire if own.is_sync else compute
+    else:
+        compute += own.ns
+    return State(compute, wire, _left(problem, flying, compute))
 
 
 def _left(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch.fx import Graph, Node
 
@@ -174,7 +173,8 @@ def _problem(
     needs = _needs_of(groups, dependencies, lazy)
     # The given order: a group stands where the last of its nodes does.
     place = {node: i for i, node in enumerate(nodes)}
-    keys = _sorted(needs, {key: place[group[-1]] for key, group in groups.items()})
+    last = {key: place[group[-1]] for key, group in groups.items()}
+    keys = sorted_by({key: tuple(before) for key, before in needs.items()}, last)
     number = {key: i for i, key in enumerate(keys)}
     tasks, members = [], []
     for key in keys:
@@ -217,7 +217,3 @@ def _needs_of(
         elif node in lazy:
             through[node] = found
     return needs
-
-
-def _sorted(needs: Mapping[Any, set[Any]], place: Mapping[Any, float]) -> list[Any]:
-    return sorted_by({key: tuple(before) for key, before in needs.items()}, place)

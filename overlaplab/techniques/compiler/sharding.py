@@ -18,8 +18,8 @@ from torch.fx import Graph, Node
 from overlaplab.techniques.compiler.checks import check_same
 from overlaplab.techniques.compiler.graphs import (
     FUNCTIONAL,
+    add_behind,
     copied,
-    output_of,
     returned,
 )
 from overlaplab.techniques.compiler.insertion import (
@@ -28,6 +28,7 @@ from overlaplab.techniques.compiler.insertion import (
     expected_averages,
     identifier,
     name_gradients,
+    return_reduced,
 )
 from overlaplab.techniques.compiler.meaning import Meaning, Numbers, meaning
 from overlaplab.techniques.compiler.regathering import gather_again
@@ -89,17 +90,13 @@ def insert_shards(
         ends = [value for value in ends if isinstance(value, Node)]
         found = gather_again(after, list(wholes), ends, ahead_bytes)
         twice = [wholes[whole] for whole in found]
-    made: dict[Node, Node] = {}
-    for position, name in gradients.items():
-        gradient = results[position]
-        if not isinstance(gradient, Node):
-            continue
-        if gradient not in made and name in shards.values():
-            made[gradient] = _scattered(after, gradient, name, num_ranks, group)
-        elif gradient not in made:
-            made[gradient] = all_reduced(after, gradient, name, group)
-        results[position] = made[gradient]
-    output_of(after).args = (tuple(results),)
+
+    def reduced(gradient: Node, name: str) -> Node:
+        if name in shards.values():
+            return _scattered(after, gradient, name, num_ranks, group)
+        return all_reduced(after, gradient, name, group)
+
+    return_reduced(after, gradients, reduced)
     check_same(
         graph,
         after,
@@ -164,13 +161,10 @@ def _gathered(
         "val": whole.new_empty((rows // num_ranks, *whole.shape[1:]))
     }
     own = identifier(name)
-    with graph.inserting_after(place):
-        launch = graph.create_node(
-            "call_function", _GATHER, (shard, num_ranks, group), name=f"gather_{own}"
-        )
-    with graph.inserting_after(launch):
-        wait = graph.create_node("call_function", _WAIT, (launch,), name=f"whole_{own}")
-    launch.meta["val"] = wait.meta["val"] = whole.new_empty(whole.shape)
+    value = whole.new_empty(whole.shape)
+    sent = (shard, num_ranks, group)
+    launch = add_behind(place, _GATHER, sent, f"gather_{own}", value)
+    wait = add_behind(launch, _WAIT, (launch,), f"whole_{own}", value)
     shard.replace_all_uses_with(wait, lambda user: user is not launch)
     return wait
 
@@ -181,19 +175,10 @@ def _scattered(
     own = identifier(name)
     whole: Any = gradient.meta["val"]
     part = whole.new_empty((whole.shape[0] // num_ranks, *whole.shape[1:]))
-    place, calls = gradient, []
-    for call, target, args in (
-        ("scatter", _SCATTER, ("sum", num_ranks, group)),
-        ("sum", _WAIT, ()),
-        ("average", _DIVIDE, (num_ranks,)),
-    ):
-        with graph.inserting_after(place):
-            place = graph.create_node(
-                "call_function", target, (place, *args), name=f"{call}_{own}"
-            )
-        place.meta["val"] = part
-        calls.append(place)
-    return calls[-1]
+    sent = (gradient, "sum", num_ranks, group)
+    launch = add_behind(gradient, _SCATTER, sent, f"scatter_{own}", part)
+    total = add_behind(launch, _WAIT, (launch,), f"sum_{own}", part)
+    return add_behind(total, _DIVIDE, (total, num_ranks), f"average_{own}", part)
 
 
 def _expected(

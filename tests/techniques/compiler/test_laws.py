@@ -12,7 +12,10 @@ from overlaplab.hardware import find_hardware
 from overlaplab.techniques.compiler.bucketing import merge, plan_merges
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.decision import decide, plan_decisions
-from overlaplab.techniques.compiler.dependencies import find_dependencies
+from overlaplab.techniques.compiler.dependencies import (
+    find_dependencies,
+    sorted_by,
+)
 from overlaplab.techniques.compiler.graphs import launches, reorder
 from overlaplab.techniques.compiler.placing import peak_in_flight
 from overlaplab.techniques.compiler.scheduling import (
@@ -73,7 +76,7 @@ def test_any_order_that_the_dependencies_allow_gives_the_same_values(
     last_first = {node: -i for i, node in enumerate(dependencies.nodes)}
     inputs = {n: float("-inf") for n in dependencies.nodes if n.op == "placeholder"}
 
-    reorder(graph, dependencies.sorted(last_first | inputs))
+    reorder(graph, sorted_by(dependencies.needs, last_first | inputs))
 
     torch.testing.assert_close(run(graph), expected, rtol=0, atol=0, equal_nan=True)
 
