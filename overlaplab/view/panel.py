@@ -189,14 +189,17 @@ class Panel:
         ax.spines[["top", "right", "left"]].set_visible(False)
         ax.spines["bottom"].set_color(INK)
         long = self.num_title_lines > 0
-        above_pt = 7 + 72 * TITLE_LINE_IN if long else 7
+        near_pt = (
+            11 if len(self.timeline.steps) > 1 else 7
+        )  # names of steps are under it
+        above_pt = near_pt + 72 * TITLE_LINE_IN if long else near_pt
         write_above(
             ax, "\n".join(self.title_lines), above_pt, size=9 if long else 10, bold=True
         )
         write_above(
             ax,
             numbers(self.timeline),
-            7,
+            near_pt,
             size=9,
             right=True,
         )

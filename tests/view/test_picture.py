@@ -212,6 +212,9 @@ def test_the_beginning_of_a_step_is_marked_on_each_lane_where_it_is():
     figure = draw(Timeline.of(spans))
     assert dotted(figure) == [(1.0, 0), (3.0, 1)]
     assert "step 4" in texts(figure) and "step 3" not in texts(figure)
+    (axes,) = figure.axes
+    heights = {text.get_text(): text.get_window_extent() for text in axes.texts}
+    assert heights["step 4"].y1 < heights["2 steps 5 ms"].y0
 
 
 def test_lanes_stand_in_one_order_whatever_begins_first():
