@@ -124,20 +124,23 @@ def judge(exercise: Exercise, *solutions: object) -> Verdict:
         grader = getattr(exercise.grade, "__code__", None)
         where = "" if grader is None else grader.co_filename
         text = own_words(error) or describe_error(error, grader_file=where)
-        meaning = explain(text) or _unusable(text, exercise, solutions)
-        return sheet.verdict(error=f"{meaning}\n{text}" if meaning else text)
+        if meaning := explain(text):
+            return sheet.verdict(error=f"{meaning}\n{text}")
+        return sheet.verdict(error=_unusable(text, exercise, solutions) or text)
     return sheet.verdict()
 
 
 def _unusable(text: str, exercise: Exercise, solutions: tuple[object, ...]) -> str:
-    """What an error means that none of the learner's lines raised; "" for others."""
+    """Of an error that none of the learner's lines raised; "" for others."""
     if not text.startswith(CALLED):
         return ""
+    what = text.removeprefix(CALLED).strip()
     named = zip(exercise.solution, solutions, strict=True)
     plain = [f"{n} is {s!r:.60}" for n, s in named if n != NUMBER and not callable(s)]
     if plain:
-        return f"the check cannot use what it was given: {'; '.join(plain)}"
-    return "the check cannot use what your code returned: it has another form"
+        given = "; ".join(plain)
+        return f"the check cannot use what it was given: {given} ({what})"
+    return f"the check cannot use what your code returned ({what})"
 
 
 def _not_judged(sheet: Sheet) -> Verdict:
