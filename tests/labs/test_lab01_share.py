@@ -137,7 +137,7 @@ def test_one_setting_for_all_three_is_refused_where_it_is_wrong(name, faults):
         ({"num_gpus": 8}, "expected 100 to 999"),
         ({"num_gpus": 1024}, "expected 100 to 999"),
         ({"tokens": 10**7}, "expected 256 to 65536"),
-        ({"tokens": 2048.0}, "not a whole number"),
+        ({"tokens": 2048.5}, "not a whole number"),
         ({"link": "h100-nvlink"}, "not one of"),
         ({"more": 1}, "expected num_gpus, tokens and link"),
     ],
