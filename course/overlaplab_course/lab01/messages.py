@@ -78,8 +78,8 @@ GLOBAL_TOKENS = 4_194_304  # a batch of four million tokens, shared by all
 
 def step_without_overlap(num_gpus: int, tokens: int, link: str | Hardware) -> Timeline:
     """Computing, then one message; one rank stands for all."""
-    b = ProgramBuilder(num_ranks=1, represents=num_gpus)
-    b.compute(0, "step", flops=6 * PARAMETERS * tokens, dtype="bfloat16")
+    b = ProgramBuilder(num_ranks=1, represents=int(num_gpus))
+    b.compute(0, "step", flops=int(6 * PARAMETERS * tokens), dtype="bfloat16")
     b.collective(0, "all_reduce", bytes=2 * PARAMETERS)
     return resolve(b.build(), link)
 
