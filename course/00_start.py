@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Has it run yet?
 #
-# **Lab 00: start.** Core: 45 minutes. Extras: 20 more. You need a laptop and nothing
+# **Lab 00: start.** Core: 50 minutes. Extras: 25 more. You need a laptop and nothing
 # else.
 #
 # After the core you can
@@ -13,9 +13,9 @@
 #
 # You know a PyTorch training loop. Nothing else is needed.
 #
-# **How it works.** Run the cells one by one. A check tells you what it saw, in numbers,
-# and draws what *your* code did. No exercise needs the one before it, and *Run All*
-# comes to the end: a check that fails is red, and the notebook goes on.
+# **How it works.** Run the cells one by one. After each exercise comes a check. It
+# tells you what it saw, in numbers, and draws what *your* code did. A check that fails is
+# red, and you can go on: no exercise needs the one before it.
 
 # %% name="setup"
 from dataclasses import replace
@@ -29,24 +29,11 @@ from overlaplab.grading import check, solved
 from overlaplab_course import lab00 as lab
 
 # %% [markdown]
-# ## 1. This machine (2 minutes)
+# ## 1. A GPU in round numbers (1 minute)
 #
-# First, what do you have? The doctor looks, and says what it means for this course.
-# (In a terminal: `overlaplab doctor`.)
-
-# %% name="doctor"
-ol.doctor()
-
-# %% [markdown]
-# A program of this course runs, unchanged, on three **clusters**:
-#
-# | cluster | what runs | whose times you see |
-# |---|---|---|
-# | `virtual` | ranks inside this notebook, with real numbers | a hardware profile's: computed, the same on every machine |
-# | `gloo` | one CPU process per rank | this CPU's |
-# | `nccl` | one process per GPU | your GPUs': the truth about speed |
-#
-# This lab stays on `virtual`. Its GPU has round numbers, for mental arithmetic:
+# The GPU of this lab is a model. Your PyTorch code really runs, on the CPU of this
+# machine. What it would cost on the model's GPU is computed, and is the same everywhere.
+# The costs are round, for mental arithmetic. (A FLOP is one addition or multiplication.)
 
 # %% name="round-numbers"
 print(f"to launch an operator: {lab.GPU.launch_ns / 1000:.0f} us of the CPU")
@@ -59,7 +46,7 @@ for width in (256, 64):
     print(f"one product, {width} wide: {product_us:.1f} us of the GPU")
 
 # %% [markdown]
-# ## 2. One line, two times (6 minutes)
+# ## 2. One line, two times (4 minutes)
 #
 # First, who hands work to whom?
 
@@ -106,8 +93,8 @@ view.draw(six, title="six products, 256 wide")
 # handing an operator to the GPU. `default` is a **stream**: a queue of the GPU, whose
 # operators run in order. Look at how early the grey ends.
 #
-# Here is the same as a table, and in characters for those who do not see the figure.
-# (Every figure of the course has this twin: `print(view.text(timeline))`.)
+# Here is the same as a table. Below it is the figure in characters:
+# `print(view.text(timeline))` does that for every figure of the course.
 
 # %% name="six-table"
 print(lab.launch_table(six))
@@ -118,39 +105,12 @@ print(view.text(six, width=88))
 # Follow the last row. The CPU was done with it long before the GPU got to it.
 #
 # **A launch is not a start.** And a return is no end: your line has returned, and its
-# result does not exist yet. The CPU *runs ahead*. Without that lead nothing in this
-# course would work. (It also means that a stopwatch around these lines measures the
-# launches, not the products.)
-#
-# Now the same with small matrices, 64 wide. See section 1 for what a product takes.
-#
-# **Predict.** When has the GPU finished now?
-
-# %% name="predict-small" kind="lab-only"
-small_finishes_us = None
-
-# %% name="predicted-small" kind="solution-only"
-small_finishes_us = 3
-
-# %% name="small" fold=true
-small = ol.run(six_products, a[:64, :64], world_size=1, hardware=lab.GPU).timeline
-lab.side_by_side(
-    "the GPU finishes at (us)", small_finishes_us, f"{small.end_ns / 1e3:.1f}"
-)
-busy = {"256 wide": six, "64 wide": small}
-for name, timeline in busy.items():
-    share = timeline.report().compute_ns / timeline.end_ns
-    print(f"{name}: the GPU is busy {100 * share:.0f} % of the time")
-view.draw_many(busy)
+# result does not exist yet. The CPU *runs ahead* of the GPU, and how far is its **lead**.
+# Without a lead nothing in this course would work. (It also means that a stopwatch
+# around these lines measures the launches, not the products.)
 
 # %% [markdown]
-# The line under the bars is the **critical path**: the chain of work that sets the total time. In
-# the upper figure it lies on the GPU: the program is **GPU-bound**. In the lower one it lies
-# on the CPU, which has no lead: the program is **launch-bound**, and a faster GPU would
-# change nothing.
-
-# %% [markdown]
-# ## 3. When does it start? (12 minutes)
+# ## 3. When does it start? (9 minutes)
 #
 # Four rules make every timeline of this course:
 #
@@ -161,7 +121,8 @@ view.draw_many(busy)
 # 4. A **host sync** (`item`) is the CPU itself waiting: it launches nothing until what
 #    it waits for has ended. It costs no launch.
 #
-# Your number draws six launches and a host sync that are yours.
+# The number that you type gives you a program of your own: six launches and one host
+# sync.
 
 # %% name="my-launches"
 my_number = 6  # any whole number: your day of birth, your desk
@@ -170,16 +131,19 @@ launches = lab.six_launches(my_number)
 launches
 
 # %% [markdown]
-# **Exercise 0.1.** When does each line start and end? Write
-# `schedule(launches, launch_us)`, or type the table by hand.
+# **Exercise 0.1.** When does each line start and end? Work it out by hand. Empty the
+# next cell, and type a table with one pair `(start, end)` for each line:
+# `schedule = [(10, 30), ...]`.
 #
-# - A line is `(name, stream, duration_us, waits)`. `waits` are positions of earlier
-#   lines. The stream of the host sync is `"cpu"`.
-# - Return a list with one pair `(start, end)` a line, in us. The CPU begins at 0.
-# - For the host sync: when the CPU comes to it, and when the CPU goes on.
+# - Times are in us. The CPU begins at 0, and a launch takes 10.
+# - The start of the host sync is when the CPU comes to it. Its end is when the CPU goes
+#   on.
 #
-# The function has about 15 lines and is tried on 150 more programs. The table,
-# `schedule = [(10, 30), ...]` with `launch_us` 10, earns the same points.
+# Do you prefer to program? Then keep the cell, and write `schedule(launches, launch_us)`,
+# which returns such a table. It has about 15 lines, takes some 20 minutes more, and earns
+# the same points. The check tries it on 150 more programs. A line of `launches` is
+# `(name, stream, duration_us, waits)`. `waits` are positions of earlier lines. The stream
+# of the host sync is `"cpu"`.
 #
 # <details><summary>Hint: what to keep</summary>
 #
@@ -220,13 +184,41 @@ def schedule(launches, launch_us):
 _ = check("0.1", my_number, schedule)
 
 # %% [markdown]
-# The virtual cluster does nothing else. It records what your PyTorch code launches, and
-# then applies these rules: `ol.resolve(program, hardware)`.
+# The model does nothing else. It records what your PyTorch code launches, and then applies
+# these rules: `ol.resolve(program, hardware)`. It is called the **virtual cluster**.
+#
+# Use the rules. Here are the six products of section 2 again, with small matrices, 64 wide.
+# Section 1 printed how long one takes.
+#
+# **Predict.** When does the GPU finish now?
+
+# %% name="predict-small" kind="lab-only"
+small_finishes_us = None
+
+# %% name="predicted-small" kind="solution-only"
+small_finishes_us = 3
+
+# %% name="small" fold=true
+small = ol.run(six_products, a[:64, :64], world_size=1, hardware=lab.GPU).timeline
+lab.side_by_side(
+    "the GPU finishes at (us)", small_finishes_us, f"{small.end_ns / 1e3:.1f}"
+)
+busy = {"256 wide": six, "64 wide": small}
+for name, timeline in busy.items():
+    share = timeline.report().compute_ns / timeline.end_ns
+    print(f"{name}: the GPU is busy {100 * share:.0f} % of the time")
+view.draw_many(busy)
 
 # %% [markdown]
-# ## 4. `loss.backward()` returns. So what? (8 minutes)
+# The line under the bars is the **critical path**: the chain of work that sets the total time. In
+# the upper figure it lies on the GPU: the program is **GPU-bound**. In the lower one it lies
+# on the CPU, which has no lead: the program is **launch-bound**, and a faster GPU would
+# change nothing.
+
+# %% [markdown]
+# ## 4. `loss.backward()` returns. So what? (13 minutes)
 #
-# A small net, forward and backward pass, on one GPU. Your number draws its size.
+# Here is a small net, forward and backward pass, on one GPU. Your number decides its size.
 
 
 # %% name="train-step"
@@ -255,15 +247,19 @@ finished_then = num_launched
 # %% [markdown]
 # **The API of this screen.** `run.timeline.spans` are the spans. Each has `.kind`
 # (`"launch"` on the CPU, `"compute"` on the GPU), `.name`, `.start_ns`, `.end_ns`.
-# `ol.resolve(run.program, hardware)` is the timeline of the same program elsewhere;
-# `replace(lab.GPU, launch_ns=...)` is a GPU with other launches.
+# `ol.resolve(run.program, hardware)` is the timeline of the same program on other
+# hardware; `replace(lab.GPU, launch_ns=...)` is this GPU with other launches.
 #
-# **Exercise 0.2.** Count. `backward()` returns when the last launch ends.
+# **Exercise 0.2.** `backward()` returns when the last launch ends. Count what has happened
+# by then.
 #
-# - `"returned_us"`: when that is;
-# - `"launched"`, `"started"`, `"finished"`: how many operators had been, by then;
-# - `"finished_if_slower"`: how many had finished when `backward()` returns, if each
-#   launch took twice as long.
+# - `"returned_us"`: when `backward()` returns, in us;
+# - `"launched"`: how many operators the CPU has launched by then;
+# - `"started"`: how many of them the GPU has started, the finished ones included;
+# - `"finished"`: how many of them the GPU has finished;
+# - `"finished_if_slower"`: the same, if each launch takes twice as long.
+#
+# About 8 lines.
 #
 # <details><summary>Hint: started, finished</summary>
 #
@@ -323,7 +319,7 @@ if solved("0.2"):
 # later.
 
 # %% [markdown]
-# ## 5. The line that makes the CPU wait (9 minutes)
+# ## 5. The line that makes the CPU wait (10 minutes)
 #
 # The lead is lost where the CPU asks for a *value*. It has to wait until the GPU has
 # computed it: a **host sync**.
@@ -387,7 +383,8 @@ view.draw(given.timeline, title="the given loop")
 #
 # - Return `(losses, worst)` as before: a list of floats, one a batch, and the largest
 #   of them as a float.
-# - At least three quarters of what the waiting costs must be won back.
+# - The given loop takes longer than one that never waits on the way. At least three
+#   quarters of that difference must be gone.
 #
 # <details><summary>Hint</summary>
 #
@@ -447,13 +444,14 @@ for where, seen in looks.items():
     print(f"looks {where:<17}  {ms:.2f} ms   waits of the CPU: {num_waits}")
 
 # %% [markdown]
-# After the update, a look costs little: the GPU runs dry for one launch, and the large
-# products of the next batch come first. Before it, the small operators pay.
+# After the update, a look costs little. What the CPU launches next are the large products
+# of the next batch, so the GPU runs dry for one launch only. Before the update, what comes
+# next are small operators. The GPU is done with each before the next one is launched.
 #
 # On a real GPU, `torch.cuda.set_sync_debug_mode("warn")` names most such lines for you.
 
 # %% [markdown]
-# ## 6. Two ranks (8 minutes)
+# ## 6. Two ranks (12 minutes)
 #
 # A **rank** is one of the processes that train together, one a GPU. Each runs the same
 # program on other data. `dist.all_reduce(x)` adds up the `x` of all ranks and writes
@@ -470,20 +468,25 @@ two = lab.run_step(serial_step)
 view.draw(two.timeline, title="first the message, then the product")
 
 # %% [markdown]
-# The message stands in the queue of `default`, as a kernel does. Its dots are
+# The message stands in the queue of `default`, as an operator does. Its dots are
 # **latency**: the time before bytes move. The product does not need `x`, and yet it
-# waits: a queue runs in order. No computation runs beside that message: it is
-# **exposed**, not **hidden**. Over the figure stand rank 0's numbers. *Saved* compares
-# with all parts one after the other, launches left out: hence below zero here.
+# waits: a queue runs in order. No computation runs beside that message, so it is
+# **exposed**. With computation beside it, it would be **hidden**.
 #
-# So without `async_op` a message runs on the current *stream*. The CPU goes on at once.
+# The numbers over the figure are rank 0's. *Saved* is how much shorter the step is than
+# all its computing and sending, one after the other. Nothing is saved here. It is below
+# zero because the step begins with a launch, which is neither.
 #
 # **The API of this screen.** `work = dist.all_reduce(x, async_op=True)` launches the
-# message on a stream of its own, the lane `comm`, and returns at once. It starts when
-# what the current stream holds *at that moment* has ended. `work.wait()` makes what you
-# launch *afterwards* wait for it. The CPU goes on.
+# message on a stream of its own, the lane `comm`. Its rules are:
 #
-# **Predict.** How long does the step take then, in us?
+# - The message waits for what you launched *before* it on the current stream, here
+#   `default`.
+# - What you launch *after* `work.wait()` waits for the message.
+# - The CPU never waits. It goes on at once.
+#
+# **Predict.** How long can the step take if the message travels beside the product, in us?
+# Read the parts off the figure.
 
 # %% name="predict-beside" kind="lab-only"
 print(f"now: {two.timeline.end_ns / 1e3:.0f} us; to launch a message takes 20 us")
@@ -540,7 +543,7 @@ before_us, after_us = two.timeline.end_ns / 1e3, overlapped.end_ns / 1e3
 print("1. A launch is not a start, a return no end: when backward() returns,")
 print("   everything is launched and little has finished.")
 best_ms = lab.train(lab.good_train).timeline.end_ns / 1e6
-print("2. Code that asks for a value waits for the GPU, and then the GPU for the CPU:")
+print("2. Who asks for a value waits for the GPU. Then the GPU waits for the CPU:")
 print(f"   a look before each update cost {100 * (given_ms / best_ms - 1):.0f} %.")
 print("3. Launch the message first, wait for it last:")
 print(f"   {before_us:.0f} us became {after_us:.0f}.")
@@ -561,10 +564,10 @@ print(f"   {before_us:.0f} us became {after_us:.0f}.")
 # is extra.
 
 # %% [markdown]
-# ## 7. Extra: read a timeline (5 minutes)
+# ## 7. Extra: read a timeline (7 minutes)
 #
-# Two ranks again, drawn by your number, and uneven. One of them also looks at a number
-# on the way.
+# Here are two ranks again, with uneven work: your number decides how uneven. One of them
+# also looks at a number on the way.
 
 # %% name="uneven"
 uneven = lab.two_ranks(my_number)
@@ -614,10 +617,11 @@ reading = {
 _ = check("0.5", my_number, reading)
 
 # %% [markdown]
-# ## 8. Extra: launch-bound or GPU-bound? (8 minutes)
+# ## 8. Extra: launch-bound or GPU-bound? (9 minutes)
 #
-# A training step of six layers, with knobs. A button keeps the setting of the moment
-# under its name. Without knobs, type: `knobs.set(batch=64)`, then `knobs.keep("border")`.
+# Here is a training step of six layers, with knobs. Each button keeps the present setting
+# under the button's name. Without knobs, type: `knobs.set(batch=64)`, then
+# `knobs.keep("border")`.
 
 # %% name="knobs"
 names = ("launch-bound", "GPU-bound", "border")
@@ -625,8 +629,9 @@ knobs = view.explorer(lab.turn, lab.KNOBS, what_if=lab.WHAT_IF, keep=names)
 knobs
 
 # %% [markdown]
-# **Exercise 0.6.** Find these, and keep each: then `found = dict(knobs.kept)`. That is gone
-# when the kernel stops: to hand it in, paste what `print(dict(knobs.kept))` shows. Or type:
+# **Exercise 0.6.** Find these three settings and keep each. Then type
+# `found = dict(knobs.kept)`. What you kept is gone when the kernel stops, so paste what
+# `print(dict(knobs.kept))` shows before you hand it in. Or type the numbers.
 #
 # - `"launch-bound"`: launches half as long save 40 % or more, a GPU twice as fast saves
 #   under 2 %;
@@ -666,11 +671,25 @@ found = {
 _ = check("0.6", found)
 
 # %% [markdown]
-# ## 9. On real GPUs (7 minutes, with 10)
+# ## 9. Extra: this machine and real GPUs (9 minutes, with 10)
 #
-# The virtual cluster is a model. Here is what GPUs did, stored: nothing is measured
-# now. First a queue of products, as in section 2. *Returned* is when the CPU was
-# through, *finished* when the GPU was.
+# A program of this course runs, unchanged, on three **clusters**:
+#
+# | cluster | what runs | whose times you see |
+# |---|---|---|
+# | `virtual` | ranks inside this notebook | a model GPU's: computed, the same on every machine |
+# | `gloo` | one CPU process per rank | this CPU's |
+# | `nccl` | one process per GPU | your GPUs': the truth about speed |
+#
+# Which of them run here? The doctor looks. (In a terminal: `overlaplab doctor`.)
+
+# %% name="doctor"
+ol.doctor()
+
+# %% [markdown]
+# This lab stays on `virtual`, which is a model. Here is what GPUs did, stored: nothing is
+# measured now. First a queue of products, as in section 2. *Returned* is when the CPU
+# had launched everything, *finished* when the GPU was done.
 
 # %% name="gpu-launches"
 print(lab.measured.launches())
