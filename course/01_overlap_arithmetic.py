@@ -1,13 +1,13 @@
 # %% [markdown]
 # # How much can overlap save?
 #
-# **Lab 01: the arithmetic of overlap.** Core: two sittings of 45 and 35 minutes, with a door
+# **Lab 01: the arithmetic of overlap.** Core: two sittings of 50 and 40 minutes, with a door
 # after section 4. Extras: 50 more. You need no GPU, but a pencil now and then.
 #
 # After the core you can
 #
 # - say how short a step can get, before you write a line of code;
-# - tell what was *hidden* in a run from what was *saved*, and both from what could be;
+# - tell apart what a run *hid*, what it *saved*, and what it could have saved;
 # - time the messages of a backward pass by hand;
 # - work out from a data sheet how long a message takes, without mixing up bits and bytes.
 #
@@ -119,15 +119,16 @@ lab.hidden_and_exposed()
 # only the update is left to compute. And the update needs *all* gradients, because it clips
 # them by the norm of all.
 #
-# So the step takes 150 ms without overlap. You often read that it then takes 100 ms, because
+# Without overlap the step takes 150 ms. With overlap, you often read, it takes 100 ms, because
 # "the messages disappear". This step cannot be that short. How short can it be?
 #
-# Every schedule of this step contains these two chains:
+# Two chains of work are in every schedule of this step:
 #
-# - forward, *all* of backward, the *last* message, update;
-# - forward, the *first* layer of backward, *all* messages, update.
+# - the forward pass, the *whole* backward pass, *one* message (the last), the update;
+# - the forward pass, the backward pass of *one* layer (it makes the first gradient), *all*
+#   messages, the update.
 #
-# No schedule is shorter than either.
+# No schedule is shorter than either of them.
 
 # %% name="chains-here"
 print(f"last message: 30 + 60 + 5 + 10 = {30 + 60 + 5 + 10} ms")
@@ -166,11 +167,12 @@ chains["shortest"] = max(chains.values())
 _ = check("1.1", my_number, chains)
 
 # %% [markdown]
-# In such a step only the *rest of the backward pass* can hide a gradient's message: not the forward
-# pass, which is over, and not the gradient's own layer.
+# In such a step only the *rest of the backward pass* can hide a gradient's message. The forward
+# pass cannot: it is over. The backward pass of the gradient's own layer cannot: it must end
+# before the message starts.
 
 # %% [markdown]
-# ## 2. Bounds (7 minutes)
+# ## 2. Bounds (8 minutes)
 #
 # Often you know only two sums. **Tc** ($T_c$) is the time of all computing, and **Tm** ($T_m$) the
 # time of all messages. Both are measured *alone*, with nothing beside them. Then
@@ -202,8 +204,8 @@ def bounds(tc, tm):
 _ = check("1.2", bounds)
 
 # %% [markdown]
-# Two claims that you will meet. *"The best speed-up is 1 + Tm/Tc."* And, for a step of
-# which a share $s$ is communication: *"communication of 10 to 30 % gives 20 to 40 %"*.
+# You will meet two claims. The first: *"The best speed-up is 1 + Tm/Tc."* The second: *"If
+# communication is 10 % of a step, overlap makes it 20 % faster; if it is 30 %, 40 %."*
 #
 # **Predict.** If sending takes twice as long as computing, 1 + Tm/Tc says 3 times as fast. What is
 # the best possible speed-up?
@@ -309,10 +311,11 @@ _ = check("1.3", my_number, reading)
 # $$a = \frac{T_c + T_m - T}{T_m}$$
 #
 # That is what was *saved*, divided by Tm. You may use a profiler's fraction as $a$ only where it
-# equals this. And $a$ cannot be larger than Tc/Tm, because Tc can hide no more than Tc.
+# equals this. And $a$ cannot be larger than Tc/Tm: no more can be saved than Tc, because only
+# computing hides a message.
 
 # %% [markdown]
-# ## 4. Three ratios (12 minutes)
+# ## 4. Three ratios (13 minutes)
 #
 # Three different numbers are called "overlap". In this course they are
 #
@@ -396,16 +399,16 @@ view.show(upper, beside=lower, title=tuple(pair))
 # saved.** A profiler's overlap fraction can be highest where the two sides slow each other
 # down most.
 #
-# And why does the lower figure say *saved 90 ms*? It compares with the serial time of *this run*
-# (the last line of numbers). Both sides take longer in this run than one after the other. So
-# **one trace by itself cannot show what contention costs**: put the times alone beside it.
+# And why does the lower figure say *saved 90 ms*? It adds up computing and sending as they are
+# in *this run* (the last line of numbers). There both take longer than alone. So **one trace
+# by itself cannot show what contention costs**: put the times alone beside it.
 
 # %% [markdown]
 # **A door.** You know what overlap can save, and what a run saved. This is a good place to stop for
 # today. When you come back, run all cells once: what you solved is in the notebook.
 
 # %% [markdown]
-# ## 5. Ten layers by hand (19 minutes)
+# ## 5. Ten layers by hand (20 minutes)
 #
 # Here is another backward pass: ten layers of 5 ms. Each layer's gradients take 3 ms on the wire.
 # Two layers share a message: a **bucket** of 6 ms.
@@ -512,7 +515,7 @@ view.draw_many({**gap, "1 per bucket, each costs 4 ms": costly})
 # of 7 ms keep the wire busy from 5 ms to 75.
 
 # %% [markdown]
-# ## 6. What a message costs (13 minutes)
+# ## 6. What a message costs (14 minutes)
 #
 # The cost has two parts. **alpha** ($\alpha$), the **latency**, is what it costs to send nothing.
 # **beta** ($\beta$) is the time that a byte takes, and $1/\beta$ is the **bandwidth**. A message
@@ -579,7 +582,8 @@ def send_ms(num_bytes, gbit_per_s, latency_us, num_messages, num_ranks):
 _ = check("1.6", send_ms)
 
 # %% [markdown]
-# Which size is best? A backward pass of 100 ms makes that gigabyte of gradients, evenly.
+# Which size is best? A backward pass of 100 ms makes that gigabyte of gradients, at an even
+# rate. A message leaves as soon as its gradients are there and the wire is free.
 #
 # **Predict.** Into how many messages should it be cut: 1, 10, 100 or 1000?
 
@@ -602,14 +606,14 @@ for c in counted:
 lab.draw_counted(counted)
 
 # %% [markdown]
-# *"Find the size that minimises the time of one message."* That is the smallest size: the orange line
-# (squares) falls for ever. *"Find the size that minimises the sum."* That is one message for
-# all: the wide green line only rises. The question has an answer only if you count the
-# overlap: the blue line (dots) has a valley with a flat floor, at the star. Lab 06 finds where
-# the valley is.
+# Three people may look for the best size. The first wants the time of *one message* to be short:
+# the orange line (squares) falls for ever, so the smallest size wins. The second wants *all
+# messages together* to be short: the wide green line only rises, so one message for all wins.
+# The third counts the overlap: the blue line (dots) has a valley with a flat floor, at the
+# star. Only that question is worth asking. Lab 06 finds where the valley is.
 
 # %% [markdown]
-# ## Takeaways (3 minutes)
+# ## Takeaways (2 minutes)
 
 # %% name="takeaways" fold=true
 report = serial.report()
@@ -726,8 +730,8 @@ if solved("1.7"):
 
 # %% [markdown]
 # If each GPU has the same work (above), the share is nearly the same for 16 GPUs and for 4,096. There
-# are two reasons: each link of a ring carries nearly twice the bytes, however many ranks there
-# are, and the model's latency hardly grows (last lines).
+# are two reasons. Each link of a ring carries nearly twice the bytes, however many ranks there
+# are. And the latency of our hardware profile hardly grows with them (last lines).
 #
 # If *all* GPUs together have the same work (below), each one has less to compute and as much to
 # send. The share grows from next to nothing to nearly all.
@@ -862,8 +866,9 @@ _ = check("1.9", my_number, diagnosis, forecast)
 # each GPU has a batch of 8 sequences. The other link was made slow on purpose (P2P off:
 # transfers go through the host), and the batch is 2. So Tc differs, too: compare rows of one link.
 #
-# Tc is compute alone, and Tm is what one message for all adds after it. `ours-100` is this package's
-# reducer with buckets of 100 MiB. `ddp-100` is PyTorch's DDP with buckets of that size, and
+# Tc is the step without messages. Tm is how much longer it gets with one message for all
+# gradients at its end: that is the step without overlap. `ours-100` is this package's reducer
+# with buckets of 100 MiB. `ddp-100` is PyTorch's DDP with buckets of that size, and
 # `ddp-default` has DDP's own (25 MiB). `per-parameter` sends one message per parameter.
 
 # %% name="gpu" fold=true
@@ -883,15 +888,16 @@ print("Times in ms, without a profiler; the overlap fraction is of a profiled st
 
 # %% [markdown]
 # On NVLink most of the messages are hidden, and little is saved: beside a message the kernels (what the
-# GPU runs) take longer. These numbers do not say how little is saved. The brackets of all four
-# reducers overlap or touch one another, and those of the step without overlap. So none of the
-# four is certainly faster than that step, or than another.
+# GPU runs) take longer. These numbers do not say how little is saved: the brackets of the four
+# reducers and of the step without overlap all overlap or touch. So you cannot say of any of
+# the five that it is faster than another.
 #
 # With P2P off, sending takes longer than computing. The bound is Tm, and the overlap fraction cannot
 # come near 1: read the last column. You cannot tell `ours-100` from `ddp-100`, and both are
 # clearly shorter than the step without overlap. `per-parameter` takes 5 to 7 ms longer than
-# they do, no better than that step. The small batch is one reason: with the Tc of a batch of
-# 8, sending would take less time than computing on this link, too.
+# they do, and so about as long as the step without overlap. The small batch is one reason why
+# sending counts so much here: with the Tc of a batch of 8, sending would take less time than
+# computing on this link, too.
 
 # %% name="gpu-here"
 print(lab.measure_it_here())
@@ -904,7 +910,8 @@ print(lab.measure_it_here())
 # slowly as the depth of a tree. Round a plain ring it would grow with each rank (end of the
 # table in section 7).
 #
-# And one line of code decides what is unreachable. Without clipping, no update needs *all* gradients:
+# And one line of code sets the limit of section 1: the clipping. Without it, no update needs *all*
+# gradients:
 
 
 # %% name="no-clipping"
