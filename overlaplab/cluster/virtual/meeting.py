@@ -159,6 +159,7 @@ class Meetings:
     def __init__(self, num_representatives: int | None = None) -> None:
         self.num_representatives = num_representatives
         self.open: dict[tuple[str, int], Meeting] = {}
+        self.recorded: dict[tuple[int, ...], int] = {}  # of thousands, counted once
         self.names: dict[tuple[int, str, tuple[int, ...]], str] = {}
         # Sends to others less receives from them, by group, distance and bytes.
         self.messages: Counter[tuple[str, int, int]] = Counter()
@@ -182,7 +183,11 @@ class Meetings:
     def num_recorded(self, ranks: tuple[int, ...]) -> int:
         """How many of `ranks` there is a thread for."""
         most = self.num_representatives
-        return len(ranks) if most is None else sum(rank < most for rank in ranks)
+        if most is None:
+            return len(ranks)
+        if ranks not in self.recorded:
+            self.recorded[ranks] = sum(rank < most for rank in ranks)
+        return self.recorded[ranks]
 
     def group_name(
         self, torch_name: str, description: str, ranks: tuple[int, ...], world: int
