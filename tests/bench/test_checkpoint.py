@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
+from overlaplab.bench.checkpoint.ranks import REHEARSAL, measure_batch
 from overlaplab.bench.command import benchmarks
+from tests.ranks import values_of
 
 
 def test_a_rehearsal_writes_peers_and_plans_with_what_was_predicted(
@@ -35,23 +38,34 @@ def test_a_case_that_is_not_there_is_refused() -> None:
     assert result.exit_code == 2 and "'bert' is not one of" in result.output
 
 
-@pytest.mark.parametrize("technique", ["reducer", "zero3"])
-def test_two_ranks_rehearse_both_plans_with_what_was_predicted(
-    tmp_path: Path, technique: str
-) -> None:
-    out = tmp_path / "checkpoint.json"
-    command = ["checkpoint", "--backend", "gloo", "--world-size", "2"]
-    command += ["--technique", technique]
-    result = CliRunner().invoke(benchmarks, [*command, "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    found = json.loads(out.read_text())
-    (case,) = found["cases"]
-    assert found["world_size"] == 2 and case["rounds"] == 1
-    assert case["technique"] == technique
+def looks_right(case: dict[str, Any]) -> None:
     rows = case["variants"]
+    assert case["rounds"] == 1
     assert {"none", "least recompute, 0.5", "every block"} <= rows.keys()
     for row in rows.values():
         assert row["predicted_ms"] >= row["predicted_compute_ms"] > 0
         assert row["budget_bytes"] is None or (
             row["predicted_peak_bytes"] <= row["budget_bytes"]
         )
+
+
+def test_two_ranks_rehearse_both_plans_with_what_was_predicted(tmp_path: Path) -> None:
+    out = tmp_path / "checkpoint.json"
+    command = ["checkpoint", "--backend", "gloo", "--world-size", "2"]
+    result = CliRunner().invoke(
+        benchmarks, [*command, "--menu", "eager", "--out", str(out)]
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    (case,) = found["cases"]
+    assert (found["world_size"], case["technique"]) == (2, "reducer")
+    looks_right(case)
+
+
+def test_two_ranks_rehearse_the_plans_of_a_sharded_model() -> None:
+    plan = replace(REHEARSAL, technique="zero3")
+    first, _ = values_of(
+        measure_batch, "gpt", plan, plan.batches[0], "here", 1.0, cluster="gloo"
+    )
+    assert first["technique"] == "zero3"
+    looks_right(first)
