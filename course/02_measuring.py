@@ -1,15 +1,15 @@
 # %% [markdown]
 # # Did it overlap?
 #
-# **Lab 02: measuring.** Core: two sittings of 60 and 55 minutes, with a door after section
-# 3. Extras: 60 more. You need no GPU.
+# **Lab 02: measuring.** Core: three sittings of 50, 40 and 30 minutes, with doors after
+# sections 3 and 4. Extras: 65 more. You need no GPU.
 #
 # After the core you can
 #
 # - time a step so that the number means something;
 # - write the profiler that says how much communication is hidden, for any trace;
 # - read a trace of real GPUs: when messages start, and what holds them up;
-# - say what overlap *saved*, which is less than what it hid, and what proves it.
+# - say what overlap *saved*, and how to prove it.
 #
 # You know PyTorch. From lab 00 you need one sentence: a **launch** is not a start. The CPU
 # hands an operator to the GPU and goes on.
@@ -30,7 +30,7 @@ from overlaplab.grading import check, solved
 from overlaplab_course import lab02 as lab
 
 # %% [markdown]
-# ## 1. One step, two stopwatches (8 minutes)
+# ## 1. One step, two stopwatches (6 minutes)
 #
 # Here is a small training step: 24 small matrix products, 20 large ones, and a message between
 # two GPUs. How long does it take? Two people time four steps.
@@ -92,14 +92,14 @@ view.draw_many(
 # until the CPU has launched the small products again. (They take 66 ns each, too short to
 # see, so the `default` lane looks empty.)
 #
-# (The numbers above each line are those of the whole line. *Exposed* is defined in exercise
-# 2.3. *Saved* is compute + sent - step: ignore it until section 5.)
+# (The numbers above a figure are of all its four steps together. Ignore *exposed* until
+# exercise 2.3, and *saved* until section 5.)
 #
 # A stopwatch must not ask the CPU when the GPU is done, and must not make the CPU wait. But the
 # GPU itself can take the time.
 
 # %% [markdown]
-# ## 2. Let the GPU take the time (14 minutes)
+# ## 2. Let the GPU take the time (22 minutes)
 #
 # **The API of this screen.** The names and their meaning are torch.cuda's.
 #
@@ -124,9 +124,8 @@ lab.events_between_steps()
 #
 # - `step()` launches one step and returns. Call it 3 times to warm up, then 10 times or more.
 # - The first three calls do things that later calls do not: they set up communicators and try
-#   out kernels. Later, a checkpoint is written now and then, and a step is skipped now and
-#   then. (Why warm up, if you take a median? Among many steps a median hides three cold ones,
-#   but not among six.)
+#   out kernels.
+# - Later, a checkpoint is written now and then, and a step is skipped now and then.
 # - While the timed steps are launched, the CPU must run ahead.
 #
 # About 10 lines. The check has four steps with one trap each.
@@ -214,12 +213,15 @@ print(lab.text_table(head, lines))
 print(lab.on_gpus())
 
 # %% [markdown]
-# Again `around` says too little and `wait_each` too much, but both are closer. Subtract the first
-# row from the second: the 24 small products make the step longer by as much as its launches.
-# So launches are the bottleneck, and the GPU waits for the CPU anyway. And the traps of
-# exercise 2.1 are real: a first call takes hundreds of times as long as a later one.
+# Again `around` says too little and `wait_each` too much, but both are closer. Why? Subtract the
+# first row from the second, in the columns `around` and `events`. The 24 small products make the
+# step longer by as much as they take to launch. So launches are the bottleneck, and the GPU
+# waits for the CPU anyway.
 #
-# ## 3. From events to kernels (20 minutes)
+# The traps of exercise 2.1 are real, too: a first call takes hundreds of times as long as a later
+# one.
+#
+# ## 3. From events to kernels (22 minutes)
 #
 # Events time only what you put between them. A **profiler** times every kernel: the driver takes
 # the times on the GPU and hands them out later. `torch.profiler` writes them into a
@@ -234,8 +236,8 @@ for category, number in Counter(row.category for row in rows).most_common():
 
 # %% [markdown]
 # A **row** has `.name`, `.category`, `.stream`, `.start_ns`, `.end_ns` (integers) and
-# `.args` (a dict). Most rows are the CPU's. How much communication is hidden? You write two
-# functions that answer this, for this trace and any other.
+# `.args` (a dict). Most rows are the CPU's. How much communication is hidden? You write a
+# function that answers this, for this trace and any other.
 #
 # **The API of this screen.** Kernels of several streams run side by side, so you cannot add up
 # their times. `lab.merge(intervals)` returns the union of `(start, end)` pairs, in order.
@@ -244,13 +246,14 @@ for category, number in Counter(row.category for row in rows).most_common():
 #
 # **Exercise 2.3.** Write `overlap(rows)`: a dict with five entries.
 #
-# - `"compute_ns"`, `"communication_ns"`: the time in which at least one kernel of the kind
-#   runs. Only rows of the category `"kernel"` count. `lab.is_communication(row)` says
-#   whether a row is a kernel that communicates; all other kernels compute.
+# - `"communication_ns"`: the time in which at least one kernel runs that communicates.
+#   `"compute_ns"`: the same for kernels that compute.
 # - `"hidden_ns"`: communication with computation beside it. `"exposed_ns"`: without.
 # - `"fraction"`: hidden over communication; `None` where there is no communication.
 #
-# All rows are of one GPU. About 12 lines.
+# Only rows of the category `"kernel"` are kernels. `lab.is_communication(row)` says whether one
+# communicates; all other kernels compute. (It goes by the kernel's name: see section 7.) All
+# rows are of one GPU. About 12 lines.
 #
 # <details><summary>Hint: no intersect needed</summary>
 #
@@ -286,58 +289,11 @@ _ = check("2.3", overlap)
 lab.keep("2.3", overlap)
 
 # %% [markdown]
-# Which kernels communicate? There is no flag for it, only names:
-#
-# | | kernels are called, for example |
-# |---|---|
-# | NCCL, older | `ncclKernel_AllReduce_RING_LL_Sum_float(...)` |
-# | NCCL, newer | `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)` |
-# | NCCL, symmetric memory | `ncclSymkDevKernel_AllGather_LL(...)` |
-# | RCCL (AMD) | `void rcclGenericKernel<1>(...)` |
-# | PyTorch, symmetric memory | `multimem_all_reduce_kernel<...>`, `one_shot_all_reduce_kernel<...>`, `two_shot_all_reduce_kernel<...>` |
-# | vLLM | `void vllm::cross_device_reduce_1stage<...>` |
-# | somebody's own | anything; at times `row.args` has a `"Collective name"` |
-#
-# The operation in a name may not be the one that ran (`..._Generic_4`). A name tells you *whether* a
-# kernel communicates. To know *what* it sends, look into `args`.
-#
-# **Exercise 2.4.** Write `is_communication(row)`. The check tries more rows. Most of their names are
-# not in the table, but those that communicate belong to its families. Count a kernel that you
-# do not know as computing.
-#
-# <details><summary>Hint: a list of what computes?</summary>
-#
-# That list never ends: everybody writes kernels, but few people write collectives.
-#
-# </details>
-# <details><summary>Hint: reduce</summary>
-#
-# `reduce_kernel` sums up one GPU's numbers. Search for more than `reduce`.
-#
-# </details>
-
-
-# %% name="is-communication" kind="exercise" exercise="2.4" reference=true
-def is_communication(row):
-    """Whether the row is a kernel that communicates."""
-    ### BEGIN SOLUTION
-    words = ("nccl", "rccl", "multimem", "shot_all_reduce", "cross_device_reduce")
-    return row.category == "kernel" and (
-        "Collective name" in row.args or any(w in row.name.lower() for w in words)
-    )
-    ### END SOLUTION
-
-
-# %% name="check-is-communication" kind="check" exercise="2.4" points=2
-_ = check("2.4", is_communication)
-lab.keep("2.4", is_communication)
-
-# %% [markdown]
 # You have written a profiler. Here it reads three real traces, beside the package's own, which is
 # `ol.read_trace(path).report()`. *Serial* sends all gradients in one message after the
 # backward pass. *Overlapped* sends them in buckets of 100 MiB beside it. Each trace is cut to
-# three steps, because a step that was launched before the profiler began may still be in the
-# file. Each row is one run, so a difference of a few percent between two rows means little.
+# three whole steps. Each row is one run, so a difference of a few percent between two rows
+# means little.
 
 # %% name="profiler" fold=true
 profiler = lab.mine_or_ours("2.3")
@@ -363,11 +319,13 @@ print(lab.text_table(head, lines))
 # percentage does not say what starts when, what it waits for, or what it was worth. For that
 # you must look at the trace.
 #
-# **A door.** This is a good place to stop for today. What you need afterwards is given again.
+# **A door.** You can time a step and read a profile. This is a good place to stop for today. When
+# you come back, run all cells once: what you solved is in the notebook.
 #
-# ## 4. Read a real step (17 minutes)
+# ## 4. Read a real step (40 minutes)
 #
-# The number that you type decides which of the three steps you get. Its first GPU event is at 0.
+# The number that you type decides which of the trace's three steps you get. Time 0 is the start
+# of its first kernel or copy.
 
 # %% name="my-step"
 my_number = 6  # any whole number: your day of birth, your desk
@@ -385,7 +343,8 @@ view.draw(step, title="your step: batch 8, buckets of 100 MiB", critical_path=Fa
 # pass (light blue), then the backward pass, from the last layer to the first. A message
 # follows each layer. A red strip along its top marks what is exposed.
 #
-# **Predict.** How many ms before the first message started on the GPU did the CPU launch it?
+# **Predict.** The CPU launched the first message some time before it started on the GPU. How many
+# ms before?
 
 # %% name="predict-lead" kind="lab-only"
 lead_ms = None
@@ -510,13 +469,14 @@ lab.draw_gaps(annotated)
 # At batch 8 nothing is late: each message starts when its gradients are there, and there is nothing
 # else to send in the gaps. At batch 2 the compute lane has holes, and every message that ends
 # a gap starts the moment that the CPU launches it: the step is **launch-bound**. There smaller
-# buckets are worse, because they are more launches (33.7 instead of 25.4 ms, below). At batch
-# 8 you can still gain the tail, and what messages cost the kernels beside them (section 5).
-# At batch 2 you need fewer launches.
+# buckets are worse, because they need more launches (33.7 instead of 25.4 ms, below).
 #
-# But what makes the CPU slow? Here are the same steps without a profiler, from the same run. Each
-# time is from the start of a step to the start of the next. The last column says where 8 of
-# 10 steps are: the 10th to the 90th percentile of 30.
+# So at batch 2 you need fewer launches. At batch 8 two losses are left: the tail, and what messages
+# cost the kernels beside them (section 5).
+#
+# But what makes the CPU slow? Here are the same steps without a profiler, from the same run. A step
+# is timed from its start to the start of the next. 8 of 10 steps lie between the two times in
+# the last column (the 10th and 90th percentile of 30).
 
 # %% name="profiler-costs" fold=true
 lines = []
@@ -545,7 +505,10 @@ print(lab.machine())
 # So take *times* from events, without a profiler. Take *what happened when* from a trace. And if a
 # trace is launch-bound, compare it with the step without a profiler before you believe it.
 #
-# ## 5. Hidden is not saved (13 minutes)
+# **A door.** You can say when messages start, and what holds them up. This is the second good place
+# to stop.
+#
+# ## 5. Hidden is not saved (24 minutes)
 #
 # At batch 8 nearly everything is hidden. How much does that save, compared with sending everything at
 # the end?
@@ -574,23 +537,26 @@ view.draw_many(
 )
 
 # %% [markdown]
-# The two lines end at nearly the same time; the difference is less than those 2 ms. Where did the
-# rest go?
+# The two steps end at nearly the same time: less than those 2 ms apart. Where did the rest go?
 #
-# **Exercise 2.7.** Account for it. `timeline.report()` has `step_ns`, `compute_ns`,
-# `communication_ns` and `hidden_ns` as defined above.
+# **Exercise 2.7.** Account for it, with six numbers. The first three come from
+# `serial.report()` and `overlapped.report()`, with `step_ns`, `compute_ns`,
+# `communication_ns` and `hidden_ns`:
 #
-# - `"hidden_ms"`: of the overlapped step;
-# - `"saved_ms"`: how much shorter it is than the serial step;
-# - `"messages_ms"`: how much longer it sends than the serial step does;
-# - `"beside_ms"`: how much longer all kernels with a message beside them take, together, than
-#   in the serial step; `"alone_ms"`: the same of all kernels without one;
-# - `"beside_ratio"`: the time of the kernels of `"beside_ms"` in the overlapped step over that
-#   in the serial step, a ratio of sums.
+# - `"hidden_ms"`: how much communication is hidden in the overlapped step;
+# - `"saved_ms"`: how much shorter that step is than the serial one;
+# - `"messages_ms"`: how much longer it sends, in all, than the serial one.
 #
-# `lab.pairs(serial, overlapped)` has the kernels in order: a triple `(in the serial step,
-# the same one in the overlapped step, whether a message ran beside it)`; spans have
-# `.duration_ns`. Kernels run one at a time here, so a step is compute + exposed + idle.
+# The other three compare kernels. `lab.pairs(serial, overlapped)` has a triple for each: `(the
+# kernel in the serial step, the same kernel in the overlapped step, whether a message ran beside
+# the second)`. Kernels have `.duration_ns`.
+#
+# - `"beside_ms"`: kernels with a message beside them take longer. By how much, all together?
+# - `"alone_ms"`: the same for the kernels without one;
+# - `"beside_ratio"`: how many times as long the kernels of `"beside_ms"` take. Divide their sum in
+#   the overlapped step by their sum in the serial step.
+#
+# Kernels run one at a time here, so a step is compute + exposed + idle. About 10 lines.
 #
 # <details><summary>Hint: one loop</summary>
 #
@@ -669,7 +635,7 @@ if solved("2.7"):
 #
 # The kernels without a message are slower, too, by up to 2 ms. Messages cannot be the reason. The two
 # steps are of two runs, and this pair cannot tell you whether it was clocks, power or chance.
-# But 2 ms is as much as `saved`. So one pair of steps shows contention kernel by kernel, but
+# But that may be more than `saved`. So one pair of steps shows contention kernel by kernel, but
 # it *does not show what was saved*. Neither does "compute + sent - step" of one trace, because
 # contention has made both of them longer.
 #
@@ -702,9 +668,9 @@ for batch, share in ((8, share_8), (2, share_2)):
 print(lab.machine())
 
 # %% [markdown]
-# At batch 8 overlap saves 1.3 of 5.3 ms, a quarter, where the overlap fraction says nearly 90 %. You
-# could not see it in single steps of the two programs (last column), but you can in medians of
-# 30 steps in turn. Only a second run could tell you whether it is 1.3 or 1.0.
+# At batch 8 overlap saves 1.3 of 5.3 ms, a quarter, where the overlap fraction says nearly 90 %.
+# Single steps do not show it: the ranges of the two programs overlap (last column). Medians of
+# 30 steps in turn do. Whether it is 1.3 or 1.0, only a second run could tell you.
 #
 # At batch 2 overlap *costs* 3.6 ms, although a part of the communication is hidden. It launches 14
 # messages where the serial step launches one, and the CPU is late anyway. The same code wins at
@@ -773,7 +739,9 @@ print(f"{lab.unprofiled_ms('overlapped', 2):.0f} without, where the CPU has no t
 # **You may close the laptop here.** Next: 03, who waits for whom. What follows is extra.
 
 # %% [markdown]
-# ## 7. Extra: the union of intervals (7 minutes)
+# ## 7. Extra: two parts of the profiler (27 minutes)
+#
+# In exercise 2.3 two functions were given: `lab.merge` and `lab.is_communication`. Write them.
 #
 # **Exercise 2.2.** Kernels of several streams run side by side. Write
 # `merge(intervals)`, their union.
@@ -815,10 +783,57 @@ _ = check("2.2", merge)
 lab.keep("2.2", merge)
 
 # %% [markdown]
-# ## 8. Extra: repair two profilers (25 minutes)
+# Which kernels communicate? There is no flag for it, only names:
 #
-# **Exercise 2.8a.** This one times computing and sending of a real step, with events, while the CPU runs
-# ahead. It says that nothing is hidden, but it says so of every program.
+# | | kernels are called, for example |
+# |---|---|
+# | NCCL, older | `ncclKernel_AllReduce_RING_LL_Sum_float(...)` |
+# | NCCL, newer | `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)` |
+# | NCCL, symmetric memory | `ncclSymkDevKernel_AllGather_LL(...)` |
+# | RCCL (AMD) | `void rcclGenericKernel<1>(...)` |
+# | PyTorch, symmetric memory | `multimem_all_reduce_kernel<...>`, `one_shot_all_reduce_kernel<...>`, `two_shot_all_reduce_kernel<...>` |
+# | vLLM | `void vllm::cross_device_reduce_1stage<...>` |
+# | somebody's own | anything; at times `row.args` has a `"Collective name"` |
+#
+# The operation in a name may not be the one that ran (`..._Generic_4`). A name tells you *whether* a
+# kernel communicates. To know *what* it sends, look into `args`.
+#
+# **Exercise 2.4.** Write `is_communication(row)`. The check tries more rows. Most of their names are
+# not in the table, but those that communicate belong to its families. Count a kernel that you
+# do not know as computing.
+#
+# <details><summary>Hint: a list of what computes?</summary>
+#
+# That list never ends: everybody writes kernels, but few people write collectives.
+#
+# </details>
+# <details><summary>Hint: reduce</summary>
+#
+# `reduce_kernel` sums up one GPU's numbers. Search for more than `reduce`.
+#
+# </details>
+
+
+# %% name="is-communication" kind="exercise" exercise="2.4" reference=true
+def is_communication(row):
+    """Whether the row is a kernel that communicates."""
+    ### BEGIN SOLUTION
+    words = ("nccl", "rccl", "multimem", "shot_all_reduce", "cross_device_reduce")
+    return row.category == "kernel" and (
+        "Collective name" in row.args or any(w in row.name.lower() for w in words)
+    )
+    ### END SOLUTION
+
+
+# %% name="check-is-communication" kind="check" exercise="2.4" points=2
+_ = check("2.4", is_communication)
+lab.keep("2.4", is_communication)
+
+# %% [markdown]
+# ## 8. Extra: repair two profilers (28 minutes)
+#
+# **Exercise 2.8a.** `profile_step` below times the computing and the sending of a step, with events,
+# while the CPU runs ahead. It says that nothing is hidden, but it says so of every program.
 #
 # - `compute()` launches products; `send()` launches a message and returns its `Work`, as
 #   `dist.all_reduce(..., async_op=True)` does. Call each once.
@@ -899,8 +914,8 @@ view.draw(seen.timeline.of_rank(0), title="the step that was profiled")
 _ = check("2.8a", profile_step)
 
 # %% [markdown]
-# **Exercise 2.8b.** This one makes a summary of rows. It adds up times by name and takes the
-# largest for the whole step. Repair it, so that of the *kernels*
+# **Exercise 2.8b.** `summary` below adds up the times of rows by name, and takes the largest sum for
+# the whole step. Repair it. Count *kernels* only, so that
 #
 # - `"step_ns"` is the time from the first start to the last end;
 # - `"busy_ns"` is the time in which at least one runs;

@@ -37,14 +37,6 @@ def overlap(rows):
     }
 
 
-def is_communication(row):
-    """Whether the row is a kernel that communicates."""
-    words = ("nccl", "rccl", "multimem", "shot_all_reduce", "cross_device_reduce")
-    return row.category == "kernel" and (
-        "Collective name" in row.args or any(w in row.name.lower() for w in words)
-    )
-
-
 def find_gaps(timeline):
     """(start_ns, end_ns, "launch" or "gradient") of each gap of 1 ms or more."""
     sent = [span for span in timeline.spans if span.kind == "communication"]
@@ -56,6 +48,14 @@ def find_gaps(timeline):
             at_once = start_ns - launched[start_ns] < 100_000
             gaps.append((end_ns, start_ns, "launch" if at_once else "gradient"))
     return gaps
+
+
+def is_communication(row):
+    """Whether the row is a kernel that communicates."""
+    words = ("nccl", "rccl", "multimem", "shot_all_reduce", "cross_device_reduce")
+    return row.category == "kernel" and (
+        "Collective name" in row.args or any(w in row.name.lower() for w in words)
+    )
 
 
 def summary(rows):
