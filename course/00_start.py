@@ -470,8 +470,9 @@ view.draw(two.timeline, title="first the message, then the product")
 # %% [markdown]
 # The message stands in the queue of `default`, as an operator does. Its dots are
 # **latency**: the time before bytes move. The product does not need `x`, and yet it
-# waits: a queue runs in order. No computation runs beside that message, so it is
-# **exposed**. With computation beside it, it would be **hidden**.
+# waits: a queue runs in order. The CPU does not wait: it launches the product while the
+# message travels. No computation runs beside that message, so it is **exposed**. With
+# computation beside it, it would be **hidden**.
 #
 # The numbers over the figure are rank 0's. *Saved* is how much shorter the step is than
 # all its computing and sending, one after the other. Nothing is saved here. It is below
