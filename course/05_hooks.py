@@ -1,15 +1,16 @@
 # %% [markdown]
 # # When is a gradient ready?
 #
-# **Lab 05: gradients and hooks.** Core: 80 minutes, in two sittings (section 5 begins
-# the second). Extras: 34 more. You need no GPU.
+# **Lab 05: gradients and hooks.** Core: two sittings of 50 and 60 minutes, with a door after
+# section 3. Extras: 65 more. You need no GPU.
 #
 # After the core you can
 #
 # - say what can hide a gradient's message, and what cannot, in ms;
 # - say which **hook** is given what, and when;
-# - write a reducer that sends each gradient when it is ready, also where ranks differ;
-# - say when hooks cost more than they hide.
+# - write a reducer that sends each gradient when it is ready, also where ranks differ.
+#
+# In the extras you see when hooks cost more than they hide, and repair two reducers.
 #
 # It builds on lab 04: a collective with `async_op=True` travels beside the computation,
 # and `work.wait()` makes the *current stream* wait. Lab 06 adds **buckets**: gradients
@@ -31,7 +32,7 @@ from overlaplab.grading import check
 from overlaplab_course import lab05 as lab
 
 # %% [markdown]
-# ## 1. The waste (9 minutes)
+# ## 1. The waste (12 minutes)
 #
 # Four GPUs train one model, each on data of its own. After the backward pass every
 # gradient must become the mean over the four. What does that is a **reducer**. Training
@@ -69,9 +70,9 @@ at_end = lab.play(AllAtEnd)
 view.draw(at_end.timeline, title="all messages at the end")
 
 # %% [markdown]
-# F is a layer's forward, B its backward: *two* products, one for the gradient of its
-# weight and one for the gradient of its input. The backward pass begins with the last
-# layer. Then look at the right half: six messages, and nobody computes.
+# F is a layer's forward and B its backward. A backward has *two* products: one makes the gradient
+# of the layer's weight, the other the gradient of its input. The backward pass begins with the
+# last layer. Now look at the right half: six messages travel, and nobody computes.
 
 # %% name="waste-numbers"
 report = at_end.timeline.report()
@@ -86,8 +87,8 @@ print(f"{100 * report.exposed_ns / report.step_ns:.0f} % of the step only sends"
 # 21 ms.
 #
 # **Predict.** Now each message leaves when its gradient is ready and the wire is free.
-# How long is the step, in ms? The table and the lines above have what you need: what is not
-# backward is forward.
+# How long is the step, in ms? The table and the lines above have what you need. The forward
+# takes what is left of the computing: 21 - 14 ms.
 
 # %% name="predict-step" kind="lab-only"
 step_ms = None
@@ -101,8 +102,10 @@ lab.side_by_side("the step in ms", step_ms, f"{prompt.step_ms:.0f}")
 view.draw_many({"all at the end": at_end.timeline, "when ready": prompt.timeline})
 
 # %% [markdown]
-# On `comm` each message has the name of its gradient. There is as much to compute as to send,
-# and yet most of the messages are exposed: what has a red strip has no computing beside it. Why?
+# Messages have a lane of their own now: `comm`. Each has the name of its gradient. Where it is
+# red, nothing computes beside it: that part is **exposed**.
+#
+# There is as much to compute as to send. Yet most of the messages are exposed. Why?
 
 # %% name="prompt-numbers"
 report = prompt.timeline.report()
@@ -111,11 +114,11 @@ print(f"exposed {report.exposed_ns / 1e6:.0f}\n")
 print(view.text(prompt.timeline))
 
 # %% [markdown]
-# ## 2. The window (17 minutes)
+# ## 2. The window (23 minutes)
 #
-# The forward pass hides nothing: no gradient exists yet. Nor does the part of the backward pass
-# that runs before a gradient is complete. All that can hide a gradient's message is the *rest of
-# the backward pass*. That is its **window**:
+# The forward pass hides nothing, because no gradient exists yet. A message cannot leave before its
+# gradient is complete. From then on only one thing can hide it: the *rest of the backward pass*.
+# That is the gradient's **window**:
 #
 # - `head` is complete after the first layer of the backward pass. Its window is what the
 #   other layers take.
@@ -127,21 +130,22 @@ print(view.text(prompt.timeline))
 print(lab.windows_table(lab.UNTIED, {"window": prompt.windows_ms()}))
 
 # %% [markdown]
-# What must be exposed, then? Choose a number of ms, $w$, and take all gradients whose window is
-# at most $w$. None of them can leave before the last $w$ ms of the backward pass, and the wire
-# sends one after the other. So at most $w$ ms of their messages are hidden, and the rest is
-# exposed, whatever else travels:
+# What must be exposed, then? Begin with the gradients whose window is 0: `w0` and `embedding`.
+# They are complete when all computing is over. So their messages, 2 + 6 ms, are all exposed.
 #
-# - $w = 0$: these are `w0` and `embedding`. Their 8 ms must show.
-# - $w = 2$: `w1` joins them. Of 10 ms at most 2 are hidden: 8 again.
+# Now add `w1`, whose window is 2 ms. The three messages take 10 ms, and the wire sends one after
+# the other. None of them can leave before the last 2 ms of the backward pass. So at most 2 of the
+# 10 ms are hidden, and again 8 must be exposed.
 #
-# This holds for every $w$, so the largest result counts. Which $w$ explains what the run exposed?
+# You can do this for any window $w$: take all gradients whose window is at most $w$, add up their
+# messages, and subtract $w$. So much must be exposed, and the largest result counts. Which $w$
+# explains the 12 ms of the run?
 #
 # **Exercise 5.1.** Write two functions.
 #
 # - `windows(backward_ms, layers)`: `layers[i]` is the name of layer i's weight, in the
-#   order of the *forward*; `backward_ms[i]` is how long its backward takes. Two layers may
-#   have the same weight. Its gradient is complete when the backward pass is through with both.
+#   order of the *forward*. `backward_ms[i]` is how long its backward takes. Two layers may
+#   have the same weight; its gradient is complete when the backward of both is over.
 #   Return a dict: name to window, in ms.
 # - `least_exposed(windows_ms, message_ms)`: both are dicts by name. Return how many ms
 #   must be exposed.
@@ -150,8 +154,8 @@ print(lab.windows_table(lab.UNTIED, {"window": prompt.windows_ms()}))
 #
 # <details><summary>Hint: which way to walk?</summary>
 #
-# The backward pass ends with layer 0: what stands before a layer in `layers` comes after it in
-# the backward pass. Walk through `layers` as they stand, and add that up.
+# The backward pass ends with layer 0. When layer i is done, layers i - 1 to 0 are left: all that
+# stand before it in the list. So walk from the front and add up `backward_ms` as you go.
 #
 # </details>
 # <details><summary>Hint: least_exposed</summary>
@@ -193,7 +197,7 @@ lab.keep("5.1", windows)
 # Many GPTs use one table twice: `embedding` and `head` are **tied**. That saves 6 ms on the
 # wire.
 #
-# **Predict.** Of the messages that are left, 14 ms, how much is exposed?
+# **Predict.** 14 ms of messages are left. How many ms of them are exposed?
 
 # %% name="predict-tied" kind="lab-only"
 tied_exposed_ms = None
@@ -210,11 +214,11 @@ print(lab.windows_table(lab.TIED, {"window": tied.windows_ms(), "yours": said}))
 view.draw_many({"two tables": prompt.timeline, "one table, tied": tied.timeline})
 
 # %% [markdown]
-# The head's part of the largest gradient was there first. But the gradient is complete *last*,
-# when the look-up has added its own part. So nothing hides it.
+# The tied gradient has two parts. The head's part comes first, the look-up's part last. The sum is
+# complete when both are in it, at the very end, so nothing hides the largest message.
 
 # %% [markdown]
-# ## 3. Which hook is given what? (10 minutes)
+# ## 3. Which hook is given what? (14 minutes)
 #
 # A **hook** is a function that autograd calls in the middle of `backward()`. There are
 # several kinds. Two are registered on a tensor, one on a module:
@@ -223,10 +227,10 @@ view.draw_many({"two tables": prompt.timeline, "one table, tied": tied.timeline}
 # - `param.register_post_accumulate_grad_hook(hook)`
 # - `module.register_full_backward_hook(hook)`
 #
-# Which of them may send? Here is an experiment: one weight, used twice. Each use is a call
-# of a module that multiplies with it. `.grad` holds something already, as it does
-# with several micro-batches. Each hook notes a number that it was given, and what `.grad`
-# holds at that moment.
+# Which of them may send? Here is an experiment. One weight is used twice: a module multiplies
+# its input by the weight, and is called twice. `.grad` is not empty at the start, as in the
+# second of several micro-batches. Each hook notes two numbers: one that it was given, and what
+# `.grad` holds at that moment.
 
 
 # %% name="experiment" reference=true
@@ -266,11 +270,13 @@ print("register_post_accumulate_grad_hook:", seen.post_accumulate)
 print("register_full_backward_hook:       ", seen.module)
 
 # %% [markdown]
-# The weight is 3, its two uses have the gradients 2 and 5, and `.grad` was 100. Before you go on,
-# find out which each number of the output is: the weight, `.grad` as it was, 2 + 5, 100 + 2 + 5,
-# or the gradient of a module's *output* (that is 1, because the loss is the sum of the outputs).
+# The weight is 3, and `.grad` was 100. Its two uses have the gradients 2 and 5. Look at each number
+# in the output, and say what it is before you go on. There are five candidates: the weight, the old
+# `.grad`, 2 + 5, 100 + 2 + 5, or the gradient of a module's *output*. (That last one is 1, because
+# the loss is the sum of the outputs.)
 #
-# Your own number draws other numbers for the same experiment:
+# Now choose a number. From it you get a weight, a `.grad` and two factors of your own for the same
+# experiment:
 
 # %% name="my-number"
 my_number = 5  # any whole number: your day of birth, your desk
@@ -284,7 +290,7 @@ print(lab.hook_case(my_number))
 # - `"grad"`: what `.grad` holds at the hook's *first* call;
 # - `"calls"`: how often it is called;
 # - `"backward returns"`: what `print(loss.backward())` would show, as a text: `"..."`;
-# - `"send from"`: the hook in which `.grad` is complete and can be sent, by name.
+# - `"send from"`: the name of the hook in which `.grad` is complete and can be sent.
 
 # %% name="hooks-table" kind="exercise" exercise="5.2"
 ### BEGIN SOLUTION
@@ -319,12 +325,13 @@ _ = check("5.2", my_number, hooks)
 # <details><summary>Row by row, when you have filled in your table</summary>
 #
 # - `register_hook` is given the gradient *before* it is added to `.grad`. It may return another
-#   gradient, which then takes its place. It is no place to send from: autograd reads the
-#   gradient, to add it, while the message overwrites it.
-# - `register_post_accumulate_grad_hook` is given the **parameter**, when `.grad` is complete:
-#   both uses in it, once a backward pass. It must return `None`.
-# - A module's hook comes once for each *use*, and is given the gradient of the module's output. At
-#   its first call `.grad` is not complete, and autograd does not promise that it is at the last.
+#   gradient, which then takes its place. Do not send from it: the message would overwrite the
+#   gradient while autograd still reads it, to add it to `.grad`.
+# - `register_post_accumulate_grad_hook` is given the **parameter**, when `.grad` is complete. It
+#   is called once in a backward pass, and both uses are in `.grad` by then. It must return `None`.
+# - A module's hook is called once for each *use*, and is given the gradient of the module's output.
+#   At its first call `.grad` is not complete. At its last it may be, but autograd does not promise
+#   that.
 #
 # And `backward()` returns `None`: `grad = loss.backward()` is no gradient.
 #
@@ -363,23 +370,28 @@ seen = ol.run(one_step, world_size=4).values[0]
 lab.side_by_side("(weight, gradient)", (weight_after, grad_after), seen)
 
 # %% [markdown]
-# It summed the *weights*. No error, no warning; every rank goes on with its own gradient. Had
-# it asked for the mean, even the weights would have looked right.
+# It summed the *weights*, since the hook is given the parameter. There is no error and no warning,
+# and every rank goes on with its own gradient. With the mean in the place of the sum even the
+# weights would have looked right: the mean of four equal weights is that weight.
 
 # %% [markdown]
-# ## 4. One message per gradient (13 minutes)
+# **A door.** You know what can hide a message, and which hook may send it. This is a good place to
+# stop for today. When you come back, run all cells once: what you solved is in the notebook.
+
+# %% [markdown]
+# ## 4. One message per gradient (22 minutes)
 #
 # **Exercise 5.3.** Write `PromptReducer(model)`. Training calls it as in section 1.
 #
-# - Each gradient is a message of its own. It leaves in the hook that completes it.
-# - Whatever is launched on the current stream after `wait()` finds in each `.grad` the mean over
-#   the ranks (`dist.get_world_size()` of them).
-# - Every message is waited for, but none before the backward pass has ended. The CPU never
-#   waits.
+# - Each gradient is a message of its own. The hook that tells you that the gradient is complete
+#   launches it.
+# - After `wait()`, each `.grad` is the mean over the ranks (`dist.get_world_size()` of them), for
+#   all that is launched on the current stream from then on.
+# - `wait()` waits for every message. The hooks wait for none, and the CPU waits for nothing.
 # - A parameter with `requires_grad` False has no gradient, and refuses a hook. One that the
 #   loss does not use gets no gradient on any rank: its `.grad` stays `None`.
-# - Nothing is left over: the next step begins as the first did, also where
-#   `zero_grad(set_to_none=False)` leaves zeros in `.grad`.
+# - `wait()` leaves the reducer as it was before the first step. The next step may begin with zeros
+#   in `.grad` and not `None`: that is what `zero_grad(set_to_none=False)` leaves.
 #
 # About 10 lines.
 #
@@ -427,13 +439,13 @@ _ = check("5.3", PromptReducer)
 lab.keep("5.3", PromptReducer)
 
 # %% [markdown]
-# With several micro-batches the hook comes in each of them, and only the last should send:
+# With several micro-batches the hook is called in each of them. Only the last one should send:
 # that is what `no_sync()` of DDP is for.
 
 # %% [markdown]
 # ### The same timeline again (1 minute)
 #
-# And the bill of exercise 5.1: does your reducer expose what it must, and no more?
+# Exercise 5.1 said how much must be exposed. Does your reducer expose that much, and no more?
 
 # %% name="again"
 mine = lab.play(lab.mine_or_ours("5.3"))
@@ -446,16 +458,12 @@ view.draw_many(so_far)
 view.table(so_far)
 
 # %% [markdown]
-# **A door.** Your reducer sends each gradient when it is ready. This is a good place to stop for
-# today. When you come back, run all cells once: what you solved is in the notebook.
-
-# %% [markdown]
-# ## 5. Ranks that differ (19 minutes)
+# ## 5. Ranks that differ (35 minutes)
 #
-# The ranks' messages meet in the order of their launch: the first of rank 0 with the first of
-# rank 1, whatever is in them. And a hook launches when a gradient is complete. So where the data
-# of a rank decide which layers run, and in which order, they also decide which messages are
-# launched, and in which order.
+# Messages meet in the order of their launch: the first of rank 0 with the first of rank 1,
+# whatever is in them. And each hook launches as soon as its gradient is complete. In some models
+# the data of a rank decide which layers run, and in which order. There the ranks launch
+# different messages, or the same ones in different orders.
 #
 # **Predict.** A `PromptReducer` trains each of the four models below for three steps, on three
 # ranks. Are the gradients `"right"`, are they `"wrong"` without an error, or are the ranks `"stuck"`?
@@ -481,16 +489,16 @@ for what, net in lab.SITUATIONS.items():
     lab.side_by_side(what, expected[what], lab.outcome(lab.ours("5.3"), net))
 
 # %% [markdown]
-# A weight used twice is no trouble: the hook comes once. A gradient that no rank has is no
-# trouble either. Here are the other two. First the one that stands still:
+# A weight that is used twice is no trouble: its hook is called once. A gradient that no rank has is
+# no trouble either. Here are the other two. First the one that is stuck:
 
 # %% name="stuck-seen"
 print(lab.how_it_ended(lab.ours("5.3"), lab.SITUATIONS["only rank 0 uses a layer"]))
 
 # %% [markdown]
-# Rank 0 has two gradients to send in each step, the others one. Its message 3, the fourth, waits for
-# partners that never come. (Messages 0 to 2 did meet: one layer's gradient with another's, one
-# step's with the next one's.)
+# Rank 0 sends two gradients in each step, the others one. In three steps the others launch three
+# messages and end. The fourth of rank 0, number 3, waits for partners that never come. (Messages 0
+# to 2 did meet, but they added up gradients of different layers, or of different steps.)
 #
 # And here is the worse one, because nobody notices. Whose gradients does each rank send?
 
@@ -501,8 +509,8 @@ print(lab.orders(seen))
 view.draw(lab.named(seen.evidence, step=1), title="three ranks, step 1")
 
 # %% [markdown]
-# Read the figure down any one message, from rank to rank: rank 0's gradient of one layer is added
-# to the others' gradients of another layer. The shapes fit, so there is no error.
+# Take one message, number 0 say, and read what each rank puts into it: rank 0 the gradient of one
+# layer, the others that of another. They are added up. The shapes fit, so there is no error.
 #
 # **Exercise 5.4.** Complete `OrderedReducer`, so that all ranks launch the same messages
 # in the same order. It promises what `PromptReducer` does, and
@@ -511,7 +519,7 @@ view.draw(lab.named(seen.evidence, step=1), title="three ranks, step 1")
 #   ready waits until those before it are launched;
 # - a parameter that has no gradient on this rank, at the end of the backward pass, adds zeros. The
 #   mean is over *all* ranks. (A parameter that no rank used may end with zeros or `None`.)
-# - where everything arrives in order, each message still leaves at once.
+# - where gradients arrive in that order, each message still leaves at once.
 #
 # About 14 lines. `self.params` is all that is given: the trainable parameters, the last
 # registered first, much as gradients arrive.
@@ -521,8 +529,9 @@ view.draw(lab.named(seen.evidence, step=1), title="three ranks, step 1")
 # Keep the works in a list: `self.params[len(self.works)]` is next. In each hook, note the arrival;
 # then launch as long as there is a next one and it has arrived.
 #
-# Note arrivals in a set: `param in a_list` compares elements, and the shapes differ. And `.grad` does
-# not tell what has arrived: zeros that `zero_grad` left are there before the backward pass.
+# Note arrivals in a set. (`param in a_list` compares tensors element by element, and fails where
+# shapes differ.) Do not look at `.grad` to see what has arrived: `zero_grad` may have left zeros
+# there before the backward pass.
 #
 # </details>
 # <details><summary>Hint: what never came</summary>
@@ -578,8 +587,8 @@ print(lab.how_it_ended(lab.mine_or_ours("5.4"), lab.SITUATIONS[order]))
 
 # %% [markdown]
 # The order has a price. Here is the model of section 1 with one more matrix, `spare`, that no rank
-# uses. It is the last one registered, so its turn comes first. Its zeros are the message without
-# a name:
+# uses. It was registered last, so its turn comes first. In the figure its message, all zeros, has
+# no name:
 
 # %% name="price" fold=true
 spare = lab.play(lab.mine_or_ours("5.4"), replace(lab.UNTIED, unused=("spare",)))
@@ -588,17 +597,50 @@ print(f"all are used: {in_order.step_ms:.0f} ms; with `spare`: {spare.step_ms:.0
 view.draw_many({"all are used": in_order.timeline, "with spare": spare.timeline})
 
 # %% [markdown]
-# A gradient that never comes holds up all behind it, to the end of the backward pass. DDP has a
-# setting against that, `find_unused_parameters=True`: it looks *before* each backward pass what will
-# not come.
+# A gradient that never comes holds up all behind it, to the end of the backward pass. DDP's setting
+# `find_unused_parameters=True` is made for that: *before* each backward pass it finds out which
+# gradients will not come.
 
 # %% [markdown]
-# ## 6. When hooks cost more than they hide (14 minutes)
+# ## Takeaways (2 minutes)
+
+# %% name="takeaways" fold=true
+hidden_ms = mine.timeline.report().hidden_ns / 1e6
+print(f"""1. Only the rest of the backward pass hides a gradient: {hidden_ms:.0f} of {sent_ms:.0f} ms here, though
+   {compute_ms:.0f} ms are computed. What is used first is complete last; a tied table is, too.
+2. Send from the hook that is called once a backward pass, when .grad has every use in it.
+3. Launch in one order on all ranks. The order has a price: a gradient that never comes
+   holds up all behind it, {spare.step_ms:.0f} ms instead of {in_order.step_ms:.0f}.""")
+
+# %% [markdown]
+# **Tomorrow, in your own loop.** Print the order in which your gradients are complete. What
+# comes last has nothing to hide behind:
 #
-# On the board launching costs nothing. With real GPUs each launch takes time on the CPU, and each
-# hook is Python. So now other virtual hardware, and a GPT with 738.5 million parameters on two
-# GPUs. The CPU takes 15 us to launch a kernel, and 80 us for a message with its hook; on the wire,
-# NVLink, each message has 44 us of latency.
+# ```python
+# for name, param in model.named_parameters():
+#     param.register_post_accumulate_grad_hook(lambda _, name=name: print(name))
+# loss_of(model, batch).backward()
+# ```
+#
+# If an embedding or a tied table closes the list, its message is exposed, whatever you do with the
+# others.
+#
+# ---
+# **Stop line.** That is the core. You may close the laptop here.
+#
+# ---
+
+# %% [markdown]
+# # Extras
+#
+# Take what you like. Section 8 measures the GPT of section 6; otherwise each stands alone.
+#
+# ## 6. When hooks cost more than they hide (25 minutes)
+#
+# On the board a launch costs nothing. With real GPUs each launch takes time on the CPU, and each
+# hook is Python. So here is other virtual hardware: two GPUs that train a GPT with 738.5 million
+# parameters. The CPU takes 15 us to launch a kernel. For a message it takes 80 us, its hook
+# included. The GPUs are joined by NVLink, and each message has 44 us of latency.
 
 # %% name="eager"
 eager = lab.Setup(
@@ -612,9 +654,9 @@ eager = lab.Setup(
 print(eager)
 
 # %% [markdown]
-# **Predict.** Which is shorter with one sequence per GPU: a message for `"each"` gradient, from hooks,
-# or `"one"` message for all, after the backward pass? And the step of `"each"`, in ms? Count
-# what the CPU has to launch.
+# **Predict.** There are two ways: `"each"` gradient in a message of its own, from hooks, or `"one"`
+# message for all, after the backward pass. With one sequence per GPU, which step is shorter? And
+# how many ms does the step of `"each"` take? Add up what the CPU has to launch.
 
 # %% name="predict-way" kind="lab-only"
 shorter, each_ms = None, None
@@ -628,11 +670,14 @@ lab.side_by_side(
     "the shorter way", shorter, min(eager.steps_ns, key=eager.steps_ns.get)
 )
 lab.side_by_side("each, in ms", each_ms, f"{eager.steps_ns['each'] / 1e6:.1f}")
+launched_ms = eager.num_gradients * eager.costs.collective_ms
+print(f"{eager.num_gradients} messages at {eager.collective_us:.0f} us", end=" ")
+print(f"are {launched_ms:.0f} ms of launching")
 view.draw_many(ways)
 
 # %% [markdown]
-# Look at the lane `cpu` of the upper one: it is full to the end, and `default` has gaps. The
-# GPU waits for launches, and so does the wire.
+# Look at the lane `cpu` of the upper figure: it is full to the end, and `default` has gaps. The
+# GPU waits for launches, and so does the wire. Now two changes, one at a time:
 
 # %% name="setups"
 captured = replace(eager, name="captured in a CUDA graph", launch_us=0, collective_us=0)
@@ -640,35 +685,42 @@ longer = replace(eager, name="8 sequences", sequences=8)
 print(lab.steps_table([eager, captured, longer]))
 
 # %% [markdown]
-# The last two columns name the largest part of the critical path. Three things can set the pace of
-# a message for each gradient: the GPU, the CPU that launches, and the wire, where each message
-# pays its latency. A CUDA graph launches the whole step at once. That takes the CPU out, and still
-# `"each"` loses, by its latencies. With 8 sequences the GPU has so much to do that nothing else shows.
+# The last two columns name the largest part of the critical path. With `"each"`, three things can
+# be the slowest: the GPU, the CPU that launches, or the wire, where every message pays its latency.
+#
+# - A CUDA graph launches the whole step at once, so the CPU no longer counts. `"each"` loses all
+#   the same, because of its latencies.
+# - With 8 sequences the GPU has so much to compute that launches and latencies hide behind it.
 #
 # **Exercise 5.5.** Write `choose_way(costs)`: return `"each"` or `"one"`, whichever has the
-# shorter step. It is asked on ten machines; a choice may lose 3 %. Neither answer
-# is right on all ten.
+# shorter step. It is asked on ten machines, and neither answer is right on all ten. The step that
+# you choose may be up to 3 % longer than the other.
 #
 # | of `costs` | |
 # |---|---|
 # | `compute_ms` | all kernels of forward and backward, back to back; a third is the forward |
 # | `launch_ms` | what the CPU takes to launch those kernels |
 # | `collective_ms` | what the CPU takes to launch one message, its hook included |
-# | `num_gradients`, `latency_ms` | the messages of `"each"`; what each costs on the wire beside its bytes |
-# | `wire_ms`, `last_ms` | what the bytes of all gradients take on the wire; what those of the last gradient take |
+# | `num_gradients` | how many messages `"each"` sends |
+# | `latency_ms` | what every message costs on the wire, however small it is |
+# | `wire_ms` | what the bytes of all gradients take on the wire |
+# | `last_ms` | what the bytes of the last gradient alone take |
 #
 # About 8 lines: estimate both steps, then compare.
 #
 # <details><summary>Hint: one</summary>
 #
-# First the slower of computing and launching. Then one message with everything in it.
+# First the computing or the launching, whichever takes longer. Then one message with everything
+# in it.
 #
 # </details>
 # <details><summary>Hint: each</summary>
 #
-# The longest of three chains. The GPU computes, then the last gradient travels. The CPU
-# launches kernels and messages, then the last gradient travels. The forward, which hides
-# nothing; then the wire has all messages one after the other.
+# The longest of three chains:
+#
+# - the GPU computes, then the last gradient travels;
+# - the CPU launches kernels and messages, then the last gradient travels;
+# - the forward, which hides nothing, then all messages, one after the other.
 #
 # </details>
 
@@ -690,48 +742,15 @@ def choose_way(costs):
 _ = check("5.5", choose_way)
 
 # %% [markdown]
-# Between the two ends lie buckets: few messages, so that the CPU and the latency do not count,
-# and enough of them that the wire starts early. That is lab 06.
+# Between the two lie buckets: few enough messages that launches and latencies do not count, and
+# enough of them that the first leaves early. That is lab 06.
 
 # %% [markdown]
-# ## Takeaways (1 minute)
-
-# %% name="takeaways" fold=true
-hidden_ms = mine.timeline.report().hidden_ns / 1e6
-launched_ms = eager.num_gradients * eager.costs.collective_ms
-step_each_ms, step_one_ms = (ns / 1e6 for ns in eager.steps_ns.values())
-print(f"""1. Only the rest of the backward pass hides a gradient: {hidden_ms:.0f} of {sent_ms:.0f} ms here, though
-   {compute_ms:.0f} ms are computed. What is used first is complete last; a tied table is, too.
-2. Send from the hook that comes once a backward pass, when .grad has every use in it.
-   Launch in one order on all ranks.
-3. A message costs the CPU {eager.collective_us:.0f} us: {eager.num_gradients} of them are {launched_ms:.0f} ms, and the step takes
-   {step_each_ms:.1f} ms instead of {step_one_ms:.1f} with one message for all.""")
-
-# %% [markdown]
-# **Tomorrow, in your own loop.** Print the order in which your gradients are complete. What
-# comes last has nothing to hide behind:
+# ## 7. Two repairs of five (30 minutes)
 #
-# ```python
-# for name, param in model.named_parameters():
-#     param.register_post_accumulate_grad_hook(lambda _, name=name: print(name))
-# loss_of(model, batch).backward()
-# ```
-#
-# If an embedding or a tied table closes the list, its message is exposed, whatever you cut.
-#
-# ---
-# **Stop line.** That is the core. You may close the laptop here.
-#
-# ---
-
-# %% [markdown]
-# # Extras
-#
-# ## 7. Two repairs of five (24 minutes)
-#
-# Five reducers that people really write. Your number draws two of them, and a net for each: two
-# branches, then a trunk of some matrices. Read the next cell, then only your two; run the cells of
-# all five.
+# Here are five reducers, each with a fault that people really make. Your number picks two of them,
+# and a net for each: two branches, then a trunk of some matrices. Run the next cell, then read only
+# your two, but run the cells of all five.
 
 # %% name="repair-cases"
 first, second = lab.repair_cases(my_number)
@@ -920,19 +939,19 @@ view.draw(seen.timeline, title=f"{first.name}, as you have it now")
 # %% [markdown]
 # **Exercises 5.6a and 5.6b.** The cell above shows your first as given; one further down shows the
 # second. Note the diagnosis of each *before* you repair it. Then repair it in the cell of its
-# class: the mean on every rank, no race, and a step as short as with one message per gradient that
-# leaves when it is ready. The branches are `left` and `right`; for `Elm` rank 0 runs them in
+# class. Repaired, it leaves the mean on every rank, has no race, and its step is as short as that
+# of 5.3. The branches are `left` and `right`; for `Elm` rank 0 runs them in
 # another order than the other ranks.
 #
 # - `"kind"`, and the one entry that goes with it:
-#   - `"behind the backward pass"`: messages are queued behind all of it. `"exposed_ms"`: how
-#     much of them is exposed, as the figure says;
-#   - `"front layers first"`: all wait for the gradient that comes last. `"exposed_ms"`, too;
-#   - `"before it was accumulated"`: a race. `"read_by"`: the operator that, by the first finding,
-#     reads the gradient beside the message;
-#   - `"other gradients on other ranks"`: `"message"`: the first that does not carry the same on
-#     ranks 0 and 1, counted from 0;
-#   - `"a sum"`: `"factor"`: how many times too large the gradients are.
+#   - `"behind the backward pass"`: messages are queued behind all of it. Add `"exposed_ms"`: how
+#     much of them is exposed, as the figure says.
+#   - `"front layers first"`: all wait for the gradient that comes last. Add `"exposed_ms"`, too.
+#   - `"before it was accumulated"`: a race. Add `"read_by"`: the operator that reads the gradient
+#     while it is sent. The first finding names it.
+#   - `"other gradients on other ranks"`. Add `"message"`: the number, from 0, of the first message
+#     in which ranks 0 and 1 send different gradients.
+#   - `"a sum"`. Add `"factor"`: how many times too large the gradients are.
 
 # %% name="first-diagnosis" kind="exercise" exercise="5.6a"
 ### BEGIN SOLUTION
@@ -977,20 +996,20 @@ _ = check("5.6b", my_number, second_diagnosis, Alder, Birch, Cedar, Elm, Fir)
 # </details>
 
 # %% [markdown]
-# ## 8. On real GPUs (8 minutes, with 9)
+# ## 8. On real GPUs (8 minutes)
 #
-# The virtual cluster is a model. Here is what GPUs did, stored: nothing is measured now. The GPT of
-# section 6. `serial` is one message for all, after the backward pass; `per parameter` does what
-# your `PromptReducer` does; `ours` has buckets.
+# Here is what GPUs did with the GPT of section 6, stored: nothing is measured now. `serial` is one
+# message for all, after the backward pass. `per parameter` does what your `PromptReducer` does.
+# `ours` has buckets.
 
 # %% name="gpu-steps" fold=true
 print(lab.measured_table())
 print(lab.machine())
 
 # %% [markdown]
-# Read the row `per parameter`. With 1 and 2 sequences hooks cost: their steps are about
-# twice the serial ones. With 8 they save a little. Here is the prediction beside it, for an H200 as
-# it was measured: a faster GPU than that of section 6, on the same link.
+# Read the row `per parameter`. With 1 and 2 sequences its steps are about twice the serial ones:
+# hooks cost. With 8 sequences they save a little. Here are both ways again, predicted and measured.
+# The prediction is for an H200, a faster GPU than that of section 6, on the same link.
 
 # %% name="gpu-predicted" fold=true
 h200 = ol.PROFILES["h200-nvlink"]
@@ -1011,16 +1030,18 @@ print(
 print(f"the profile charges {h200.collective_launch_ns / 1e3:.0f} us")
 
 # %% [markdown]
-# At batch 1 and 2 the CPU sets the pace, and the model is far too kind to hooks. Nor does it say
-# why the hooks' step is so much longer at batch 2 than at 1, where the CPU launches as much. At
-# batch 8 the GPU sets the pace: both steps are predicted a little too short, and that hooks win,
-# by little, is right.
+# With 1 and 2 sequences the CPU sets the pace, and the prediction is far too kind to hooks. With 2
+# the measured step of the hooks is also much longer than with 1. The CPU launches the same kernels
+# and messages in both, so the prediction cannot explain that, and neither can we.
 #
-# ## 9. Where the model lies
+# With 8 sequences the GPU sets the pace. Both steps are predicted a little too short. But the order
+# is right: hooks win, by little.
 #
-# A gradient is ready when its layer's *whole* backward is through: autograd calls hooks between
-# layers, not between the two products of one layer. So the message of `head` left 3 ms after its
-# gradient was there: half of that layer's backward.
+# ## 9. Where the model lies (2 minutes)
+#
+# Autograd calls hooks between layers, not between the two products of one layer. So a message
+# leaves when its layer's *whole* backward is over. That of `head` left 3 ms after its gradient was
+# there: half of that layer's backward.
 #
 # All ranks are equally fast here. A message starts when the *last* rank has its gradient, so
 # one slow rank moves all windows. And nothing on the board slows anything: on GPUs, hidden

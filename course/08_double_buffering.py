@@ -1,16 +1,17 @@
 # %% [markdown]
 # # One fills while the other empties
 #
-# **Lab 08: double buffering.** Core: 80 minutes, in two sittings (section 4 begins the second).
-# Extras: 27 more. You need no GPU.
+# **Lab 08: double buffering.** Core: two sittings of 60 minutes, with a door after section 3.
+# Extras: 55 more. You need no GPU.
 #
 # After the core you can
 #
 # - write a **prefetcher**, which brings the next batch to the GPU beside the step;
 # - say when a buffer may be filled again, and who has to wait for that;
 # - send gradients beside the next step, and say what that does to the training;
-# - keep two sets of weights that stay one model;
 # - tell from a bill which buffer to have twice.
+#
+# In the extras you keep two sets of weights that stay one model.
 #
 # It builds on lab 03 (streams, events, pinned memory) and on lab 04: a collective with
 # `async_op=True` travels beside the computation, and `work.wait()` makes the *current stream*
@@ -32,7 +33,7 @@ from overlaplab.grading import check
 from overlaplab_course import lab08 as lab
 
 # %% [markdown]
-# ## 1. The waste (8 minutes)
+# ## 1. The waste (10 minutes)
 #
 # A batch goes through three hands before a step has computed with it. The CPU **fills**
 # pinned memory with it. The copy engine **copies** it to the device. The GPU computes.
@@ -49,7 +50,7 @@ from overlaplab_course import lab08 as lab
 # else still reads. With one slot of each kind, copies and steps therefore take turns.
 #
 # Everything is in slow motion: a batch takes 2 ms to fill, 3 to copy, and its step 4.
-# There are six batches. The last is shorter, as last batches are: its fill takes 1.3 ms and
+# There are six batches. The last is shorter, as last batches often are: its fill takes 1.3 ms and
 # its copy 2.
 
 
@@ -77,8 +78,9 @@ view.draw(alone.timeline, title="one slot of each kind")
 # are the *slots*: who writes into each, or reads from it, and when. `pinned B` and `device B`
 # have no lane, since nobody uses them.
 #
-# Look at `device A`: it is busy all the time, first written, then read. While one of the two
-# goes on, the other has to wait, and the GPU is idle for nearly half of the time.
+# Look at `device A`: it is busy all the time, first written, then read. The copy cannot write while
+# the step reads, and the step cannot read while the copy writes. So the GPU is idle for nearly half
+# of the time.
 #
 # **Predict.** With two slots of each kind, one fills while the other empties. How many ms
 # do the six batches take at best? Type your guess. Nobody marks it.
@@ -100,19 +102,18 @@ view.draw_many(
 )
 
 # %% [markdown]
-# The first fill and the first copy have nothing beside them: 2 + 3 + 6 x 4 ms. From then on
-# the slowest of the three hands, here the GPU, never stops. Compare the lanes of A and B of one
+# The first fill and the first copy have nothing beside them: 2 + 3 ms. From then on the slowest of
+# the three hands never stops. Here that is the GPU: 6 x 4 ms. Compare the lanes of A and B of one
 # kind: while A is read, B is written.
 #
 # You build it in two halves: first the device's side (section 2), then the host's (3).
 
 # %% [markdown]
-# ## 2. The next batch, beside the step (12 minutes)
+# ## 2. The next batch, beside the step (22 minutes)
 #
 # Here batches come pinned, each in memory of its own, as from
 # `DataLoader(..., pin_memory=True)`. So the CPU has nothing to fill. The device's memory
-# comes from the allocator. This is 3.4 turned inside out: there you called `step`; here
-# the training loop stays as everybody writes it.
+# comes from the allocator. The training loop stays as everybody writes it:
 
 
 # %% name="loop"
@@ -123,8 +124,8 @@ def train(prefetch, loader, step):
 
 # %% [markdown]
 # So a prefetcher is a **generator**: it stops at each `yield` until the loop asks for the
-# next batch. What stands before a `yield` is launched *before* the step of that batch,
-# what stands behind it after.
+# next batch. What you write before a `yield` is launched *before* the step of that batch. What you
+# write after it is launched after that step.
 
 
 # %% name="in-turn"
@@ -141,17 +142,17 @@ view.draw(
 # %% [markdown]
 # **Exercise 8.1.** Write `prefetch(loader)`, a generator.
 #
-# - `loader` yields batches, tuples of pinned tensors. How many, nobody knows; the last
-#   one is shorter. It may yield none.
-# - Yield each batch on the device: a tuple of tensors, in order, ready for what the current
-#   stream gets next.
+# - `loader` yields batches, tuples of pinned tensors. You do not know how many: perhaps none. The
+#   last one is shorter.
+# - Yield each batch on the device, in the loader's order: a tuple of tensors that whatever is
+#   launched next on the current stream may read.
 # - While a step runs, the next batch is copied on a stream of your own. In some loops a
-#   step ends with `loss.item()`, so that the CPU waits in it; in others it runs ahead.
+#   step ends with `loss.item()`, so that the CPU waits in it; in others the CPU runs ahead.
 # - The prefetcher itself makes the CPU wait for nothing.
-# - At most three batches are on the device at a time (what the allocator keeps back is not
-#   counted), and the loader is at most two batches ahead of the step.
+# - At most three batches are on the device at a time, and you take at most two from the loader
+#   before their steps. (Memory that is free, but kept by the allocator, does not count.)
 #
-# About 11 lines. `load` is given; you may write all of it otherwise.
+# About 11 lines. `load` is given; you may also write all of it in your own way.
 #
 # <details><summary>Hint: the order</summary>
 #
@@ -216,26 +217,26 @@ for name, run in fed.items():
 view.draw_many({name: run.timeline for name, run in fed.items()})
 
 # %% [markdown]
-# `default` is full from the first copy's end on. The GPU waits for one copy, however many
-# batches there are.
+# From the end of the first copy on, `default` is full. The GPU waits for one copy only, however
+# many batches there are.
 
 # %% [markdown]
-# ## 3. When may a slot be filled again? (16 minutes)
+# ## 3. When may a slot be filled again? (27 minutes)
 #
-# Real loaders give ordinary, pageable memory. A copy from there holds up the CPU, whatever
-# `non_blocking` says. So somebody has to put each batch into pinned memory first, and pinning
-# new memory is slow: the operating system takes part. One keeps two pinned slots and fills them
-# in turn. With two *device* slots, too, nothing is allocated at all while the loop runs.
+# Real loaders give ordinary, **pageable** memory. A copy from there makes the CPU wait, whatever
+# `non_blocking` says. So somebody has to put each batch into pinned memory first. Pinning new memory
+# for each batch is slow, because the operating system takes part. So you keep two pinned slots and
+# fill them in turn. With two *device* slots as well, the loop allocates nothing at all.
 #
-# But now memory is used again by *you*, not by an allocator that looks after it. Three
+# But then *you* decide when memory is used again. No allocator looks after it. Here are three
 # moments in the life of batch 0, which goes through `pinned A` and `device A`:
 #
 # 1. its copy has been launched;
 # 2. its copy has ended;
 # 3. its step has ended.
 #
-# **Predict.** Batch 2 is next in A. From which of these moments on may the CPU fill `pinned
-# A` again? From which on may the copy engine write `device A`? Answer with 1, 2 or 3.
+# **Predict.** Batch 2 is the next one in A. From which of these moments on may the CPU fill
+# `pinned A` again? From which on may the copy engine write `device A`? Answer with 1, 2 or 3.
 
 # %% name="predict-moments" kind="lab-only"
 pinned_free, device_free = None, None
@@ -259,25 +260,25 @@ lab.side_by_side("device A is free from moment", device_free, 3)
 # | the copy stream, before it writes a device slot | the step that read it | `copying.wait_event(event)` |
 # | the compute stream, before a step | the batch's copy | `main.wait_event(event)` |
 #
-# The third you know. Where does the event of the second come from? When the loop asks for
-# the next batch, it has launched the step of the last one: an event recorded *then* on the
-# current stream stands behind that step.
+# You know the third from 8.1. For the second you need an event behind the step. The loop asks for
+# the next batch when it has launched the step of the last one. So record the event *then*, on the
+# current stream: it stands behind that step.
 #
 # **The API of this screen.** `lab.part(slot, batch)` gives the first rows of a slot's
-# tensors, as many as the batch has: views. A batch that is shorter leaves old rows behind
-# it in the slot, and nobody may read those.
+# tensors, as many as the batch has. They are views. After a shorter batch the slot still has old
+# rows at its end, and nobody may read those.
 #
-# **Exercise 8.2.** Below is `double_buffered(loader, pinned, device)`, a generator like 8.1, with
-# everything in it but the waits. Put them in: the three of the table, and no others.
+# **Exercise 8.2.** Below is `double_buffered(loader, pinned, device)`, a generator like 8.1. Only the
+# waits are missing. Put them in: the three of the table, and no others.
 #
 # - `loader` as before, but batches are tuples of *pageable* tensors. `pinned` and `device`
 #   are lists of two slots; a slot is a tuple of tensors, each with room for a whole batch.
 # - Batch `i` goes through `pinned[i % 2]` and `device[i % 2]`. It is yielded as views of the
 #   device slot. Allocate nothing.
-# - Fills, copies and steps go on side by side. The CPU is busy while it fills. Again some steps
-#   end with `loss.item()`; and in one loop a single fill takes long.
+# - Fills, copies and steps go on side by side. The check also has steps that end with
+#   `loss.item()`, and a loop in which one fill takes long.
 #
-# About 9 lines more. You may write all of it otherwise.
+# About 9 lines more. You may also write all of it in your own way.
 #
 # <details><summary>Hint: two lists of events</summary>
 #
@@ -363,8 +364,8 @@ for finding in mine.findings[:1]:
 view.draw(mine.timeline, title="as you have it now")
 
 # %% [markdown]
-# A finding names the bytes, and the two who touch them with nothing between. `the CPU` in it
-# means a fill.
+# A finding names the bytes and the two who touch them, with nothing that orders the one before the
+# other. Where it says `the CPU`, it means a fill.
 
 # %% name="check-double-buffered" kind="check" exercise="8.2" points=4
 _ = check("8.2", double_buffered)
@@ -380,8 +381,8 @@ for name, run in so_far.items():
 view.draw_many({name: run.timeline for name, run in so_far.items()})
 
 # %% [markdown]
-# Now a loop whose steps read their loss. The CPU waits in each step, and cannot fill
-# meanwhile. So fills stand in line again. More slots would not help: there is one CPU thread.
+# Now a loop whose steps read their loss. The CPU waits in each step, and while it waits it cannot
+# fill. More slots would not help: there is only one CPU thread.
 
 # %% name="thread"
 waiting = lab.ours_in_slots(reads_loss=True)
@@ -390,11 +391,12 @@ print(f"instead of {lab.ours_in_slots().step_ns / 1e6:.0f}")
 view.draw(waiting.timeline, title="two slots, each step reads its loss")
 
 # %% [markdown]
-# Hence the *thread* of `DataLoader(pin_memory=True)`: it fills while your thread waits. It
-# is a third buffer of the same kind: one thread fills while the other empties.
+# That is why `DataLoader(pin_memory=True)` has a *thread* of its own: it fills while your thread
+# waits.
 #
-# The library's `ol.BatchPrefetcher` is 8.2 for batches of any nesting, with slots that grow and
-# loaders that raise. In the loop above, without `loss.item()`:
+# The library's `ol.BatchPrefetcher` is 8.2 for real loaders: batches may be nested, slots grow when
+# a batch does not fit, and an error of the loader reaches you. In the loop above, without
+# `loss.item()`:
 
 # %% name="library-batches"
 theirs = lab.feed_slots(lambda loader, pinned, device: ol.BatchPrefetcher(loader))
@@ -406,14 +408,14 @@ print(f"ol.BatchPrefetcher: {theirs.step_ns / 1e6:.0f} ms")
 # notebook.
 
 # %% [markdown]
-# ## 4. One gradient step late (17 minutes)
+# ## 4. One gradient step late (32 minutes)
 #
 # Gradients are a buffer, too: the backward pass fills it, the messages empty it. With one
-# set, the next backward pass may not begin before the messages have left and the optimizer
-# has used what came.
+# set, the next backward pass has to wait until the messages have arrived and the optimizer has
+# used them.
 #
 # Here is a net of six equal layers on two ranks, four steps of it. Each gradient is sent
-# when it is there, as in labs 05 and 06. A slow link: all messages of a step take nearly as
+# when it is there, as in labs 05 and 06. The link is slow: all messages of a step take nearly as
 # long as its forward, backward and update together.
 
 # %% name="from-hooks"
@@ -425,9 +427,9 @@ view.draw(undelayed.timeline, title="one set of gradients")
 # Only the rest of the backward pass can hide a gradient, and that is too short. `default` is
 # empty while the last messages travel.
 #
-# What if the optimizer took the average of the step *before*? Then the messages of a step had
-# the whole next step to travel, forward and backward. That needs a second set of gradients:
-# one travels while the other is filled.
+# What if the optimizer used the averages of the step *before*? Then messages have the whole next
+# step to travel, forward and backward. That needs a second set of gradients: one travels while the
+# other is filled.
 #
 # ```
 #  compute | backward 1 | forward 2 | backward 2 | update 2 | forward 3 | backward 3 | update 3
@@ -436,7 +438,7 @@ view.draw(undelayed.timeline, title="one set of gradients")
 # ```
 #
 # **Predict.** How many ms do the four steps take then? The line above the figure has what you
-# need. After the last step nothing is left to compute beside its messages.
+# need. The messages of the last step have nothing to compute beside them.
 
 # %% name="predict-late" kind="lab-only"
 late_ms = None
@@ -451,15 +453,17 @@ both = {"one set of gradients": undelayed, "two sets, one step late": ours}
 view.draw_many({name: run.timeline for name, run in both.items()})
 
 # %% [markdown]
-# *Gradients 1* travel under forward and backward 2. What remains are the last step's messages.
-# Four steps and these are 4 x 6.0 + 5.3 ms; it is one update less, since the update with
-# *gradients 3* runs beside the last messages. But this is *another algorithm*. With weights $w_n$
-# and the gradient $g_n$ that step $n$ computes from them:
+# *Gradients 1* travel beside forward and backward 2. Only the messages of the last step have nothing
+# beside them. So four steps take 4 x 6.0 ms, and the last messages 5.3. It is about 1 ms less
+# than that sum, because one update runs beside the last messages: the one that uses *gradients 3*.
+#
+# But this is *another algorithm*. With weights $w_n$, the gradient $g_n$ that step $n$ computes from
+# them, and the learning rate $\eta$:
 #
 # $$w_{n+1} = w_n - \eta\, g_{n-1} \quad\text{in the place of}\quad w_{n+1} = w_n - \eta\, g_n$$
 #
-# Step 1 has no average yet and must change nothing, and after the last step one update is
-# due. Here is the loop around your class:
+# Step 1 has no averages yet, so it must change nothing. And after the last step one update is left
+# to do. Here is the loop around your class:
 
 
 # %% name="late-loop"
@@ -478,12 +482,12 @@ def train_late(model, batches, optimizer, reducer):
 # **Exercise 8.3.** Write the class `LateReducer`.
 #
 # - `wait()` is called after each backward pass, when every parameter's `.grad` has this rank's
-#   gradient. It sends them: each once, averaged over the ranks. It leaves in `.grad` the
-#   averages of the step before, ready for what the current stream gets next. In the first
-#   step there are none: leave `None`, and an optimizer does nothing. (Zeros would move momentum
-#   and weight decay.)
-# - `flush()` leaves the last averages in `.grad` and returns True; where nothing travels, it
-#   returns False. Then training may go on, as from step 1.
+#   gradient. It sends each of them once, to become the average over the ranks. In `.grad` it leaves
+#   the averages of the step before, for whatever is launched next on the current stream.
+# - In the first step there are no averages: leave `None`, and the optimizer does nothing. (With
+#   zeros it would still apply momentum and weight decay.)
+# - `flush()` leaves the last averages in `.grad` and returns True. Where nothing travels, it
+#   returns False. Afterwards training may go on, as from step 1.
 # - At most two sets of gradients exist at any time. The CPU waits for nothing.
 #
 # About 14 lines. Weights are equal on all ranks at the start.
@@ -503,8 +507,8 @@ def train_late(model, batches, optimizer, reducer):
 # </details>
 # <details><summary>Hint: the mean</summary>
 #
-# An all-reduce adds up. `grad /= dist.get_world_size()` divides in place; `grad / n` is a third
-# set.
+# An all-reduce adds up. `grad /= dist.get_world_size()` divides in place. `grad / n` would make a
+# third set.
 #
 # </details>
 
@@ -552,10 +556,11 @@ for name, run in both.items():
     print(f"{name:<24} {lab.costs_text(run)}")
 
 # %% [markdown]
-# ### What does it do to the loss? (5 minutes)
+# ### What does it do to the loss? (7 minutes)
 #
-# The smallest model: one weight $w$ with the loss $w^2/2$, so that the gradient is $w$.
-# Undelayed, $w_{n+1} = w_n - \eta\, w_n$ shrinks as long as $\eta < 2$.
+# Take the smallest model: one weight $w$ with the loss $w^2/2$, so the gradient is $w$. Training
+# works if $w$ shrinks towards 0. Undelayed, $w_{n+1} = w_n - \eta\, w_n$ shrinks as long as
+# $\eta < 2$.
 #
 # **Predict.** Up to which learning rate does $w_{n+1} = w_n - \eta\, w_{n-1}$ shrink?
 
@@ -577,10 +582,12 @@ swings = ", ".join(f"{w:.1f}" for w in lab.walk(1.1, late=True)[:14])
 print(f"w at rate 1.1, one step late: {swings}")
 
 # %% [markdown]
-# Half of it. A late gradient pushes where the weight *was*, and the weight swings. With momentum
-# it is far worse: what is late is added up. Undelayed, momentum 0.9 allows a *larger* rate than
-# none; one step late it has to stay under $1 - 0.9$. Here is a small net, trained by SGD with
-# momentum 0.9, both ways:
+# Half of it. A late gradient fits the place where the weight *was*. So the weight goes too far, comes
+# back too far, and swings. With momentum it is far worse, because momentum adds up what is late.
+# Undelayed, momentum 0.9 allows a *larger* rate than no momentum. One step late, the rate has to
+# stay under 0.1.
+#
+# Here is a small net, trained by SGD with momentum 0.9, both ways:
 
 # %% name="losses"
 runs = {
@@ -593,9 +600,9 @@ for rate, (at_once, late) in runs.items():
 lab.draw_losses(runs)
 
 # %% [markdown]
-# At the small rate the two curves end close together. At the middle one the late curve is behind,
-# and where undelayed training is best the late one explodes. So the time that is won is not
-# the whole bill: look at the loss at *your* learning rate before you take it.
+# At the small rate the two curves end close together. At the middle one the late curve is behind.
+# At the largest one undelayed training is best, and the late one explodes. So do not look at the
+# time alone: look at the loss at *your* learning rate, too.
 #
 # The library's `ol.DoubleBufferedReducer` is this class with buckets that leave from hooks. Here
 # with small ones, in the same loop:
@@ -605,17 +612,163 @@ theirs = lab.train(lambda model: ol.DoubleBufferedReducer(model, bucket_mib=0.02
 print(lab.costs_text(theirs))
 
 # %% [markdown]
-# It has one thing more to send: before the first step it brings rank 0's weights to all ranks,
-# and the four steps share that.
+# It takes a little longer, because it has one thing more to send: before the first step it brings
+# rank 0's weights to all ranks.
 
 # %% [markdown]
-# ## 5. Two sets of weights (10 minutes)
+# ## 5. The bill (18 minutes)
 #
-# In 8.3 the update still stands in line: it writes the weights that the next step reads. With
-# two sets of weights, one is read while the other is updated. Here is a program that people
-# really write. A step reads `front`; beside it, `back` is updated with the gradient of the
-# step before, as soon as its message has come. Then they change places: two names change, and no
-# byte is moved.
+# A second buffer costs its bytes. It wins at most the time in which one thing had to wait for the
+# other. Here are both, counted in the runs of this lab:
+
+# %% name="own-bill" fold=true
+print(lab.own_bill(alone, undelayed))
+
+# %% [markdown]
+# Now a whole training, on 8 nodes with 100 Gbit/s Ethernet. It learns from images, so a batch is
+# large. A step copies its batch and computes. Its gradients leave in eight messages, the first of
+# them during the backward pass. After every fourth step the weights are copied to the host, to be
+# evaluated there. While they are copied, the optimizer may not write them, unless there is a second
+# set: one is copied while the other is updated.
+
+# %% name="bill-line"
+job = lab.EXAMPLE
+for name, ms in job.ms.items():
+    print(f"{name:<10} {ms:5.1f} ms per step")
+print(job.mib)
+
+# %% [markdown]
+# `messages` is the time that the wire is busy. `exposed` is the part of it with no computing beside
+# it. `publish` is the copy of the weights: a quarter of its time, since it comes every fourth step.
+# The last line is what a second buffer of each takes, in MiB.
+#
+# **Predict.** You may double one of the three, `"batch"`, `"gradients"` or `"weights"`. Which
+# wins most?
+
+# %% name="predict-bill" kind="lab-only"
+wins_most = None
+
+# %% name="predicted-bill" kind="solution-only"
+wins_most = "gradients"
+
+# %% name="bill" fold=true
+won = {name: job.step_ms([]) - job.step_ms([name]) for name in job.mib}
+lab.side_by_side("wins most", wins_most, max(won, key=won.get))
+print(lab.bill_table())
+
+# %% [markdown]
+# Each row is a run of sixteen steps. With nothing doubled the step is a sum: `compute` + `copy` +
+# `exposed` + `publish`. Doubling takes one of them out of the sum: `copy` for the batch, `exposed`
+# for gradients, `publish` for weights. That work now goes on beside the computing.
+#
+# But it still has to be done once a step. With batch and gradients doubled, the step is hardly
+# longer than its `messages`: the wire is full. So a third buffer wins nothing.
+#
+# **Exercise 8.5.** Write `what_to_double(ms, mib, free_mib)`.
+#
+# - `ms`: the five numbers of a step, as printed above. `mib`: what a second buffer takes.
+#   `free_mib`: memory for second buffers.
+# - Return the list of what to double: the fewest MiB whose step is within 1 % of the best that fits.
+#
+# That choice is written for you. What is missing is how long a step takes: about 4 lines. The check
+# asks for ten trainings on four machines and times your answers. Each may lose at most a fifth of
+# what there was to gain. No constant answer passes.
+#
+# <details><summary>Hint: one after the other</summary>
+#
+# `compute`, and for each buffer that is not doubled `copy`, `exposed` or `publish`.
+#
+# </details>
+# <details><summary>Hint: beside the computing</summary>
+#
+# The step is at least as long as `copy` if the batch is doubled, as `messages` if gradients are,
+# and as `publish` if weights are.
+#
+# </details>
+
+
+# %% name="what-to-double" kind="exercise" exercise="8.5"
+def what_to_double(ms, mib, free_mib):
+    """The fewest second buffers with a step within 1 % of the best that fits."""
+    choices = [c for n in range(4) for c in itertools.combinations(mib, n)]
+
+    def step_ms(doubled):  # some of "batch", "gradients", "weights"
+        ### BEGIN SOLUTION
+        in_line = {"batch": "copy", "gradients": "exposed", "weights": "publish"}
+        beside = {**in_line, "gradients": "messages"}
+        line = ms["compute"] + sum(ms[in_line[b]] for b in mib if b not in doubled)
+        return max([line, *(ms[beside[b]] for b in doubled)])
+        ### END SOLUTION
+
+    def size_mib(doubled):
+        return sum(mib[b] for b in doubled)
+
+    fitting = [c for c in choices if size_mib(c) <= free_mib]
+    best_ms = min(map(step_ms, fitting))
+    close = [c for c in fitting if step_ms(c) <= 1.01 * best_ms]
+    return list(min(close, key=size_mib))
+
+
+# %% name="check-bill" kind="check" exercise="8.5" points=3
+_ = check("8.5", what_to_double)
+
+# %% [markdown]
+# How good is such an estimate? Here is one of the ten: a language model on four nodes with
+# InfiniBand.
+
+# %% name="hidden-not-saved" fold=true
+nodes = lab.EXAMPLE_IB
+line_ms = nodes.ms["exposed"]
+won_ms = nodes.step_ms([]) - nodes.step_ms(["gradients"])
+print(f"gradients one step late: {line_ms:.1f} ms are no longer exposed,", end=" ")
+print(f"and the step is {won_ms:.1f} ms shorter")
+
+# %% [markdown]
+# Hidden is not saved. On this machine messages and kernels slow one another: what goes on beside the
+# computing makes the computing longer. So the exposed time promises more than you win.
+
+# %% [markdown]
+# ## Takeaways (2 minutes)
+
+# %% name="takeaways" fold=true
+step_ms = [run.step_ns / 1e6 / 4 for run in (undelayed, ours)]
+print(f"""1. With one slot copies and steps take turns: {slots_ms[0]:.0f} ms. With two, the slowest of CPU, copy
+   engine and GPU sets the pace: {slots_ms[1]:.0f} ms. A slot is free when its reader has ended:
+   the CPU waits for the copy, the copy for the step.
+2. Gradients one step late hide behind a whole step, {step_ms[1]:.1f} ms instead of {step_ms[0]:.1f}. It is another
+   algorithm: on w * w / 2 the largest learning rate is half, and with momentum far less.
+3. Double what the step waits for, and stop when an engine is full: on {job.profile} a step
+   of {job.step_ms([]):.0f} ms becomes {job.step_ms(["batch", "gradients"]):.0f} with two second buffers and no less with three.""")
+
+# %% [markdown]
+# **Tomorrow, in your own loop.** Ask first what your step waits for: print
+# `ol.diagnose(profile.timeline)`. If it waits for batches, a second slot is one line:
+#
+# ```python
+# for batch in ol.BatchPrefetcher(DataLoader(data, 64, num_workers=4, pin_memory=True)):
+#     train_step(batch)
+# ```
+#
+# If it waits for messages, and your learning rate has room: `ol.DoubleBufferedReducer(model)`.
+#
+# ---
+# **Stop line.** That is the core. You may close the laptop here.
+#
+# ---
+
+# %% [markdown]
+# # Extras
+#
+# Each stands alone. Take what you like.
+#
+# ## 6. Two sets of weights (16 minutes)
+#
+# In 8.3 the next step still waits for the update, which writes the weights that the step reads. With
+# two sets of weights, one is read while the other is updated.
+#
+# Here is such a program, with a fault that people really make. A step reads `front`. Beside it,
+# `back` is updated with the gradient of the step before, as soon as its message has come. Then the
+# two change places: only the names are exchanged, and no byte is moved.
 
 # %% name="my-number"
 my_number = 4  # any whole number: your day of birth, your desk
@@ -660,9 +813,9 @@ print(seen.story())
 view.draw(seen.timeline, title="as you have it now")
 
 # %% [markdown]
-# The lanes `set A` and `set B` show who touches each set: a gradient reads it; an update (a thin
-# line: it takes next to no time here) writes it. No finding, no wait too many, every message but
-# the last beside a gradient. And yet the training is broken.
+# The lanes `set A` and `set B` show who touches each set. A gradient reads it. An update writes it:
+# a thin line, since it takes next to no time here. There is no finding and no needless wait, and
+# every message but the last goes beside a gradient. And yet the training is broken.
 #
 # **Exercise 8.4.** Fill in what the program does *as given* (run the cell above before you
 # repair it). Then repair it, in the place of one line.
@@ -672,8 +825,9 @@ view.draw(seen.timeline, title="as you have it now")
 # - `"gradients"`: how many gradients are in the weights that it returns?
 # - `"first_missing"`: the first batch, from 0, whose gradient they lack.
 #
-# Repaired, the weights are those of 8.3, with plain gradient descent: every gradient once, one
-# step late, except the last batch's. Messages still go beside gradients, and nothing waits longer.
+# Repaired, every gradient is in the weights once and one step late, as in 8.3. Only that of the last
+# batch is missing, since no step comes after it. Messages still go beside gradients, and the run
+# takes no longer.
 #
 # <details><summary>Hint: the diagnosis</summary>
 #
@@ -682,8 +836,8 @@ view.draw(seen.timeline, title="as you have it now")
 # </details>
 # <details><summary>Hint: the repair</summary>
 #
-# `front` has every gradient so far, `back` lacks the last one. The next weights are `front` minus
-# the new gradient. Where do they go?
+# Say `front` has every gradient so far. `back` was made a step earlier, so it lacks one. The next
+# weights are `front` minus the rate times the new gradient. Where do they go?
 #
 # </details>
 # <details><summary>Hint: in one operator</summary>
@@ -710,160 +864,19 @@ _ = check("8.4", my_number, diagnosis, train_two)
 # %% [markdown]
 # <details><summary>What was wrong, when you have repaired it</summary>
 #
-# As given, set A is trained on every second batch, set B on the others: two models, each on
-# half of the data, and the loss that you watch belongs to one and then to the other. Nothing
-# reports it. With two sets the rule is: **build the back from the front, never from what the
-# back held.**
+# As given, set A is trained on every second batch, and set B on the others. They are two models,
+# each trained on half of the data. The loss that you watch belongs to one and then to the other, and
+# nothing reports it. With two sets the rule is: **build the back from the front, never from what
+# the back held.**
 #
 # </details>
 #
-# So it is in `ol.DoubleBufferedWeights`, for a *serving* model that gets new weights while it answers:
-# an update writes every tensor of the set that nobody reads, on a stream of its own. Then they
-# change places (section 9).
+# `ol.DoubleBufferedWeights` keeps that rule, for a *serving* model that gets new weights while it
+# answers. An update writes every tensor of the set that nobody reads, on a stream of its own. Then
+# the two change places (section 9).
 
 # %% [markdown]
-# ## 6. The bill (11 minutes)
-#
-# Each second buffer costs its bytes, and wins at most what stood in line. Here are both, counted
-# in the runs of this lab:
-
-# %% name="own-bill" fold=true
-print(lab.own_bill(alone, undelayed))
-
-# %% [markdown]
-# Now a whole training, on 8 nodes with 100 Gbit/s Ethernet: images, so that a batch is large. A
-# step copies its batch, computes, and sends its gradients in eight messages from the backward
-# pass on. After every fourth step the weights are copied to the host, for whoever evaluates them.
-# The optimizer may not write them meanwhile, unless there is a second set.
-
-# %% name="bill-line"
-job = lab.EXAMPLE
-for name, ms in job.ms.items():
-    print(f"{name:<10} {ms:5.1f} ms per step")
-print(job.mib)
-
-# %% [markdown]
-# `messages` is all the time that the wire is busy, `exposed` the part with no computing beside
-# it. `publish` is the copy of the weights, its time spread over the four steps.
-#
-# **Predict.** You may double one of the three, `"batch"`, `"gradients"` or `"weights"`. Which
-# wins most?
-
-# %% name="predict-bill" kind="lab-only"
-wins_most = None
-
-# %% name="predicted-bill" kind="solution-only"
-wins_most = "gradients"
-
-# %% name="bill" fold=true
-won = {name: job.step_ms([]) - job.step_ms([name]) for name in job.mib}
-lab.side_by_side("wins most", wins_most, max(won, key=won.get))
-print(lab.bill_table())
-
-# %% [markdown]
-# Each row is a run of sixteen steps. What is doubled leaves the line of the compute stream: `copy`
-# (batch), `exposed` (gradients) or `publish` (weights) is gone from the sum. But its engine still
-# has to be done with it in every step. With batch and gradients doubled the step is hardly longer
-# than its `messages`, and a third buffer wins nothing any more.
-#
-# **Exercise 8.5.** Write `what_to_double(ms, mib, free_mib)`.
-#
-# - `ms`: the five numbers of a step, as printed above. `mib`: what a second buffer takes.
-#   `free_mib`: memory for second buffers.
-# - Return the list of what to double. Of the choices that fit take those whose step is within 1 %
-#   of the best, and of these the one with the fewest MiB.
-#
-# It is asked for ten trainings on four machines, and your answer is timed there. In none of them
-# may it lose more than a fifth of what there was to gain. No constant answer passes. The choice is
-# written for you; what a step takes is missing: about 4 lines.
-#
-# <details><summary>Hint: in line</summary>
-#
-# `compute`, and for each buffer that is not doubled `copy`, `exposed` or `publish`.
-#
-# </details>
-# <details><summary>Hint: beside</summary>
-#
-# The step is no shorter than `copy` if the batch is doubled, `messages` if gradients are,
-# `publish` if weights are.
-#
-# </details>
-
-
-# %% name="what-to-double" kind="exercise" exercise="8.5"
-def what_to_double(ms, mib, free_mib):
-    """The fewest second buffers with a step within 1 % of the best that fits."""
-    choices = [c for n in range(4) for c in itertools.combinations(mib, n)]
-
-    def step_ms(doubled):  # some of "batch", "gradients", "weights"
-        ### BEGIN SOLUTION
-        in_line = {"batch": "copy", "gradients": "exposed", "weights": "publish"}
-        beside = {**in_line, "gradients": "messages"}
-        line = ms["compute"] + sum(ms[in_line[b]] for b in mib if b not in doubled)
-        return max([line, *(ms[beside[b]] for b in doubled)])
-        ### END SOLUTION
-
-    def size_mib(doubled):
-        return sum(mib[b] for b in doubled)
-
-    fitting = [c for c in choices if size_mib(c) <= free_mib]
-    best_ms = min(map(step_ms, fitting))
-    close = [c for c in fitting if step_ms(c) <= 1.01 * best_ms]
-    return list(min(close, key=size_mib))
-
-
-# %% name="check-bill" kind="check" exercise="8.5" points=3
-_ = check("8.5", what_to_double)
-
-# %% [markdown]
-# How good is the sum? Here is one of the ten: a language model on four nodes with InfiniBand.
-
-# %% name="hidden-not-saved" fold=true
-nodes = lab.EXAMPLE_IB
-line_ms = nodes.ms["exposed"]
-won_ms = nodes.step_ms([]) - nodes.step_ms(["gradients"])
-print(f"gradients one step late: {line_ms:.1f} ms are no longer exposed,", end=" ")
-print(f"and the step is {won_ms:.1f} ms shorter")
-
-# %% [markdown]
-# Hidden is not saved: on this machine messages and kernels slow one another, so what goes beside
-# the computing makes it longer. A bill of exposed time alone promises too much.
-
-# %% [markdown]
-# ## Takeaways (1 minute)
-
-# %% name="takeaways" fold=true
-step_ms = [run.step_ns / 1e6 / 4 for run in (undelayed, ours)]
-print(f"""1. With one slot copies and steps take turns: {slots_ms[0]:.0f} ms. With two, the slowest of CPU, copy
-   engine and GPU sets the pace: {slots_ms[1]:.0f} ms. A slot is free when its reader has ended:
-   the CPU waits for the copy, the copy for the step.
-2. Gradients one step late hide behind a whole step, {step_ms[1]:.1f} ms instead of {step_ms[0]:.1f}. It is another
-   algorithm: on w * w / 2 the largest learning rate is half, and with momentum far less.
-3. Double what stands in line, and stop when an engine is full: on {job.profile} a step
-   of {job.step_ms([]):.0f} ms becomes {job.step_ms(["batch", "gradients"]):.0f} with two second buffers and no less with three.""")
-
-# %% [markdown]
-# **Tomorrow, in your own loop.** Ask first which engine is full: print
-# `ol.diagnose(profile.timeline)`. If batches are, the second set is one line:
-#
-# ```python
-# for batch in ol.BatchPrefetcher(DataLoader(data, 64, num_workers=4, pin_memory=True)):
-#     train_step(batch)
-# ```
-#
-# If messages are, and your learning rate has room: `ol.DoubleBufferedReducer(model)`.
-#
-# ---
-# **Stop line.** That is the core. You may close the laptop here.
-#
-# ---
-
-# %% [markdown]
-# # Extras
-#
-# Each stands alone. Take what you like.
-#
-# ## 7. More than two? (6 minutes)
+# ## 7. More than two? (8 minutes)
 #
 # `depth` of `ol.BatchPrefetcher` is the number of slots of each kind: 2 is 8.2.
 #
@@ -886,12 +899,12 @@ view.draw_many({f"depth {depth}": depths[depth].timeline for depth in (2, 4)})
 
 # %% [markdown]
 # Two are enough where every fill and every copy is shorter than a step: when a step ends, the next
-# batch is there. A third slot has nothing to win, takes its memory, and here even costs time,
-# since the first step waits until all slots have been filled once.
+# batch is there. A third slot takes memory and has nothing to win. Here it even costs time, since
+# the first step waits until all slots have been filled once.
 #
-# What a deeper buffer can do is to even out *differences*. Here is a loader in which every fill
-# takes 1 ms, but one takes 14. Two slots hold one batch in store; the GPU runs out of work.
-# Three hold more. Still more only make the first step late.
+# A deeper buffer helps where fills *differ*. Here is a loader in which every fill takes 1 ms, but
+# one takes 14. Two slots hold one batch in store, and the GPU runs out of work. Three hold more.
+# Still more only make the first step late.
 
 # %% name="stutter" fold=true
 for depth in (2, 3, 4, 5):
@@ -901,7 +914,7 @@ for depth in (2, 3, 4, 5):
     )
 
 # %% [markdown]
-# So depth is for loaders that stutter, as those that read files do. On average they must be
+# So depth is for loaders that stutter, such as those that read files. On average they must be
 # faster than the steps, or no depth helps. Gradients never stutter: a third set would make them
 # two steps late, and win nothing.
 #
@@ -915,16 +928,17 @@ for depth in (2, 3, 4, 5):
 print(lab.buckets_table())
 
 # %% [markdown]
-# On the fast link the step hardly knows how large its buckets are, the smallest apart. (One reads: where computing sets
-# the pace, take smaller buckets. The step is no shorter with them; what they save is memory.) A cap
-# of 128 MiB takes 256 MiB of memory, and saves nothing over one of 16. On the slow link large
-# buckets are dear twice: the first leaves late, the last has nothing beside it, and the memory
-# comes on top. Take the smallest cap that is as fast.
+# On the fast link the size of the buckets hardly matters, except for the smallest. A cap of 128 MiB
+# takes 256 MiB of memory, and is no faster than one of 16. So small buckets save memory there, and
+# no time.
+#
+# On the slow link large buckets also cost time: the first leaves late, and the last has nothing
+# beside it. Take the smallest cap that is as fast as any.
 #
 # ## 9. Swap by copy (6 minutes)
 #
 # A model answers while new weights arrive from the host. They are loaded into the set that nobody
-# reads, beside the answer. So far right. But look at the last line of the loop.
+# reads, beside the answer. So far that is right. But look at the last line of the loop.
 
 
 # %% name="serve" kind="exercise" exercise="8.6" broken=true reference=true
@@ -969,10 +983,10 @@ _ = check("8.6", serve)
 # In a real module the names are inside its parameters: `parameter.data = other` changes what a
 # parameter refers to. `ol.DoubleBufferedWeights.swap()` does that, for every parameter and buffer.
 #
-# ## 10. A trainer with all three (5 minutes)
+# ## 10. A trainer with all three (6 minutes)
 #
-# Six layers, five pageable batches, and a copy of the model that is evaluated elsewhere. First as
-# one writes it, then with two of everything.
+# Here are six layers, five pageable batches, and a copy of the model that is evaluated elsewhere.
+# First as everybody writes it, then with two of everything.
 
 
 # %% name="trainers" reference=true
@@ -1010,62 +1024,62 @@ print(lab.trainers_table(trained))
 view.draw_many({name: run.timeline for name, run in trained.items()})
 
 # %% [markdown]
-# Three waits, and each has its place: `weights.wait()` before the optimizer writes what is being
-# copied, `reducer.wait()` before it reads what has travelled, and the prefetcher's own before the
-# step. Nobody waits for everything. (The first message brings rank 0's weights to all. *Saved* in
-# the titles counts messages, not copies: look at the step.)
+# There are three waits, and each has its place. `weights.wait()` comes before the optimizer writes
+# what is being copied. `reducer.wait()` comes before the optimizer reads what has travelled. And the
+# prefetcher waits before the step. (The first message brings rank 0's weights to all. *Saved* in the
+# titles counts messages, not copies, so compare the steps.)
 #
-# ## 11. On real GPUs (6 minutes)
+# ## 11. On real GPUs (9 minutes)
 #
-# The virtual cluster is a model. Here is what a GPU did, stored: nothing is measured now. A step
-# is a chain of matrix products and needs a batch from the host. First what the three hands take
-# alone; then what each way to feed the step *adds* to it. *Pinned* batches lie in pinned memory
-# already, as in 8.1; *pageable* ones have to be filled into it, as in 8.2; *torch's workers* are a
-# `DataLoader` with worker processes and `pin_memory=True`. *Ours* is `ol.BatchPrefetcher` over the
-# same.
+# Here is what a GPU did, stored: nothing is measured now. A step is a chain of matrix products and
+# needs a batch from the host. The first three rows are what the three hands take alone. The others
+# are what each way to feed the step *adds* to the step alone.
+#
+# *Pinned* batches lie in pinned memory already, as in 8.1. *Pageable* ones have to be filled into it,
+# as in 8.2. *torch's workers* are a `DataLoader` with worker processes and `pin_memory=True`. *Ours*
+# is `ol.BatchPrefetcher` over the same.
 
 # %% name="gpu-feeds" fold=true
 print(lab.gpu_feeds())
 
 # %% [markdown]
-# Pinned: a copy on the stream of the steps costs about what a copy takes; ahead, on a stream of
-# its own, next to nothing. That is 8.1. Pageable: where a fill is shorter than the step, two slots
-# hide it as well (compare the two columns of 64 MiB). Where it is longer, it sets the pace, and
-# nothing is won over pinning in the loop. The workers hand large batches over more slowly than one
-# thread fills them: no prefetcher is faster than its loader.
+# - **Pinned.** On the stream of the steps a copy adds about what it takes. With *ours* it adds next to
+#   nothing. That is 8.1.
+# - **Pageable, the step longer than a fill.** With *ours* next to nothing is added, or less than the
+#   copy takes: two slots hide fill and copy. The fourth column is an example.
+# - **Pageable, the fill longer than the step.** The fill sets the pace, and *ours* wins nothing over
+#   pinning in the loop. The third column: step and addition together take clearly longer than a fill
+#   alone. We suppose, and have not measured, that a fill is slower beside copies, since both use the
+#   host's memory. The virtual cluster does not know that.
+# - **Workers.** They hand large batches over more slowly than one thread fills them. No prefetcher is
+#   faster than its loader.
 #
-# The rule was: the slowest of the three hands sets the pace. By that rule, and as measured:
-
-# %% name="gpu-pace" fold=true
-print(lab.gpu_pace())
-
-# %% [markdown]
-# It holds to a few percent where the step is the slowest. Where the fill is, a step takes clearly
-# longer than a fill alone. We suppose, and have not measured, that a fill beside copies is slower,
-# since both want the host's memory. The virtual cluster does not know that.
+# Now gradients, on two GPUs. *Bucketed* sends them beside their own backward pass, as in lab 06.
+# *Delayed* is `ol.DoubleBufferedReducer`, whose messages have the whole next step. *P2P off* makes
+# the link slow.
 #
-# Now gradients, on two GPUs. *Bucketed* sends them under their own backward pass, as in lab 06;
-# *delayed* is `ol.DoubleBufferedReducer`, whose messages have the whole next step. P2P off makes the
-# link slow. **Predict** before you run: there, at batch 2, a step computes for 17 ms, and DDP takes
-# 58. How short can the delayed step be?
+# **Predict.** On the slow link, at batch 2, a step computes for 17 ms, and DDP takes 58. How short
+# can the delayed step be?
 
 # %% name="gpu-reducers" fold=true
 print(lab.gpu_reducers())
 
 # %% [markdown]
-# About 50 ms, at batch 1 as at batch 2, although the one computes for 13 ms and the other for 17:
-# such a step is as long as its messages. At batch 8 the computing is longer than that, and 8 ms stay
-# exposed all the same: kernels and messages slow one another down. Over NVLink little is exposed
-# anyway: being one step late wins 1 or 2 %, and at batch 1 it loses. There you would not pay 1.4 GiB
-# for it, nor the late gradient.
+# About 50 ms, at batch 1 as at batch 2. The one computes for 13 ms and the other for 17, so it is the
+# messages that set the pace. At batch 8 the computing takes longer than the messages. The delayed
+# step is still 8 ms longer than the computing, because kernels and messages slow one another.
 #
-# ## 12. Where the model lies (2 minutes)
+# Over NVLink little is exposed anyway. Being one step late wins 1 or 2 % there, and at batch 1 it
+# loses. That is not worth 1.4 GiB and a late gradient.
 #
-# - Fills take time in sections 1, 3 and 7 only, and what the loop says. On a machine a fill competes
-#   for the host's memory with the copy, and with the other ranks' fills.
-# - Kernels on two streams share the GPU evenly here. An update beside a forward pass is hidden, and
-#   not saved.
-# - Allocating and pinning memory are free here. On a machine pinning is slow: the reason for slots.
+# ## 12. Where the model lies (3 minutes)
+#
+# - Here fills take time in sections 1, 3 and 7 only, and always as long as the loop says. On a
+#   machine a fill competes for the host's memory with the copy, and with the other ranks' fills.
+# - Kernels on two streams share the GPU evenly here. So an update beside a forward pass is hidden,
+#   but not saved.
+# - Allocating and pinning memory are free here. On a machine pinning is slow, which is why there are
+#   slots.
 # - The loss curves are those of one small net. How much a late gradient costs depends on the model,
 #   the learning rate and the optimizer.
 #
@@ -1074,7 +1088,7 @@ print(lab.gpu_reducers())
 # - PyTorch: `_pin_memory_loop` in `torch/utils/data/_utils/pin_memory.py`, the thread that fills.
 # - NVIDIA Apex: `data_prefetcher` in `examples/imagenet/main_amp.py` is 8.1, with two comments on
 #   `record_stream` and its alternative that you can now read.
-# - NVIDIA DALI: `prefetch_queue_depth` of a `Pipeline`, 2 by itself.
+# - NVIDIA DALI: `prefetch_queue_depth` of a `Pipeline`; its default is 2.
 # - DeepSpeed: `ipg_buffer` and `ipg_index` in `deepspeed/runtime/zero/stage_1_and_2.py`: two flat
 #   buckets that change places where `overlap_comm` and `contiguous_gradients` are on.
 # - PyTorch: `async_save` in `torch/distributed/checkpoint/state_dict_saver.py` and the stagers in

@@ -1,14 +1,16 @@
 # %% [markdown]
 # # When should weights arrive?
 #
-# **Lab 10: ZeRO stage 3 and prefetch.** Core: 70 minutes. Extras: 25 more. You need no GPU.
+# **Lab 10: ZeRO stage 3 and prefetch.** Core: two sittings of 50 minutes, with a door after
+# section 3. Extras: 80 more. You need no GPU.
 #
 # After the core you can
 #
 # - say what stage 3 moves, when, and which bytes it frees;
 # - write a **prefetcher**, which gathers weights while others compute, in a ring of buffers;
-# - choose its depth for a model, a link and a memory;
-# - send gradients from two buffers while the backward pass goes on.
+# - choose its depth for a model, a link and a memory.
+#
+# In the extras you send gradients while the backward pass goes on, and repair a prefetcher.
 #
 # It builds on lab 04: a collective with `async_op=True` travels beside the computation,
 # and `work.wait()` makes the *current stream* wait. Nothing of FSDP is needed.
@@ -31,12 +33,12 @@ from overlaplab_course import lab10 as lab
 MIB = 2**20
 
 # %% [markdown]
-# ## 1. The waste (8 minutes)
+# ## 1. The waste (12 minutes)
 #
 # Four GPUs train one GPT. With data parallelism each holds *all* parameters, gradients
-# and optimizer states. **Stage 3** of ZeRO (FSDP is another name for it) leaves each
-# rank a quarter of each: its **shards**. The weights of a layer are gathered when it
-# computes, and given back after.
+# and optimizer states. With **stage 3** of ZeRO (FSDP is another name for it) each rank keeps
+# only a quarter of them: its **shards**. The weights of a layer are gathered when it computes,
+# and given back afterwards.
 
 
 # %% name="train"
@@ -70,13 +72,13 @@ print(lab.kinds_table({"data parallel": replicated}))
 print(f"\n{' + '.join(kept)}: {sum(held[kind] for kind in kept):.0f} MiB")
 
 # %% [markdown]
-# Activations are the same either way, and so are `workspaces`, which the matmul library
-# keeps for itself; sharding is about the other kinds.
+# Activations are the same either way. So are `workspaces`, memory that the library for matrix
+# products keeps for itself. Sharding is about the other kinds.
 #
 # **Predict.** With stage 3 over four ranks, how many MiB does a rank hold in the place of
-# the sum above? A quarter of the sum is always there. Count also what one of the six layers
-# needs while it computes: its gathered weights, its full gradient, and the buffer from
-# which that gradient leaves.
+# the sum above? A quarter of the sum is always there. Add what one layer needs while it
+# computes: its gathered weights, its full gradient, and the buffer from which that gradient
+# leaves. Nearly all parameters are in six equal layers.
 
 # %% name="predict-held" kind="lab-only"
 held_mib = None
@@ -91,11 +93,15 @@ lab.side_by_side("MiB", held_mib, f"{lab.all_but_activations(on_demand_run):.0f}
 print(lab.kinds_table(both))
 
 # %% [markdown]
-# The number is the sum of the column without activations and workspaces. Read it by kind.
-# Shards and states are a quarter. `gathered` is *one* layer: all that is left of the full
-# weights. Gradients are a quarter, and most of one layer's full gradient; `communication` is
-# the buffer from which it leaves. `parameters` is the table of positions: it is not trained,
-# and every rank has it whole. What does that cost?
+# The number is the sum of the column without activations and workspaces. Read it by kind:
+#
+# - `shards` and `states` are a quarter of what they were.
+# - `gathered` is *one* layer: all that is left of the full weights.
+# - `gradients` is a quarter, and besides most of one layer's full gradient.
+# - `communication` is the buffer from which that gradient leaves.
+# - `parameters` is the table of positions. It is not trained, and every rank has it whole.
+#
+# So memory is won. What does that cost?
 
 # %% name="moved"
 for name, run in both.items():
@@ -106,10 +112,12 @@ print(
 )
 
 # %% [markdown]
-# A gather or a reduce-scatter is half an all-reduce (lab 04). Data parallelism sends two
-# halves; stage 3 sends three: gather, gather again, reduce-scatter. That would be 1.5 times
-# as many. One gather is saved: the last layer is still there when the backward pass begins.
-# And here is *when*:
+# A gather is half an all-reduce, and so is a **reduce-scatter**, which adds up all ranks' gradients
+# and leaves each rank its part of the sum (lab 04). Data parallelism sends two halves. Stage 3 sends
+# three: gather, gather again, reduce-scatter. That would be 1.5 times as many bytes. It is a little
+# less, because the last layer is still there when the backward pass begins.
+#
+# And here is *when* they travel:
 
 # %% name="waste"
 view.draw(lab.step_of(on_demand_run), title="stage 3, on demand", memory=True)
@@ -123,31 +131,29 @@ view.table({name: lab.step_of(run) for name, run in both.items()})
 # comes next.
 
 # %% [markdown]
-# ## 2. Shards (9 minutes)
+# ## 2. Shards (24 minutes)
 #
-# All weights of a layer travel in one message. So they lie flat, one behind the other,
-# in a row. Each rank has an equal part of that row. Where a weight ends has nothing to
-# do with where a part ends:
+# All weights of a layer travel in one message. So they lie flat in a row, one behind the other.
+# Each rank has an equal part of that row. A part may end in the middle of a weight:
 
 # %% name="row" fold=true
 print(lab.cut_text([("W", (5, 3)), ("b", (5,)), ("scale", ())], num_ranks=4))
 
 # %% [markdown]
-# So a weight's full shape does not follow from its shard: "shard times ranks" is wrong as
-# soon as something does not divide. The shapes have to be kept.
+# So you cannot find a weight's full shape from its shard. "Shard times ranks" is wrong as soon as
+# something does not divide. You have to keep the shapes.
 #
 # **Exercise 10.1.** Write both ends.
 #
-# - `shard(weights)`: a list of tensors of one dtype, whole. Returns this rank's part of
-#   the row, flat. All ranks' parts are equally large, as small as that allows; what is
-#   missing at the end of the row is zeros. The whole weights are freed afterwards: the
-#   shard must not keep them alive.
-# - `unshard(slot, shapes)`: `slot` is flat; the gathered row stands at its beginning, and
-#   it may be longer. Returns the weights as **views** of the slot, in `shapes`. Nothing
+# - `shard(weights)`: a list of whole tensors of one dtype. Return this rank's part of the row,
+#   flat. All parts have the same size, the smallest that holds the row; fill the end of the row
+#   with zeros. The whole weights are freed afterwards, so the shard must not keep them alive.
+# - `unshard(slot, shapes)`: `slot` is flat. The gathered row stands at its beginning, and the slot
+#   may be longer than the row. Return the weights as **views** of the slot, in `shapes`. Nothing
 #   is copied.
 #
-# `dist.get_rank()`, `dist.get_world_size()`. About 6 lines and 6 lines. Some weights have
-# shape `()`, some have no elements.
+# You need `dist.get_rank()` and `dist.get_world_size()`. About 6 lines and 6 lines. Some weights
+# have shape `()`, and some have no elements.
 #
 # <details><summary>Hint: rounding up</summary>
 #
@@ -189,25 +195,25 @@ def unshard(slot, shapes):
 _ = check("10.1", shard, unshard)
 
 # %% [markdown]
-# Views are the trick of the fast implementations: weights *are* their slot. A gather
-# fills the slot and the layer has its weights, with no copy and no allocation.
+# Views are the trick of the fast implementations: the weights *are* part of the slot. When a gather
+# has filled the slot, the layer has its weights, with no copy and no allocation.
 
 # %% [markdown]
-# ## 3. One layer at a time (8 minutes)
+# ## 3. One layer at a time (13 minutes)
 #
-# From here on: a small stack of equal layers on a board with round numbers. A gather
-# takes 2 ms, a layer's forward 8 ms. The objects:
+# From here on you work with a small stack of equal layers, on a board with round numbers. A gather
+# takes 2 ms, and a layer's forward 8 ms. Each layer is a `unit`:
 #
 # | `unit`: one layer on this rank | |
 # |---|---|
 # | `unit.shard` | this rank's part of its weights, flat |
-# | `unit.numel` | elements of all parts together: what a gather brings |
+# | `unit.numel` | how many elements a gather brings: all ranks' parts together |
 # | `unit.forward(x, slot)` | computes with the gathered weights in `slot` |
-# | `unit.backward(grad, slot, full_grad)` | section 6 |
-# | `unit.grad` | this rank's part of its gradient, section 6 |
+# | `unit.backward(grad, slot, full_grad)` | for section 6, an extra |
+# | `unit.grad` | this rank's part of its gradient, for section 6 |
 #
-# The step asks for weights, one layer after the other. `weights` is an iterator: what
-# `next` gives is ready for whatever the current stream gets next.
+# The forward pass asks for weights, one layer after the other. `weights` is an iterator: `next`
+# gives a slot, and whatever is launched next on the current stream may read the weights in it.
 
 
 # %% name="forward" reference=true
@@ -233,7 +239,7 @@ def forward(x, units, weights):
 #   weights.
 # - At most *one* layer's gathered weights exist at any time.
 #
-# `yield` hands out the slot and stops there until the next one is asked for. About 4
+# `yield` hands out the slot. Your function stops there until the next slot is asked for. About 4
 # lines.
 #
 # <details><summary>Hint: one slot</summary>
@@ -269,20 +275,27 @@ view.draw(lab.drawn(demand), title="on demand, the forward of 6 layers")
 
 # %% [markdown]
 # How to read it: `cpu` launches and runs ahead; `default` computes; `slot 0` shows when the
-# slot is filled and when it is used. G2 gathers layer 2, F2 is its forward. Where a slot has a
-# gap behind a G, it is full and waits for its layer. `saved` is what overlap saved: nothing
-# here, and the time until the first launch counts against it. In the forward of 24 layers:
+# slot is filled and when it is used. G2 gathers layer 2, and F2 is its forward. A gap behind a G
+# means: the slot is full and waits for its layer. `saved` in the title is what overlap saved, less
+# the time until the first launch. Nothing overlaps here, so it is a little below zero.
+#
+# And the forward of 24 layers:
 
 # %% name="on-demand-24"
 demand_ms = lab.play(lab.mine_or_ours("10.2"), stack=lab.EQUAL).step_ns / 1e6
 print(f"24 x (2 + 8) ms: the step takes {demand_ms:.0f} ms")
 
 # %% [markdown]
-# ## 4. Prefetch (16 minutes)
+# **A door.** You can shard weights and gather them when a layer needs them. Nothing overlaps yet.
+# This is a good place to stop for today. When you come back, run all cells once: what you solved
+# is in the notebook.
+
+# %% [markdown]
+# ## 4. Prefetch (29 minutes)
 #
-# While one layer computes, the next one's weights can travel: into another slot. A
-# prefetcher of **depth** d gathers d layers ahead. So d + 1 slots are needed: one for the
-# layer that computes and d for those that come. The slots are used in turn: a **ring**.
+# While one layer computes, the weights of the next can travel, into another slot. A prefetcher of
+# **depth** d gathers d layers ahead. It needs d + 1 slots: one for the layer that computes, and d
+# for those that come. The slots are used in turn: they are a **ring**.
 #
 # **Predict.** The forward of 24 layers again, 2 ms per gather and 8 ms per layer. How long is
 # it with depth 1? And with depth 5?
@@ -314,20 +327,21 @@ target = lab.play_ours(1, lab.SMALL)
 view.draw(lab.drawn(target), title="depth 1: the next layer travels while one computes")
 
 # %% [markdown]
-# Read a slot from left to right: filled, used, filled again. G2 cannot start before F0 has
-# ended: it overwrites F0's weights. It need not start later either.
+# Read a slot from left to right: filled, used, filled again. G2 overwrites F0's weights, so it
+# cannot start before F0 has ended. But then it can start at once.
 #
 # **The API of this screen.** `lab.all_gather(output, input, async_op=True)` returns a
-# `Work` at once. The gather starts when all that the *current stream* holds at this moment
-# has ended, and the messages before it. `work.wait()`: what the current stream gets from now
-# on comes after the gather.
+# `Work` at once. The gather starts when two things are over: all that was launched on the *current
+# stream* before it, and the messages before it. After `work.wait()`, whatever you launch on the
+# current stream runs after the gather.
 #
 # **Exercise 10.3.** Write `prefetched(units, depth)`, a generator like `on_demand`.
 #
-# - `units` as before: forward and backward are one list, each unit once for each use.
+# - `units` as before, in the order of their use. For a whole step that is one list: the units of the
+#   forward, then those of the backward.
 # - At most `depth + 1` layers' gathered weights exist at any time.
-# - Each gather starts as soon as its slot is free and the wire is. `depth` may be 0, or
-#   larger than the list is long.
+# - Each gather starts as soon as both its slot and the wire are free. `depth` may be 0, and it may
+#   be larger than the number of units.
 # - The CPU never waits.
 #
 # About 12 lines.
@@ -339,16 +353,16 @@ view.draw(lab.drawn(target), title="depth 1: the next layer travels while one co
 # </details>
 # <details><summary>Hint: when to launch?</summary>
 #
-# When the generator is asked for use number i, the step has just launched use i - 1. So the
-# slot of i - 1 is free for whatever is launched *now*: the gather of use i + depth. Launch
-# *this gather* after the `yield` of use i, and it stands behind the layer beside which it
-# should travel.
+# When the generator is asked for use number i, the step has just launched use i - 1. A gather that
+# you launch *now* starts after use i - 1, so it may fill that slot. It is the gather of use
+# i + depth. Launch it *before* the `yield` of use i. If you launch it after, it waits for layer i,
+# beside which it should travel.
 #
 # </details>
 # <details><summary>Hint: the beginning</summary>
 #
-# Before the loop, launch the gathers of the first `depth` uses. A small function
-# `launch(i)` that does nothing behind the end of the list serves both places.
+# Before the loop, launch the gathers of the first `depth` uses. Write a small function `launch(i)`
+# for both places. Past the end of the list it does nothing.
 #
 # </details>
 
@@ -379,9 +393,9 @@ _ = check("10.3", prefetched)
 lab.keep("10.3", prefetched)
 
 # %% [markdown]
-# The check ran forward and backward on stacks that you have not seen, and timed them on a
-# fast and on a slow link: on the slow one each late launch shows. A prefetcher that gathers
-# everything at once is as fast. Its bytes give it away.
+# The check ran forward and backward on stacks that you have not seen, with a fast link and with a
+# slow one. On the slow link every late launch makes the step longer. A prefetcher that gathers
+# everything at once is as fast, so the check counts bytes, too.
 
 # %% name="again"
 whose = lab.whose("10.3")
@@ -392,14 +406,15 @@ for depth in (1, 2):
 view.draw_many(steps)
 
 # %% [markdown]
-# ## 5. How deep? (9 minutes)
+# ## 5. How deep? (19 minutes)
 #
 # With equal layers the answer is short. Let a gather take $T_m$ and a layer $T_c$. With
 # depth 0 the forward of $L$ layers takes $L\,(T_m + T_c)$. With any depth from 1 on,
 #
 # $$\max(T_m + L\,T_c,\; L\,T_m + T_c)$$
 #
-# The slower of the two resources never waits, but for the first gather or the last layer.
+# On the left the GPU sets the pace: after the first gather it never waits. On the right the wire sets
+# the pace: it never waits, and the last layer computes when the last gather is over.
 
 
 # %% name="closed-form"
@@ -416,15 +431,15 @@ for depth, ms in seen_ms.items():
     print(f"depth {depth}: {ms:.0f} ms, {slots:.0f} layers in memory")
 
 # %% [markdown]
-# So depth 1 for equal layers, always? Real models are not equal: a large embedding, a layer
-# with many experts, a run of cheap layers. Here two of eight layers hold a table. It takes
-# long to gather and nothing to compute:
+# So for equal layers depth 1 is enough. But in real models layers differ: there may be a large
+# embedding, a layer with many experts, a few cheap layers in a row. Here two of eight layers hold a
+# table. It takes long to gather and costs nothing to compute:
 
 # %% name="uneven-layers" fold=true
 print(lab.layers_table(lab.play_ours(0, lab.UNEVEN)))
 
 # %% [markdown]
-# **Predict.** What is the least depth that is as good as any?
+# **Predict.** From which depth on does the step get no shorter?
 
 # %% name="predict-least" kind="lab-only"
 least_depth = None
@@ -443,29 +458,31 @@ lab.draw_depths({"24 equal layers": seen_ms, "two of eight with a table": uneven
 view.draw_many({f"depth {d}": lab.drawn(uneven[d]) for d in (1, least)})
 
 # %% [markdown]
-# At depth 1 the long gather starts one layer ahead: too late. Deeper, it starts when there
-# is still enough to compute beside it. The price: each slot has room for the *largest* layer.
+# At depth 1 the long gather starts one layer ahead, which is too late. At depth 2 it starts earlier,
+# with two layers to compute beside it. The price is memory: each slot has room for the *largest*
+# layer.
 #
 # **Exercise 10.4.** Write `choose_depth` for models and links that you have not seen.
 #
-# - `gather_ms[i]`, `compute_ms[i]`: of use number i, in order.
-# - `layer_mib`: of one slot. `memory_mib`: for the ring.
-# - Return the *least* depth that reaches the shortest step, among those whose slots fit.
+# - `gather_ms[i]`, `compute_ms[i]`: how long use number i gathers, and how long it computes.
+# - `layer_mib`: what one slot takes. `memory_mib`: what all slots together may take.
+# - Only depths whose slots fit count. Among them, return the *least* that reaches the shortest step.
 #
-# The check forgives a step that loses up to a fifth of the gain, but not a slot that saves
-# nothing. No constant passes. The walk that times a depth is begun for you: about 4 lines
-# there and 2 at the end.
+# The check allows a step that loses up to a fifth of what there was to gain. It does not allow a
+# slot that saves nothing. No constant passes. The loop that times a depth is begun for you: about 4
+# lines there and 2 at the end.
 #
 # <details><summary>Hint: time a depth</summary>
 #
-# Walk over the uses. A gather starts when the gather before it has ended *and* use
-# i - depth - 1 has computed. A use computes when its gather and the use before have ended.
+# Go through the uses in order. The gather of use i starts when the gather before it has ended *and*
+# use i - depth - 1 has computed, whose slot it fills. Use i computes when its gather and use i - 1
+# have ended.
 #
 # </details>
 # <details><summary>Hint: the least</summary>
 #
-# `min(depths, key=time)` takes the first of several that are equal. Round the times, so that
-# the last digit of a sum does not decide.
+# `min(depths, key=step_ms)` takes the first of several that are equal. (`step_ms` rounds, so that
+# the last digit of a sum does not decide.)
 #
 # </details>
 
@@ -496,22 +513,60 @@ def choose_depth(gather_ms, compute_ms, layer_mib, memory_mib):
 _ = check("10.4", choose_depth)
 
 # %% [markdown]
-# ## 6. The backward pass (11 minutes)
+# ## Takeaways (2 minutes)
+
+# %% name="takeaways" fold=true
+full_mib, part_mib = map(lab.all_but_activations, (replicated, on_demand_run))
+first_ms = lab.drawn(target).report().exposed_ns / 1e6
+print(f"""1. Stage 3 over four ranks holds {part_mib:.0f} MiB instead of {full_mib:.0f}, and sends {ratio:.1f} times
+   as many bytes. Gathered weights are depth + 1 layers of it.
+2. With equal layers depth 1 reaches the best step: {seen_ms[1]:.0f} ms instead of {seen_ms[0]:.0f}, and depth 5
+   no less. With two large layers of eight it takes depth {least}: {uneven_ms[least]:.0f} ms instead of
+   {uneven_ms[1]:.0f} at depth 1. Compute it; do not guess.
+3. In the forward only the first gather is exposed: {first_ms:.0f} of {target.step_ns / 1e6:.0f} ms. A gather starts
+   after all that was launched before it, so launch it before the layer.""")
+
+# %% [markdown]
+# **Tomorrow, in your own loop.** Stage 3 with the prefetch of this lab:
 #
-# The backward pass needs the weights again, in reverse. Your prefetcher knows: its list is
-# the units and then the units reversed. The last layer is there twice in a row and is gathered
-# twice; `ol.Zero3` spares the second gather, which section 1 counted. What is new is the other direction. Each rank makes
-# the *whole* gradient of a layer, from its own data; a **reduce-scatter** leaves each its
-# part of the sum.
+# ```python
+# zero = ol.Zero3(model)
+# optimizer = torch.optim.AdamW(zero.shards(), fused=True)
+# loss_of(model, batch).backward()
+# zero.wait()
+# optimizer.step()
+# ```
+#
+# `print(zero.summary())` tells you the bytes before you run. With FSDP 2 you choose the depth by the
+# modules that you give to `set_modules_to_forward_prefetch`.
+#
+# ---
+# **Stop line.** That is the core. You may close the laptop here.
+#
+# ---
+
+# %% [markdown]
+# # Extras
+#
+# Each stands alone. Take what you like.
+#
+# ## 6. The backward pass (30 minutes)
+#
+# The backward pass needs the weights again, in reverse. Your prefetcher can do that already: you
+# give it the units, and then the units reversed. (The last layer stands there twice in a row and is
+# gathered twice. `ol.Zero3` spares the second gather, as you saw in section 1.)
+#
+# Gradients go the other way. Each rank computes the *whole* gradient of a layer from its own data,
+# and a reduce-scatter leaves each rank its part of the sum.
 #
 # **The API of this screen.** `unit.backward(grad, slot, full_grad)` takes the gradient of the
 # layer's output, writes the weights' gradient into `full_grad` (flat, `unit.numel`
 # elements) and returns the gradient of its input.
 # `lab.reduce_scatter(unit.grad, full_grad, async_op=True)` returns a `Work`. Until it has
-# ended, `full_grad` must stay as it is.
+# ended, nobody may write `full_grad`.
 #
-# **Predict.** A layer's backward takes 16 ms, a reduce-scatter 2. How long is a whole step of
-# 24 layers, forward and backward, if all is hidden that can be?
+# **Predict.** A layer's backward takes 16 ms, and a reduce-scatter 2. A whole step has 24 layers,
+# forward and backward. How many ms does it take, if everything is hidden that can be?
 
 # %% name="predict-step" kind="lab-only"
 step_ms = None
@@ -534,7 +589,7 @@ print(f"24 x (8 + 16) ms of computing; exposed: {exposed_ms:.0f} ms")
 # - `units`: in the order of the backward pass. `next(weights)` gives their slots in turn;
 #   `del` a slot when its unit has computed, as `forward` does.
 # - Afterwards each `unit.grad` holds this rank's part of the *mean* over the ranks, for
-#   whatever the current stream gets next.
+#   whatever is launched next on the current stream.
 # - At most *two* layers' full gradients exist at any time. The computation goes on while they
 #   travel. The CPU never waits.
 #
@@ -580,10 +635,9 @@ _ = check("10.5", backward)
 lab.keep("10.5", backward)
 
 # %% [markdown]
-# Prefetcher and backward make a stage 3. Here is a whole step of both, yours where they
-# passed, on three layers. S2 sends the gradient of layer 2; a backward is two matrix products,
-# so `default` has B2 twice. `buffer 0` is written by B2 and must stay as it is until S2 has
-# ended.
+# Prefetcher and backward together are a stage 3. Here is a whole step of both on three layers: yours
+# where they passed. S2 sends the gradient of layer 2. A backward is two matrix products, so
+# `default` has B2 twice. B2 writes `buffer 0`, and nobody may write it again until S2 has ended.
 
 # %% name="whole-step"
 step = lab.play(
@@ -595,12 +649,12 @@ step = lab.play(
 view.draw(lab.drawn(step), title="forward and backward, depth 1")
 
 # %% [markdown]
-# ## 7. Repair (8 minutes)
+# ## 7. Repair (17 minutes)
 #
-# Two prefetchers that people really write. Your number says which one is yours, and draws
-# the stack: one layer has a table. Run it and look. A finding is two operators that touch
-# the same memory and that nothing orders (lab 03). Where a layer starts before its weights are
-# there, the picture has two lanes for each slot: when it is filled, and when it is read.
+# Here are two prefetchers with faults that people really make. Your number picks one of them, and a
+# stack in which one layer has a table. Run it and look. A finding is two operators that touch the
+# same memory and that nothing orders (lab 03). If a layer starts before its weights are there, the
+# figure shows each slot in two lanes: one for filling it, one for reading it.
 
 # %% name="my-number"
 my_number = 6  # any whole number: your day of birth, your desk
@@ -694,12 +748,12 @@ print(case.gathers_text(broken))
 view.draw(lab.drawn(broken), title=f"{case.name}, as you have it now")
 
 # %% [markdown]
-# The times beside the title say nothing about right or wrong: a race exposes hardly any
-# communication *because* nobody waits for it.
+# The times in the title do not tell right from wrong. A race exposes hardly any communication,
+# *because* nobody waits for it.
 #
 # **Exercise 10.6.** Fill in what *yours* does as given (run the cell above before you
-# repair it). Then repair it: right weights, no more bytes, and still prefetching. Leave
-# the other one.
+# repair it). Then repair it, and leave the other one alone. Repaired, each layer gets its weights,
+# no byte too many is sent, and gathers still travel beside the computing.
 #
 # - `"kind"`: `"race"`, `"too many bytes"`, `"late"` or `"never gathered"`.
 # - `"layer"`: a race: the *last* layer that starts to compute before its weights are there
@@ -712,10 +766,10 @@ view.draw(lab.drawn(broken), title=f"{case.name}, as you have it now")
 # </details>
 # <details><summary>Hint: hasty</summary>
 #
-# Two streams. One edge is there: a gather waits for the layer before it. Which one is
-# missing? `wait_stream` waits for all that the other stream holds at that moment, also for
-# the gather that was just launched. An event (`gathering.record_event()`,
-# `streams.current_stream().wait_event(event)`) marks one place in it.
+# There are two streams, and two waits are needed between them. One is there: a gather waits for the
+# layer before it. Which one is missing? `wait_stream` would wait for all that the other stream
+# holds, also for the gather that was just launched. An event marks one place in a stream:
+# `gathering.record_event()`, then `streams.current_stream().wait_event(event)`.
 #
 # </details>
 
@@ -731,54 +785,19 @@ diagnosis = {"kind": case.kind, "layer": case.layer}
 _ = check("10.6", my_number, diagnosis, wide, hasty)
 
 # %% [markdown]
-# ## Takeaways (1 minute)
-
-# %% name="takeaways" fold=true
-full_mib, part_mib = map(lab.all_but_activations, (replicated, on_demand_run))
-print(f"""1. Stage 3 over four ranks holds {part_mib:.0f} MiB instead of {full_mib:.0f}, and sends {ratio:.1f} times
-   as many bytes. Gathered weights are depth + 1 layers of it.
-2. With equal layers depth 1 reaches the best step: {seen_ms[1]:.0f} ms instead of {seen_ms[0]:.0f}, and depth 5
-   no less. With two large layers of eight it takes depth {least}: {uneven_ms[least]:.0f} ms instead of
-   {uneven_ms[1]:.0f} at depth 1. Compute it; do not guess.
-3. Only the first gather and the last reduce-scatter must show: {exposed_ms:.0f} of {whole.step_ns / 1e6:.0f} ms. A gather starts
-   behind what the stream holds at its launch, so launch it before the layer.""")
-
-# %% [markdown]
-# **Tomorrow, in your own loop.** Stage 3 with the prefetch of this lab:
-#
-# ```python
-# zero = ol.Zero3(model)
-# optimizer = torch.optim.AdamW(zero.shards(), fused=True)
-# loss_of(model, batch).backward()
-# zero.wait()
-# optimizer.step()
-# ```
-#
-# `print(zero.summary())` says the bytes beforehand. With FSDP2, the order of
-# `set_modules_to_forward_prefetch` is your plan.
-#
-# ---
-# **Stop line.** That is the core. You may close the laptop here.
-#
-# ---
-
-# %% [markdown]
-# # Extras
-#
-# Each stands alone. Take what you like.
-#
 # ## 8. The settings, in these terms (12 minutes)
 #
 # | what it is | `ol.Zero3` | FSDP 2 | FSDP 1 | DeepSpeed |
 # |---|---|---|---|---|
-# | depth | `prefetch` | `set_modules_to_forward_prefetch`, `..._backward_prefetch`; 1 by itself | `forward_prefetch`, `backward_prefetch` | `stage3_prefetch_bucket_size` |
+# | depth | `prefetch` | `set_modules_to_forward_prefetch`, `..._backward_prefetch`; default: 1 | `forward_prefetch`, `backward_prefetch` | `stage3_prefetch_bucket_size` |
 # | keep the weights from the forward to the backward | `reshard_after_forward=False` | the same | `SHARD_GRAD_OP` | `stage3_max_reuse_distance` |
 # | bound on what is gathered | the ring | freed when used | `limit_all_gathers` | `stage3_max_live_parameters` |
 #
-# Names are cheap. Here is what the first two do, tried: six equal layers on two ranks, 2 ms per
-# gather, 8 ms a forward, launches for nothing. Gathers of the forward + of the backward; the
-# most that gathered weights take, in layers; the step. What is still in the ring when the
-# backward pass begins need not come again, so its gathers are fewer than six. (FSDP 1 refuses to run without a GPU.)
+# Names promise little, so here is what the first two do. There are six equal layers on two ranks. A
+# gather takes 2 ms, a forward 8 ms, and a launch nothing. Each line has the gathers of the forward +
+# those of the backward, the most layers whose gathered weights exist at a time, and the step. The
+# backward needs fewer than six gathers where weights are still in the ring when it begins. (FSDP 1
+# refuses to run without a GPU.)
 
 # %% name="settings"
 for settings in ({"prefetch": 0}, {"prefetch": 1}, {"prefetch": 2}):
@@ -788,14 +807,13 @@ for settings in ({}, {"forward": 2}, {"reshard_after_forward": False}):
     print(lab.try_fsdp2(**settings))
 
 # %% [markdown]
-# On equal layers no setting beats depth 1 by much: what differs is the memory. FSDP 2 holds
-# more layers at the same depth. It gathers into one buffer and copies into another, and
+# On equal layers no setting beats depth 1 by much. What differs is the memory. FSDP 2 holds
+# more layers at the same depth: it gathers into one buffer and copies into another, and
 # for a moment a layer is there twice.
 #
-# Data sheets of such settings have two traps. One: a prefetch in the backward pass, of
-# weights that were never given back, has nothing to gather. Two: DeepSpeed counts
-# *elements*, not bytes and not layers. It takes the next tensors until they have that many
-# elements.
+# There are two traps in such settings. One: if weights are kept from the forward to the backward, a
+# prefetch in the backward pass has nothing to gather. Two: DeepSpeed counts *elements*, not bytes
+# and not layers. It takes the next tensors until they have that many elements.
 
 # %% name="deepspeed-default"
 sizes = [64 * 64, 64] * 6  # elements of the tensors to come: matrices and biases
@@ -841,11 +859,11 @@ wishes = {
 _ = check("10.7", wishes)
 
 # %% [markdown]
-# ## 9. Where does the time of a real step go? (5 minutes)
+# ## 9. Where does the time of a real step go? (6 minutes)
 #
-# Three layers of the GPT of section 1, with FSDP 2 and with `ol.Zero3`. On paper both prefetch
-# alike. Here is what each does beside computing, from the record, and the step that
-# the profile of an H200 predicts, launches included.
+# Here are three layers of the GPT of section 1, with FSDP 2 and with `ol.Zero3`. On paper both
+# prefetch in the same way. The table has what each does besides computing, and the step that the
+# profile of an H200 predicts, launches included.
 
 
 # %% name="two-of-a-kind"
@@ -868,26 +886,25 @@ pair = {
 print(lab.costs_table(pair, ol.PROFILES["h200-nvlink"]))
 
 # %% [markdown]
-# A lead over FSDP 2 has three sources:
+# Where `ol.Zero3` is ahead of FSDP 2, there are three reasons:
 #
 # - **copies**: FSDP 2 copies what it gathered into the parameters. With `ol.Zero3` parameters
-#   are views of the slot. What it still copies is no weights: one half is gradients, into the
-#   buffers from which they leave, the other half the backward of attention, which FSDP 2 has
-#   too. The virtual cluster charges a copy what its bytes take.
+#   are views of the slot, so it copies no weights. Half of what it does copy is gradients, on their
+#   way into the buffers from which they leave. The other half is in the backward of attention, and
+#   FSDP 2 has that too. The virtual cluster charges a copy what its bytes take.
 # - **allocations**: FSDP 2 gives memory back and takes it anew for each layer; a ring is
 #   made once. The virtual cluster counts them and charges *nothing*.
 # - **CPU time**: hooks are Python. The virtual cluster charges each launch the same price and
 #   the Python between launches *nothing*.
 #
-# So on GPUs expect a wider gap than the table's where the CPU sets the pace, and a narrower
-# one where the GPU does.
+# So on GPUs expect a larger lead than in the table where the CPU sets the pace, and a smaller one
+# where the GPU does.
 
 # %% [markdown]
-# ## 10. On real GPUs (5 minutes)
+# ## 10. On real GPUs (7 minutes)
 #
-# The virtual cluster is a model. Here is what GPUs did, stored: nothing is measured now. A
-# whole step of a GPT: forward, backward, the averages of the gradients over the ranks, and the
-# optimizer. `batch` is sequences on each rank. `ddp` shards nothing. `fsdp2` is FSDP 2 with its
+# Here is what GPUs did, stored: nothing is measured now. It is a whole step of a GPT: forward,
+# backward, the averages of the gradients over the ranks, and the optimizer. `batch` is sequences on each rank. `ddp` shards nothing. `fsdp2` is FSDP 2 with its
 # own prefetch, `fsdp2 prefetch 2` is told to gather two layers ahead in both passes. `ours` is
 # `ol.Zero3`, depth 1; `kept` is `reshard_after_forward=False`.
 
@@ -896,12 +913,15 @@ print(lab.gpu_table("median ms"), lab.gpu_table("peak GiB"), sep="\n\n")
 print(f"\n{lab.gpu_machine()}")
 
 # %% [markdown]
-# `ddp` is the fastest in nearly every column: stage 3 buys memory, not time. Read the columns
-# from right to left. With many sequences the GPU is busy all the time: the ways come close to
-# one another, and stage 3 holds less. With few, the CPU sets the pace, and its times vary from
-# run to run: `fsdp2 prefetch 2` is not really faster with two sequences than with one. (Why
-# `ddp` holds less with two than with one, we have not found out.) Here is the prediction beside
-# it, launches included:
+# `ddp` is the fastest in nearly every column: stage 3 buys memory, not time. Read the columns from
+# right to left. With many sequences the GPU is busy all the time: the ways come close to one
+# another, and stage 3 holds less.
+#
+# With few sequences the CPU sets the pace, and its times vary from run to run. That is why
+# `fsdp2 prefetch 2` seems faster with two sequences than with one; do not believe it. Nor do we know
+# why `ddp` holds less with two than with one.
+#
+# Here is the prediction beside it, launches included:
 
 # %% name="gpu-predicted" fold=true
 for batch in (2, 8):
@@ -919,11 +939,13 @@ for batch in (2, 8):
     print(f"measured {seen:.1f}: {seen / said:.2f} times as much\n")
 
 # %% [markdown]
-# At batch 8 the prediction of FSDP 2 is a little too high and ours a few ms too low, so the lead
-# is less than a quarter of the predicted one: the GPU sets the pace, and there is little to save.
-# At batch 2 both steps take longer than predicted, FSDP 2 by far: that is the CPU time of hooks
-# and of the allocator, which the virtual cluster does not charge. It makes the lead nearly four
-# times the predicted one. Prefetch, the subject of this lab, is no part of either lead: both have it.
+# At batch 8 the GPU sets the pace, and there is little to save. The prediction of FSDP 2 is a little
+# too high, and ours is a few ms too low. So the measured lead is less than a quarter of the
+# predicted one.
+#
+# At batch 2 both steps take longer than predicted, FSDP 2 by far. The virtual cluster does not
+# charge the CPU time of hooks and of the allocator. So the measured lead is nearly four times the
+# predicted one. Prefetch, the subject of this lab, makes no difference here: both have it.
 
 # %% [markdown]
 # ## 11. Where the model lies (3 minutes)
@@ -931,10 +953,9 @@ for batch in (2, 8):
 # The board's gathers and computations do not slow each other down; on GPUs they do, so
 # hidden is not saved (lab 06). All ranks are equally fast here: nobody waits for a late one.
 # Gathers and reduce-scatters queue in one communicator here; `ol.Zero3` has one for each.
-# And the board counts memory as the program asks for it; the profiles of GPUs count an
-# allocator's blocks (section 1), and none counts the gaps between them. A
-# model must also fit while it is *made*: `ol.Zero3` can do that layer by layer, from
-# the meta device.
+# The board counts memory as the program asks for it. The profiles of GPUs (section 1) count the
+# blocks of an allocator, but not the gaps between them. And a model must also fit while it is
+# *made*: `ol.Zero3` can make it layer by layer, from the meta device.
 #
 # ## In production
 #

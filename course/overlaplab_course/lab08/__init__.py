@@ -5,7 +5,7 @@ from overlaplab_course.lab08.alternating import RATE, two_sets
 from overlaplab_course.lab08.bill import EXAMPLE, EXAMPLE_IB, bill_table, buckets_table
 from overlaplab_course.lab08.given import feed, feed_slots, part
 from overlaplab_course.lab08.late import FromHooks, costs_text, train
-from overlaplab_course.lab08.measured import gpu_feeds, gpu_pace, gpu_reducers
+from overlaplab_course.lab08.measured import gpu_feeds, gpu_reducers
 from overlaplab_course.lab08.serving import serve
 from overlaplab_course.lab08.show import (
     feed_at_depth,

@@ -1,4 +1,4 @@
-"""What section 5 of lab 08 runs: training with two sets of weights that take turns.
+"""What section 6 of lab 08 runs: training with two sets of weights that take turns.
 
 A learner's number draws how many batches there are, hence which gradients a set lacks.
 """

@@ -14,7 +14,7 @@ from typing import Any
 from overlaplab_course import stored
 
 STORED = Path(__file__).with_name("measured.json")
-ALONE, SLOTS = "compute", "ours, pageable"
+ALONE = "compute"
 
 
 def gpu_feeds() -> str:
@@ -37,25 +37,6 @@ def gpu_feeds() -> str:
     ]
     head = ("ms", *(f"{case['batch_mib']:g} MiB" for case in cases))
     return f"{stored.text_table(head, rows)}\n{stored.machine(found)}"
-
-
-def gpu_pace() -> str:
-    """A step that is fed from two pinned slots, beside the slowest of the three hands.
-
-    Raises:
-        FileNotFoundError: nothing is stored.
-    """
-    _, cases = _read("prefetch")
-    rows = []
-    for case in cases:
-        hands = {"fill": case["fill_ms"], "copy": case["copy_ms"]}
-        hands["step"] = _ms(case, ALONE)
-        slowest = max(hands, key=lambda hand: float(hands[hand]))
-        took, said = _ms(case, SLOTS), hands[slowest]
-        row = (f"{case['batch_mib']:g} MiB", slowest, f"{said:.2f}", f"{took:.2f}")
-        rows.append((*row, f"{took / said:.2f}"))
-    head = ("", "the slowest hand", "alone, ms", "measured, ms", "ratio")
-    return stored.text_table(head, rows)
 
 
 def gpu_reducers() -> str:
