@@ -103,5 +103,8 @@ def table(timelines: Mapping[str, Timeline]) -> Table:
     columns += [f"{share} %" for share in SHARES]
     note = "%: shares of the critical path. saved = compute + communication - step."
     if unknown:
-        note += " ?: one run in which the two slow one another does not show it."
+        note += (
+            " ?: this run alone does not show it: kernels that ran beside others may"
+            " have taken longer than alone."
+        )
     return Table(("", *columns), tuple(rows), note)

@@ -81,6 +81,14 @@ def test_what_was_saved_stands_there_only_where_one_run_shows_it():
         assert " ?" in said.splitlines()[1] and "does not show it" in said
 
 
+def test_a_kernel_slowed_by_a_nanosecond_leaves_what_was_saved_known():
+    slowed = {"alone_ns": 2_499_999}
+    mm = Span(0, "default", "compute", "mm", 0, 2_500_000, attributes=slowed)
+    send = Span(0, "comm", "communication", "all_reduce", 0, 1_000_000)
+    said = str(table({"a": Timeline.of([mm, send], origin="virtual")}))
+    assert " ?" not in said.splitlines()[1]
+
+
 def test_without_messages_the_step_stands_alone_over_the_lanes():
     line = Timeline.of([Span(0, "default", "compute", "mm", 0, 2_500_000)])
     assert "step 2.5 ms" in texts(draw(line))
