@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Who waits for whom?
 #
-# **Lab 03: streams and events.** Core: two sittings of 60 and 50 minutes, with a door after
-# section 3. Extras: 55 more. You need no GPU.
+# **Lab 03: streams and events.** Core: two sittings of 58 and 58 minutes, with a door after
+# section 3. Extras: 60 more. You need no GPU.
 #
 # After the core you can
 #
@@ -30,7 +30,7 @@ from overlaplab.grading import check, solved
 from overlaplab_course import lab03 as lab
 
 # %% [markdown]
-# ## 1. The waste (14 minutes)
+# ## 1. The waste (12 minutes)
 #
 # A training step of four layers: for each layer its backward pass, the message that sums
 # its gradients over two GPUs, and its optimizer step (`opt`). Everything is in slow motion:
@@ -57,10 +57,11 @@ view.draw_many(so_far)
 
 # %% [markdown]
 # `default` is the stream. While it computes, the wire is idle; while a message is in it
-# (hatched), nothing computes. The bars without a name take 1 ms each: `input` at the
-# beginning, which the caller fills; each `opt`; and `collect` at the end, which reads the
-# results. So the step takes the 27 ms of the table and 2 more. Communication with no
-# computation beside it is **exposed**.
+# (hatched), nothing computes. Communication with no computation beside it is **exposed**.
+#
+# The bars without a name take 1 ms each: `input` at the beginning, which the caller fills;
+# each `opt`; and `collect` at the end, which reads the results. The tasks of the job add up
+# to 27 ms. With `input` and `collect` the step takes 29.
 
 # %% name="one-stream-numbers"
 view.table(so_far)
@@ -144,7 +145,7 @@ view.draw(racing.timeline, title="two streams and no waits")
 # everybody waiting and nobody waiting. Who must wait for whom?
 
 # %% [markdown]
-# ## 2. Wait for one task, not for a stream (28 minutes)
+# ## 2. Wait for one task, not for a stream (26 minutes)
 #
 # **The API of this screen.** An **event** is a bookmark in a stream.
 #
@@ -266,54 +267,14 @@ view.draw_many(so_far)
 view.table(so_far)
 
 # %% [markdown]
-# The thin lines on `stream 1` are copies into the messages' buffers: a message starts
-# when its *stream* gets there. Half of the last message is still exposed, because only
-# `opt 2` is left to compute beside it.
+# The thin lines on `stream 1` are copies: each message is copied into its buffer before it
+# is sent. Half of the last message is still exposed, because only `opt 2` is left to compute
+# beside it.
 #
 # Every scheduler that spreads a graph over streams has these few lines at its heart.
 
 # %% [markdown]
-# ### How much is hidden?
-#
-# Here are your streams on another machine: a launch takes the CPU 0.5 ms, and the wire
-# needs twice as long.
-
-# %% name="other-machine"
-other = lab.play(job, lab.mine_or_ours("3.1"), lab.EAGER)
-view.draw(other.timeline, title="slow launches, a slow wire")
-
-# %% name="other-machine-numbers"
-report = other.timeline.report()
-for name in ("step", "compute", "communication", "hidden", "exposed", "saved"):
-    print(f"{name:<14}{getattr(report, f'{name}_ns') / 1e6:5.1f} ms")
-
-# %% [markdown]
-# **Exercise 3.1b.** The **overlap fraction** is the part of the communication that is
-# hidden. What is it in this run? A number from 0 to 1, within 0.01.
-#
-# Do not mix it up with two others. The **saved fraction** is saved / communication: it is
-# smaller here, since the GPU waits for the CPU's launches at the beginning. The
-# **efficiency** is what was saved of what could be saved.
-#
-# <details><summary>Hint: which two numbers?</summary>
-#
-# Hidden / communication. You need neither the computation nor the step.
-#
-# </details>
-
-# %% name="fraction" kind="exercise" exercise="3.1b"
-### BEGIN SOLUTION
-overlap_fraction = report.hidden_ns / report.communication_ns
-### END SOLUTION
-### BEGIN STUB
-# overlap_fraction = None
-### END STUB
-
-# %% name="check-fraction" kind="check" exercise="3.1b" points=1
-_ = check("3.1b", other, overlap_fraction)
-
-# %% [markdown]
-# ## 3. The fewest waits (17 minutes)
+# ## 3. The fewest waits (19 minutes)
 #
 # Each wait costs the CPU some microseconds. And whoever reads the code cannot tell the waits
 # that matter from those that do not. How few are enough?
@@ -333,8 +294,8 @@ mine = lab.pipeline(my_number)
 mine
 
 # %% [markdown]
-# The last column does not only say who makes what a task reads. `load 3` writes the buffer
-# that `load 1` filled, so it must come after everybody who still *reads* that batch.
+# The last column says who makes what a task reads. But it says more. `load 3` writes the
+# buffer that `load 1` filled, so it must come after every task that *reads* that batch.
 #
 # It is enough to wait for each need that is on another stream. Here are these waits, as
 # pairs (who must have ended, who waits for it).
@@ -413,27 +374,32 @@ if solved("3.2"):
 # in the notebook.
 
 # %% [markdown]
-# ## 4. Three races (27 minutes)
+# ## 4. Three races (30 minutes)
 #
-# Here are three programs that people really write. Two of them ran 20 times on a real GPU:
-# no result was wrong while the GPU was quiet, and all 20 were wrong while it was busy
-# (section 10). For each program: run it, read the first finding, fill in the diagnosis,
-# then repair the program *and keep its overlap*. The CPU waits for nothing.
+# Here are three programs that people really write. Two of them ran on a real GPU
+# (section 10): 20 times while it was quiet, and every result was right; 20 times while it
+# was busy, and every result was wrong.
+#
+# For each program: run it, read the first finding, fill in the diagnosis, then repair the
+# program *and keep its overlap*. The CPU waits for nothing.
 #
 # A finding names the bytes, the two operators that touch them (with their streams), and
 # the order that is missing. What it suggests is safe, but may cost overlap. It says
 # *hazard* for both kinds:
 #
 # - `"race"`: two streams touch one tensor, and nothing orders them;
-# - `"reuse"`: memory was freed and "handed out again" while a stream still used it.
+# - `"reuse"`: memory was freed and given to another tensor ("handed out again") while a
+#   stream still used it.
 #
 # ### Filled here, sent there
 #
-# In some layers a part of the weights was moved to the host's memory, to save room. Their
-# gradient is there too, in pinned memory. `layer.pack()` copies both gradients of such a
-# layer into one flat tensor on the device. It runs on a stream of its own, so that the copy
-# engine works beside the next layer's backward pass. `layer.backward()` and `layer.pack()`
-# launch on the current stream. A layer with one gradient sends it without packing.
+# Some layers keep a part of their weights in the CPU's memory (the *host's*), to save room
+# on the GPU (the *device*). Such a layer has two gradients, one on each side.
+# `layer.pack()` copies both into one flat tensor on the device, `layer.flat`, which is sent.
+# A layer with one gradient sends it without packing.
+#
+# `layer.backward()` and `layer.pack()` launch on the current stream. Packing has a stream of
+# its own, so that the GPU's copy engine works beside the next layer's backward pass.
 
 
 # %% name="flat" kind="exercise" exercise="3.3a" reference=true broken=true
@@ -471,9 +437,10 @@ view.draw_many({"as given": as_given.timeline, "yours": yours.timeline}, ranks=[
 
 # %% [markdown]
 # In the figure of the program as given, a message starts *beside* `pack`. The finding names
-# the copy from the host, which is still writing the flat tensor. The results are right all
-# the same, because the virtual cluster computes in the order of the launches, not of the
-# clock. Trust findings, not values.
+# the copy from the host (`copy h2d`), which is still writing the flat tensor.
+#
+# The values are right all the same: the virtual cluster computes them in the order in which
+# you launch, whatever its clock says. Trust findings, not values.
 #
 # **Exercise 3.3a.** Diagnose the program as given, then repair it. Each `pack` must still
 # run beside the next layer's backward pass. Packing on the main stream would be right, but
@@ -626,15 +593,15 @@ lab.lifetime_of_memory()
 #
 # | | |
 # |---|---|
-# | `x.record_stream(s)` | when `x` is *dropped*, its memory is kept until what is on `s` at that time has ended |
+# | `x.record_stream(s)` | tells the allocator that `s` uses `x`. When you *drop* `x`, its memory is kept until `s` has done what was launched on it by then |
 #
-# It costs memory: a CPU that runs ahead drops a batch long before its step has ended, so
-# the next batch gets new memory. Count in the figure: how many batches are loaded whose
-# step has not ended?
+# It costs memory. A CPU that runs ahead drops a batch long before its step has ended, so the
+# next batch gets new memory. Look at the figure of `train`: when the last batch has been
+# copied, how many steps have not ended yet? That many batches are alive.
 #
 # **Exercise 3.3c.** Diagnose the program as given, then repair it. Python may hold at most
-# three batches at a time (what the allocator keeps back is not counted), and copies must
-# still run beside steps.
+# three batches at a time, and copies must still run beside steps. (What the allocator keeps
+# after you drop it is not counted.)
 #
 # - `"kind"`; `"tensor"`: whose memory is given away; `"overwritten_by"`: who gets it.
 #
@@ -668,11 +635,11 @@ reuse_diagnosis = {
 _ = check("3.3c", my_number, reuse_diagnosis, train)
 
 # %% [markdown]
-# ## 5. A batch to the device (20 minutes)
+# ## 5. A batch to the device (25 minutes)
 #
 # Now put all of this into one loop that every training has. Samples are in the host's
-# memory. A step needs its batch on the device. It ends with `loss.item()`, so the CPU waits
-# for it.
+# memory. A step needs its batch on the device. Each step ends with `loss.item()`, which makes
+# the CPU wait until the GPU has computed the loss.
 
 
 # %% name="plain-feed"
@@ -744,7 +711,7 @@ feed_ms = 23
 # <details><summary>Hint: two buffers</summary>
 #
 # Sample `i` uses buffer `i % 2`. Keep an event for each buffer, and record it right after
-# the copy. Two wait for it: the stream of the steps, before the step, and the CPU, before
+# the copy. The stream of the steps waits for it before the step. The CPU waits for it before
 # it fills the buffer again.
 #
 # </details>
@@ -840,6 +807,46 @@ print(f"""1. A stream is a queue, not an engine. Two streams that wait for every
 #
 # Each stands alone. Take what you like.
 #
+# ### How much is hidden? (5 minutes)
+#
+# Here are your streams of 3.1 on another machine: a launch takes the CPU 0.5 ms, and the
+# wire needs twice as long.
+
+# %% name="other-machine"
+other = lab.play(job, lab.mine_or_ours("3.1"), lab.EAGER)
+view.draw(other.timeline, title="slow launches, a slow wire")
+
+# %% name="other-machine-numbers"
+report = other.timeline.report()
+for name in ("step", "compute", "communication", "hidden", "exposed", "saved"):
+    print(f"{name:<14}{getattr(report, f'{name}_ns') / 1e6:5.1f} ms")
+
+# %% [markdown]
+# **Exercise 3.1b.** The **overlap fraction** is the part of the communication that is
+# hidden. What is it in this run? A number from 0 to 1, within 0.01.
+#
+# Two other ratios look like it. The **saved fraction** is saved / communication. It is smaller
+# here, since the GPU waits for the CPU's launches at the beginning. The **efficiency** is
+# saved / what could be saved at best.
+#
+# <details><summary>Hint: which two numbers?</summary>
+#
+# Hidden / communication. You need neither the computation nor the step.
+#
+# </details>
+
+# %% name="fraction" kind="exercise" exercise="3.1b"
+### BEGIN SOLUTION
+overlap_fraction = report.hidden_ns / report.communication_ns
+### END SOLUTION
+### BEGIN STUB
+# overlap_fraction = None
+### END STUB
+
+# %% name="check-fraction" kind="check" exercise="3.1b" points=1
+_ = check("3.1b", other, overlap_fraction)
+
+# %% [markdown]
 # ## 6. How many streams are enough? (9 minutes)
 #
 # There are six chains of three pieces each, of 2, 3 and 2 ms. Chain `i` goes to stream `i`
@@ -948,7 +955,7 @@ knobs = view.explorer(
     lab.turn,
     lab.KNOBS,
     what_if={"GPUDirect RDMA": lambda s: {"staged": False}},
-    keep=("dear", "free", "copy"),
+    keep=("expensive", "free", "copy"),
 )
 knobs
 
@@ -956,36 +963,36 @@ knobs
 # **Exercise 3.7.** Find three settings and keep each with its button. Then
 # `found = dict(knobs.kept)`. What you kept is gone when the kernel stops, so paste what
 # `print(dict(knobs.kept))` shows before you hand it in. (Without knobs, type
-# `knobs.set(batch_mib=256)`, then `knobs.keep("dear")`.) Or type dicts of `gbit_per_s` (25,
-# 100, 200, 400), `batch_mib` (1, 16, 64, 256, 512) and `ktokens` (2, 4, 8, 16, 32). Each is
-# judged with staging and without.
+# `knobs.set(batch_mib=256)`, then `knobs.keep("expensive")`.) Or type dicts of `gbit_per_s`
+# (25, 100, 200, 400), `batch_mib` (1, 16, 64, 256, 512) and `ktokens` (2, 4, 8, 16, 32). Each
+# is judged with staging and without.
 #
-# - `"dear"`: staging makes the step at least 20 % longer;
+# - `"expensive"`: staging makes the step at least 20 % longer;
 # - `"free"`: the network is busy for half of the step or more, and staging costs under 1 %;
 # - `"copy"`: staging makes the *copy* 1.5 times as long, and the step under 1 % longer.
 #
 # <details><summary>Hint: when do they meet?</summary>
 #
 # PCIe is faster than a slow network. Staging hurts where the network alone nearly fills
-# PCIe, or where a copy needs its half of it.
+# PCIe, or where a copy uses PCIe at the same time.
 #
 # </details>
 
 # %% name="found" kind="exercise" exercise="3.7"
 ### BEGIN SOLUTION
 found = {
-    "dear": {"gbit_per_s": 400, "batch_mib": 256, "ktokens": 8},
+    "expensive": {"gbit_per_s": 400, "batch_mib": 256, "ktokens": 8},
     "free": {"gbit_per_s": 25, "batch_mib": 16, "ktokens": 8},
     "copy": {"gbit_per_s": 100, "batch_mib": 512, "ktokens": 8},
 }
 ### END SOLUTION
 ### BEGIN STUB
 # start = {"gbit_per_s": 200, "batch_mib": 64, "ktokens": 8}  # the knobs' start
-# found = {"dear": start, "free": None, "copy": None}
+# found = {"expensive": start, "free": None, "copy": None}
 ### END STUB
 
 # %% name="found-seen" fold=true
-for name in ("dear", "free", "copy"):
+for name in ("expensive", "free", "copy"):
     if problem := lab.problem_with(name, found):
         print(problem)
     else:
@@ -1045,9 +1052,9 @@ lab.on_gpus()
 # times while it was busy: a kernel that only waits stood before the one that was raced.
 # Repaired, they were right every time. That is why tests do not find races.
 #
-# *Section 5.* A batch costs about a quarter more than its step when it is copied ahead, from
-# memory that is pinned already. Half of that is the first of six copies, which has no step
-# beside it. In 3.4 the CPU *fills* the pinned buffers: that costs nothing on the virtual
+# *Section 5.* Copied ahead, from memory that is pinned already, a batch costs about a quarter
+# more than its step alone. Half of that quarter is the first of six copies, which has no step
+# beside it. In 3.4 the CPU also *fills* the pinned buffers: that costs nothing on the virtual
 # clock, and it is the bottleneck here. A `DataLoader` with `pin_memory=True` fills them on a
 # thread of its own.
 #

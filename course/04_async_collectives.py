@@ -1,7 +1,8 @@
 # %% [markdown]
 # # When is it done?
 #
-# **Lab 04: asynchronous collectives.** Core: 60 minutes. Extras: 110 more. You need no GPU.
+# **Lab 04: asynchronous collectives.** Core: two sittings of 28 and 36 minutes, with a door
+# after section 2. Extras: 110 more. You need no GPU.
 #
 # After the core you can
 #
@@ -28,7 +29,7 @@ from overlaplab.grading import check, solved
 from overlaplab_course import lab04 as lab
 
 # %% [markdown]
-# ## 1. The waste (10 minutes)
+# ## 1. The waste (9 minutes)
 #
 # One layer is cut over four GPUs. Each holds a slice of the matrices, so each computes a
 # *part* of a sum. An **all-reduce** adds up the parts of all ranks. A side branch needs no
@@ -64,8 +65,9 @@ view.draw(run.timeline.of_rank(0), title="layer")
 # %% [markdown]
 # `cpu` launches and runs ahead. `default` is the stream. The message is in it, between the
 # matmuls, so nothing computes while it travels, although the side branch could have run.
-# (Saved is compute + communication - step. Nothing is saved here; it is even -5 us, because
-# everything waits for the first launch.)
+#
+# *Saved*, over the figure, is compute + communication - step. Nothing overlaps, so nothing is
+# saved. It is even -5 us: the step begins with a launch, in which the GPU does nothing.
 
 # %% name="waste-numbers"
 report = run.timeline.report()
@@ -150,10 +152,12 @@ print()
 print(lab.collectives_table())
 
 # %% [markdown]
-# How often do the four numbers cross one rank's link? Here is the count for a ring of $n$
-# ranks (an all-to-all sends each part straight to its receiver). As long as GPUs do the
-# adding, there is no way with fewer crossings. A switch that adds up in the network needs
-# fewer.
+# How much does each rank send? Here it is, as a multiple of its four numbers: 1.50 means six
+# numbers. The GPUs stand in a ring, and each sends to its neighbour only (section 7 shows
+# how). An all-to-all sends each number straight to its receiver.
+#
+# No other way sends less, as long as GPUs do the adding. A switch that adds up in the network
+# does.
 
 # %% name="crossings" fold=true
 for name in lab.after_each():
@@ -165,11 +169,12 @@ for name in lab.after_each():
 # finished sum. After an all-gather of these sums each rank has all of them: that is an
 # all-reduce. The crossings add up, too.
 #
-# ### An all-reduce in two halves (8 minutes)
+# ### An all-reduce in two halves (10 minutes)
 #
-# **The API of this screen.** `lab.reduce_scatter(output, input)`: `input` is one
-# contiguous tensor with as many elements as `output` has, times the number of ranks.
-# `lab.all_gather(output, input)` goes the other way round. (torch calls them
+# **The API of this screen.** `lab.reduce_scatter(output, input)`: `input` is cut into as
+# many equal parts as there are ranks; `output` has the size of one part. Rank r gets the sum
+# of all ranks' part r. In `lab.all_gather(output, input)` it is `output` that holds a part per
+# rank, and `input` that has the size of one. Both are contiguous. (torch calls them
 # `dist.reduce_scatter_tensor` and `dist.all_gather_into_tensor` up to 2.12,
 # `dist.reduce_scatter_single` and `dist.all_gather_single` since.)
 #
@@ -216,6 +221,10 @@ _ = check("4.1", all_reduce_in_two)
 halves = lab.halves()
 for name, timeline in halves.items():
     print(f"{name:<36} {timeline.step_ns / 1e3:6.1f} us")
+
+# %% [markdown]
+# **A door.** You know what each collective leaves on each rank. This is a good place to stop
+# for today. When you come back, run all cells once: what you solved is in the notebook.
 
 # %% [markdown]
 # ## 3. Four ways to wait (18 minutes)
@@ -304,9 +313,8 @@ view.table(ways)
 # are in bad places. Move the waits, so that the step is as short as the dependencies allow.
 # Nothing may read a sum before it is there.
 #
-# A finding may say that a reader starts later "by luck". Right values prove nothing then:
-# without a wait most ranks read the tensor as it was before the sum, but the last rank to
-# launch may read the sum.
+# A finding may say that a reader starts later "by luck": it came late enough in this run, but
+# nothing makes it wait. Right values on one rank prove nothing then. Look at the findings.
 #
 # <details><summary>Hint</summary>
 #
@@ -348,7 +356,7 @@ def two_sums(x, w):
 _ = check("4.2", two_sums)
 
 # %% [markdown]
-# ## 4. What goes beside it? (14 minutes)
+# ## 4. What goes beside it? (16 minutes)
 #
 # You can only wait late if there is something to launch before the wait. This layer has
 # experts: a *routed* branch and a *gate*, which are both summed over the ranks, and a
@@ -532,8 +540,8 @@ view.draw_many({name: run.timeline.of_rank(0) for name, run in windows.items()})
 #
 # - Return the gradients in the order of `layers`. What the caller launches next on the
 #   current stream must see the *mean* over the ranks in each.
-# - At most `k` messages (float32 copies) may be alive at any line of your code, as an
-#   allocator counts. A pool of `k` buffers will do, too.
+# - At most `k` messages (float32 copies) may be alive at any line of your code. A message is
+#   alive until its last reference is dropped. A pool of `k` buffers will do, too.
 # - The backward pass waits for no message, and the step is as short as `k` allows.
 #
 # `send` and `finish_oldest` can stay as they are: they work on the stream that is
@@ -819,8 +827,8 @@ view.draw(seen.timeline.of_rank(0), title="your blocks")
 #   `"blocked"`: the ranks wait for one another;
 #   `"never sent"`: something is in no sum.
 # - `"messages"`: how many messages rank 0 launches.
-# - `"luck_us"`: its reader starts only after the *first* message has ended, by luck. How many
-#   us after? The finding says it.
+# - `"luck_us"`: in this run the first message has ended before its reader starts, by luck.
+#   How many us before? The finding says it.
 
 # %% name="first-diagnosis" kind="exercise" exercise="4.8a"
 ### BEGIN SOLUTION
@@ -933,8 +941,9 @@ _ = check("4.8b", my_number, second_diagnosis, accumulate)
 # message of one chunk travels while the next chunk is computed. With a single chunk this is
 # the synchronous program.
 #
-# Cut into $n$ chunks, each one computes for $c = T_c/n + o$, where $o$ is an overhead per
-# chunk. Its message takes $m = \alpha + W/n$. The slower of the two sets the pace:
+# The whole matmul takes $T_c$, its message $\alpha + W$: the latency, and the time on the
+# wire. Cut into $n$ chunks, each chunk computes for $c = T_c/n + o$, where $o$ is an overhead
+# per chunk, and its message takes $m = \alpha + W/n$. The slower of the two sets the pace:
 #
 # $$c + (n-1)\,\max(c, m) + m$$
 
@@ -949,8 +958,9 @@ view.draw_many(chunked)
 
 # %% [markdown]
 # **Exercise 4.9.** Write `choose_chunks(compute_us, overhead_us, latency_us, wire_us)`. Return
-# 1, 2, 4, 8 or 16. The check asks for ten layers. On each, your answer may lose at most 15 %
-# of what the best of the five gains over the worst. No constant answer passes.
+# 1, 2, 4, 8 or 16. The check asks for ten layers. On each, the best of the five numbers is
+# shorter than the worst by some time. Yours may lose at most 15 % of that time. No constant
+# answer passes.
 
 
 # %% name="choose" kind="exercise" exercise="4.9"

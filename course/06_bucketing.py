@@ -1,8 +1,8 @@
 # %% [markdown]
 # # How large should a message be?
 #
-# **Lab 06: gradient bucketing.** Core: two sittings of 60 and 55 minutes, with a door after
-# section 4. Extras: 70 more. You need no GPU.
+# **Lab 06: gradient bucketing.** Core: three sittings of 47, 47 and 35 minutes, with doors
+# after sections 3 and 5. Extras: 70 more. You need no GPU.
 #
 # After the core you can
 #
@@ -98,8 +98,9 @@ print(f"{sum(sizes) / MIB:.0f} MiB at {sum(sizes) / sent_ns:.1f} GB/s")
 # there is one message for everything, at the end of the backward pass.
 #
 # **Predict.** One message per gradient, or one message for all: which step is longer? And how
-# long is it, in ms? The last line above has the numbers. Count only what the backward pass
-# cannot hide. Type your guess. Nobody marks it.
+# long is it, in ms? The last two lines above have the numbers. A step is as long as its
+# computation, plus the communication that has no computation beside it. Type your guess.
+# Nobody marks it.
 
 # %% name="predict-waste" kind="lab-only"
 longer = None  # "each" or "all"
@@ -184,7 +185,7 @@ view.draw_many(ends_on_nvlink)
 # messages do. No size is right everywhere. What decides?
 
 # %% [markdown]
-# ## 2. Warm-up: what does a message cost? (7 minutes)
+# ## 2. Warm-up: what does a message cost? (8 minutes)
 #
 # The simplest model has two numbers. A message of $m$ bytes takes
 #
@@ -193,9 +194,10 @@ view.draw_many(ends_on_nvlink)
 # **alpha** ($\alpha$) is its **latency**: what it costs to send nothing. **beta** ($\beta$) is
 # the time that a byte takes, and $1/\beta$ is the **bandwidth**.
 #
-# Which bandwidth? A ring of $N$ ranks sends each byte $2 (N-1)/N$ times: with four ranks, 2 x
-# 3/4 = 1.5 times. So gradients move more slowly than the link's bytes. From here on $1/\beta$
-# is the speed of *gradients*.
+# Which bandwidth? The GPUs stand in a ring, and each sends to its neighbour only. To sum $m$
+# bytes over $N$ ranks, each rank sends $2 (N-1)/N$ times $m$ bytes: with four ranks, 2 x 3/4
+# = 1.5 times. So a link of 12 GB/s sums 8 GB of gradients per second. From here on
+# $1/\beta$ is the speed of *gradients*.
 
 # %% name="picture-ring" fold=true
 lab.ring_all_reduce()
@@ -257,8 +259,9 @@ for mib, us in points.items():
 _ = check("6.0", latency_us, gbyte_per_s, missed_mib)
 
 # %% [markdown]
-# This lab's NVLink is not a line. It is the measured curve of all-reduces in a CUDA graph, which
-# have no launch in them. Here it is beside the same points.
+# The virtual NVLink of this lab follows no line. It follows a measured curve, of all-reduces in
+# a **CUDA graph**: a recorded step that the GPU repeats without the CPU. Here it is beside
+# the same points.
 
 # %% name="fit-profile" fold=true
 if solved("6.0"):
@@ -271,12 +274,14 @@ if solved("6.0"):
 
 # %% [markdown]
 # Your line is good at four of the sizes, and too short at one. This is where the model is wrong;
-# remember it. The points were measured eager, so most of a small message is the CPU's time
-# for its launch. In this lab a step is one CUDA graph, and launches cost nothing. Section 12
-# counts them.
+# remember it.
+#
+# Why is a small message so much shorter in this lab? The points were measured **eager**: the
+# CPU launched each message, and most of a small one is the time of that launch. In this lab
+# a step is one CUDA graph, and launches cost nothing. Section 12 counts them.
 
 # %% [markdown]
-# ## 3. The plan: which gradients share a message? (17 minutes)
+# ## 3. The plan: which gradients share a message? (25 minutes)
 #
 # The backward pass makes the *last* layer's gradients first. A **bucket** is a set of
 # gradients that travel together. It can leave when its last gradient is there.
@@ -296,7 +301,8 @@ lab.bucket_fills()
 # - A bucket has one dtype. Keep one open bucket per dtype. When the next gradient of that
 #   dtype does not fit, close the bucket and open another.
 # - Return a list of buckets. Each is a list of positions in `params`, in the order of
-#   arrival. The bucket that is full first comes first: its *last* gradient arrives first.
+#   arrival. Buckets stand in the order in which they become full. A bucket is full when its
+#   *last* gradient arrives.
 # - Raise `ValueError` if `cap_bytes` is zero or less.
 #
 # About 15 lines. A gradient has `param.numel() * param.element_size()` bytes.
@@ -340,6 +346,11 @@ def plan_buckets(params, cap_bytes):
 # %% name="check-plan" kind="check" exercise="6.1" points=2
 _ = check("6.1", plan_buckets)
 lab.keep("6.1", plan_buckets)
+
+# %% [markdown]
+# **A door.** You know what a message costs, and you have a plan of buckets. This is a good
+# place to stop for today. When you come back, run all cells once: what you solved is in the
+# notebook.
 
 # %% [markdown]
 # ## 4. The hook: send while you compute (23 minutes)
@@ -399,20 +410,21 @@ def install_simple_hooks(state: ReducerState) -> None:
 _ = check("6.2a", install_simple_hooks)
 
 # %% [markdown]
-# The check ran your hooks before our finish. A reducer that sends everything after the
-# backward pass has the right gradients, too. It fails here, because it hides nothing.
+# The check ran your hooks, and then the course's `finish`, which you write in section 5. A
+# reducer that sends everything after the backward pass has the right gradients, too. It
+# fails here, because it hides nothing.
 #
 # Now let the data of a rank decide which layers run first. Then rank 0 may fill bucket 1
-# first, and rank 1 bucket 0. The first messages of both ranks meet, and with these hooks
-# they would carry different buckets.
+# first, and rank 1 bucket 0. Messages pair up in the order of their launch: the first of
+# rank 0 with the first of rank 1. With these hooks they would carry different buckets.
 #
 # **Exercise 6.2.** Write the hook for that case, inside `install_hooks`. What you do with a full
 # bucket stays the same. Three rules:
 #
 # - Launch buckets in the order of the plan, on every rank, whatever arrives first.
 # - Never wait in a hook.
-# - Launch a bucket once, as early as that order allows: in the hook that fills it, or in the
-#   hook that fills the last bucket before it.
+# - Launch a bucket once, as early as that order allows: in the hook that fills it. If an
+#   earlier bucket is not full yet, in the hook that fills that one.
 #
 # About 10 lines.
 #
@@ -455,11 +467,7 @@ _ = check("6.2", install_hooks)
 lab.keep("6.2", install_hooks)
 
 # %% [markdown]
-# **A door.** Your hooks send buckets while the backward pass runs. This is a good place to stop for
-# today. When you come back, run all cells once: what you solved is in the notebook.
-
-# %% [markdown]
-# ## 5. The finish: wait, but only now (20 minutes)
+# ## 5. The finish: wait, but only now (24 minutes)
 #
 # The backward pass is over. Some messages are still on the wire. And some buckets may never
 # have been launched: a parameter that the loss does not use gets no gradient, so its hook
@@ -475,7 +483,8 @@ lab.keep("6.2", install_hooks)
 #   this rank contributes zeros;
 # - every message has been waited for;
 # - `param.grad` is the *mean* over the ranks (there are `dist.get_world_size()`);
-# - the state is as it was before the backward pass: `missing` is full, `works` is all `None`.
+# - the state is as it was before the backward pass: `missing[b]` counts all gradients of b
+#   again, and each `works[b]` is `None`.
 #
 # A parameter that no rank used may end with zeros or with `None`. About 15 lines.
 #
@@ -538,6 +547,10 @@ view.draw_many(so_far)
 
 # %% name="again-numbers"
 view.table(so_far)
+
+# %% [markdown]
+# **A door.** Your reducer is whole. This is a good place to stop for today. What is left is to
+# choose the size of its buckets. When you come back, run all cells once.
 
 # %% [markdown]
 # ## 6. Choose: how large, then? (32 minutes)
@@ -617,11 +630,10 @@ print(
 # On Ethernet the valley is wide: if you miss the best size by a factor of two, you lose little.
 # On NVLink with many tokens there is hardly a valley: nearly every size is good.
 #
-# Where does the formula fail? With InfiniBand all messages fit into the backward pass. The wire
-# has gaps, so it does not matter that the first bucket leaves late. Only what is sent *after*
-# the last gradient counts. Then the best buckets are smaller than $M/n^*$: as small as they
-# can be while the wire keeps up. But the valley forgives the formula. It loses a few percent
-# at most.
+# Where does the formula fail? With InfiniBand the wire is faster than the backward pass. It has
+# gaps, so it does not matter that the first bucket leaves late. Only what is sent *after* the
+# last gradient counts. So smaller buckets than $M/n^*$ are better, as long as their latencies
+# do not fill the gaps. But the valley is wide: the formula loses a few percent at most.
 
 # %% [markdown]
 # **Exercise 6.4a.** Write `choose_cap` for a model and a link that you have not seen.
@@ -632,9 +644,10 @@ print(
 #   beta in ns.
 # - Return the cap in bytes, for buckets as your plan makes them.
 #
-# The check asks for 12 pairs of a model and a link. On each, your cap may lose at most a fifth
-# of what the best cap gains over the worse of the two ends. No constant answer passes. Use
-# the formula, or time the messages yourself for a list of caps. 2 to 20 lines.
+# The check asks for 12 pairs of a model and a link. On each, the best cap is shorter than the
+# worse of the two ends by some time. Your cap may lose at most a fifth of that time. No
+# constant answer passes. Use the formula, or time the messages yourself for a list of caps.
+# 2 to 20 lines.
 #
 # <details><summary>Hint: time the messages</summary>
 #
@@ -760,10 +773,10 @@ if solved("6.4b"):
 # %% [markdown]
 # <details><summary>The surprise of this lab, when you have solved 6.4b</summary>
 #
-# Latency is B's largest share, and yet half the latency saves little. Something that was hidden
-# comes onto the critical path. And on NVLink a message has to wait for room: it starts only
-# when the kernel that is running has ended. That wait is in the share, and a better link
-# does not shorten it.
+# Latency is B's largest share, and yet half the latency saves little, for two reasons. Something
+# that was hidden comes onto the critical path. And on NVLink a message starts only when the
+# kernel that is running has ended. That wait counts as latency, but a better link does not
+# shorten it.
 #
 # Nearly all of C's step is compute. Neither half the latency nor twice the bandwidth saves more
 # than a few percent. A GPT's first layer is its embedding: one huge parameter, whose gradient
@@ -811,8 +824,8 @@ print(f"""1. With a slow wire, cut the gradients into n* = sqrt(Tb / alpha) buck
 #
 # Texts on overlap give two rules for the size of a bucket. Try both on the runs of this lab.
 #
-# The first is a formula. It weighs the fraction of the communication that is hidden with
-# buckets of size $B$ against the latency of a bucket:
+# The first is a formula. With buckets of size $B$, some fraction of the communication is
+# hidden: $\mathrm{overlap}(B)$. From that fraction the formula subtracts the latency per byte:
 #
 # $$B^* = \underset{B}{\mathrm{argmax}} \left[ \mathrm{overlap}(B) - \frac{\alpha}{B} \right]$$
 #
@@ -1216,7 +1229,7 @@ print(lab.measure_it_here())
 # At batch 1 and 2 one message per parameter is by far the slowest. In eager mode the CPU pays
 # for each launch, and the hooks launch as many messages as the last line says. The CPU
 # bounds all eager steps there: compute alone takes much longer eager than captured in a CUDA
-# graph, and hooks are Python. So capturing saves launches first, and overlap second.
+# graph, and hooks are Python. So most of what is saved is launches. Overlap comes second.
 #
 # `ours` has *no flat buffer at all*: it hands the gradients themselves to one grouped
 # all-reduce per bucket, and copies nothing. In eager rows a difference of a few ms at batch 1

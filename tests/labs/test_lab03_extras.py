@@ -129,12 +129,12 @@ def test_numbers_draw_sums_of_several_lengths():
 
 
 FOUND = {
-    "dear": {"gbit_per_s": 400, "batch_mib": 256, "ktokens": 8},
+    "expensive": {"gbit_per_s": 400, "batch_mib": 256, "ktokens": 8},
     "free": {"gbit_per_s": 25, "batch_mib": 16, "ktokens": 8},
     "copy": {"gbit_per_s": 100, "batch_mib": 512, "ktokens": 8},
 }
 OTHER = {
-    "dear": {"gbit_per_s": 400, "batch_mib": 1, "ktokens": 2, "staged": True},
+    "expensive": {"gbit_per_s": 400, "batch_mib": 1, "ktokens": 2, "staged": True},
     "free": {"gbit_per_s": 100, "batch_mib": 1},
     "copy": {"gbit_per_s": 100, "batch_mib": 256, "ktokens": 2},
 }
@@ -150,7 +150,7 @@ def test_settings_that_do_as_asked_pass(found):
     ("name", "settings", "sentence", "reason"),
     [
         (
-            "dear",
+            "expensive",
             {"gbit_per_s": 100, "batch_mib": 512},
             checks_extra.IS_DEAR,
             "costs 0.0 %",
@@ -176,7 +176,7 @@ def test_settings_that_do_as_asked_pass(found):
         ),
         ("copy", {"gbit": 25}, checks_extra.SETTINGS, "there is no knob 'gbit'"),
         ("copy", {"gbit_per_s": 30}, checks_extra.SETTINGS, "gbit_per_s is 30"),
-        ("dear", None, checks_extra.SETTINGS, "you have not filled in 'dear'"),
+        ("expensive", None, checks_extra.SETTINGS, "not filled in 'expensive'"),
     ],
 )
 def test_settings_that_do_not_are_refused(name, settings, sentence, reason, faults):
@@ -260,11 +260,12 @@ def test_the_sanitizers_words_are_shown(tmp_path):
 
 
 def test_a_misspelled_knob_is_described_in_a_line():
-    assert "no knob 'gbit'" in given.problem_with("dear", {"dear": {"gbit": 25}})
-    assert given.problem_with("dear", FOUND) == ""
+    misspelled = {"expensive": {"gbit": 25}}
+    assert "no knob 'gbit'" in given.problem_with("expensive", misspelled)
+    assert given.problem_with("expensive", FOUND) == ""
 
 
-def test_the_start_of_the_sliders_is_not_yet_dear(faults):
+def test_the_start_of_the_sliders_is_not_yet_expensive(faults):
     start = {"gbit_per_s": 200, "batch_mib": 64, "ktokens": 8}
-    found = faults(judge(find_exercise("3.7"), {**FOUND, "dear": start}))
+    found = faults(judge(find_exercise("3.7"), {**FOUND, "expensive": start}))
     assert list(found) == [checks_extra.IS_DEAR]
