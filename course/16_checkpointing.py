@@ -1,7 +1,8 @@
 # %% [markdown]
 # # What is worth computing twice?
 #
-# **Lab 16: activation checkpointing.** Core: 60 minutes. Extras: 35 more. You need no GPU.
+# **Lab 16: activation checkpointing.** Core: two sittings of 50 and 60 minutes, with a door in
+# section 4. Extras: 40 more. You need no GPU.
 #
 # After the core you can
 #
@@ -29,7 +30,7 @@ from overlaplab_course import lab16 as lab
 MIB = 2**20
 
 # %% [markdown]
-# ## 1. Where the bytes are (8 minutes)
+# ## 1. Where the bytes are (10 minutes)
 #
 # A GPT with six blocks trains on one GPU. `annotate` names the parts of the step.
 
@@ -53,8 +54,8 @@ def train(layers=6, vocab_size=256, length=1024, again=False):
 
 
 # %% [markdown]
-# The virtual cluster runs it and writes down which bytes live when. Here is the second step, with
-# its memory curve.
+# The virtual cluster runs it and writes down which bytes live when. Below is the memory curve of
+# the second step: the first one also creates the optimizer's states.
 
 # %% name="curve"
 plain = lab.step_of(lab.record(train))
@@ -62,19 +63,20 @@ print(f"The peak is at {lab.peak_percent(plain):.0f} % of the step.")
 lab.draw_memory({"six blocks": plain})
 
 # %% [markdown]
-# Read it from below. Parameters and the optimizer's states are always there. Activations grow
-# through the forward, because each block leaves behind what its backward will need, and shrink
-# through the backward, while gradients of the parameters arrive. So the peak is where forward
-# and backward meet. Many texts leave it at that.
+# Read it from below. Parameters and the optimizer's states are always there. Above them lie the
+# activations. In the forward they grow, because each block leaves behind what its backward will
+# need. In the backward they shrink, while the gradients of the parameters arrive.
+#
+# So the peak is where forward and backward meet. Many texts leave it at that.
 
 # %% name="picture-life" fold=true
 lab.life_of_an_activation()
 
 # %% [markdown]
-# Look at the left ends and the right ends: what is made first is used last.
+# Compare where the bars begin and where they end: what is made first is used last.
 #
-# **Predict.** Now every block computes its activations a second time, in the backward, instead
-# of keeping them. How far through the step is the peak then, in percent?
+# **Predict.** Now no block keeps its activations. In the backward, each block computes its own a
+# second time. How far through the step is the peak then, in percent?
 
 # %% name="predict-when" kind="lab-only"
 peak_at_percent = None
@@ -92,55 +94,69 @@ lab.side_by_side("the peak, in %", peak_at_percent, f"{seen_percent:.0f}")
 print(lab.peaks_table(steps))
 
 # %% [markdown]
-# Four steps, four places. Where blocks compute again, the gradients make the peak, at the end of the
-# backward. With a large vocabulary the loss makes it: logits and their gradients. With
-# short sequences activations are hardly worth a thought. So look before you save: only what
-# lives *at the peak* is worth a plan.
+# The last column names the operator that runs at the peak. Each of the four steps has another
+# cause for its peak:
+#
+# - Six blocks that keep: activations.
+# - Blocks that compute again: the gradients of the parameters, which are nearly all there at the
+#   end of the backward.
+# - A large vocabulary: the loss, with the logits and their gradients.
+# - Short sequences: again the gradients. The activations hardly count.
+#
+# So look before you save. Only what lives *at the peak* is worth a plan.
 
 # %% name="again-curve"
 pair = {name: steps[name] for name in [*steps][:2]}
 lab.draw_memory(pair)
 
 # %% [markdown]
-# ## 2. The arithmetic (10 minutes)
+# ## 2. The arithmetic (18 minutes)
 #
-# `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` runs `block(x)` and keeps `x`
-# alone. When the backward comes to the block, it runs the block again. Here are the two steps of
-# the figure above in numbers.
+# `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` runs `block(x)` and keeps only
+# `x`. When the backward comes to the block, it runs the block again.
+#
+# Here are the two steps of the figure above in numbers.
 
 # %% name="bill"
 print(lab.bill_table(steps["six blocks"], steps["blocks compute again"]))
 
 # %% [markdown]
-# Two claims that you will meet. *"Checkpointing every layer needs the memory of one layer"*: no, the inputs
-# of all blocks stay, one per block, and grow with the depth. *"It doubles the forward"*: the forward
-# does run twice, but a backward takes twice as long as a forward, so forward and backward
-# together take 4/3 of the time, not 2. (Here it is a little less; section 6 says why.)
+# You will meet two claims.
 #
-# To plan, write a step down as a table. From here on sizes are whole MiB, and what is always there
-# (parameters, states) is left out.
+# *"If you checkpoint every layer, you need the memory of one layer."* No: each block still keeps
+# its input. The deeper the model, the more inputs.
+#
+# *"It doubles the time."* No: only the forward runs twice, and a backward takes about as long as
+# two forwards. So the time of three forwards becomes that of four: 4/3, not 2. (Here it is a
+# little less; section 6 says why.)
+#
+# To plan, write a step down as a table with one row per block. From here on sizes are whole MiB.
+# What is always there (parameters, states) is left out.
 
 # %% name="chain"
 print(lab.chain_table(lab.UNEVEN))
 
 # %% [markdown]
-# - `input`: what the block gets from the one before it. There until the block's backward has ended.
-# - `inside`: what its backward needs besides. Made in the forward. *Kept*, it stays until the
-#   backward has ended; *computed again*, it goes at the end of the forward and comes back for
-#   the block's own backward.
-# - `work`: gradients and temporary results, there while the block's backward runs.
+# - `input`: what the block gets from the one before it. It lives until the block's backward has
+#   ended.
+# - `inside`: what else the block's backward needs. The forward makes it. If it is *kept*, it lives
+#   until the block's backward has ended. If it is *computed again*, it is freed at the end of the
+#   block's forward, and comes back for the block's own backward.
+# - `work`: gradients and temporary results. They live while the block's backward runs.
 #
 # **Exercise 16.1.** Write `peak(blocks, again)`: the most MiB that live at once in a step.
 #
-# - `blocks`: a list in the order of the forward. `block.input`, `.inside`, `.work`, `.ms`.
-# - `again`: the set of the numbers (from 0) of blocks that compute their inside again.
-# - No forward needs more than the backward of the same block: look at backwards only.
+# - `blocks`: a list in the order of the forward. A block has `.input`, `.inside` and `.work` in
+#   MiB, and `.ms`, the time of its forward.
+# - `again`: a set of numbers, from 0: these blocks compute their inside again.
+# - Look at the backward alone, one moment per block. (A block's forward never needs more than its
+#   backward.)
 #
 # About 8 lines.
 #
 # <details><summary>Hint: one moment</summary>
 #
-# While block `i` is at work in its backward, which inputs live? Which insides? And what lives for block
+# While the backward of block `i` runs, which inputs live? Which insides? And what lives for block
 # `i` alone? Draw it for three blocks. Then take the largest moment.
 #
 # </details>
@@ -178,21 +194,26 @@ if solved("16.1"):
     display(lab.draw_memory(walks))
 
 # %% [markdown]
-# A text that adds up what is *saved* and calls the sum the peak is wrong by the block at work: what it
-# computes again must live as well, and so must its gradients. The last block can be kept for nothing: its backward
-# comes first, and needs its inside at once.
+# Some texts add up what is kept after the forward and call that sum the peak. They forget the
+# block whose backward runs: what it computes again must live as well, and so must its gradients.
+#
+# Keeping the last block's inside costs nothing at the peak. Its backward comes first, and needs
+# the inside at once.
 
 # %% [markdown]
-# ## 3. sqrt(n), by hand (11 minutes)
+# ## 3. sqrt(n), by hand (17 minutes)
 #
-# The oldest rule is of Chen and others, 2016: cut a stack into segments, keep the input of each segment, and
-# compute a whole segment again when the backward comes to it.
+# The oldest rule is from Chen and others, 2016. Cut a stack of layers into **segments** and keep
+# only the input of each segment. When the backward comes to a segment, compute the whole segment
+# again.
 #
-# Here are layers `tanh(x W)`. Each leaves one activation, its output, which is the next layer's input. So with
-# $k$ segments of $n$ layers there live $k$ inputs, and the $n / k$ activations of the segment at
-# work.
+# Here each layer is `tanh(x W)`. It leaves one activation, its output, which is also the next
+# layer's input.
 #
-# **Predict.** 64 layers. With which number of segments is the peak the lowest?
+# Cut $n$ layers into $k$ segments. At the peak $k$ inputs live, and the $n / k$ activations of the
+# segment whose backward runs.
+#
+# **Predict.** For 64 layers, which number of segments has the lowest peak?
 
 # %% name="predict-k" kind="lab-only"
 best_k = None
@@ -201,14 +222,15 @@ best_k = None
 best_k = 8
 
 # %% [markdown]
-# **The API of this screen.** `checkpoint(function, x, use_reentrant=False)`: returns `function(x)`, keeps `x`, and calls
-# `function` again in the backward.
+# **The API of this screen.** `checkpoint(function, x, use_reentrant=False)` returns `function(x)`.
+# It keeps `x`, and calls `function` again in the backward.
 #
 # **Exercise 16.2.** Write `segmented(layers, x, k)`: the output of all layers, in `k` checkpointed segments.
 #
-# - `layers`: a list of modules, each takes one tensor and returns one. `x`: a tensor without gradient.
-# - Sizes of the segments differ by one at most. `1 <= k <= len(layers)`.
-# - Whether the last segment is checkpointed is up to you. (It need not be. Why?)
+# - `layers`: a list of modules. Each takes one tensor and returns one.
+# - `x`: a tensor that needs no gradient.
+# - The sizes of the segments differ by at most one. `1 <= k <= len(layers)`.
+# - You may run the last segment without a checkpoint. (Why does it not need one?)
 #
 # About 9 lines.
 #
@@ -254,11 +276,14 @@ lab.draw_curves(
 )
 
 # %% [markdown]
-# $k + n/k$ is least at $k = \sqrt{n}$, and the lane agrees: what it has more is gradients. 1 segment and 64
-# segments are the two ends that save nothing. One computes all of it again at once, the other keeps
-# every input.
+# $k + n/k$ is least at $k = \sqrt{n}$. The measured curve, from the memory lane, agrees. It lies a
+# little higher because it also counts gradients.
 #
-# Is that the rule for your GPT? Its blocks are not thin. Each has an inside that is many times its input:
+# Neither end of the curve saves anything. With 1 segment, everything is computed again at once.
+# With 64 segments, every input is kept.
+#
+# Is that the rule for your GPT? Its blocks are not as thin as these layers. The inside of each is
+# many times its input:
 
 # %% name="gpt-ratio"
 gpt, _always = lab.blocks_of_24()
@@ -267,16 +292,17 @@ print(f"a GPT's block: inside / input = {ratio:.1f}")
 print(f"24 blocks: the best k is sqrt(24 * {ratio:.1f}) = {(24 * ratio) ** 0.5:.0f}")
 
 # %% [markdown]
-# With insides of $a$ inputs the sum is $k + a\,n/k$, least at $\sqrt{a\,n}$. For a GPT that is nearly every block. So
-# people checkpoint block by block, and sqrt(n) is for nets of thin layers.
+# If an inside is as large as $a$ inputs, the sum is $k + a\,n/k$, least at $k = \sqrt{a\,n}$. For
+# this GPT that is nearly one segment per block. So people checkpoint block by block. sqrt(n) is
+# for nets of thin layers.
 
 # %% [markdown]
-# ## 4. Blocks that are not alike (16 minutes)
+# ## 4. Blocks that are not alike (5 minutes)
 #
-# Eight blocks, two choices each. 256 choices can be tried.
+# Go back to the eight blocks in the table of section 2. Each block can keep its inside or compute
+# it again, so there are 256 choices. The cell after your guess tries them all.
 #
-# **Predict.** With a budget of 150 MiB, how many ms must be computed again at least? The table above has all you
-# need.
+# **Predict.** The budget is 150 MiB. How many ms must be computed again at least?
 
 # %% name="predict-150" kind="lab-only"
 again_ms = None
@@ -291,28 +317,41 @@ print(f"blocks {sorted(choice)} compute again")
 view.draw(lab.walk(lab.UNEVEN, choice), title="150 MiB", memory=True)
 
 # %% [markdown]
-# A GPT of 40 blocks has 2^40 choices. Most of them need not be looked at. Decide from the first block to the last, and
-# think of two beginnings, different choices for the first ten blocks, that *keep equally much*. All later blocks
-# fit behind the one exactly as behind the other. So the slower beginning can be forgotten. What is left is a table:
-# for each number of kept MiB, the fastest beginning. That is **dynamic programming**.
+# **A door.** You can say what any choice of blocks needs at its peak, and what it costs. This is a
+# good place to stop for today. When you come back, run all cells once: what you solved is in the
+# notebook.
 #
-# **Exercise 16.3.** Write `fastest(blocks, budget)`: the set of blocks that compute again, so that the peak
-# is at most `budget` MiB and as few ms as possible are computed again.
+# ### A table instead of all choices (26 minutes)
+#
+# A GPT of 40 blocks has 2^40 choices: too many to try. Most of them need not be looked at.
+#
+# Decide block by block, from the first to the last. Take two beginnings: two different choices for
+# the first ten blocks. Suppose that both *keep the same number of MiB*. Then whatever still fits
+# behind one of them also fits behind the other. So you can forget the one that computes more ms
+# again.
+#
+# What is left is a table: for each number of kept MiB, the beginning with the fewest ms. Working
+# with such a table is called **dynamic programming**.
+#
+# **Exercise 16.3.** Write `fastest(blocks, budget)`: the set of blocks that compute again. The
+# peak must be at most `budget` MiB, and as few ms as possible are computed again.
 #
 # - Return `None` if no choice fits.
-# - The check asks for chains of up to 36 blocks.
+# - The check has up to 36 blocks, so trying every choice takes too long.
 #
-# About 16 lines.
+# About 18 lines.
 #
 # <details><summary>Hint: the table</summary>
 #
-# `best = {0: (0, frozenset())}`: kept MiB -> (ms computed again, which blocks). For each block make the next table
-# from this one: each entry goes on in two ways.
+# Begin with `best = {0: (0, frozenset())}`: kept MiB -> (ms computed again, which blocks). For
+# each block make the next table from this one. Each entry goes on in two ways: the block keeps its
+# inside, or computes it again.
 #
 # </details>
 # <details><summary>Hint: what fits</summary>
 #
-# An entry can go on if `kept + block.input + block.inside + block.work <= budget`: the line of 16.1.
+# An entry can go on if `kept + block.input + block.inside + block.work <= budget`. This is the
+# moment of 16.1. It is the same for both ways.
 #
 # </details>
 # <details><summary>Hint: the end</summary>
@@ -352,7 +391,8 @@ _ = check("16.3", fastest)
 lab.keep("16.3", fastest)
 
 # %% [markdown]
-# Rules that people use instead: compute again what is largest, or what is cheapest per MiB, until it fits.
+# People also use simple rules: compute the largest inside again first, or the one that is cheapest
+# per MiB, until the rest fits.
 
 # %% name="rules"
 long = lab.random_chain(24, 7)
@@ -368,32 +408,41 @@ for name, percent in lost.items():
 lab.draw_budgets(long, budgets, ways)
 
 # %% [markdown]
-# A rule takes one block after the other, and never asks what two cheap blocks would do in the place of
+# Such a rule picks one block after the other. It never asks whether two cheap blocks could replace
 # an expensive one.
 #
-# ## 5. Inside a block (8 minutes)
+# ## 5. Inside a block (12 minutes)
 #
-# A block need not compute *all* of its inside again. Here is what the operators of a GPT's block leave, and how long they take
-# on an H200, for two widths.
+# A block need not compute *all* of its inside again. The table shows the operators of a GPT's
+# block, for two widths: how many MiB each leaves, and how long it takes on an H200.
 
 # %% name="operators"
 print(lab.operators_table())
 
 # %% [markdown]
-# *"Keep the matmuls, they are expensive; compute GELU and norms again, they are cheap."* At a width of 8192 that is
-# right: a matmul costs about ten times as much per MiB as a GELU. At a width of 1024 it is hardly a difference: both take as long as
-# their bytes take, and attention stands out. (So does the last matmul, but its result is never computed again: no backward of the block asks
-# for it.)
+# *"Keep the matmuls, they are expensive; compute GELU and norms again, they are cheap."* At a
+# width of 8192 that is right. Per MiB, a matmul costs about ten times as much as a GELU.
 #
-# **The API of this screen.** `create_selective_checkpoint_contexts(policy)` asks `policy(ctx, op, *args, **kwargs)` at each operator
-# of the block. `CheckpointPolicy.MUST_SAVE` keeps its result, `CheckpointPolicy.PREFER_RECOMPUTE` lets it be computed again.
-# `str(op)` is a name such as `"aten.addmm.default"`.
+# At a width of 1024 there is hardly a difference. A matmul that small takes about as long as
+# moving its bytes, as a GELU does. Only attention stands out.
+#
+# (The last matmul stands out, too, but its result is never computed again: nothing in the block's
+# backward asks for it.)
+#
+# **The API of this screen.** You write a **policy**, a function that torch asks at each operator
+# of a checkpointed block: `policy(ctx, op, *args, **kwargs)`. It returns one of two answers:
+#
+# - `CheckpointPolicy.MUST_SAVE`: keep the operator's result.
+# - `CheckpointPolicy.PREFER_RECOMPUTE`: compute it again.
+#
+# `str(op)` is the operator's name, such as `"aten.addmm.default"`. (In your own code you hand the
+# policy over with `create_selective_checkpoint_contexts(policy)`. Here the check does that.)
 #
 # **Exercise 16.4.** Write `policy` for *wide* blocks.
 #
-# - What takes long is kept. What is quick to compute is not.
-# - The check has blocks with a GELU and biases, and gated blocks without biases: a Linear
-#   without bias is `aten.mm`.
+# - Keep what takes long, and nothing that is quick to compute.
+# - The check has two kinds of blocks: blocks with a GELU and biases, and gated blocks without
+#   biases. A Linear with a bias is `aten.addmm`, one without is `aten.mm`.
 #
 # About 3 lines.
 #
@@ -422,34 +471,41 @@ lab.keep("16.4", policy)
 print(lab.policies_table(lab.mine_or_ours("16.4")))
 
 # %% [markdown]
-# Read the last row: a policy that keeps *everything* needs more than no checkpoint at all. It keeps every result, also
-# those that no backward needs.
+# Read the last row: a policy that keeps *everything* needs more memory than no checkpoint at all.
+# It also keeps results that no backward needs.
 #
-# ## 6. 24 blocks (9 minutes)
+# ## 6. 24 blocks (18 minutes)
 #
-# An exercise that you will meet elsewhere: *train a 24-layer transformer with and without checkpoints; measure the peak
-# and the time of a step (expect about 33 % more); check that the gradients are the same.* You have all
-# that it takes.
+# You will meet this exercise elsewhere: *train a 24-layer transformer with and without
+# checkpoints; measure the peak and the time of a step (expect about 33 % more); check that the
+# gradients are the same.* Now you can do it.
 #
-# The model is small, so that the numbers are real, and its GPU is slow at matmuls, so that kernels take as long
-# relative to one another as in a model that is 1024 wide. `lab.train_24(numbers)` trains it for one step in which these blocks compute
-# again. The run has
+# The model is small, so that it can be trained with real numbers here. Its GPU is made slow at
+# matmuls. So each kind of kernel takes the same share of the time as in a model that is 1024 wide.
 #
-# - `curve`: `((ns, bytes), ...)`, from each time until the next;
-# - `step_ns`;
-# - `grads`: a dict of the gradients, by the parameters' names.
+# `lab.train_24(numbers)` trains the model for one step. The blocks with these numbers compute
+# again. It returns a run, which has
 #
-# **Exercise 16.5.** Write `compare(plain, other)`: what the other run saves and pays. Return `(saved, extra, equal)`.
+# - `curve`: pairs `(ns, bytes)` in a tuple. From this time until that of the next pair, so many
+#   bytes live;
+# - `step_ns`: how long the step took;
+# - `grads`: a dict from the name of a parameter to its gradient.
 #
-# - `saved`: by how many MiB its peak is lower. Negative if it is higher.
-# - `extra`: by how many percent its step is longer.
-# - `equal`: whether all gradients are the same, to the last bit.
+# **Exercise 16.5.** Write `compare(plain, other)`, which compares two runs. Return
+# `(saved, extra, equal)`.
+#
+# - `saved`: by how many MiB (of 2**20 bytes) the peak of `other` is lower. Negative if it is
+#   higher.
+# - `extra`: by how many percent the step of `other` is longer.
+# - `equal`: whether both runs have gradients for the same parameters, and all are the same to the
+#   last bit.
 #
 # About 8 lines.
 #
 # <details><summary>Hint: to the last bit</summary>
 #
-# `torch.equal(a, b)`. `torch.allclose` also passes what another mask, or another order of additions, has made of them.
+# `torch.equal(a, b)` compares to the last bit. `torch.allclose` would also accept gradients from
+# another order of additions.
 #
 # </details>
 
@@ -473,7 +529,7 @@ _ = check("16.5", compare)
 lab.keep("16.5", compare)
 
 # %% [markdown]
-# **Predict.** All 24 blocks compute again. How many percent longer is the step?
+# **Predict.** If all 24 blocks compute again, by how many percent is the step longer?
 
 # %% name="predict-extra" kind="lab-only"
 extra_percent = None
@@ -491,19 +547,22 @@ lab.draw_memory(
 )
 
 # %% [markdown]
-# Less than 33 %: a block's last matmul is not computed again, because torch stops as soon as it has all that the
-# backward asks for. Embedding, head and loss are outside the blocks.
+# Less than 33 %, for two reasons. A block's last matmul is not computed again: torch stops as soon
+# as it has all that the backward asks for. And embedding, head and loss are outside the blocks, so
+# they run once.
 #
-# And what do you do with a budget between the two? The 24 blocks are a chain. Measured block by block, they make a table
-# for *your* `fastest`. Its choice is then trained, and the lane says what it took. The last column
-# is the package's planner, which has more choices per block than two (section 5).
+# What if your budget lies between the two ends? The 24 blocks are a chain like that of section 4.
+# Each is measured by itself, and *your* `fastest` chooses. Then the model is trained with that
+# choice, and the table shows the peak and the step that came out. The last column is the package's
+# planner. It has more choices per block than two, since it can also keep part of a block (section
+# 5).
 
 # %% name="budgets"
 print(lab.budgets_table(lab.mine_or_ours("16.3"), (13, 20, 26, 32, 40, 60)))
 
 # %% [markdown]
-# No run passes its budget, though nobody trained before planning. The
-# planner is ahead by a little: it keeps what is expensive inside a block. Its plan prints:
+# No run needs more than its budget, though nothing was trained before the choice. The planner is a
+# little faster: it keeps the expensive results inside a block. You can print its plan:
 
 # %% name="plan"
 model, sample = lab.GPT24.make(), lab.GPT24.sample()
@@ -511,20 +570,21 @@ plan = plan_checkpoints(model, sample, budget_bytes=26 * MIB, hardware=lab.NARRO
 print(plan)
 
 # %% [markdown]
-# ## Takeaways (1 minute)
+# ## Takeaways (2 minutes)
 
 # %% name="takeaways" fold=true
-print(f"""1. Look where the peak is: at {lab.peak_percent(plain):.0f} % of the step where blocks keep, at {seen_percent:.0f} % where they compute again.
-   Inputs stay, one per block; the block at work needs its inside either way.
-2. All blocks again: {saved:.0f} MiB less of {max(b for _, b in kept_24.curve) / MIB:.0f}, and {extra:.0f} % more time, not 33 and not 100. sqrt(n) is for thin
-   layers: a GPT's inside is {ratio:.0f} inputs large.
-3. Between the two ends a table finds the best choice: for each number of kept bytes, the fastest
-   beginning. Rules that take one block after the other need up to {max(lost.values()):.0f} % more time again.""")
+print(f"""1. Look where the peak is: at {lab.peak_percent(plain):.0f} % of the step if blocks keep their insides, at {seen_percent:.0f} % if
+   they compute them again. Each block's input stays, and a block needs its inside while its backward runs.
+2. Computing all blocks again saves {saved:.0f} of {max(b for _, b in kept_24.curve) / MIB:.0f} MiB and takes {extra:.0f} % more time, not 33 and not 100.
+   sqrt(n) is for thin layers: the inside of a GPT's block is as large as {ratio:.0f} inputs.
+3. For a budget between the two ends, a table finds the best choice: for each number of kept bytes,
+   the fastest beginning. Rules that pick one block after the other computed up to {max(lost.values()):.0f} % more ms again.""")
 
 # %% [markdown]
-# ## Tomorrow, in your own loop
+# ## Tomorrow, in your own loop (2 minutes)
 #
-# Five lines. The plan is made from fake tensors: nothing is trained for it. On a GPU leave `hardware` out, and blocks are measured there.
+# Five lines. The plan is made from fake tensors, so nothing is trained for it. On a GPU leave
+# `hardware` out: then the planner measures the blocks there.
 
 # %% name="tomorrow"
 model, batch = lab.GPT24.make(), lab.GPT24.sample()  # yours
@@ -544,13 +604,14 @@ model(**batch).backward()  # your loop, unchanged
 #
 # Each stands alone. Take what you like.
 #
-# ## 7. The same mask twice (10 minutes)
+# ## 7. The same mask twice (12 minutes)
 #
-# *"A dropout mask must be saved, because it is random."* It need not be. A mask follows from the state of the random
-# generator: whoever remembers the state draws the same mask again. But whoever forgets it draws another one.
+# *"A dropout mask must be saved, because it is random."* No: a mask follows from the state of the
+# random generator. If you remember the state, you can draw the same mask again. If you don't, you
+# draw another one.
 #
-# Here is a checkpoint by hand. `forward(block, x)` returns the output and whatever `backward` has to remember. It
-# has a fault.
+# Here is a checkpoint by hand. `forward(block, x)` returns the output, and whatever `backward` has
+# to remember. It has a fault.
 
 
 # %% name="by-hand" kind="exercise" exercise="16.6" broken=true reference=true
@@ -588,21 +649,22 @@ def backward(block, x, remembered, grad):
 print(lab.draws_text(forward, backward))
 
 # %% [markdown]
-# Nothing fails, and the loss falls all the same: these are gradients of another network than the one whose loss you saw.
+# No error is raised, and in training the loss would still fall. But these gradients belong to
+# another mask than the loss you saw.
 #
 # **Exercise 16.6.** Repair both functions. Afterwards
 #
 # - gradients are those without checkpoints, to the last bit;
-# - behind the step the generator is where it would be without checkpoints;
-# - no more is kept per block than its input and the generator's state.
+# - after the step, the generator is in the state in which it would be without checkpoints;
+# - a block keeps its input and the generator's state, and nothing more.
 #
-# `torch.get_rng_state()`, `torch.set_rng_state(state)`. (On a GPU: `torch.cuda.get_rng_state()`, and its pair.) About 4
-# lines.
+# You need `torch.get_rng_state()` and `torch.set_rng_state(state)`. (On a GPU:
+# `torch.cuda.get_rng_state()` and `torch.cuda.set_rng_state(state)`.) About 4 lines.
 #
 # <details><summary>Hint: two states</summary>
 #
-# One is set before the second forward. The other is where the generator is when the backward begins, and must be again when
-# the second forward is over.
+# Set the first before the second forward: it is the state in which the first forward began. The
+# other is the state at the beginning of the backward. Set it back when the second forward is over.
 #
 # </details>
 
@@ -614,7 +676,8 @@ _ = check("16.6", forward, backward)
 #
 # ## 8. A setting that does not exist (3 minutes)
 #
-# You will meet these two lines in texts on compilers: `torch._dynamo.config.activation_checkpointing = True`, and
+# You will meet these two lines in texts on compilers:
+# `torch._dynamo.config.activation_checkpointing = True`, and
 # `from torch._functorch.config import activation_checkpointing`. Try them.
 
 # %% name="no-such-setting"
@@ -633,16 +696,23 @@ budget = functorch_config.activation_memory_budget
 print(f"torch._functorch.config.activation_memory_budget: {budget}")
 
 # %% [markdown]
-# The one that exists is a fraction of what a compiled graph would keep by itself: 1.0 keeps what the partitioner likes, 0.0
-# computes all again. It is no number of bytes and no bound of the peak: 0.0 computes everything again *at once* and can need more
-# than 0.2 does. In XLA, `jax.checkpoint` does what `checkpoint` does here, and a pass named rematerialization computes values
-# again by itself where a program would not fit.
+# The setting that exists is `activation_memory_budget`. It is a fraction of what a compiled graph
+# would keep by itself. With 1.0 the compiler keeps all of that; with 0.0 it computes everything
+# again.
 #
-# ## 9. Computing again beside messages (12 minutes)
+# It is not a number of bytes, and it does not bound the peak. 0.0 computes everything again *at
+# once*, which can need more memory than 0.2 does.
 #
-# Several GPUs train one model, and each block's gradients are averaged as soon as its backward has ended (lab 06). Then
-# computing again has a second effect: the backward gets longer, and more of the messages is hidden behind it. Here are
-# six blocks; block 4 has most of the parameters, so its message takes longest.
+# In XLA, `jax.checkpoint` does what `checkpoint` does here. XLA also has a pass named
+# rematerialization: if a program would not fit, it computes values again by itself.
+#
+# ## 9. Computing again beside messages (17 minutes)
+#
+# Several GPUs train one model. Each block's gradients are averaged as soon as its backward has
+# ended (lab 06). Then computing again has a second effect: the backward gets longer, so more of
+# the messages can hide behind it.
+#
+# Here are six blocks. Block 4 has most of the parameters, so its message takes longest.
 
 # %% name="six-blocks"
 print(lab.chain_table(lab.SIX))
@@ -651,10 +721,12 @@ print(f"\nmessages, ms: {list(lab.MESSAGES)}")
 # %% [markdown]
 # **Exercise 16.7.** Write `step_ms(blocks, messages, again)`: how long the step takes.
 #
-# - All forwards, `block.ms` each, from the first to the last block. Then backwards, from the last to the first, twice as
-#   long; a block in `again` first computes its forward again.
-# - When a block's backward has ended, its message of `messages[i]` ms can leave. One message travels at a time, in this order.
-# - The step ends when all is computed and all has arrived.
+# - First come all forwards, from the first block to the last. Each takes `block.ms`.
+# - Then come the backwards, from the last block to the first. Each takes twice `block.ms`. A block
+#   in `again` first computes its forward once more.
+# - When the backward of block `i` has ended, its message may leave. It takes `messages[i]` ms. One
+#   message travels at a time, in the order of the backwards.
+# - The step ends when all is computed and all messages have arrived.
 #
 # About 9 lines.
 #
@@ -692,41 +764,48 @@ for name, again in (("least computed again", least), ("shortest step", short)):
 view.draw_many(plans)
 
 # %% [markdown]
-# Both fit 100 MiB. The plan that computes *more* again has the shorter step. What is computed again before the long message
-# leaves delays it. What is computed again while that message travels costs nothing: the GPU would have waited for it
-# anyway.
+# Both plans fit into 100 MiB. The one that computes *more* again has the shorter step. Whatever is
+# computed again before the long message leaves delays that message. Whatever is computed again
+# while it travels costs nothing: the GPU would have waited for the message anyway.
 #
-# ## 10. On a GPU (3 minutes)
+# ## 10. On a GPU (5 minutes)
 #
-# The frontier of a GPT: for each budget the peak and the step, as planned and as measured, beside torch's own ways.
+# What can a GPT reach on a real GPU? Each row is one way to save memory, torch's own or a plan
+# within a budget, with the peak and the step as measured and as predicted. *Every 2* means that
+# every second block computes again.
 
 # %% name="gpu" fold=true
 print(lab.gpu_frontier())
 
 # %% [markdown]
-# Read it by peaks. Where torch's budget of 0.2 needs 5.17 GiB, a plan of blocks that are compiled one by one is a tenth
-# faster within the same bytes, since it chooses for each block. At the fast end, with 6.5 GiB and more, the whole compiled
-# model is as fast: it may fuse across blocks. Predicted peaks are exact to both digits, and steps within 3 %.
+# Compare rows with equal peaks. Torch's budget of 0.2 needs 5.17 GiB. A plan with the same bytes,
+# whose blocks are compiled one by one, is a tenth faster, because it chooses for each block by
+# itself.
 #
-# ## Where the model lies
+# At the fast end, with 6.5 GiB and more, the whole compiled model is as fast as the plans: it may
+# fuse across blocks. Predicted peaks are exact to both digits, and predicted steps are within 3 %.
 #
-# - Bytes are counted as the program asks for them, in the allocator's blocks. A real allocator also has holes: what is reserved is
-#   more than what lives.
-# - An operator takes the time of its matmul or of its bytes. A real GPU's clock falls under load, and small
-#   kernels wait for the CPU, which launches each block's forward a second time.
-# - A block is kept or computed again as a whole, or by operator. Plans that compute a value three times to keep still less are
-#   left out here.
+# ## Where the model lies (2 minutes)
 #
-# ## In production
+# - Bytes are counted in the allocator's blocks, as the program asks for them. A real allocator
+#   also has holes, so it reserves more than what lives.
+# - An operator takes the time of its matmul or of its bytes. A real GPU's clock falls under load.
+#   And small kernels wait for the CPU, which launches the same forward a second time.
+# - A block is kept or computed again, as a whole or by operator. Plans that compute a value three
+#   times and keep still less are left out here.
 #
-# - PyTorch: `torch/utils/checkpoint.py`. `_CheckpointFrame` keeps inputs and the generator's state; the second forward ends at
-#   `_StopRecomputationError`, which is why the last matmul is not computed again.
-# - torch.compile: `torch/_functorch/partitioners.py`, `min_cut_rematerialization_partition`: a minimum cut through the graph
-#   decides what is kept, and a knapsack what `activation_memory_budget` leaves.
-# - Megatron-LM: `--recompute-granularity selective` computes attention's softmax again; `full` with `--recompute-method uniform` or
-#   `block` is section 3.
-# - This package: `overlaplab/techniques/memory/knapsack.py` is 16.3 with any number of choices per block; `chain.py` the sum of
-#   16.1 with gradients, outputs and temporaries.
+# ## In production (2 minutes)
 #
-# Further reading: Chen et al., *Training Deep Nets with Sublinear Memory Cost*, 2016; Beaumont et al., *Optimal checkpointing for
-# heterogeneous chains*, 2019.
+# - PyTorch: `torch/utils/checkpoint.py`. `_CheckpointFrame` keeps inputs and the generator's
+#   state. `_StopRecomputationError` ends the second forward early: that is why the last matmul is
+#   not computed again.
+# - torch.compile: `torch/_functorch/partitioners.py`. `min_cut_rematerialization_partition`
+#   decides what is kept by a minimum cut through the graph. For an `activation_memory_budget`
+#   below 1 it solves a knapsack problem: which results are worth their bytes.
+# - Megatron-LM: `--recompute-granularity selective` computes attention's softmax again. `full`,
+#   with `--recompute-method uniform` or `block`, is section 3.
+# - This package: `overlaplab/techniques/memory/knapsack.py` is 16.3 with any number of choices per
+#   block. `chain.py` is the sum of 16.1 with gradients, outputs and temporaries.
+#
+# Further reading: Chen et al., *Training Deep Nets with Sublinear Memory Cost*, 2016; Beaumont et
+# al., *Optimal checkpointing for heterogeneous chains*, 2019.

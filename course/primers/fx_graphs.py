@@ -143,10 +143,13 @@ is_right = torch.allclose(moved, doubled(*square))
 print(f"the values are right: you said {values_are_right}, it is {is_right}")
 
 # %% [markdown]
-# `sum_1` takes `t`, which takes `mm`. That `mul_` writes the same memory in between stands nowhere in
-# the arguments. So ask for more than values. `find_dependencies(graph).needs` has, for each node,
-# the nodes that must stand before it, **directly**: those whose value it takes, those that write
-# memory that it reads, those that read or write memory that it writes.
+# `sum_1` takes `t`, which takes `mm`. In between, `mul_` writes the same memory, and no argument
+# says so. So it is not enough to look at what a node takes. `find_dependencies(graph).needs` has,
+# for each node, the nodes that must stand before it, **directly**:
+#
+# - those whose value it takes;
+# - those that write memory that it reads;
+# - those that read or write memory that it writes.
 
 # %% name="fx-needs"
 for node, needs in before.items():
