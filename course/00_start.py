@@ -93,21 +93,17 @@ view.draw(six, title="six products, 256 wide")
 # handing an operator to the GPU. `default` is a **stream**: a queue of the GPU, whose
 # operators run in order. Look at how early the grey ends.
 #
-# Here is the same as a table. Below it is the figure in characters:
-# `print(view.text(timeline))` does that for every figure of the course.
+# Here is the same as a table.
 
 # %% name="six-table"
 print(lab.launch_table(six))
-print()
-print(view.text(six, width=88))
 
 # %% [markdown]
 # Follow the last row. The CPU was done with it long before the GPU got to it.
 #
 # **A launch is not a start.** And a return is no end: your line has returned, and its
 # result does not exist yet. The CPU *runs ahead* of the GPU, and how far is its **lead**.
-# Without a lead nothing in this course would work. (It also means that a stopwatch
-# around these lines measures the launches, not the products.)
+# Without a lead nothing in this course would work.
 
 # %% [markdown]
 # ## 3. When does it start? (9 minutes)
@@ -214,6 +210,11 @@ view.draw_many(busy)
 # the upper figure it lies on the GPU: the program is **GPU-bound**. In the lower one it lies
 # on the CPU, which has no lead: the program is **launch-bound**, and a faster GPU would
 # change nothing.
+#
+# Every figure of the course has a twin in characters, for those who do not see the figure.
+
+# %% name="small-text"
+print(view.text(small, width=88))
 
 # %% [markdown]
 # ## 4. `loss.backward()` returns. So what? (13 minutes)

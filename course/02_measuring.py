@@ -731,9 +731,9 @@ print(
     end=" ",
 )
 print(f"{eight.saved_ms:.1f} of {eight.possible_ms:.1f} saved;")
-print(f"   at batch 2 overlap costs {-two.saved_ms:.1f}. Medians of turns prove it.")
+print(f"   at batch 2 overlap costs {-two.saved_ms:.1f}. Medians of 30 steps show it.")
 print(f"3. A profiler is a load: {traced_ms:.0f} ms with,", end=" ")
-print(f"{lab.unprofiled_ms('overlapped', 2):.0f} without, where the CPU has no time.")
+print(f"{lab.unprofiled_ms('overlapped', 2):.0f} without, where launches set the pace.")
 
 # %% [markdown]
 # **You may close the laptop here.** Next: 03, who waits for whom. What follows is extra.
