@@ -102,8 +102,8 @@ lab.side_by_side("the step in ms", step_ms, f"{prompt.step_ms:.0f}")
 view.draw_many({"all at the end": at_end.timeline, "when ready": prompt.timeline})
 
 # %% [markdown]
-# Messages have a lane of their own now: `comm`. Each has the name of its gradient. Where it is
-# red, nothing computes beside it: that part is **exposed**.
+# Messages have a lane of their own now: `comm`. Each has the name of its gradient. A red strip marks
+# what is **exposed**: nothing computes beside it.
 #
 # There is as much to compute as to send. Yet most of the messages are exposed. Why?
 
@@ -138,8 +138,8 @@ print(lab.windows_table(lab.UNTIED, {"window": prompt.windows_ms()}))
 # 10 ms are hidden, and again 8 must be exposed.
 #
 # You can do this for any window $w$: take all gradients whose window is at most $w$, add up their
-# messages, and subtract $w$. So much must be exposed, and the largest result counts. Which $w$
-# explains the 12 ms of the run?
+# messages, and subtract $w$. At least that much must be exposed. Do it for every window, and the
+# largest result counts. Which $w$ explains the 12 ms of the run?
 #
 # **Exercise 5.1.** Write two functions.
 #

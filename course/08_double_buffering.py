@@ -668,7 +668,8 @@ print(lab.bill_table())
 #
 # - `ms`: the five numbers of a step, as printed above. `mib`: what a second buffer takes.
 #   `free_mib`: memory for second buffers.
-# - Return the list of what to double: the fewest MiB whose step is within 1 % of the best that fits.
+# - Return the list of what to double. Some choices fit into the memory, and one of those has the
+#   shortest step. Take the choice with the fewest MiB whose step is at most 1 % longer than that.
 #
 # That choice is written for you. What is missing is how long a step takes: about 4 lines. The check
 # asks for ten trainings on four machines and times your answers. Each may lose at most a fifth of

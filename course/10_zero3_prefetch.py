@@ -413,8 +413,8 @@ view.draw_many(steps)
 #
 # $$\max(T_m + L\,T_c,\; L\,T_m + T_c)$$
 #
-# On the left the GPU sets the pace: after the first gather it never waits. On the right the wire sets
-# the pace: it never waits, and the last layer computes when the last gather is over.
+# In the first term the GPU sets the pace: once the first gather is over, it never waits. In the second
+# the wire sets the pace: it never waits, and the last layer computes after the last gather.
 
 
 # %% name="closed-form"
