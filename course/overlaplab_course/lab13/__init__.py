@@ -21,7 +21,7 @@ from overlaplab_course.lab13.lists import (
     table_of,
     wrong_of,
 )
-from overlaplab_course.lab13.measured import gpu_table, ms, won_table
+from overlaplab_course.lab13.measured import NAMES, gpu_table, ms, won_table
 from overlaplab_course.lab13.moves import COSTS, link, run_graph, timed
 from overlaplab_course.lab13.ordering import (
     CASES,

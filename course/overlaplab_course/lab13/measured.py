@@ -2,8 +2,8 @@
 
     python -m overlaplab.bench compiler --out measured.json
 
-Medians of two runs, each on a machine of its own; the samples lie beside the benchmark,
-in overlaplab/bench/results. "links" is of a third, of hooks alone, on two links:
+Medians of four runs, on three machines; the samples lie beside the benchmark, in
+overlaplab/bench/results. "links" is of another machine, of hooks alone, on two links:
 
     python -m overlaplab.bench predict measure --minutes 6 --out predict-2xH200.json
 """
@@ -28,8 +28,10 @@ NAMES = {
     "ours 25": "inserted, 25 MiB",
     "ours 100": "inserted, 100 MiB",
     "ours 400": "inserted, 400 MiB",
+    "ours": "inserted, its own size",
     "compute, inductor": "compute alone, Inductor",
     "our reducer, inductor": "hooks over Inductor's computing",
+    "ours, inductor": "inserted, lowered by Inductor",
     "ddp 25, inductor": "torch.compile(DDP), 25 MiB",
     "ddp 100, inductor": "torch.compile(DDP), 100 MiB",
 }
@@ -49,9 +51,14 @@ def _runs() -> tuple[Mapping[str, Any], ...]:
     return tuple(_stored()["runs"])
 
 
+def _on(run: Mapping[str, Any]) -> str:
+    """The link, where it is not NVLink."""
+    return f"{run['link']}, " if "link" in run else ""
+
+
 def _columns() -> dict[str, Mapping[str, float]]:
     return {
-        f"{run['machine']}, batch {case['batch']}": case["ms"]
+        f"{_on(run)}{run['machine']}, batch {case['batch']}": case["ms"]
         for run in _runs()
         for case in run["cases"]
     }
@@ -89,17 +96,19 @@ def won_table() -> str:
     """
     rows = []
     for column, ms_of in _columns().items():
-        serial, least = ms_of["serial"], ms_of["compute"]  # messages: 5 ms, NVLink
-        ours = min(ms_of[way] for way in ms_of if re.fullmatch(r"ours \d+", way))
+        serial = ms_of["serial"]
+        least = max(ms_of["compute"], serial - ms_of["compute"])
+        ours = min(ms_of[way] for way in ms_of if re.fullmatch(r"ours( \d+)?", way))
         won = (won_percent(serial, least, ms) for ms in (ms_of["our reducer"], ours))
         cells = [f"{each:.0f} %" for each in won]
-        rows.append((f"NVLink, {column}", f"{serial - least:.1f}", *cells))
+        name = column if "P2P" in column else f"NVLink, {column}"
+        rows.append((name, f"{serial - least:.1f}", *cells))
     links = _stored()["links"]
     for case in links["cases"]:
         serial, messages = case["serial"], case["messages"]
         least = max(messages, serial - messages)
         hooks = won_percent(serial, least, min(case["hooks"].values()))
         name = f"{case['link']}, {links['machine']}, batch {case['batch']}"
-        rows.append((name, f"{serial - least:.1f}", f"{hooks:.0f} %", "not measured"))
+        rows.append((name, f"{serial - least:.1f}", f"{hooks:.0f} %", "-"))
     head = ("", "potential, ms", "hooks", "compiler")
     return stored.text_table(head, rows)
