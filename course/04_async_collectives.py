@@ -958,9 +958,8 @@ view.draw_many(chunked)
 
 # %% [markdown]
 # **Exercise 4.9.** Write `choose_chunks(compute_us, overhead_us, latency_us, wire_us)`. Return
-# 1, 2, 4, 8 or 16. The check asks for ten layers. On each, the best of the five numbers is
-# shorter than the worst by some time. Yours may lose at most 15 % of that time. No constant
-# answer passes.
+# 1, 2, 4, 8 or 16. The check asks for ten layers. On each, the best of the five takes less time
+# than the worst. Of that gain your answer may lose at most 15 %. No constant answer passes.
 
 
 # %% name="choose" kind="exercise" exercise="4.9"

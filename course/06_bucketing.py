@@ -639,15 +639,16 @@ print(
 # **Exercise 6.4a.** Write `choose_cap` for a model and a link that you have not seen.
 #
 # - `grad_bytes`: size of each gradient, in the order of arrival.
-# - `ready_ns`: when each is complete, in ns from the start of the backward pass.
+# - `ready_ns`: when each is complete, in ns from the start of the backward pass. The last is
+#   $T_b$.
 # - `latency_ns`: alpha. `bytes_per_s`: of gradients, as in 6.0; `1e9 / bytes_per_s` is
 #   beta in ns.
 # - Return the cap in bytes, for buckets as your plan makes them.
 #
-# The check asks for 12 pairs of a model and a link. On each, the best cap is shorter than the
-# worse of the two ends by some time. Your cap may lose at most a fifth of that time. No
-# constant answer passes. Use the formula, or time the messages yourself for a list of caps.
-# 2 to 20 lines.
+# The check asks for 12 pairs of a model and a link. On each, the best cap takes less time than
+# the worse of the two ends. Of that gain your cap may lose at most a fifth. No constant
+# answer passes. Use the formula, or time the messages yourself for a list of caps. 2 to 20
+# lines.
 #
 # <details><summary>Hint: time the messages</summary>
 #
