@@ -17,27 +17,38 @@ class _Allocator:
 
     Args:
         large: (asked for, got), of each that is over 1 MiB.
+        gone: the same, of each that was there at the peak and is no more.
         small: bytes of all others.
     """
 
     def __init__(
-        self, large: list[tuple[int, int]], small: int, expandable: bool
+        self,
+        large: list[tuple[int, int]],
+        gone: list[tuple[int, int]],
+        small: int,
+        expandable: bool,
     ) -> None:
-        self._large, self._small, self._expandable = large, small, expandable
+        self._large, self._gone = large, gone
+        self._small, self._expandable = small, expandable
+        self.cached: list[tuple[int, int]] = []  # of nobody, and kept
 
     def stats(self) -> dict[str, int]:
-        asked, got = (sum(row[i] for row in self._large) for i in (0, 1))
-        numbers = {
-            "allocated_bytes.all": got + self._small,
-            "allocated_bytes.small_pool": self._small,
-            "allocated_bytes.large_pool": got,
-            "requested_bytes.large_pool": asked,
-            "allocation.large_pool": len(self._large),
-        }
-        return {f"{k}.{w}": n for k, n in numbers.items() for w in ("current", "peak")}
+        found = {}
+        for when, rows in ("current", self._large), ("peak", self._large + self._gone):
+            asked, got = (sum(row[i] for row in rows) for i in (0, 1))
+            numbers = {
+                "allocated_bytes.all": got + self._small,
+                "allocated_bytes.small_pool": self._small,
+                "allocated_bytes.large_pool": got,
+                "requested_bytes.large_pool": asked,
+                "allocation.large_pool": len(rows),
+            }
+            found |= {f"{key}.{when}": number for key, number in numbers.items()}
+        return found
 
     def snapshot(self) -> list[dict[str, Any]]:
-        blocks = [{"size": got, "requested_size": asked} for asked, got in self._large]
+        rows = self._large + self.cached
+        blocks = [{"size": got, "requested_size": asked} for asked, got in rows]
         kind = {"segment_type": "large", "is_expandable": self._expandable}
         return [kind | {"blocks": blocks}]
 
@@ -45,9 +56,10 @@ class _Allocator:
 def _meter(
     monkeypatch: pytest.MonkeyPatch,
     *large: tuple[int, int],
+    gone: tuple[tuple[int, int], ...] = (),
     expandable: bool = False,
 ) -> tuple[GpuMeter, str]:
-    made = _Allocator(list(large), 1024, expandable)
+    made = _Allocator(list(large), list(gone), 1024, expandable)
     monkeypatch.setattr(torch.cuda, "memory_stats", made.stats)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", made.snapshot)
     meter = GpuMeter()
@@ -58,8 +70,9 @@ def test_sizes_that_are_cut_exactly_count_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     even = (48 * _MIB, 48 * _MIB)
-    meter, note = _meter(monkeypatch, even, even)
+    meter, note = _meter(monkeypatch, even, even, gone=(even,))
     assert (meter.live_bytes(), note) == (96 * _MIB + 1024, "")
+    assert meter.peak_bytes() == 144 * _MIB + 1024
     assert meter.rounded(48 * _MIB + 1) == 48 * _MIB + 512
 
     odd = (49 * _MIB, 49 * _MIB)
@@ -77,3 +90,28 @@ def test_of_other_sizes_the_most_is_counted_however_pieces_were_cut(
     assert meter.rounded(49 * _MIB) == 50 * _MIB + 512
     assert meter.rounded(_MIB) == _MIB
     assert "up to 1 MiB" in note and "expandable_segments:True" in note
+
+
+def test_a_tensor_that_is_gone_counts_in_the_peak_and_its_size_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    even, odd = (48 * _MIB, 48 * _MIB), (49 * _MIB, 50 * _MIB)
+    meter, note = _meter(monkeypatch, even, gone=(odd,))
+    assert "up to 1 MiB" in note
+    assert meter.live_bytes() == 48 * _MIB + 1024 + _MIB + 512
+    assert meter.peak_bytes() == 97 * _MIB + 1024 + 2 * (_MIB + 512)
+
+
+def test_pieces_that_others_left_are_given_back_and_count_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    even = (48 * _MIB, 48 * _MIB)
+    made = _Allocator([even], [], 1024, expandable=False)
+    made.cached = [(0, 49 * _MIB)]
+    monkeypatch.setattr(torch.cuda, "memory_stats", made.stats)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", made.snapshot)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", made.cached.clear)
+    meter = GpuMeter()
+    with meter.open():
+        assert meter.settle() == ""
