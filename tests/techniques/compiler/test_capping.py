@@ -88,5 +88,6 @@ def test_a_limit_and_a_given_cap_hold_whatever_a_launch_costs():
     given = compile_inserted(nine_operators(), costs, Settings(cap_bytes=GRADIENT))
 
     assert [m.bytes for m in limited.merges] == [2 * GRADIENT, GRADIENT]
+    assert [c.num_messages for c in limited.caps] == [2, 3]
     assert [m.bytes for m in given.merges] == [GRADIENT] * 3
     assert not given.caps

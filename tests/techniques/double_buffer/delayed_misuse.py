@@ -27,9 +27,11 @@ def accumulates_into(kept: bool) -> None:
         reducer.wait()
 
 
-def clips_and_keeps(zeroed: bool, backwards: int = 3) -> list[float | None]:
-    """Averages that are clipped after the wait, of two weights."""
-    model = nn.Sequential(weight(), weight())
+def clips_and_keeps(
+    zeroed: bool, backwards: int = 3, weights: int = 2
+) -> list[float | None]:
+    """Averages that are clipped after the wait."""
+    model = nn.Sequential(*(weight() for _ in range(weights)))
     reducer = DoubleBufferedReducer(model)
     for step in range(3):
         if zeroed:

@@ -206,9 +206,13 @@ def test_an_average_that_was_clipped_and_not_zeroed_is_refused_by_name(
 
 
 @on_both
-def test_an_average_that_was_clipped_and_zeroed_is_none_the_worse(cluster: str) -> None:
-    (grad,) = set(values(delayed_misuse.clips_and_keeps, True, cluster=cluster))
-    assert grad == pytest.approx(0.5 / 2**0.5)
+@pytest.mark.parametrize("weights", [1, 2])  # the only one also begins the backward
+def test_an_average_that_was_clipped_and_zeroed_is_none_the_worse(
+    cluster: str, weights: int
+) -> None:
+    clips = delayed_misuse.clips_and_keeps
+    (grad,) = set(values(clips, True, 3, weights, cluster=cluster))
+    assert grad == pytest.approx(0.5 / weights**0.5)
 
 
 @pytest.mark.parametrize("ends", [True, False])
