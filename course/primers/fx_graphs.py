@@ -11,6 +11,7 @@
 import torch
 from torch.fx import GraphModule
 
+from overlaplab.grading.kept import side_by_side
 from overlaplab.techniques.compiler import capture_step, find_dependencies, show
 
 
@@ -88,7 +89,7 @@ def lint_complains(graph):
 nodes["t_1"].append(nodes["mm_1"])
 assert not lint_complains(graph)
 nodes["where"].append(nodes["mm_1"])
-print(f"lint complains: you said {complains}, it is {lint_complains(graph)}")
+side_by_side("lint complains", complains, lint_complains(graph))
 
 # %% [markdown]
 # It does: `mm_1` takes `t_1`, which stands behind it now. Moving `t_1`, too, mends that. Then
@@ -140,7 +141,7 @@ nodes["sum_1"].append(nodes["mul_"])
 graph.lint()
 (moved,) = GraphModule(torch.nn.Module(), graph)(*square)
 is_right = torch.allclose(moved, doubled(*square))
-print(f"the values are right: you said {values_are_right}, it is {is_right}")
+side_by_side("the values are right", values_are_right, is_right)
 
 # %% [markdown]
 # `sum_1` takes `t`, which takes `mm`. In between, `mul_` writes the same memory, and no argument
