@@ -6,20 +6,21 @@ import functools
 import gc
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from overlaplab.bench.checkpoint.models import Sizes, build_case
+from overlaplab.bench.checkpoint.models import Made, Sizes, build_case
 from overlaplab.bench.timing import Samples, run_block
 from overlaplab.techniques.memory import CheckpointPlan, Costs, measure_costs
 from overlaplab.techniques.memory.gpu_meter import GpuMeter
 
 pytestmark = pytest.mark.gpu(1)
 
-# Large enough that launches do not bound the step, also on a slow CPU.
-SIZES = Sizes(gpt="gpt-738m", batch=8, tokens=2048, images=128)
+# Large enough that launches do not bound the step, also on a slow CPU; but for FEW.
+SIZES = Sizes(gpt="gpt-738m", batch=8, tokens=2048, images=512)
+FEW = "conv, few images"  # 18 ms of kernels, 25 to 53 of launches
 NUM_BUDGETS = 5
 
 
@@ -35,6 +36,12 @@ def _alone() -> None:
     gc.collect()
     torch.cuda.empty_cache()
     torch._C._cuda_clearCublasWorkspaces()
+
+
+def _build(name: str) -> Made:
+    if name == FEW:
+        return build_case("conv", replace(SIZES, images=128))
+    return build_case(name, SIZES)
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ def _measured(name: str, expandable: bool = False) -> tuple[Found, ...]:
 
 def _measure(name: str) -> Iterator[Found]:
     others = torch.cuda.memory_allocated()
-    model, batch = build_case(name, SIZES)
+    model, batch = _build(name)
 
     def step() -> None:
         model.zero_grad()
@@ -107,9 +114,11 @@ def _measure(name: str) -> Iterator[Found]:
 
 
 # A conv net has tensors of odd sizes, to each of which up to 1 MiB may be added, see
-# [Note: what the allocator adds] in gpu_meter.py: its plans count that in full.
+# [Note: what the allocator adds] in gpu_meter.py: its plans count that in full. Of
+# tensors of 49 MiB, as few images make them, it is more than of larger ones.
 @pytest.mark.parametrize(
-    ("name", "most"), [("gpt", 0.03), ("gpt-dropout", 0.03), ("conv", 0.04)]
+    ("name", "most"),
+    [("gpt", 0.03), ("gpt-dropout", 0.03), ("conv", 0.03), (FEW, 0.04)],
 )
 def test_no_peak_is_over_its_plan_nor_much_below(name: str, most: float) -> None:
     for found in _measured(name):
@@ -118,18 +127,18 @@ def test_no_peak_is_over_its_plan_nor_much_below(name: str, most: float) -> None
 
 
 def test_peaks_are_exact_for_odd_sizes_where_memory_is_cut_exactly() -> None:
-    for found in _measured("conv", expandable=True):
+    for found in _measured(FEW, expandable=True):
         assert abs(found.plan_bytes / found.peak_bytes - 1) <= 0.001, found
 
 
-@pytest.mark.parametrize("name", ["gpt", "gpt-dropout"])
+@pytest.mark.parametrize("name", ["gpt", "gpt-dropout", "conv"])
 def test_steps_are_within_5_percent_of_what_is_predicted(name: str) -> None:
     for found in _measured(name):
         assert abs(found.plan_ns / found.step_ns - 1) <= 0.05, found
 
 
 def test_a_step_of_many_launches_is_between_its_kernels_and_its_launches() -> None:
-    for found in _measured("conv"):
+    for found in _measured(FEW):
         # A CPU's clock; of blocks alone each has a call of autograd's of its own.
         least, most = 0.85 * found.plan_ns, 1.15 * max(found.plan_ns, found.launch_ns)
         assert least <= found.step_ns <= most, found

@@ -126,7 +126,7 @@ class Sizes:
     tokens: int = 2048
     width: int = 64
     depth: int = 4
-    images: int = 256
+    images: int = 512  # fewer are bound by launches where the CPU is slow
     pixels: int = 224
 
 
