@@ -176,6 +176,7 @@ def test_compiled_blocks_hold_their_budget() -> None:
         compiled_parts=("finish",),
     )
     assert not [note for note in costs.chain.notes if "without" in note]
+    found = []
     for plan in _plans(costs):
         with plan.apply(model):
             for _ in range(3):
@@ -186,8 +187,12 @@ def test_compiled_blocks_hold_their_budget() -> None:
             torch.cuda.reset_peak_memory_stats()
             model.zero_grad()
             model(*batch).backward()
-            peak = torch.cuda.max_memory_allocated() - others
-        assert plan.peak_bytes * 0.97 <= peak <= plan.peak_bytes * 1.001
+            found.append((plan.peak_bytes, torch.cuda.max_memory_allocated() - others))
+    del model, batch, costs, plan
+    gc.collect()
+    freed = others - torch.cuda.memory_allocated()
+    for predicted, peak in found:
+        assert predicted * 0.97 <= peak <= predicted * 1.001, (found, freed)
 
 
 def test_what_the_cpu_needs_meanwhile_is_not_a_blocks_time() -> None:
