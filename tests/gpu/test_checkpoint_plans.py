@@ -166,7 +166,8 @@ def test_gradients_are_bit_equal_with_and_without_a_plan(name: str) -> None:
 
 def test_compiled_blocks_hold_their_budget() -> None:
     others = torch.cuda.memory_allocated()
-    model, batch = build_case("gpt", Sizes(gpt="gpt-162m", batch=4, tokens=512))
+    # Tensors of 12 MiB; to those of 3 the allocator may add a third, and plans do.
+    model, batch = build_case("gpt", Sizes(gpt="gpt-162m", batch=4, tokens=2048))
     costs = measure_costs(
         model,
         batch,
