@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Has it run yet?
 #
-# **Lab 00: start.** Core: 50 minutes. Extras: 25 more. You need a laptop and nothing
+# **Lab 00: start.** Core: 57 minutes. Extras: 25 more. You need a laptop and nothing
 # else.
 #
 # After the core you can
@@ -31,22 +31,20 @@ from overlaplab_course import lab00 as lab
 # %% [markdown]
 # ## 1. A GPU in round numbers (1 minute)
 #
-# The GPU of this lab is a model. Your PyTorch code really runs, on the CPU of this
-# machine. What it would cost on the model's GPU is computed, and is the same everywhere.
-# The costs are round, for mental arithmetic. (A FLOP is one addition or multiplication.)
+# No GPU is needed. Your PyTorch code really runs, on the CPU of this machine. What it
+# would cost on a GPU is computed, from round numbers, and is the same everywhere. To
+# **launch** an operator (a call such as `a @ a`) is to hand it to the GPU.
 
 # %% name="round-numbers"
 print(f"to launch an operator: {lab.GPU.launch_ns / 1000:.0f} us of the CPU")
-print(f"to launch a message: {lab.GPU.collective_launch_ns / 1000:.0f} us of the CPU")
-print(f"1000 FLOP: {1e12 / lab.GPU.flops_per_s['default']:.0f} ns of the GPU")
 for width in (256, 64):
     a = torch.randn(width, width)
     one = ol.run(lambda a: a @ a, a, world_size=1, hardware=lab.GPU).timeline
     product_us = one.report().compute_ns / 1000
-    print(f"one product, {width} wide: {product_us:.1f} us of the GPU")
+    print(f"one matrix product, {width} wide: {product_us:.1f} us of the GPU")
 
 # %% [markdown]
-# ## 2. One line, two times (4 minutes)
+# ## 2. One line, two times (6 minutes)
 #
 # First, who hands work to whom?
 
@@ -89,9 +87,9 @@ view.draw(six, title="six products, 256 wide")
 
 # %% [markdown]
 # This is a **timeline**. Time runs to the right. Each row is a **lane**, each box a
-# **span**. `cpu` is what your Python does: a grey span is one **launch**, the CPU
-# handing an operator to the GPU. `default` is a **stream**: a queue of the GPU, whose
-# operators run in order. Look at how early the grey ends.
+# **span**. `cpu` is what your Python does: a grey span is one launch. `default` is a
+# **stream**: a queue of the GPU, whose operators run in order. Look at how early the grey
+# ends.
 #
 # Here is the same as a table.
 
@@ -99,66 +97,90 @@ view.draw(six, title="six products, 256 wide")
 print(lab.launch_table(six))
 
 # %% [markdown]
-# Follow the last row. The CPU was done with it long before the GPU got to it.
+# Follow the last row: the CPU was done with it long before the GPU got to it.
 #
 # **A launch is not a start.** And a return is no end: your line has returned, and its
 # result does not exist yet. The CPU *runs ahead* of the GPU, and how far is its **lead**.
 # Without a lead nothing in this course would work.
+#
+# The number that you type gives you products of your own.
+
+# %% name="my-products"
+my_number = 6  # any whole number: your day of birth, your desk
+
+products = lab.own_products(my_number)
+print(products)
 
 # %% [markdown]
-# ## 3. When does it start? (9 minutes)
+# **Exercise 0.0.** They are launched one after the other, as above, from 0 us on. When does
+# the call return, and when has the GPU finished? Type two numbers, in us.
+
+# %% name="times" kind="exercise" exercise="0.0"
+### BEGIN SOLUTION
+times = {
+    "returns_us": 10 * products.number,
+    "finishes_us": 10 + products.number * products.each_us,
+}
+### END SOLUTION
+### BEGIN STUB
+# times = {"returns_us": None, "finishes_us": None}
+### END STUB
+
+# %% name="check-times" kind="check" exercise="0.0" points=1
+_ = check("0.0", my_number, times)
+
+# %% [markdown]
+# ## 3. When does it start? (10 minutes)
 #
 # Four rules make every timeline of this course:
 #
-# 1. The CPU does one thing after the other. A launch takes it `launch_us`.
+# 1. The CPU does one thing after the other. A launch takes it 10 us.
 # 2. An operator starts when its launch has ended *and* the operator before it in its
 #    stream has ended *and* everything that it waits for has ended. Not later.
 # 3. Two streams run side by side. The second one here, `copy`, brings batches.
 # 4. A **host sync** (`item`) is the CPU itself waiting: it launches nothing until what
 #    it waits for has ended. It costs no launch.
 #
-# The number that you type gives you a program of your own: six launches and one host
-# sync.
+# Here is a program of your own: six launches and one host sync.
 
 # %% name="my-launches"
-my_number = 6  # any whole number: your day of birth, your desk
-
 launches = lab.six_launches(my_number)
 launches
 
 # %% [markdown]
-# **Exercise 0.1.** When does each line start and end? Work it out by hand. Empty the
-# next cell, and type a table with one pair `(start, end)` for each line:
-# `schedule = [(10, 30), ...]`.
+# **Exercise 0.1.** When does each line start and end? Work it out by hand, and type a pair
+# `(start, end)` for each line.
 #
-# - Times are in us. The CPU begins at 0, and a launch takes 10.
+# - Times are in us. The CPU begins at 0. `waits for` names lines by their numbers.
 # - The start of the host sync is when the CPU comes to it. Its end is when the CPU goes
 #   on.
 #
-# Do you prefer to program? Then keep the cell, and write `schedule(launches, launch_us)`,
-# which returns such a table. It has about 15 lines, takes some 20 minutes more, and earns
-# the same points. The check tries it on 150 more programs. A line of `launches` is
-# `(name, stream, duration_us, waits)`. `waits` are positions of earlier lines. The stream
-# of the host sync is `"cpu"`.
+# Begin with line 0 alone and run the check: it judges the rows that are there, and says
+# which comes next.
 #
-# <details><summary>Hint: what to keep</summary>
-#
-# The CPU's time (one number), the end of the last operator of each stream (a
-# dictionary), and the ends so far (a list).
-#
-# </details>
 # <details><summary>Hint: the start</summary>
 #
-# `start = max(cpu_us, stream_end, *ends of what it waits for)`, with `cpu_us` taken
-# *after* its launch.
+# Of each line, write down when its launch ends, when the operator before it in its stream
+# ends, and when each line ends that it waits for. The latest of these is its start.
+#
+# </details>
+# <details><summary>Do you prefer to program?</summary>
+#
+# Then write a function `schedule(launches, launch_us)` in the place of the table. It
+# returns such a table. It has about 15 lines, takes some 20 minutes more, and earns the
+# same points. The check tries it on 150 more programs.
+#
+# A line of `launches` is `(name, stream, duration_us, waits)`. `waits` are positions of
+# earlier lines. The stream of the host sync is `"cpu"`. Keep the CPU's time (one number),
+# the end of the last operator of each stream (a dictionary), and the ends so far (a list).
 #
 # </details>
 
 
 # %% name="schedule" kind="exercise" exercise="0.1"
+### BEGIN SOLUTION
 def schedule(launches, launch_us):
     """(start, end) of each line, in us."""
-    ### BEGIN SOLUTION
     cpu_us = 0
     stream_end = {}
     pairs = []
@@ -173,18 +195,25 @@ def schedule(launches, launch_us):
         stream_end[stream] = start + duration_us
         pairs.append((start, start + duration_us))
     return pairs
-    ### END SOLUTION
+
+
+### END SOLUTION
+### BEGIN STUB
+# schedule = [
+#     # (start, end),  of line 0
+# ]
+### END STUB
 
 
 # %% name="check-schedule" kind="check" exercise="0.1" points=2
 _ = check("0.1", my_number, schedule)
 
 # %% [markdown]
-# The model does nothing else. It records what your PyTorch code launches, and then applies
-# these rules: `ol.resolve(program, hardware)`. It is called the **virtual cluster**.
+# Every time in this lab comes from these rules. What your PyTorch code launches is recorded,
+# and `ol.resolve(program, hardware)` applies them. This is the **virtual cluster**.
 #
-# Use the rules. Here are the six products of section 2 again, with small matrices, 64 wide.
-# Section 1 printed how long one takes.
+# Back to the six products of section 2, now with small matrices, 64 wide. Section 1 printed
+# how long one takes.
 #
 # **Predict.** When does the GPU finish now?
 
@@ -217,7 +246,7 @@ view.draw_many(busy)
 print(view.text(small, width=88))
 
 # %% [markdown]
-# ## 4. `loss.backward()` returns. So what? (13 minutes)
+# ## 4. `loss.backward()` returns. So what? (14 minutes)
 #
 # Here is a small net, forward and backward pass, on one GPU. Your number decides its size.
 
@@ -236,8 +265,8 @@ print(f"{num_launched} operators are launched, 10 us each")
 print(f"a product of the forward pass takes the GPU {product.duration_ns / 1e3:.0f} us")
 
 # %% [markdown]
-# **Predict.** At the moment when `backward()` returns: how many of them has the GPU
-# finished?
+# **Predict.** At the moment when `backward()` returns: how many of these operators has the
+# GPU finished?
 
 # %% name="predict-backward" kind="lab-only"
 finished_then = None
@@ -258,7 +287,7 @@ finished_then = num_launched
 # - `"launched"`: how many operators the CPU has launched by then;
 # - `"started"`: how many of them the GPU has started, the finished ones included;
 # - `"finished"`: how many of them the GPU has finished;
-# - `"finished_if_slower"`: the same, if each launch takes twice as long.
+# - `"finished_if_slower"`: how many it has finished if each launch takes twice as long.
 #
 # About 8 lines.
 #
@@ -293,6 +322,8 @@ counts = at_return(run.timeline)
 counts["finished_if_slower"] = at_return(slower)["finished"]
 ### END SOLUTION
 ### BEGIN STUB
+# launch_spans = [span for span in run.timeline.spans if span.kind == "launch"]
+# kernel_spans = [span for span in run.timeline.spans if span.kind == "compute"]
 # counts = {
 #     "returned_us": None,
 #     "launched": None,
@@ -320,30 +351,29 @@ if solved("0.2"):
 # later.
 
 # %% [markdown]
-# ## 5. The line that makes the CPU wait (10 minutes)
+# ## 5. The line that makes the CPU wait (12 minutes)
 #
-# The lead is lost where the CPU asks for a *value*. It has to wait until the GPU has
-# computed it: a **host sync**.
+# The lead is lost where your Python asks for a *value*: the CPU has to wait until the GPU
+# has computed it. That is a host sync.
 #
 # **Predict.** Which of these lines do that? Copy their texts into the list. (`x` is a
 # matrix and `loss` a number, both on the GPU.)
 
 # %% name="predict-syncs" kind="lab-only"
 print(list(lab.LINES))
-syncs = []
+syncs = None  # a list: ["...", "..."]
 
 # %% name="predicted-syncs" kind="solution-only"
 print(list(lab.LINES))
 syncs = ["loss.item()"]
 
 # %% name="syncs" fold=true
-for text in set(syncs) - set(lab.LINES):
+for text in set(syncs or ()) - set(lab.LINES):
     print(f"{text!r} is none of these lines: copy a line as it stands")
 for text, line in lab.LINES.items():
-    waits = lab.holds_the_cpu(line)
-    mine = "wait" if text in syncs else "go on"
-    told = "the CPU waits" if waits else "the CPU goes on"
-    print(f"{text:<28} {told:<17} you said: {mine}")
+    mine = None if syncs is None else "waits" if text in syncs else "goes on"
+    told = "waits" if lab.holds_the_cpu(line) else "goes on"
+    lab.side_by_side(f"the CPU at {text:<25}", mine, told)
 
 # %% [markdown]
 # A shape is known without computing. A computed value is not, and neither is anything that
@@ -476,8 +506,8 @@ view.draw(two.timeline, title="first the message, then the product")
 # computation beside it, it would be **hidden**.
 #
 # The numbers over the figure are rank 0's. *Saved* is how much shorter the step is than
-# all its computing and sending, one after the other. Nothing is saved here. It is below
-# zero because the step begins with a launch, which is neither.
+# all its computing and sending, one after the other. Nothing is saved here. It is even
+# below zero: the step begins with a launch, which is neither computing nor sending.
 #
 # **The API of this screen.** `work = dist.all_reduce(x, async_op=True)` launches the
 # message on a stream of its own, the lane `comm`. Its rules are:
@@ -559,8 +589,6 @@ print(f"   {before_us:.0f} us became {after_us:.0f}.")
 #     print(torch.stack(losses).mean().item())  # the only wait
 #     losses.clear()
 # ```
-#
-# `torch.cuda.set_sync_debug_mode("warn")` names the lines that wait.
 #
 # **You may close the laptop here.** Next: 01, the arithmetic of overlap. What follows
 # is extra.

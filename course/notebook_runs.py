@@ -154,6 +154,8 @@ def stored_problems(notebook: NotebookNode, name: str, root: Path) -> list[str]:
 def prove_unsolved(folder: Path, topics: Sequence[str] = ()) -> None:
     """Run labs as handed out, two at a time: each check must raise, no other cell.
 
+    And where a prediction was left as it was handed out, none may be shown.
+
     Args:
         folder: of the labs.
         topics: only those whose names start so; all by default.
@@ -205,6 +207,9 @@ def unsolved_problems(lab: NotebookNode) -> list[str]:
                 problems.append(f"{where}: raises for the wrong reason, {said}")
         elif errors and not _has_tag(cell, "raises-exception"):
             problems.append(f"{where}: raises, and is no check: {said}")
+        printed = [output.get("text", "") for output in cell.get("outputs", ())]
+        if any("your guess:" in text for text in printed):
+            problems.append(f"{where}: shows a guess that nobody made")
     return problems
 
 

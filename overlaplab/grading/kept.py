@@ -69,6 +69,12 @@ class Kept:
 
 
 def side_by_side(what: str, yours: object, seen: object) -> None:
-    """A prediction beside the outcome. Not marked."""
-    guess = "no guess" if yours is None else f"your guess: {yours}"
+    """A prediction beside the outcome. Not marked.
+
+    Args:
+        yours: None, or a tuple of nothing else, if none was made.
+    """
+    parts = yours if isinstance(yours, tuple) else (yours,)
+    made = any(part is not None for part in parts)
+    guess = f"your guess: {yours}" if made else "no guess"
     print(f"{what}:  {guess}; actual: {seen}")

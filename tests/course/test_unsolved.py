@@ -22,6 +22,12 @@ def cell(name: str, *, raises: str = "", tags: tuple[str, ...] = ()) -> Notebook
     return new_code_cell("", id=name, metadata={"tags": tags}, outputs=outputs)
 
 
+def predicted(says: str) -> NotebookNode:
+    """An executed cell that prints a prediction beside the outcome."""
+    printed = new_output("stream", name="stdout", text=f"in ms:  {says}; actual: 5\n")
+    return new_code_cell("", id="seen", outputs=[printed])
+
+
 CHECK = cell("check-1", raises="AssertionError", tags=("check",))
 
 
@@ -45,10 +51,25 @@ CHECK = cell("check-1", raises="AssertionError", tags=("check",))
             [cell("check-1", raises="NameError", tags=("check",))],
             ["cell 'check-1': raises for the wrong reason, NameError: why"],
         ),
+        ([predicted("no guess"), CHECK], []),
+        (
+            [predicted("your guess: []"), CHECK],
+            ["cell 'seen': shows a guess that nobody made"],
+        ),
         ([cell("given")], ["no cell: no check"]),
         ([], ["no cell: no check"]),
     ],
-    ids=["good", "shown", "elsewhere", "passes", "no verdict", "no check", "empty"],
+    ids=[
+        "good",
+        "shown",
+        "elsewhere",
+        "passes",
+        "no verdict",
+        "no guess",
+        "guess",
+        "no check",
+        "empty",
+    ],
 )
 def test_only_checks_raise_and_each_of_them_does(
     cells: list[NotebookNode], problems: list[str]

@@ -31,3 +31,13 @@ def test_a_prediction_stands_beside_the_outcome_even_if_none_was_made(capsys):
         "step in ms:  no guess; actual: 105\n"
         "step in ms:  your guess: 100; actual: 105\n"
     )
+
+
+def test_a_pair_of_which_nothing_was_filled_in_is_no_guess(capsys):
+    side_by_side("from, to", (None, None), (1, 2))
+    side_by_side("from, to", (1, None), (1, 2))
+
+    assert capsys.readouterr().out == (
+        "from, to:  no guess; actual: (1, 2)\n"
+        "from, to:  your guess: (1, None); actual: (1, 2)\n"
+    )

@@ -187,7 +187,8 @@ def test_operators_that_run_at_once_in_one_stream_are_drawn_beside_each_other():
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ([(10, 20)], "1 pairs; expected 7"),
+        ([(10, 20)] * 8, "8 pairs; expected 7"),
+        (lambda launches, launch_us: [(10, 20)], "1 pairs; expected 7"),
         ([1, 2, 3], "expected a list of 7 pairs"),
         (lambda launches, launch_us: None, "expected a list of 7 pairs"),
         (lambda launches: [], "calling your code raised TypeError"),
@@ -199,6 +200,25 @@ def test_what_is_no_schedule_is_reported(said, words):
     verdict = judge(find_exercise("0.1"), 6, said)
     assert not verdict.passed
     assert words in verdict.error
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_a_table_is_judged_as_far_as_it_goes(number):
+    own = six_launches(6)
+    verdict = judge(find_exercise("0.1"), 6, solve(own, LAUNCH_US)[:number])
+    assert not verdict.passed and not verdict.checks
+    assert f"{number} of 7 rows so far" in verdict.error
+    assert f"Next: line {number} ({own[number].name})" in verdict.error
+    assert (verdict.timeline is None) == (number == 0)
+
+
+def test_a_wrong_row_of_a_short_table_is_described_and_nothing_else(faults):
+    table = solve(six_launches(6), LAUNCH_US)[:2]
+    table[1] = (20, 40)
+    verdict = judge(find_exercise("0.1"), 6, table)
+    assert list(faults(verdict)) == [lab00.WAIT]
+    assert "line 1 (copy 1): 20 to 40 us" in str(verdict)
+    assert "Next" not in str(verdict)
 
 
 def test_a_function_cannot_change_the_launches_that_it_is_judged_on():

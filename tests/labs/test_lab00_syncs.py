@@ -167,7 +167,20 @@ def synchronizes(model, batches):
     return losses, max(losses)
 
 
+def the_if_and_one_by_one_at_the_end(model, batches):
+    kept, worst = [], 0.0
+    for x in batches:
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        kept.append(loss.detach())
+        if loss > worst:
+            worst = loss.detach()
+        update(model)
+    return [loss.item() for loss in kept], float(worst)
+
+
 STOPPING = {
+    the_if_and_one_by_one_at_the_end: "what about `if`?",
     only_the_if: "what about `if`?",
     with_float: "asks the GPU for a number, in each step",
     prints: "asks the GPU for a number, in each step",

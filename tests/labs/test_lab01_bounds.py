@@ -74,6 +74,12 @@ def test_a_chain_with_a_link_missing_is_described_which(name, faults):
     assert verdict.step_ns is None  # the figure of the right step would be the answer
 
 
+def test_what_is_not_filled_in_is_called_so(faults):
+    said = {**chains(job(6)), "shortest": None}
+    found = faults(judge(find_exercise("1.1"), 6, said))
+    assert "'shortest' is not filled in" in found[lab.SHORTEST]
+
+
 def test_a_text_for_a_number_is_reported(faults):
     said = {**chains(job(6)), "shortest": "85"}
     found = faults(judge(find_exercise("1.1"), 6, said))

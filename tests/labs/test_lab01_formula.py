@@ -134,6 +134,18 @@ def test_what_is_not_filled_in_is_reported(reading, faults):
     assert "reading is list; expected a dict" in str(verdict)
 
 
+def test_a_check_of_nothing_gives_no_verdict_away(faults):
+    """The sentence that fails belongs to one card: its letter beside it would tell."""
+    verdicts_open = by_numbers(6)
+    for one in verdicts_open.values():
+        one["verdict"] = None
+    for reading in (dict.fromkeys(cards(6)), verdicts_open):
+        found = faults(judge(find_exercise("1.3"), 6, reading))
+        for why in lab.WHYS.values():
+            assert "a card has no verdict yet" in found[why["says"]]
+            assert not any(f"{letter}:" in found[why["says"]] for letter in cards(6))
+
+
 @pytest.mark.parametrize("number", NUMBERS)
 def test_what_separates_the_cards_is_more_than_rounding(number):
     for card in cards(number).values():

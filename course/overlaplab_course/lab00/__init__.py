@@ -20,7 +20,7 @@ from overlaplab_course.lab00.given import (
     turn,
     two_ranks,
 )
-from overlaplab_course.lab00.launches import six_launches
+from overlaplab_course.lab00.launches import own_products, six_launches
 from overlaplab_course.pictures import cpu_queue_gpu_wire
 
 WHAT_IF, saved_percent = turn.what_if, turn.saved_percent

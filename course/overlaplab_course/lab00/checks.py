@@ -1,4 +1,4 @@
-"""The graders of lab 00: here of 0.1, 0.2, 0.5 and 0.6, what is said of programs."""
+"""The graders of lab 00 of what is said of programs: 0.0 to 0.2, 0.5 and 0.6."""
 
 from __future__ import annotations
 
@@ -22,13 +22,45 @@ from overlaplab_course.lab00.launches import (
     Launch,
     Launches,
     Reason,
+    as_program,
     draw,
+    own_products,
     resolved,
     six_launches,
 )
 
+# 0.0: two numbers; the learner's own number draws how many products, and how long.
+
+RETURNS, FINISHES = LAB.sentences("0.0")
+
+
+@LAB.grader("0.0")
+def grade_times(sheet: Sheet, my_number: int, times: Mapping[str, Any]) -> None:
+    """Each number alone; a wrong one is described by what ends at that moment."""
+    forms.need_dict(times, "times")
+    products = own_products(my_number)
+    sheet.ran(f"your {products.number} products")
+    line = Launch("mm", "default", products.each_us)
+    timeline = resolve(as_program([line] * products.number), GPU)
+    sheet.show(timeline, title="your products")
+    returns_us = given.last_launch_ns(timeline) / 1000
+    right = {"returns_us": returns_us, "finishes_us": timeline.end_ns / 1000}
+    kernels_us = products.number * products.each_us
+    others = {
+        "returns": returns_us,
+        "finishes": right["finishes_us"],
+        "first": LAUNCH_US,
+        "last_begins": returns_us - LAUNCH_US,
+        "kernels": kernels_us,
+        "in_turn": returns_us + kernels_us,
+        "last_alone": returns_us + products.each_us,
+    }
+    forms.judge_numbers(sheet, LAB.tables("0.0"), times, right, others)
+
+
 # 0.1: a function, or the table of the own six launches. A wrong row is charged to what
-# holds it in truth, so that a forgotten rule is refused by its own sentence. What comes
+# holds it in truth, so that a forgotten rule is refused by its own sentence. Of a table
+# as many rows are judged as there are; it passes with all. What comes
 # after the first wrong row follows from it: a rule is called right only where rows
 # before it show so.
 
@@ -71,14 +103,17 @@ def grade_schedule(
     for number, (launches, launch_us) in enumerate(programs):
         pairs = _pairs(schedule, launches, launch_us)
         if number == 0:
-            sheet.show(draw_pairs(launches, launch_us, pairs))
+            drawn = draw_pairs(launches[: len(pairs)], launch_us, pairs)
+            sheet.show(drawn if pairs else None)
         rows = resolved(launches, launch_us)
-        right = [pair == row[:2] for pair, row in zip(pairs, rows, strict=True)]
-        wrong = right.index(False) if False in right else len(rows)
+        right = [pair == row[:2] for pair, row in zip(pairs, rows, strict=False)]
+        wrong = right.index(False) if False in right else len(right)
         shown |= {row.reason for row in rows[:wrong]}
         left_open |= {row.reason for row in rows[wrong:]}
         if wrong == len(rows):
             continue
+        if wrong == len(right):
+            raise ValueError(_so_far(launches, wrong))
         line, row, (start_us, end_us) = launches[wrong], rows[wrong], pairs[wrong]
         reason = row.reason
         if reason == "launch" and any(x.stream == CPU for x in launches[:wrong]):
@@ -121,16 +156,26 @@ def grade_schedule(
 def _pairs(
     schedule: Schedule | Sequence[Any], launches: Launches, launch_us: int
 ) -> Pairs:
-    """What the learner says; one pair for each line, or a ValueError."""
+    """What the learner says; at most one pair for each line, or a ValueError."""
     said = schedule(Launches(launches), launch_us) if callable(schedule) else schedule
     wanted = f"{len(launches)} pairs (start, end) in us"
     pairs = forms.read_pairs(said, "the schedule is", wanted)
-    if len(pairs) != len(launches):
+    if len(pairs) > len(launches) or (
+        callable(schedule) and len(pairs) < len(launches)
+    ):
         raise ValueError(
             f"the schedule has {len(pairs)} pairs; expected {len(launches)}, one for "
             "each line (the host sync too)"
         )
     return pairs
+
+
+def _so_far(launches: Sequence[Launch], number: int) -> str:
+    """Of a table whose first rows are right: which line comes next."""
+    done = f"{number} of {len(launches)} rows so far" + (
+        ", all right" if number else ""
+    )
+    return f"{done}. Next: line {number} ({launches[number].name})"
 
 
 def draw_pairs(launches: Sequence[Launch], launch_us: int, pairs: Pairs) -> Timeline:

@@ -87,8 +87,11 @@ def grade_train(sheet: Sheet, train_of_yours: Train) -> None:
 
 def _how_often(mine: TrainingRun, num_batches: int) -> int:
     """Which of the hints: after the loop, one line, two; or the one line is no `if`."""
-    often = min(2, len(mine.waits) // num_batches)
-    lines = {line_of(op.source).partition(": ")[2] for op in mine.waits if op.source}
+    ops = mine.program.ranks[0]  # behind the last product the loop has nothing to lose
+    end = max((i for i, op in enumerate(ops) if op.name.endswith("mm")), default=0)
+    waits = [op for op in ops[:end] if op.kind == "host_wait"]
+    often = min(2, round(len(waits) / (num_batches - 1)))
+    lines = {line_of(op.source).partition(": ")[2] for op in waits if op.source}
     tests = any(re.search(r"\b(if|while|and|or|not|max|min)\b", line) for line in lines)
     return 3 if often == 1 and lines and not tests else often
 

@@ -57,6 +57,19 @@ class Launches(list[Launch]):
         return str(Table(rows[0], tuple(rows[1:]), left=5))
 
 
+class Products(NamedTuple):
+    """Equal products, launched one after the other; prints as a sentence."""
+
+    number: int
+    each_us: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.number} products; each takes {LAUNCH_US} us of the CPU to launch, "
+            f"and {self.each_us} us of the GPU"
+        )
+
+
 class Row(NamedTuple):
     """When one line starts and ends, and what held it until then."""
 
@@ -160,6 +173,12 @@ def _is_worth_it(lines: Launches) -> bool:
         and "launch" in decisive[sync + 1 :]
         and {line.stream for line in lines[:sync]} == set(STREAMS)
     )
+
+
+def own_products(number: int) -> Products:
+    """The products that belong to a learner's number: the CPU gains a lead."""
+    generator = random.Random(int(number))
+    return Products(generator.randrange(4, 10), generator.randrange(20, 65, 5))
 
 
 def six_launches(number: int) -> Launches:

@@ -38,7 +38,7 @@ def grade_shortest(sheet: Sheet, my_number: int, chains: Mapping[str, Any]) -> N
     for one, right, others in zip(LAB.tables("1.1"), *_chains(mine), strict=True):
         key = one["entry"]
         said = as_number(chains.get(key))
-        seen = f"{key!r} is {chains[key]!r}" if key in chains else f"no {key!r}"
+        seen = forms.not_filled_in(chains, key)
         slip = find_slip(said, one["slips"], others, operator.eq)
         if isinstance(chains.get(key), str):
             slip = "that is a string; expected a number"
@@ -164,6 +164,9 @@ def grade_formula(sheet: Sheet, my_number: int, reading: Mapping[str, Any]) -> N
         counted = said is not None and abs(said - card.formula_ms) <= _CLOSE_MS
         facts = _describe(card) if counted else "the formula's number comes first"
         seen = f"{letter}: you say {why!r}; {facts}"
+        if word not in WHYS:  # the letter beside the sentence would be the answer
+            said_so = "no verdict yet" if why is None else f"the verdict {why!r}"
+            seen = f"a card has {said_so}"
         hint, fine = truth["help"] if word in WHYS else "", word == card.why
         sheet.expect(truth["says"], fine, seen=seen, expected=expected, hint=hint)
     for timeline, title in figures[:1]:
