@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Did it overlap?
 #
-# **Lab 02: measuring.** Core: three sittings of 50, 40 and 30 minutes, with doors after
+# **Lab 02: measuring.** Core: three sittings of 50, 45 and 30 minutes, with doors after
 # sections 3 and 4. Extras: 65 more. You need no GPU.
 #
 # After the core you can
@@ -17,6 +17,7 @@
 # **How it works.** Run the cells from top to bottom. A check tells you what it saw, in
 # numbers, and draws what *your* code did. No exercise needs the one before it: where
 # yours is not finished, the course's own runs in its place and the cell says so.
+# (Exercises 2.2 and 2.4 wait in the extras.)
 
 # %% name="setup"
 import statistics
@@ -61,9 +62,12 @@ def wait_each(step):
 
 first = lab.time_with(around, "small first")
 print(f"around: {first.value[0]:.2f} ms per step")
+whole = first.timeline.of_rank(0).report()
+work_ns = whole.compute_ns + whole.communication_ns
+print(f"the GPU works {work_ns / 4e6:.2f} ms per step")
 
 # %% [markdown]
-# **Predict.** A launch costs the CPU 10 us, and this step has 45 launches. What does `wait_each`
+# **Predict.** A launch costs the CPU 10 us, and the message's launch 20. What does `wait_each`
 # say, in ms? And how long does a step take in training, where nobody waits? Type two
 # numbers. Nobody marks them.
 
@@ -72,7 +76,7 @@ wait_each_ms = None
 training_ms = None
 
 # %% name="predicted-two" kind="solution-only"
-wait_each_ms = 0.46
+wait_each_ms = 0.72
 training_ms = 0.46
 
 # %% name="two" fold=true
@@ -87,16 +91,17 @@ view.draw_many(
 )
 
 # %% [markdown]
-# Both are wrong. `around` stops the clock when the CPU has *launched* the last step: look how
-# early the grey ends. `wait_each` measures another program: after each wait the GPU is idle
-# until the CPU has launched the small products again. (They take 66 ns each, too short to
-# see, so the `default` lane looks empty.)
+# Both are wrong. In training the CPU is ahead, so a step takes as long as the GPU works. `around`
+# stops the clock when the CPU has *launched* the last step: look how early the grey ends.
+# `wait_each` measures another program: after each wait the GPU is idle while the CPU launches
+# the small products again. (They take far less than 1 us each, too short to see, so the
+# `default` lane looks empty.)
 #
 # (The numbers above a figure are of all its four steps together. Ignore *exposed* until
 # exercise 2.3, and *saved* until section 5.)
 #
-# A stopwatch must not ask the CPU when the GPU is done, and must not make the CPU wait. But the
-# GPU itself can take the time.
+# So the CPU's clock is of no use here: without a wait it does not know when the GPU is done, and
+# a wait changes the step. But the GPU itself can take the time.
 
 # %% [markdown]
 # ## 2. Let the GPU take the time (22 minutes)
@@ -200,8 +205,8 @@ head = ("ms per step", "around", "wait each", "in one go", "events", "typical")
 print(lab.text_table(head, lines))
 
 # %% [markdown]
-# `wait_each` is right for `steady`, which has no trap. For `odd` it is right by luck: none of its
-# four calls was an odd one. That is how people come to trust it.
+# `wait_each` is right for `steady`, whose only trap is set for `around`. For `odd` it is right by
+# luck: none of its four calls was an odd one. That is how people come to trust it.
 #
 # `in_one_go` tells you how long 20 steps take *together*: a mean, which every odd step changes.
 # That is right for the cost of a whole training run. For one typical step, or to compare two
@@ -219,7 +224,8 @@ print(lab.on_gpus())
 # waits for the CPU anyway.
 #
 # The traps of exercise 2.1 are real, too: a first call takes hundreds of times as long as a later
-# one.
+# one. (The lines with an x say how many times as long a step takes if you wait after each
+# operator, or profile it. Section 4 comes back to that.)
 #
 # ## 3. From events to kernels (22 minutes)
 #
@@ -322,7 +328,7 @@ print(lab.text_table(head, lines))
 # **A door.** You can time a step and read a profile. This is a good place to stop for today. When
 # you come back, run all cells once: what you solved is in the notebook.
 #
-# ## 4. Read a real step (40 minutes)
+# ## 4. Read a real step (45 minutes)
 #
 # The number that you type decides which of the trace's three steps you get. Time 0 is the start
 # of its first kernel or copy.
@@ -474,7 +480,7 @@ lab.draw_gaps(annotated)
 # So at batch 2 you need fewer launches. At batch 8 two losses are left: the tail, and what messages
 # cost the kernels beside them (section 5).
 #
-# But what makes the CPU slow? Here are the same steps without a profiler, from the same run. A step
+# But what makes the CPU slow? Here is the same program without a profiler, from the same run. A step
 # is timed from its start to the start of the next. 8 of 10 steps lie between the two times in
 # the last column (the 10th and 90th percentile of 30).
 
@@ -635,9 +641,9 @@ if solved("2.7"):
 #
 # The kernels without a message are slower, too, by up to 2 ms. Messages cannot be the reason. The two
 # steps are of two runs, and this pair cannot tell you whether it was clocks, power or chance.
-# But that may be more than `saved`. So one pair of steps shows contention kernel by kernel, but
-# it *does not show what was saved*. Neither does "compute + sent - step" of one trace, because
-# contention has made both of them longer.
+# That difference alone can be larger than `saved`. So one pair of steps shows contention kernel
+# by kernel, but it *does not show what was saved*. Neither does "compute + sent - step" of one
+# trace, because contention has made both of them longer.
 #
 # What shows it? Run three programs in turn, many steps each, without a profiler: computing alone,
 # serial, overlapped. Serial minus computing alone is what *can* be saved.
@@ -700,23 +706,12 @@ path = my_trace or lab.path_of("overlapped, batch 2")
 mine = lab.mine_or_ours("2.3")(lab.rows_of(path))
 print(", ".join(f"{name[:-3]} {mine[name] / 1e6:.2f} ms" for name in list(mine)[:4]))
 for finding in ol.diagnose(ol.read_trace(path)).findings[:3]:
-    print(textwrap.fill(f"{finding.kind}: {finding.says}", 88))
+    says = f"{finding.kind}: {finding.says}"
+    print(textwrap.fill(says, 88, subsequent_indent="    "))
 
 # %% [markdown]
 # Your function says how much is hidden. `ol.diagnose` (in a terminal: `overlaplab report FILE`) says
 # what holds the step up, and what to change first.
-#
-# **Tomorrow, in your own loop.** Let the package write and read the trace:
-#
-# ```python
-# with ol.profile(warmup=2) as profile:
-#     for batch in batches:
-#         train_step(batch)
-#         profile.step()
-# print(ol.diagnose(profile.timeline))
-# ```
-#
-# Then time the step with your `time_step`, without a profiler, and compare the two.
 #
 # ### Takeaways
 
@@ -736,6 +731,18 @@ print(f"3. A profiler is a load: {traced_ms:.0f} ms with,", end=" ")
 print(f"{lab.unprofiled_ms('overlapped', 2):.0f} without, where launches set the pace.")
 
 # %% [markdown]
+# **Tomorrow, in your own loop.** Let the package write and read the trace:
+#
+# ```python
+# with ol.profile(warmup=2) as profile:
+#     for batch in batches:
+#         train_step(batch)
+#         profile.step()
+# print(ol.diagnose(profile.timeline))
+# ```
+#
+# Then time the step with your `time_step`, without a profiler, and compare the two.
+#
 # **You may close the laptop here.** Next: 03, who waits for whom. What follows is extra.
 
 # %% [markdown]
@@ -980,9 +987,17 @@ for which in lab.TRACES:
 
 # %% [markdown]
 # There are three traces with three bottlenecks. A percentage could have told you the first at most.
-# Here is the whole report of the last trace. Which of its findings would you act on first, and
-# which only after you have timed the step without a profiler? And which advice cannot help
-# here, because the last bucket is a single tensor?
+# Here is the whole report of the last trace. Which of its findings would you act on only after
+# you have timed the step without a profiler? And which loss would stay, whatever the size of
+# the buckets?
+#
+# <details><summary>An answer</summary>
+#
+# The first: without a profiler the CPU launches faster, and section 4 has the step's time. Much
+# of the loss may be the profiler's. And the last bucket stays: it is a single tensor, which
+# no bucket size splits.
+#
+# </details>
 
 # %% name="report"
 print(ol.diagnose(lab.whole_trace("overlapped, batch 2")))

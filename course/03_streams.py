@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Who waits for whom?
 #
-# **Lab 03: streams and events.** Core: two sittings of 58 and 58 minutes, with a door after
-# section 3. Extras: 60 more. You need no GPU.
+# **Lab 03: streams and events.** Core: three sittings of 57, 40 and 33 minutes, with
+# doors after sections 3 and 4. Extras: 60 more. You need no GPU.
 #
 # After the core you can
 #
@@ -30,7 +30,7 @@ from overlaplab.grading import check, solved
 from overlaplab_course import lab03 as lab
 
 # %% [markdown]
-# ## 1. The waste (12 minutes)
+# ## 1. The waste (10 minutes)
 #
 # A training step of four layers: for each layer its backward pass, the message that sums
 # its gradients over two GPUs, and its optimizer step (`opt`). Everything is in slow motion:
@@ -59,8 +59,8 @@ view.draw_many(so_far)
 # `default` is the stream. While it computes, the wire is idle; while a message is in it
 # (hatched), nothing computes. Communication with no computation beside it is **exposed**.
 #
-# The bars without a name take 1 ms each: `input` at the beginning, which the caller fills;
-# each `opt`; and `collect` at the end, which reads the results. The tasks of the job add up
+# The bars without a name take 1 ms each: `input` at the beginning, which makes what the job
+# reads; each `opt`; and `collect` at the end, which reads the results. The tasks of the job add up
 # to 27 ms. With `input` and `collect` the step takes 29.
 
 # %% name="one-stream-numbers"
@@ -131,13 +131,14 @@ racing = lab.play(job, no_waits)
 print(
     f"step {racing.step_ns / 1e6:.0f} ms, {len(racing.findings)} findings. One of them:"
 )
-print(next(f for f in racing.findings if f.name == "b4"))
+lab.print_finding(next(f for f in racing.findings if f.name == "b4"))
 view.draw(racing.timeline, title="two streams and no waits")
 
 # %% [markdown]
 # Fast, and wrong: the messages leave before their gradients are there. A **race** (the
 # report says *hazard*): two streams touch the same bytes, at least one writes, and nothing
-# orders them.
+# orders them. Here they are `b4`, which the task `back 4` writes, and which `send 4` copies
+# into the message's buffer (`copy_`).
 #
 # A GPU does not report a race. Whether its numbers are wrong depends on how busy it is. The
 # virtual cluster finds the race in the program itself: it knows who touches which bytes,
@@ -145,7 +146,7 @@ view.draw(racing.timeline, title="two streams and no waits")
 # everybody waiting and nobody waiting. Who must wait for whom?
 
 # %% [markdown]
-# ## 2. Wait for one task, not for a stream (26 minutes)
+# ## 2. Wait for one task, not for a stream (29 minutes)
 #
 # **The API of this screen.** An **event** is a bookmark in a stream.
 #
@@ -163,8 +164,8 @@ view.draw(racing.timeline, title="two streams and no waits")
 #
 # 1. a mark behind `first`;
 # 2. the wire's stream waits for that mark;
-# 3. the caller reads all results when you return, on the stream that was current: let
-#    that stream wait for everything on the wire's.
+# 3. the caller (whoever calls your function) reads all results when you return, on the
+#    stream that was current: let that stream wait for everything on the wire's.
 
 
 # %% name="beside" kind="exercise" exercise="3.1a" reference=true
@@ -267,14 +268,13 @@ view.draw_many(so_far)
 view.table(so_far)
 
 # %% [markdown]
-# The thin lines on `stream 1` are copies: each message is copied into its buffer before it
-# is sent. Half of the last message is still exposed, because only `opt 2` is left to compute
-# beside it.
+# The thin lines on `stream 1` are the copies into the messages' buffers. Half of the last
+# message is still exposed, because only `opt 2` is left to compute beside it.
 #
 # Every scheduler that spreads a graph over streams has these few lines at its heart.
 
 # %% [markdown]
-# ## 3. The fewest waits (19 minutes)
+# ## 3. The fewest waits (17 minutes)
 #
 # Each wait costs the CPU some microseconds. And whoever reads the code cannot tell the waits
 # that matter from those that do not. How few are enough?
@@ -297,8 +297,9 @@ mine
 # The last column says who makes what a task reads. But it says more. `load 3` writes the
 # buffer that `load 1` filled, so it must come after every task that *reads* that batch.
 #
-# It is enough to wait for each need that is on another stream. Here are these waits, as
-# pairs (who must have ended, who waits for it).
+# The order of its own stream meets some needs of a task. It is enough to wait for those
+# on other streams. Here are these waits, as pairs (who must have ended, who waits for it).
+# In the figure `stream 1` sends and `stream 2` loads.
 
 # %% name="every-wait"
 full = mine.play(mine.every_wait)
@@ -318,8 +319,8 @@ needed = 13
 
 # %% [markdown]
 # **Exercise 3.2.** Take out of `my_waits` as many pairs as you can. There must be no race,
-# and the step must not get longer. Each task runs on the stream of its kind, and a wait is
-# launched right before its second task.
+# and the step must not get longer. Each task runs on the stream of its kind, and the
+# wait of a pair is launched right before the pair's second task.
 #
 # Do it by hand, with the table, or let the findings tell you: `mine.play(pairs).findings`
 # is empty where nothing is missing.
@@ -359,7 +360,7 @@ played = mine.play(my_waits)
 print(f"{len(my_waits)} waits, step {played.step_ns / 1e6:.0f} ms,", end=" ")
 print(f"{len(played.findings)} findings")
 for finding in played.findings[:1]:
-    print(finding)
+    lab.print_finding(finding)
 
 # %% name="check-waits" kind="check" exercise="3.2" points=2
 _ = check("3.2", my_number, my_waits)
@@ -374,7 +375,7 @@ if solved("3.2"):
 # in the notebook.
 
 # %% [markdown]
-# ## 4. Three races (30 minutes)
+# ## 4. Three races (40 minutes)
 #
 # Here are three programs that people really write. Two of them ran on a real GPU
 # (section 10): 20 times while it was quiet, and every result was right; 20 times while it
@@ -396,7 +397,7 @@ if solved("3.2"):
 # Some layers keep a part of their weights in the CPU's memory (the *host's*), to save room
 # on the GPU (the *device*). Such a layer has two gradients, one on each side.
 # `layer.pack()` copies both into one flat tensor on the device, `layer.flat`, which is sent.
-# A layer with one gradient sends it without packing.
+# A layer with one gradient sends it without packing: there `layer.flat` is that gradient.
 #
 # `layer.backward()` and `layer.pack()` launch on the current stream. Packing has a stream of
 # its own, so that the GPU's copy engine works beside the next layer's backward pass.
@@ -432,7 +433,7 @@ as_given, yours = case.as_handed_out(), case.run(send_gradients)
 print(
     f"{len(as_given.findings)} findings as given, {len(yours.findings)} now. The first:"
 )
-print(as_given.findings[0])
+lab.print_finding(as_given.findings[0])
 view.draw_many({"as given": as_given.timeline, "yours": yours.timeline}, ranks=[0])
 
 # %% [markdown]
@@ -515,7 +516,7 @@ as_given, yours = case.as_handed_out(), case.run(look_up)
 print(
     f"{len(as_given.findings)} findings as given, {len(yours.findings)} now. The first:"
 )
-print(as_given.findings[0])
+lab.print_finding(as_given.findings[0])
 view.draw_many({"as given": as_given.timeline, "yours": yours.timeline})
 
 # %% [markdown]
@@ -577,7 +578,7 @@ as_given, yours = case.as_handed_out(), case.run(train)
 print(
     f"{len(as_given.findings)} findings as given, {len(yours.findings)} now. The first:"
 )
-print(as_given.findings[0])
+lab.print_finding(as_given.findings[0])
 view.draw_many({"as given": as_given.timeline, "yours": yours.timeline}, ranks=[0])
 
 # %% [markdown]
@@ -595,9 +596,9 @@ lab.lifetime_of_memory()
 # |---|---|
 # | `x.record_stream(s)` | tells the allocator that `s` uses `x`. When you *drop* `x`, its memory is kept until `s` has done what was launched on it by then |
 #
-# It costs memory. A CPU that runs ahead drops a batch long before its step has ended, so the
-# next batch gets new memory. Look at the figure of `train`: when the last batch has been
-# copied, how many steps have not ended yet? That many batches are alive.
+# It costs memory. While a batch is kept back, the next one gets new memory, at the moment when
+# the CPU launches its copy. Here a launch takes no time, so the CPU has launched everything
+# at 0 ms. No step has ended by then, so each batch gets memory of its own.
 #
 # **Exercise 3.3c.** Diagnose the program as given, then repair it. Python may hold at most
 # three batches at a time, and copies must still run beside steps. (What the allocator keeps
@@ -635,7 +636,11 @@ reuse_diagnosis = {
 _ = check("3.3c", my_number, reuse_diagnosis, train)
 
 # %% [markdown]
-# ## 5. A batch to the device (25 minutes)
+# **A door.** You can find a race from its report, and repair it. This is the second good
+# place to stop.
+
+# %% [markdown]
+# ## 5. A batch to the device (30 minutes)
 #
 # Now put all of this into one loop that every training has. Samples are in the host's
 # memory. A step needs its batch on the device. Each step ends with `loss.item()`, which makes
@@ -798,7 +803,7 @@ print(f"""1. A stream is a queue, not an engine. Two streams that wait for every
 # You write it in lab 08. For streams of your own: one event per need, not `synchronize()`.
 #
 # ---
-# **Stop line.** That is the core. You may close the laptop here.
+# **Stop line.** That is the core. You may close the laptop here. Next: 04, when is it done?
 #
 # ---
 
@@ -902,7 +907,7 @@ if solved("3.5"):
 #
 # ## 7. What a synchronize does not wait for (10 minutes)
 #
-# A sum over the ranks is launched under a side stream. The CPU needs it. Meanwhile the main
+# A sum over the ranks is launched while a side stream is current. The CPU needs it. Meanwhile the main
 # stream has long work of its own.
 
 
@@ -1052,8 +1057,8 @@ lab.on_gpus()
 # times while it was busy: a kernel that only waits stood before the one that was raced.
 # Repaired, they were right every time. That is why tests do not find races.
 #
-# *Section 5.* Copied ahead, from memory that is pinned already, a batch costs about a quarter
-# more than its step alone. Half of that quarter is the first of six copies, which has no step
+# *Section 5.* Copied ahead, from memory that is pinned already, a batch costs over a quarter
+# more than its step alone. Half of that is the first of six copies, which has no step
 # beside it. In 3.4 the CPU also *fills* the pinned buffers: that costs nothing on the virtual
 # clock, and it is the bottleneck here. A `DataLoader` with `pin_memory=True` fills them on a
 # thread of its own.

@@ -168,7 +168,7 @@ def events_between_steps() -> Picture:
         x = 18 + 24 * event
         d.flag((x, 8), (x, 15.5))
         d.words((x, 17), f"event {event}", align="center", size=8)
-    d.arrow((55, 19.2), (65.8, 19.2))
+    d.arrow((54, 19.2), (65.8, 19.2))
     d.arrow((54, 19.2), (42.2, 19.2))
     d.words((67, 19.2), "elapsed_time(event 1, event 2)", size=8)
     return d.figure

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any
 
+from overlaplab.grading.wording import fold, readable
+
 _checked: dict[str, bool] = {}
 
 
@@ -66,6 +68,11 @@ class Kept:
     def whose(self, exercise_id: str) -> str:
         """ "yours", or "the course's" where the learner's has not passed."""
         return "yours" if exercise_id in self else "the course's"
+
+
+def print_finding(finding: object) -> None:
+    """What a run found, in lines that a notebook does not break within a word."""
+    print("\n".join(fold("", readable(str(finding)), indent=0)))
 
 
 def side_by_side(what: str, yours: object, seen: object) -> None:

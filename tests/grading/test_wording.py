@@ -13,6 +13,7 @@ import torch
 from overlaplab.grading import Sheet, Verdict, judge, wording
 from overlaplab.grading.answered import as_answer, as_number
 from overlaplab.grading.exercise import Exercise
+from overlaplab.grading.kept import print_finding
 from overlaplab.grading.verdict import CheckResult
 
 LONG = " ".join(["all ranks launch the same buckets"] * 6)
@@ -46,6 +47,17 @@ def test_what_is_passed_is_as_narrow():
 def test_a_line_keeps_what_it_is_indented_by_and_short_ones_their_columns():
     lines = wording.fold("seen:     ", "a\n  b   c\n")
     assert lines == ["      seen:     a", "                  b   c"]
+
+
+def test_a_finding_is_printed_in_lines_that_a_notebook_does_not_break(capsys):
+    print_finding(f"hazard: two streams\n  Repair: {LONG} [/tmp/1161135425.py:8 in f]")
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == "hazard: two streams"
+    assert others[0].startswith("  Repair: all ranks") and len(others) > 1
+    assert max(map(len, others)) <= wording.WIDTH
+    assert (
+        " ".join(" ".join(others).split()) == f"Repair: {LONG} [your cell, line 8 in f]"
+    )
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_each_number_stands_beside_its_name(store):
         "",
         "2 x a card, torch 2.11.0, NCCL 2.28.9, 2026-11-28; medians, the slowest "
         "rank's.",
-        of_lessons.command("02"),
+        f"On two GPUs or more: {of_lessons.command('02')}",
     ]
 
 

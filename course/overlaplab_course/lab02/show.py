@@ -158,5 +158,5 @@ def on_gpus(found: stored.Stored) -> list[str]:
             for kind, modes in found["profiles"].items()
         ),
         f"\n{stored.machine(found)}; medians, the slowest rank's.",
-        stored.command("02"),
+        f"On two GPUs or more: {stored.command('02')}",
     ]

@@ -5,7 +5,7 @@ Graders stand in `checks`; nothing here imports them or the course's solutions.
 
 from __future__ import annotations
 
-from overlaplab.grading.kept import Kept, side_by_side
+from overlaplab.grading.kept import Kept, print_finding, side_by_side
 from overlaplab_course.lab03.given import (
     KNOBS,
     Case,
