@@ -278,7 +278,10 @@ def same_order_law(evidence: Evidence) -> list[Violation]:
 
 
 def _meetings(meetings: Sequence[tuple[str, int]]) -> str:
-    return ", ".join(f"collective {number} of {group!r}" for group, number in meetings)
+    """ "collective #0 of process group 'default'"; nobody takes it for a stream."""
+    return ", ".join(
+        f"collective #{number} of process group {group!r}" for group, number in meetings
+    )
 
 
 # -- what a learner says: choices by what they lose, diagnoses by what the run shows

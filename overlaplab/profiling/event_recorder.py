@@ -288,7 +288,7 @@ class EventRecorder(Watcher):
 
     def remarks(self) -> tuple[str, ...]:
         found = [
-            f"{number} collectives of group {name!r} were launched by C++, as "
+            f"{number} collectives of process group {name!r} were launched by C++, as "
             "DistributedDataParallel and functional collectives do, and are not seen "
             "by events, so no number here is about them; ol.profile() without events "
             "sees them."

@@ -113,9 +113,10 @@ class Costs:
             pair = {first.operation, own.operation}
             if len(pair) > 1 and pair != {"send", "recv"}:
                 raise MismatchError(
-                    f"in collective #{meeting.sequence} of {meeting.group!r} rank "
-                    f"{head.rank} launches {first.operation} and rank {op.rank} "
-                    f"{own.operation}; all must launch the same, in the same order"
+                    f"in collective #{meeting.sequence} of process group "
+                    f"{meeting.group!r} rank {head.rank} launches {first.operation} "
+                    f"and rank {op.rank} {own.operation}; all must launch the same, "
+                    "in the same order"
                 )
         place = self._place(first)
         self.meetings.append(placed_ns(self._hw, first.operation, place, payload))

@@ -70,7 +70,8 @@ def _unmatched(graph: Graph) -> Iterator[Finding]:
             op.rank,
             f"unmatched: {_where(op)} was launched by {list_ranks(came)} and never by "
             f"{list_ranks(missing)}.\n  On GPUs it never ends.\n"
-            f"  Repair: launch it on every rank of {op.collective.group!r} or on none.",
+            f"  Repair: launch it on every rank of process group "
+            f"{op.collective.group!r} or on none.",
             (op.index,),
         )
 

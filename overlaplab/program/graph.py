@@ -202,7 +202,7 @@ def _meet(
     if rank not in collective.ranks and graph.program.represents == 1:
         raise ProgramError(
             f"rank {rank} launches {describe(op)}, but the ranks of "
-            f"{collective.group!r} are {list(collective.ranks)}"
+            f"process group {collective.group!r} are {list(collective.ranks)}"
         )
     key = (collective.group, collective.sequence)
     index = numbers.get(key)
@@ -227,10 +227,12 @@ def describe(op: Op) -> str:
     """How reports name an operator: 'all_reduce #5 (bucket 2)' or 'mm (op 3)'."""
     if op.collective is None:
         return f"{op.name} (op {op.index}{', ' + op.label if op.label else ''})"
-    group = op.collective.group
-    name = f"{op.collective.operation} #{op.collective.sequence}"
-    if group != "default":
+    group, operation = op.collective.group, op.collective.operation
+    name = f"{operation} #{op.collective.sequence}"
+    if operation in ("send", "recv"):  # its group is the pair, '1->0'
         name += f" of {group!r}"
+    elif group != "default":
+        name += f" of process group {group!r}"
     return f"{name} ({op.label})" if op.label else name
 
 

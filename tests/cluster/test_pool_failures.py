@@ -112,8 +112,8 @@ def test_two_groups_waited_for_in_opposite_order_are_a_deadlock():
         run(cross)
 
     message = str(caught.value)
-    assert "rank 0 waits in all_reduce #0 of group a   <-- differs" in message
-    assert "rank 1 waits in all_reduce #0 of group b   <-- differs" in message
+    assert "rank 0 waits in all_reduce #0 of process group 'a'   <-- differs" in message
+    assert "rank 1 waits in all_reduce #0 of process group 'b'   <-- differs" in message
 
 
 @pytest.mark.parametrize("cluster", ["virtual", "gloo"])

@@ -42,9 +42,9 @@ def test_synchronous_collectives_in_opposite_order_on_one_stream_are_a_deadlock(
     where = f"[test_virtual_deadlock.py:{line} in step]"
     assert lines[0] == "no rank can move."
     assert lines[1:3] == [
-        "rank 0 waits in all_reduce #0 of 'a' (reduce in a) for rank 1 "
+        "rank 0 waits in all_reduce #0 of process group 'a' (reduce in a) for rank 1 "
         f"{where}   <-- differs",
-        "rank 1 waits in all_reduce #0 of 'b' (reduce in b) for rank 0 "
+        "rank 1 waits in all_reduce #0 of process group 'b' (reduce in b) for rank 0 "
         f"{where}   <-- differs",
     ]
     assert lines[-1] == "Every rank must launch collectives in the same order."

@@ -36,11 +36,19 @@ def test_opposite_orders_with_a_sync_between_name_the_first_difference():
     with pytest.raises(DeadlockError) as found:
         ol.run(two_groups, True)
     lines = str(found.value).splitlines()
-    assert lines[1].startswith("  rank 0 waits in all_reduce #0 of 'G1' for rank 1 [")
-    assert lines[2].startswith("  rank 1 waits in all_reduce #0 of 'G2' for rank 0 [")
+    assert lines[1].startswith(
+        "  rank 0 waits in all_reduce #0 of process group 'G1' for rank 1 ["
+    )
+    assert lines[2].startswith(
+        "  rank 1 waits in all_reduce #0 of process group 'G2' for rank 0 ["
+    )
     assert lines[3].startswith("Their orders part at collective 0 of those")
-    assert lines[4].startswith("  rank 0: all_reduce #0 of 'G1' [test_virtual_groups")
-    assert lines[5].startswith("  rank 1: all_reduce #0 of 'G2' [test_virtual_groups")
+    assert lines[4].startswith(
+        "  rank 0: all_reduce #0 of process group 'G1' [test_virtual_groups"
+    )
+    assert lines[5].startswith(
+        "  rank 1: all_reduce #0 of process group 'G2' [test_virtual_groups"
+    )
 
 
 def test_opposite_orders_without_a_sync_end_since_each_group_has_its_stream():

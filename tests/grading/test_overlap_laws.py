@@ -282,7 +282,7 @@ def test_ranks_that_send_different_gradients_in_one_collective_are_found():
             script.send(rank, script.gradient(rank, name))
     first, *_ = same_order_law(script.evidence())
     assert first.message == (
-        "in step 1 the gradient of a travels in collective 0 of 'default' on rank 0, "
-        "in collective 1 of 'default' on rank 1"
+        "in step 1 rank 0 sends the gradient of a in collective #0 of process group "
+        "'default', rank 1 in collective #1 of process group 'default'"
     )
     assert same_order_law(on_every_rank(bucketed)) == []

@@ -189,7 +189,7 @@ class DividesTooEarly(Ordered):
 
 
 WRONG = {
-    InOrderOfArrival: (lab.ORDER, "in collective 0 of 'default' on rank 0"),
+    InOrderOfArrival: (lab.ORDER, "in collective #0 of process group 'default'"),
     SkipsWhatNeverCame: (lab.SOME, "rank 0 waits in all_reduce"),
     MeanOfThoseWhoHaveOne: (lab.SOME, "net 'detour'"),
     OnesForWhatNeverCame: (lab.SOME, "net 'detour'"),

@@ -216,7 +216,7 @@ WRONG = {
         lab.PROMPT,
         "right gradients, no overlap: bucket 0",
     ),
-    in_the_order_of_arrival: (lab.ORDER, "on rank 0, in collective 1"),
+    in_the_order_of_arrival: (lab.ORDER, "rank 1 in collective #"),
     synchronous: (lab.PROMPT, "was computed only after a collective"),
     one_message_a_gradient_and_the_bucket_too: (lab.ONCE, "32768 bytes"),
     no_hooks: (lab.PROMPT, "your hooks launched 0 of 4 buckets"),

@@ -380,7 +380,7 @@ def ddp_by_events() -> tuple[str, ...]:
 def test_collectives_that_events_cannot_see_are_counted():
     for remarks in ol.run(ddp_by_events, cluster="gloo", timeout_s=GUARD_S).values:
         (unseen,) = [r for r in remarks if "not seen by events" in r]
-        assert unseen.startswith("1 collectives of group 'default'")
+        assert unseen.startswith("1 collectives of process group 'default'")
 
 
 def one_rank_forgets_to_step() -> str:

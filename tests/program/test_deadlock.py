@@ -21,11 +21,13 @@ def test_waiting_for_two_groups_in_opposite_order_is_a_deadlock():
         resolve(opposite_orders(), "chalk")
     assert str(caught.value).splitlines() == [
         "no rank can move at 4.00 us.",
-        "  rank 0 waits in all_reduce #0 of 'a' (a) for rank 1   <-- differs",
-        "  rank 1 waits in all_reduce #0 of 'b' (b) for rank 0   <-- differs",
+        "  rank 0 waits in all_reduce #0 of process group 'a' (a) for rank 1"
+        "   <-- differs",
+        "  rank 1 waits in all_reduce #0 of process group 'b' (b) for rank 0"
+        "   <-- differs",
         "Their orders part at collective 0 of those that both take part in:",
-        "  rank 0: all_reduce #0 of 'a' (a)",
-        "  rank 1: all_reduce #0 of 'b' (b)",
+        "  rank 0: all_reduce #0 of process group 'a' (a)",
+        "  rank 1: all_reduce #0 of process group 'b' (b)",
         "Every rank must launch collectives in the same order.",
     ]
 
@@ -76,9 +78,9 @@ def test_a_circle_over_three_ranks_of_whom_any_two_agree_is_told_as_such():
             work = b.collective(rank, "barrier", group=pair, ranks=ranks)
             b.host_wait(rank, [work])
     text = str(find_deadlock(b.build()))
-    assert "rank 0 waits in barrier #0 of '01' for rank 1" in text
-    assert "rank 1 waits in barrier #0 of '12' for rank 2" in text
-    assert "rank 2 waits in barrier #0 of '20' for rank 0" in text
+    assert "rank 0 waits in barrier #0 of process group '01' for rank 1" in text
+    assert "rank 1 waits in barrier #0 of process group '12' for rank 2" in text
+    assert "rank 2 waits in barrier #0 of process group '20' for rank 0" in text
     assert "differs" not in text
     assert "three ranks or more" in text
 

@@ -388,7 +388,8 @@ def test_ranks_that_meet_with_different_operations_are_refused():
     b.collective(0, "all_reduce", bytes=8)
     b.collective(1, "broadcast", bytes=8)
     with pytest.raises(
-        MismatchError, match=r"#0 of 'default' rank 0 launches all_reduce.*rank 1 broad"
+        MismatchError,
+        match=r"#0 of process group 'default' rank 0 launches all_reduce.*rank 1 broad",
     ):
         resolve(b.build(), CHALK)
 
@@ -407,7 +408,7 @@ def test_a_rank_outside_the_communicator_is_refused():
     b = ProgramBuilder(3)
     b.collective(2, "all_reduce", bytes=8, ranks=(0, 1))
     with pytest.raises(
-        ProgramError, match=r"rank 2 .* ranks of 'default' are \[0, 1\]"
+        ProgramError, match=r"rank 2 .* ranks of process group 'default' are \[0, 1\]"
     ):
         resolve(b.build(), CHALK)
 

@@ -67,7 +67,7 @@ class Launch:
     bytes: int = 0
 
     def __str__(self) -> str:
-        group = "" if self.group == "default" else f" of group {self.group}"
+        group = "" if self.group == "default" else f" of process group {self.group!r}"
         label = f" ({self.label})" if self.label else ""
         return f"{self.operation} #{self.sequence}{group}{label}"
 

@@ -83,11 +83,14 @@ class Meeting:
     error: Exception | None = None
 
     def title(self) -> str:
-        """ "collective #3 of group 'pipe'", "message #0 from rank 0 to rank 1"."""
+        """ "collective #3 of process group 'pipe'", "message #0 from rank 0 to rank 1".
+
+        That of all ranks, 'default', is not named.
+        """
         if self.point_to_point:
             source, target = self.ranks
             return f"message #{self.sequence} from rank {source} to rank {target}"
-        where = "" if self.group == "default" else f" of group {self.group!r}"
+        where = "" if self.group == "default" else f" of process group {self.group!r}"
         return f"collective #{self.sequence}{where}"
 
     def arrive(self, arrival: Arrival) -> None:
