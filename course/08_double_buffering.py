@@ -1,8 +1,8 @@
 # %% [markdown]
 # # One fills while the other empties
 #
-# **Lab 08: double buffering.** Core: two sittings of 60 minutes, with a door after section 3.
-# Extras: 55 more. You need no GPU.
+# **Lab 08: double buffering.** Core: three sittings of 60, 40 and 20 minutes, with doors
+# after sections 3 and 4. Extras: 55 more. You need no GPU.
 #
 # After the core you can
 #
@@ -144,13 +144,14 @@ view.draw(
 #
 # - `loader` yields batches, tuples of pinned tensors. You do not know how many: perhaps none. The
 #   last one is shorter.
-# - Yield each batch on the device, in the loader's order: a tuple of tensors that whatever is
-#   launched next on the current stream may read.
+# - Yield each batch on the device, in the loader's order, as a tuple of tensors. Whatever is
+#   launched next on the current stream may read them.
 # - While a step runs, the next batch is copied on a stream of your own. In some loops a
 #   step ends with `loss.item()`, so that the CPU waits in it; in others the CPU runs ahead.
 # - The prefetcher itself makes the CPU wait for nothing.
-# - At most three batches are on the device at a time, and you take at most two from the loader
-#   before their steps. (Memory that is free, but kept by the allocator, does not count.)
+# - At most three batches are on the device at a time. (Memory that is free, but kept by the
+#   allocator, does not count.) And at most two that you took from the loader still wait for
+#   their step.
 #
 # About 11 lines. `load` is given; you may also write all of it in your own way.
 #
@@ -364,8 +365,8 @@ for finding in mine.findings[:1]:
 view.draw(mine.timeline, title="as you have it now")
 
 # %% [markdown]
-# A finding names the bytes and the two who touch them, with nothing that orders the one before the
-# other. Where it says `the CPU`, it means a fill.
+# A finding names some bytes and two who touch them: nothing makes the second wait for the first.
+# Where it says `the CPU`, it means a fill.
 
 # %% name="check-double-buffered" kind="check" exercise="8.2" points=4
 _ = check("8.2", double_buffered)
@@ -429,12 +430,13 @@ view.draw(undelayed.timeline, title="one set of gradients")
 #
 # What if the optimizer used the averages of the step *before*? Then messages have the whole next
 # step to travel, forward and backward. That needs a second set of gradients: one travels while the
-# other is filled.
+# other is filled. Call them A and B.
 #
 # ```
-#  compute | backward 1 | forward 2 | backward 2 | update 2 | forward 3 | backward 3 | update 3
-#  set A   |   filled   | travels .............. |   used   |           |   filled   | travels
-#  set B   |            |           |   filled   | travels ..........................|   used
+# step 1     | step 2                           | step 3
+# backward   | forward  | backward   | update   | forward  | backward   | update
+# fills A    | A travels ............| uses A   |          | fills A    | A travels ...
+#            |          | fills B    | B travels ........................| uses B
 # ```
 #
 # **Predict.** How many ms do the four steps take then? The line above the figure has what you
@@ -453,9 +455,10 @@ both = {"one set of gradients": undelayed, "two sets, one step late": ours}
 view.draw_many({name: run.timeline for name, run in both.items()})
 
 # %% [markdown]
-# *Gradients 1* travel beside forward and backward 2. Only the messages of the last step have nothing
-# beside them. So four steps take 4 x 6.0 ms, and the last messages 5.3. It is about 1 ms less
-# than that sum, because one update runs beside the last messages: the one that uses *gradients 3*.
+# The gradients of step 1 travel beside forward and backward 2. Only the messages of the last step
+# have nothing beside them. So four steps take 4 x 6.0 ms, and the last messages 5.3. It is about
+# 1 ms less than that sum, because one update runs beside the last messages: the one that uses the
+# gradients of step 3.
 #
 # But this is *another algorithm*. With weights $w_n$, the gradient $g_n$ that step $n$ computes from
 # them, and the learning rate $\eta$:
@@ -614,6 +617,11 @@ print(lab.costs_text(theirs))
 # %% [markdown]
 # It takes a little longer, because it has one thing more to send: before the first step it brings
 # rank 0's weights to all ranks.
+
+# %% [markdown]
+# **A door.** Gradients travel a step late, and you know what that costs. This is a good place to
+# stop for today. What is left is to decide what to have twice. When you come back, run all cells
+# once.
 
 # %% [markdown]
 # ## 5. The bill (18 minutes)

@@ -50,6 +50,7 @@ def test_what_is_stored_shows_that_a_late_step_is_its_messages_on_a_slow_link():
     ]
     compute, _, bucketed, delayed = map(float, rows[2].split()[3:7])
     assert compute < delayed < bucketed
+    assert max(map(len, rows)) <= 95  # a page 1280 pixels wide wraps longer ones
 
 
 def test_a_part_that_is_not_stored_is_named(results):
@@ -67,7 +68,7 @@ def test_reducers_are_shown_by_link_and_batch_with_their_memory(results):
     case = {"part": "reducer", "link": "p2p-off", "batch": 2, "variants": rows}
     write(results, [case])
     _, row, _ = measured.gpu_reducers().splitlines()
-    numbers = ["20.00", "30.00", "24.50", "-", "2.00", "3.00"]
+    numbers = ["20.00", "30.00", "24.50", "|", "-", "2.00", "3.00"]
     assert row.split() == ["p2p-off,", "batch", "2", *numbers]
 
 

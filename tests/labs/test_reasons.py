@@ -263,14 +263,19 @@ def returning(state, param):
     return param.grad
 
 
-def finish(order: Any = lambda n: range(n), late: bool = True) -> Any:
+def finish(
+    order: Any = lambda n: range(n), late: bool = True, zeros: bool = True
+) -> Any:
     def finish_it(state):
         n, unsent = dist.get_world_size(), []
         for bucket in order(len(state.works)):
             if state.works[bucket] is None:
                 unsent.append(bucket)
                 for param, place in state.pairs(bucket):
-                    place.zero_() if param.grad is None else place.copy_(param.grad)
+                    if param.grad is not None:
+                        place.copy_(param.grad)
+                    elif zeros:
+                        place.zero_()
                 buffer = state.buffers[bucket]
                 state.works[bucket] = dist.all_reduce(buffer, async_op=True)
         for bucket, work in enumerate(state.works):
@@ -301,8 +306,8 @@ refuse("6.2", hooks(returning), says="your hook returns something")
 refuse(
     "6.3",
     finish(reversed_on_rank_0),
-    says="travels in collective 0 of 'default' on rank 0, in collective 1 of 'default' "
-    "on rank 1",
+    says="in collective #0 of process group 'default', rank 1 in collective #1 of",
+    hint="launch what the hooks left in the order of the plan, on every rank",
     name="reversed",
 )
 refuse(
@@ -311,6 +316,13 @@ refuse(
     says="net 'unused': gradient of a.weight on rank 0",
     hint="still has this rank's own gradient: write it back",
     name="not written back",
+)
+refuse(
+    "6.3",
+    finish(zeros=False),
+    says="net 'uneven': gradient of experts.0.weight on rank 0, step 2",
+    hint="a place keeps what the step before left in it: place.zero_()",
+    name="no zeros",
 )
 
 

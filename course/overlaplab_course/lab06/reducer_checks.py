@@ -48,6 +48,7 @@ DIAGNOSIS, VALUES = LAB.sentences("6.5a")[:2]
 NETS: Mapping[str, Mapping[str, str]] = LAB.cases("6.3", "nets")
 STEPS = 3
 FLAG_BYTES = 1024
+LEFT_IN_ORDER = "launch what the hooks left in the order of the plan, on every rank"
 SLOWER = program_laws.slower(fixtures.SLOW_CHALK, launch_ns=5_000)
 
 
@@ -267,7 +268,8 @@ def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) 
         return
     wrong = wrong_gradients(trained, fixture, num_ranks)
     _show_failing(sheet, trained, fixture, wrong)
-    sheet.verify(sentence, laws.same_order_law(trained.evidence))
+    other_order = laws.same_order_law(trained.evidence)
+    sheet.verify(sentence, other_order, hint=LEFT_IN_ORDER)
     hint = hint_of_values(trained, fixture, num_ranks, 300) if wrong else ""
     wrong = [replace(v, message=f"net {name!r}: {v.message}") for v in wrong]
     # A gradient may be a view of its buffer, which no copy fills; and where some are

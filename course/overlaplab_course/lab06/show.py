@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from overlaplab.hardware import Hardware
@@ -83,9 +81,10 @@ def valley(steps: Mapping[float, int], within: float = 0.02) -> tuple[float, flo
 
 
 def draw_valleys(
-    sweeps: Mapping[str, Mapping[float, int]], stars: Mapping[str, float] | None = None
+    sweeps: Mapping[str, Mapping[float, int]],
+    stars: Mapping[str, tuple[float, int]] | None = None,
 ) -> Figure:
-    """Step over bucket size, each relative to its own best; `stars` are sizes."""
+    """Step over bucket size, each relative to its own best; stars: size and step."""
     lines = {
         name: [(size, step / min(steps.values())) for size, step in steps.items()]
         for name, steps in sweeps.items()
@@ -98,15 +97,16 @@ def draw_valleys(
         sizes, relative = zip(*points, strict=True)
         ax.plot(sizes, relative, style, color=color, label=name, markersize=5)
         if stars and name in stars:
-            at_star = float(np.interp(math.log(stars[name]), np.log(sizes), relative))
+            size, step = stars[name]
+            at_star = step / min(sweeps[name].values())
             face: Any = {"markerfacecolor": color, "markeredgecolor": INK}
-            ax.plot([stars[name]], [at_star], "*", markersize=15, zorder=5, **face)
+            ax.plot([size], [at_star], "*", markersize=15, zorder=5, **face)
     ax.axhspan(1.0, 1.02, color=PALE, zorder=0)
     ax.set_xscale("log")
     ticks = [1, 2, 5, 10, 20, 50, 100, 200, 500]
     ax.set_xticks(ticks, [str(tick) for tick in ticks])
     ax.set_xticks([], minor=True)
-    ax.set_ylim(0.99, 1.35)
+    ax.set_ylim(0.99, 0.02 + max(y for points in lines.values() for _, y in points))
     legend(figure, 0.71)
     return figure
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -156,12 +157,12 @@ class DdpRun:
     def __str__(self) -> str:
         typed = ", ".join(f"{k}={v}" for k, v in self.settings.items()) or "default"
         if self.error:
-            return f"{typed:<44} {self.error}"
+            return f"{typed:<28} {self.error}"
         sizes = " ".join(f"{size / MIB:.2f}" for size in self.messages[:4])
         plural = "s" if len(self.messages) > 1 else ""
         more = " ..." if len(self.messages) > 4 else ""
         return (
-            f"{typed:<44} step {self.step_ns / 1e6:5.1f} ms, {self.copies:>3} copies, "
+            f"{typed:<28} step {self.step_ns / 1e6:5.1f} ms, {self.copies:>3} copies, "
             f"{len(self.messages):>2} message{plural} (MiB: {sizes}{more})"
         )
 
@@ -187,7 +188,8 @@ def _try_ddp(items: tuple[tuple[str, Any], ...], uses_all: bool) -> DdpRun:
     except RankError as error:
         cause = error.__cause__ or error
         first = str(cause).strip().partition(". ")[0]
-        return DdpRun(settings, error=f"{type(cause).__name__}: {first:.60}")
+        first = textwrap.shorten(first, 60, placeholder=" ...")
+        return DdpRun(settings, error=f"{type(cause).__name__}: {first}")
     assert recorded.program is not None
     program = only_step(recorded.program, STEPS)
     ops = program.ranks[0]

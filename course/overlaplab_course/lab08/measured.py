@@ -52,11 +52,12 @@ def gpu_reducers() -> str:
         (
             f"{case['link']}, batch {case['batch']}",
             *(_number(case["variants"].get(kind), "median_ms") for kind in kinds),
+            "|",
             *(_gib(case["variants"].get(kind)) for kind in kinds),
         )
         for case in cases
     ]
-    head = ("", *(f"{kind}, ms" for kind in kinds), *(f"{kind}, GiB" for kind in kinds))
+    head = ("ms | GiB", *kinds, "|", *kinds)
     return f"{stored.text_table(head, rows)}\n{stored.machine(found)}"
 
 
