@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import overlaplab as ol
+from overlaplab.bench.workload import MODELS
 from overlaplab.hardware import find_hardware
+from overlaplab.models import Transformer
 from overlaplab.techniques.memory import (
     BudgetError,
     Chain,
@@ -170,3 +172,20 @@ def test_without_a_second_rank_the_plan_is_the_one_that_computes_least() -> None
     costs = _costs()
     for plan in costs.frontier():
         assert costs.fastest(plan.peak_bytes, alone).step_ns == plan.step_ns
+
+
+def test_with_blocks_all_alike_least_recomputation_ends_almost_first() -> None:
+    """It computes the blocks near the input twice, whose messages come last."""
+    hw = find_hardware("h200-nvlink")
+    link = replace(hw.link, latency_ns=32_000, bytes_per_s=29_000_000_000, times=())
+    sent = Communication(world_size=2, hardware=replace(hw, link=link))
+    with torch.device("meta"):
+        model = Transformer(MODELS["gpt-369m"]).bfloat16()
+        tokens = torch.randint(50_000, (5, 1024))
+    costs = measure_costs(model, (tokens, tokens), hardware="h200-nvlink")
+    curve = costs.frontier()
+    for point in curve[1 :: len(curve) // 6]:
+        least = replace(point, communication=sent)
+        first = costs.fastest(point.peak_bytes, sent)
+        assert least.exposed_ns > 0.02 * least.step_ns
+        assert first.step_ns <= least.step_ns <= 1.005 * first.step_ns
