@@ -16,6 +16,10 @@ WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest
 LAB_FLAGS ?=
 
+# Nothing was compiled when it was installed: where nobody keeps what Python compiles,
+# each of the hundred processes of `make test` compiles torch again, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Test workers share the cores: one thread for each keeps them from fighting.
 test test-%: export OMP_NUM_THREADS := 1
 test test-%: export MPLBACKEND := agg

@@ -38,11 +38,13 @@ def script(path: Path, body: str) -> None:
     path.chmod(0o755)
 
 
-def setup(folder: Path, python: str = "./python") -> subprocess.CompletedProcess[str]:
+def setup(
+    folder: Path, python: str = "./python", goal: str = "setup"
+) -> subprocess.CompletedProcess[str]:
     """`make setup`, without the variables of a make that runs this test."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
     return subprocess.run(
-        ["make", "setup", f"PYTHON={python}"],
+        ["make", goal, f"PYTHON={python}"],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -82,6 +84,18 @@ def test_changed_versions_are_installed(checkout: Path, name: str) -> None:
 
     assert setup(checkout).returncode == 0
     assert len(installs(checkout)) == 2
+
+
+def test_what_is_imported_once_is_compiled_once(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    setup(checkout)
+    script(checkout / ".venv" / "bin" / "python", "env > seen\n")
+
+    assert setup(checkout, goal="test-drift").returncode == 0
+    seen = (checkout / "seen").read_text()
+    assert "OMP_NUM_THREADS=1" in seen and "DONTWRITEBYTECODE" not in seen
 
 
 def test_a_python_that_is_missing_or_too_old_is_named(checkout: Path) -> None:
