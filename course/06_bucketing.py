@@ -635,9 +635,9 @@ print(
 # On Ethernet the valley is wide: if you miss the best size by a factor of two, you lose little.
 # On NVLink with many tokens there is hardly a valley: nearly every size is good.
 #
-# Where does the formula fail? On NVLink with 1k tokens its star lies above the band. It has
-# equal buckets and the line of section 2. Here no gradient is cut in two, and small messages
-# cost more than the line says.
+# Where does the formula fail? On NVLink with 1k tokens the star lies above the band. The formula
+# has equal buckets and the line of section 2. Here no gradient is cut in two, and small
+# messages cost more than the line says.
 #
 # With InfiniBand the wire is faster than the backward pass. It has gaps, so it does not matter
 # that the first bucket leaves late. Only what is sent *after* the last gradient counts. So
