@@ -360,11 +360,11 @@ if solved("0.2"):
 # matrix and `loss` a number, both on the GPU.)
 
 # %% name="predict-syncs" kind="lab-only"
-print(list(lab.LINES))
+print(*map(repr, lab.LINES), sep=",\n")
 syncs = None  # a list: ["...", "..."]
 
 # %% name="predicted-syncs" kind="solution-only"
-print(list(lab.LINES))
+print(*map(repr, lab.LINES), sep=",\n")
 syncs = ["loss.item()"]
 
 # %% name="syncs" fold=true

@@ -399,8 +399,8 @@ view.show(upper, beside=lower, title=tuple(pair))
 # saved.** A profiler's overlap fraction can be highest where the two sides slow each other
 # down most.
 #
-# And why does the lower figure say *saved 90 ms*? It adds up computing and sending as they are
-# in *this run* (the last line of numbers). There both take longer than alone. So **one trace
+# No *saved* stands over the lower figure. What was saved is measured against computing and
+# sending *alone*, and in *this run* both take longer (the last line of numbers). So **one trace
 # by itself cannot show what contention costs**: put the times alone beside it.
 
 # %% [markdown]
