@@ -225,7 +225,8 @@ print(lab.on_gpus())
 #
 # The traps of exercise 2.1 are real, too: a first call takes hundreds of times as long as a later
 # one. (The lines with an x say how many times as long a step takes if you wait after each
-# operator, or profile it. Section 4 comes back to that.)
+# operator, or profile it with `ol.profile()`, which section 6 uses. `events=True` times no
+# kernels, so it costs less. Section 4 comes back to what a profiler costs.)
 #
 # ## 3. From events to kernels (22 minutes)
 #

@@ -138,7 +138,7 @@ view.draw(racing.timeline, title="two streams and no waits")
 # Fast, and wrong: the messages leave before their gradients are there. A **race** (the
 # report says *hazard*): two streams touch the same bytes, at least one writes, and nothing
 # orders them. Here they are `b4`, which the task `back 4` writes, and which `send 4` copies
-# into the message's buffer (`copy_`).
+# into the message's buffer (`copy_`). A report's times are in us: 1000 us are 1 ms.
 #
 # A GPU does not report a race. Whether its numbers are wrong depends on how busy it is. The
 # virtual cluster finds the race in the program itself: it knows who touches which bytes,
