@@ -57,6 +57,7 @@ class Sheet:
         self._settled: set[str] = set()
         self._no_run = False
         self._ran = ""
+        self._if_late = ""
         self._timeline: Timeline | None = None
         self._timeline_title = "your run"
         self._note = ""
@@ -73,9 +74,19 @@ class Sheet:
         """By law, the sentence that carries it."""
         return self._exercise.laws
 
-    def ran(self, what: str) -> None:
-        """Say what runs next: "3 steps of a 4-layer net on 2 ranks, chalk"."""
-        self._ran = what
+    @property
+    def if_late(self) -> str:
+        """The hint if the deadline passes now; "": it does not end, for all we know."""
+        return self._if_late
+
+    def ran(self, what: str, *, if_late: str = "") -> None:
+        """Say what runs next: "3 steps of a 4-layer net on 2 ranks, chalk".
+
+        Args:
+            if_late: the hint if the deadline passes in it, where a right answer can
+                take too long.
+        """
+        self._ran, self._if_late = what, if_late
 
     def note(self, text: str) -> None:
         """Say something to a learner who passes."""

@@ -113,7 +113,7 @@ def judge(exercise: Exercise, *solutions: object) -> Verdict:
             return _not_judged(sheet)
         return sheet.verdict(
             error=f"your code was stopped {error}",
-            hint="which loop, or which wait, does not end?",
+            hint=sheet.if_late or "which loop, or which wait, does not end?",
         )
     except (KeyboardInterrupt, stage.GoneError):
         raise

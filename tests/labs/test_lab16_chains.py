@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -330,6 +332,37 @@ def as_an_array(blocks, budget):
 def test_a_right_choice_passes_however_it_is_found(function):
     verdict = judge(find_exercise("16.3"), function)
     assert verdict.passed, str(verdict)
+
+
+def every_choice(blocks, budget):
+    """Right, and too slow for more than a few blocks."""
+    best = None
+    for bits in product((0, 1), repeat=len(blocks)):
+        again = {i for i, bit in enumerate(bits) if bit}
+        ms = sum(blocks[i].ms for i in again)
+        fits = reference.peak(blocks, again) <= budget
+        if fits and (best is None or ms < best[0]):
+            best = ms, again
+    return None if best is None else best[1]
+
+
+def endless(blocks, budget):
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("slow", "hint"),
+    [
+        (every_choice, "Each block doubles their number, and 16 blocks have 2**16."),
+        (endless, "which loop, or which wait, does not end?"),
+    ],
+    ids=["every choice", "endless"],
+)
+def test_whose_time_is_over_is_told_of_choices_or_of_an_endless_loop(slow, hint):
+    verdict = judge(replace(find_exercise("16.3"), timeout_s=2), slow)
+    assert "your code was stopped" in verdict.error
+    assert hint in verdict.hint
 
 
 # -- what they are judged by

@@ -1,22 +1,19 @@
-"""16.2, 16.4, 16.5 and 16.6: segments, policies, two runs, and masks; all are run."""
+"""16.2, 16.5 and 16.6: segments, two runs, and masks; all are run."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch.utils.checkpoint import (
-    CheckpointPolicy,
     checkpoint,
     checkpoint_sequential,
 )
-from torch.utils.flop_counter import flop_registry
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course.lab16 import (
     compare_checks,
     mask_checks,
     masks,
-    policy_checks,
     stack,
 )
 from overlaplab_course.lab16 import segment_checks as segments
@@ -157,59 +154,6 @@ def test_right_segments_pass_however_they_are_cut(function):
 def test_the_lane_of_64_layers_is_k_plus_64_over_k_and_three_gradients():
     seen = stack.sweep(in_segments, 64, (1, 4, 8, 16, 64))
     assert seen == {k: k + 64 / k + 3 for k in (1, 4, 8, 16, 64)}
-
-
-# -- 16.4
-
-SAVE, AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def keeps(*names):
-    def policy(ctx, op, *args, **kwargs):
-        return SAVE if any(name in str(op) for name in names) else AGAIN
-
-    return policy
-
-
-def what_has_flops(ctx, op, *args, **kwargs):
-    """torch's registry has no attention of CPUs."""
-    counted = op._overloadpacket in flop_registry or "attention" in str(op)
-    return SAVE if counted else AGAIN
-
-
-def all_but_what_is_cheap(ctx, op, *args, **kwargs):
-    """The other way round: what is not kept has names."""
-    cheap = ("norm", "gelu", "silu", "add.", "mul", "view", "t.", "clone", "copy")
-    cheap += ("transpose", "unbind", "detach", "split", "select", "empty", "unsafe")
-    return AGAIN if any(name in str(op) for name in cheap) else SAVE
-
-
-WRONG_POLICIES = {
-    "nothing": (keeps("no such"), policy_checks.DEAR),
-    "attention alone": (keeps("attention"), policy_checks.DEAR),
-    "matmuls alone": (keeps("mm"), policy_checks.DEAR),
-    "matmuls with a bias": (keeps("addmm", "attention"), policy_checks.DEAR),
-    "the cheap ones": (keeps("gelu", "norm", "silu"), policy_checks.DEAR),
-    "everything": (keeps(""), policy_checks.CHEAP),
-    "GELU, too": (keeps("mm", "attention", "gelu"), policy_checks.CHEAP),
-    "norms, too": (keeps("mm", "attention", "norm"), policy_checks.CHEAP),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_POLICIES)
-def test_a_wrong_policy_is_refused_for_its_own_reason(name, faults):
-    policy, sentence = WRONG_POLICIES[name]
-    assert sentence in faults(judge(find_exercise("16.4"), policy))
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [keeps("mm", "attention"), what_has_flops, all_but_what_is_cheap],
-    ids=["names", "what_has_flops", "all_but_what_is_cheap"],
-)
-def test_a_right_policy_passes_however_it_decides(policy):
-    verdict = judge(find_exercise("16.4"), policy)
-    assert verdict.passed, str(verdict)
 
 
 # -- 16.5

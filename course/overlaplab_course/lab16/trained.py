@@ -13,7 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from overlaplab import streams
 from overlaplab.cluster.run import Run
@@ -143,8 +147,20 @@ def selective(policy: Callable[..., Any]) -> Prepare:
     return partial(_select, policy)
 
 
+def _ask(policy: Callable[..., Any], ctx: Any, op: Any, *args: Any, **kw: Any) -> Any:
+    """What `policy` answers; torch would take None or a text for "compute it again"."""
+    answer = policy(ctx, op, *args, **kw)
+    if not isinstance(answer, CheckpointPolicy | bool):
+        raise TypeError(
+            f"for {op} your policy returned {answer!r:.60}; a policy returns "
+            "CheckpointPolicy.MUST_SAVE or CheckpointPolicy.PREFER_RECOMPUTE, "
+            "for every operator"
+        )
+    return answer
+
+
 def _select(policy: Callable[..., Any], model: Transformer) -> None:
-    contexts = partial(create_selective_checkpoint_contexts, policy)
+    contexts = partial(create_selective_checkpoint_contexts, partial(_ask, policy))
     for block in model.blocks:
         block.forward = partial(
             checkpoint, block.forward, use_reentrant=False, context_fn=contexts
