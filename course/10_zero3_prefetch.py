@@ -1,8 +1,8 @@
 # %% [markdown]
 # # When should weights arrive?
 #
-# **Lab 10: ZeRO stage 3 and prefetch.** Core: two sittings of 50 minutes, with a door after
-# section 3. Extras: 80 more. You need no GPU.
+# **Lab 10: ZeRO stage 3 and prefetch.** Core: two sittings of 49 and 47 minutes, with a
+# door after section 3. Extras: 80 more. You need no GPU.
 #
 # After the core you can
 #
@@ -48,7 +48,7 @@ def train(sharded, prefetch=0, layers=6):
         trainer = ol.Zero3(model, prefetch=prefetch)
         parameters = trainer.shards()
     else:
-        trainer = ol.BucketedReducer(model)
+        trainer = ol.BucketedReducer(model)  # averages gradients, as DDP does
         parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, fused=True)
     tokens = torch.randint(256, (4, 1024))
@@ -276,8 +276,12 @@ view.draw(lab.drawn(demand), title="on demand, the forward of 6 layers")
 # %% [markdown]
 # How to read it: `cpu` launches and runs ahead; `default` computes; `slot 0` shows when the
 # slot is filled and when it is used. G2 gathers layer 2, and F2 is its forward. A gap behind a G
-# means: the slot is full and waits for its layer. `saved` in the title is what overlap saved, less
-# the time until the first launch. Nothing overlaps here, so it is a little below zero.
+# means: the slot is full and waits for its layer. `saved` in the title is computing +
+# communication - step. Nothing overlaps here, and the step has its first launch besides: so it is
+# a little below zero.
+#
+# The figure of the check has a backward, too, the course's own: B0 is that of layer 0, and
+# `buffer 0` and `buffer 1` hold gradients on their way.
 #
 # And the forward of 24 layers:
 
@@ -291,7 +295,7 @@ print(f"24 x (2 + 8) ms: the step takes {demand_ms:.0f} ms")
 # is in the notebook.
 
 # %% [markdown]
-# ## 4. Prefetch (29 minutes)
+# ## 4. Prefetch (26 minutes)
 #
 # While one layer computes, the weights of the next can travel, into another slot. A prefetcher of
 # **depth** d gathers d layers ahead. It needs d + 1 slots: one for the layer that computes, and d
@@ -335,7 +339,15 @@ view.draw(lab.drawn(target), title="depth 1: the next layer travels while one co
 # stream* before it, and the messages before it. After `work.wait()`, whatever you launch on the
 # current stream runs after the gather.
 #
-# **Exercise 10.3.** Write `prefetched(units, depth)`, a generator like `on_demand`.
+# **Exercise 10.3.** Finish `prefetched(units, depth)`, a generator like `on_demand`. The ring is
+# there. Three places are yours:
+#
+# 1. `launch(i)` launches the gather of use number i into its slot, and keeps its work. (2 lines)
+# 2. Before the loop: launch the gathers that come before the first turn. (2 lines)
+# 3. In the loop, turn i: launch one gather more, wait for the gather of use i, and `yield` its
+#    slot. Which gather is the one more? And in which order do you do the three? (3 lines)
+#
+# What the check asks for:
 #
 # - `units` as before, in the order of their use. For a whole step that is one list: the units of the
 #   forward, then those of the backward.
@@ -344,25 +356,27 @@ view.draw(lab.drawn(target), title="depth 1: the next layer travels while one co
 #   be larger than the number of units.
 # - The CPU never waits.
 #
-# About 12 lines.
-#
 # <details><summary>Hint: which slot?</summary>
 #
 # Use number i takes slot `i % (depth + 1)`.
 #
 # </details>
-# <details><summary>Hint: when to launch?</summary>
+# <details><summary>Hint: one gather more</summary>
 #
-# When the generator is asked for use number i, the step has just launched use i - 1. A gather that
-# you launch *now* starts after use i - 1, so it may fill that slot. It is the gather of use
-# i + depth. Launch it *before* the `yield` of use i. If you launch it after, it waits for layer i,
-# beside which it should travel.
+# When the generator is asked for use i, layer i - 1 has just been launched. A gather that you
+# launch *now* starts after layer i - 1, so it may fill the slot of use i - 1. The next use of that
+# slot is use i + depth.
 #
 # </details>
-# <details><summary>Hint: the beginning</summary>
+# <details><summary>Hint: in which order?</summary>
 #
-# Before the loop, launch the gathers of the first `depth` uses. Write a small function `launch(i)`
-# for both places. Past the end of the list it does nothing.
+# Launch it *before* the `yield` of use i. A gather that is launched behind layer i waits for
+# layer i, beside which it should travel.
+#
+# </details>
+# <details><summary>Hint: before the loop</summary>
+#
+# Turn 0 launches the gather of use `depth`. Those of the `depth` uses before it have no turn.
 #
 # </details>
 
@@ -370,22 +384,26 @@ view.draw(lab.drawn(target), title="depth 1: the next layer travels while one co
 # %% name="prefetched" kind="exercise" exercise="10.3" reference=true
 def prefetched(units, depth):
     """Yield the gathered weights of each unit; `depth` units ahead are on their way."""
-    ### BEGIN SOLUTION
     slots = lab.new_slots(units, depth + 1)
-    works = {}
+    works = {}  # by number of the use
 
     def launch(i):
         if i < len(units):
+            ### BEGIN SOLUTION
             full = slots[i % len(slots)][: units[i].numel]
             works[i] = lab.all_gather(full, units[i].shard, async_op=True)
+            ### END SOLUTION
 
+    ### BEGIN SOLUTION
     for i in range(depth):
         launch(i)
+    ### END SOLUTION
     for i in range(len(units)):
+        ### BEGIN SOLUTION
         launch(i + depth)  # its slot: what was in it has been launched before
         works.pop(i).wait()
         yield slots[i % len(slots)]
-    ### END SOLUTION
+        ### END SOLUTION
 
 
 # %% name="check-prefetched" kind="check" exercise="10.3" points=4
@@ -466,7 +484,8 @@ view.draw_many({f"depth {d}": lab.drawn(uneven[d]) for d in (1, least)})
 #
 # - `gather_ms[i]`, `compute_ms[i]`: how long use number i gathers, and how long it computes.
 # - `layer_mib`: what one slot takes. `memory_mib`: what all slots together may take.
-# - Only depths whose slots fit count. Among them, return the *least* that reaches the shortest step.
+# - A depth counts if its slots fit; 0 always does. Of those, return the *least* that reaches the
+#   shortest step.
 #
 # The check allows a step that loses up to a fifth of what there was to gain. It does not allow a
 # slot that saves nothing. No constant passes. The loop that times a depth is begun for you: about 4
@@ -787,11 +806,12 @@ _ = check("10.6", my_number, diagnosis, wide, hasty)
 # %% [markdown]
 # ## 8. The settings, in these terms (12 minutes)
 #
-# | what it is | `ol.Zero3` | FSDP 2 | FSDP 1 | DeepSpeed |
-# |---|---|---|---|---|
-# | depth | `prefetch` | `set_modules_to_forward_prefetch`, `..._backward_prefetch`; default: 1 | `forward_prefetch`, `backward_prefetch` | `stage3_prefetch_bucket_size` |
-# | keep the weights from the forward to the backward | `reshard_after_forward=False` | the same | `SHARD_GRAD_OP` | `stage3_max_reuse_distance` |
-# | bound on what is gathered | the ring | freed when used | `limit_all_gathers` | `stage3_max_live_parameters` |
+# | | depth | keep weights for the backward | bound on what is gathered |
+# |---|---|---|---|
+# | `ol.Zero3` | `prefetch` | `reshard_after_forward=False` | the ring |
+# | FSDP 2 | `set_modules_to_forward_prefetch`, `..._backward_prefetch`; default: 1 | `reshard_after_forward=False` | freed when used |
+# | FSDP 1 | `forward_prefetch`, `backward_prefetch` | `SHARD_GRAD_OP` | `limit_all_gathers` |
+# | DeepSpeed | `stage3_prefetch_bucket_size` | `stage3_max_reuse_distance` | `stage3_max_live_parameters` |
 #
 # Names promise little, so here is what the first two do. There are six equal layers on two ranks. A
 # gather takes 2 ms, a forward 8 ms, and a launch nothing. Each line has the gathers of the forward +
@@ -906,7 +926,7 @@ print(lab.costs_table(pair, ol.PROFILES["h200-nvlink"]))
 # Here is what GPUs did, stored: nothing is measured now. It is a whole step of a GPT: forward,
 # backward, the averages of the gradients over the ranks, and the optimizer. `batch` is sequences on each rank. `ddp` shards nothing. `fsdp2` is FSDP 2 with its
 # own prefetch, `fsdp2 prefetch 2` is told to gather two layers ahead in both passes. `ours` is
-# `ol.Zero3`, depth 1; `kept` is `reshard_after_forward=False`.
+# `ol.Zero3`, depth 1; `ours kept` is `reshard_after_forward=False`.
 
 # %% name="gpu-steps" fold=true
 print(lab.gpu_table("median ms"), lab.gpu_table("peak GiB"), sep="\n\n")

@@ -120,12 +120,12 @@ print(lab.table_of({"by type": lab.by_type, "by layer": lab.by_layer}))
 #   stand in the graph now does not matter.
 # - `lab.operators(graph)` lists the nodes that compute.
 #
-# About 12 lines, in two functions.
+# Begin with `everything_before`, which is begun for you: about 5 lines, and as many for `beside`.
 #
 # <details><summary>Hint: through other nodes</summary>
 #
-# Keep a list of nodes to look at, and a set of those found. Take one from the list; put what it needs
-# into both, unless it has been found already.
+# As long as `todo` has nodes, take one from it. Put what it needs into both `found` and `todo`,
+# unless it has been found already.
 #
 # </details>
 # <details><summary>Hint: the other way round</summary>
@@ -138,15 +138,15 @@ print(lab.table_of({"by type": lab.by_type, "by layer": lab.by_layer}))
 # %% name="beside" kind="exercise" exercise="13.1" reference=true
 def everything_before(needs, node):
     """All nodes that must be over before `node`."""
+    found, todo = set(), [node]  # todo: nodes that you have yet to look at
     ### BEGIN SOLUTION
-    found, todo = set(), [node]
     while todo:
         for need in needs[todo.pop()]:
             if need not in found:
                 found.add(need)
                 todo.append(need)
-    return found
     ### END SOLUTION
+    return found
 
 
 def beside(graph, needs, launch):
@@ -191,7 +191,7 @@ if solved("13.1"):
 # **Exercise 13.2.** Write `launch_early(graph, needs)`. It changes `graph` and returns nothing.
 #
 # - Afterwards each launch stands right behind the last node that it needs. No operator and no wait
-#   stands between them. (Other launches and views may.)
+#   stands between them. (Other launches, and views, may stand there.)
 # - Nothing else moves.
 # - Each rank runs your pass by itself, but all must end with their launches in the same order.
 #   Otherwise messages of different gradients would meet.
@@ -300,8 +300,8 @@ print(show(lab.plan_graph("one sends what another brought")))
 # **circle**: no order is possible.
 #
 # If you only average gradients, there is never a circle. There can be one in a forward pass that
-# sends messages. There is also one if a gradient norm is summed over the ranks, and the gradients
-# are then scaled by it and sent.
+# sends messages. There can be one, too, if gradients are scaled before they are sent, by a norm
+# that was itself summed over the ranks.
 #
 # **Exercise 13.4.** Write `plan_buckets(graph, needs, cap_bytes)`.
 #
@@ -318,6 +318,7 @@ print(show(lab.plan_graph("one sends what another brought")))
 #
 # <details><summary>Hint</summary>
 #
+# Keep the bytes of the open bucket in `size`. Then
 # `too_large = size + lab.sent_bytes(launch) > cap_bytes`, and
 # `circle = any(one in lab.all_before(needs, launch) for one in buckets[-1])`.
 #
@@ -354,7 +355,7 @@ lab.keep("13.4", plan_buckets)
 # for a link with a latency of 6 ms.
 
 # %% name="predict-buckets" kind="lab-only"
-best_near, best_far = None, None
+best_near, best_far = None, None  # with 1 ms of latency, with 6 ms
 
 # %% name="predicted-buckets" kind="solution-only"
 best_near, best_far = 1, 3
@@ -438,17 +439,17 @@ lab.side_by_side("by ms", by_ms, f"{abs(difference_ms):.1f}")
 view.draw_many({"hooks of lab 06": hooks, "code from the graph": code})
 
 # %% [markdown]
-# There is next to no difference. You see it as thin bars: the reducer copies gradients into its
-# buckets and back. Hooks launch each message when its gradient is ready, and wait at the end. That
+# There is next to no difference. What there is comes from the thin bars: the reducer copies
+# gradients into its buckets and back. Hooks launch each message when its gradient is ready, and wait at the end. That
 # *is* "launch early, wait late".
 #
 # So what can a compiler do that hooks cannot? In both pictures `dx3` runs before `dw3`, so the
-# first message leaves only after 4 ms. In the upper picture autograd chose this order, and hooks
-# take it as it is. A compiler may change it:
+# first message leaves only after 4 ms. In the upper picture, where each product is called
+# `mm`, autograd chose this order, and hooks take it as it is. A compiler may change it:
 
 # %% name="other-order"
 graph = nine_operators()
-plan = plan_schedule(graph, lab.COSTS)
+plan = plan_schedule(graph, lab.COSTS)  # COSTS: the times of section 1
 print(f"{plan.found.end_ns / 1e6:.0f} ms. Proven optimal: {plan.is_optimal}")
 best = schedule(graph, plan)
 view.draw_many(

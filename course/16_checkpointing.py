@@ -1,7 +1,7 @@
 # %% [markdown]
 # # What is worth computing twice?
 #
-# **Lab 16: activation checkpointing.** Core: two sittings of 50 and 60 minutes, with a door in
+# **Lab 16: activation checkpointing.** Core: two sittings of 50 and 58 minutes, with a door in
 # section 4. Extras: 40 more. You need no GPU.
 #
 # After the core you can
@@ -94,8 +94,8 @@ lab.side_by_side("the peak, in %", peak_at_percent, f"{seen_percent:.0f}")
 print(lab.peaks_table(steps))
 
 # %% [markdown]
-# The last column names the operator that runs at the peak. Each of the four steps has another
-# cause for its peak:
+# The lines below the table name the operator that runs at the peak, and in which part of the
+# step. Each of the four has another cause for its peak:
 #
 # - Six blocks that keep: activations.
 # - Blocks that compute again: the gradients of the parameters, which are nearly all there at the
@@ -152,7 +152,7 @@ print(lab.chain_table(lab.UNEVEN))
 # - Look at the backward alone, one moment per block. (A block's forward never needs more than its
 #   backward.)
 #
-# About 8 lines.
+# About 6 lines.
 #
 # <details><summary>Hint: one moment</summary>
 #
@@ -232,7 +232,7 @@ best_k = 8
 # - The sizes of the segments differ by at most one. `1 <= k <= len(layers)`.
 # - You may run the last segment without a checkpoint. (Why does it not need one?)
 #
-# About 9 lines.
+# About 6 lines.
 #
 # <details><summary>Hint: where segments begin</summary>
 #
@@ -299,9 +299,13 @@ print(f"24 blocks: the best k is sqrt(24 * {ratio:.1f}) = {(24 * ratio) ** 0.5:.
 # %% [markdown]
 # ## 4. Blocks that are not alike (5 minutes)
 #
-# Go back to the eight blocks in the table of section 2. Each block can keep its inside or compute
-# it again, so there are 256 choices. The cell after your guess tries them all.
-#
+# Here are the eight blocks of section 2 again. Each can keep its inside or compute it again, so
+# there are 256 choices. The cell after your guess tries them all.
+
+# %% name="eight-blocks" fold=true
+print(lab.chain_table(lab.UNEVEN))
+
+# %% [markdown]
 # **Predict.** The budget is 150 MiB. How many ms must be computed again at least?
 
 # %% name="predict-150" kind="lab-only"
@@ -321,7 +325,7 @@ view.draw(lab.walk(lab.UNEVEN, choice), title="150 MiB", memory=True)
 # good place to stop for today. When you come back, run all cells once: what you solved is in the
 # notebook.
 #
-# ### A table instead of all choices (26 minutes)
+# ### A table instead of all choices (24 minutes)
 #
 # A GPT of 40 blocks has 2^40 choices: too many to try. Most of them need not be looked at.
 #
@@ -333,19 +337,19 @@ view.draw(lab.walk(lab.UNEVEN, choice), title="150 MiB", memory=True)
 # What is left is a table: for each number of kept MiB, the beginning with the fewest ms. Working
 # with such a table is called **dynamic programming**.
 #
-# **Exercise 16.3.** Write `fastest(blocks, budget)`: the set of blocks that compute again. The
+# **Exercise 16.3.** Finish `fastest(blocks, budget)`: the set of blocks that compute again. The
 # peak must be at most `budget` MiB, and as few ms as possible are computed again.
 #
 # - Return `None` if no choice fits.
 # - The check has up to 36 blocks, so trying every choice takes too long.
 #
-# About 18 lines.
+# The stub has the table `best`, and the loops that make it longer, a block at a time. Fill in what
+# happens to one entry (about 8 lines) and the answer (3 lines).
 #
-# <details><summary>Hint: the table</summary>
+# <details><summary>Hint: one entry</summary>
 #
-# Begin with `best = {0: (0, frozenset())}`: kept MiB -> (ms computed again, which blocks). For
-# each block make the next table from this one. Each entry goes on in two ways: the block keeps its
-# inside, or computes it again.
+# It goes on in two ways: the block keeps its inside, or computes it again. Each way has its kept
+# MiB, its ms and its blocks. It goes into `longer`, unless a faster one with the same MiB is there.
 #
 # </details>
 # <details><summary>Hint: what fits</summary>
@@ -364,11 +368,11 @@ view.draw(lab.walk(lab.UNEVEN, choice), title="150 MiB", memory=True)
 # %% name="fastest" kind="exercise" exercise="16.3" reference=true
 def fastest(blocks, budget):
     """The blocks to compute again; None if nothing fits."""
-    ### BEGIN SOLUTION
-    best = {0: (0, frozenset())}
+    best = {0: (0, frozenset())}  # MiB kept so far: (ms computed again, which blocks)
     for i, block in enumerate(blocks):
-        longer = {}
+        longer = {}  # the next table, with this block
         for kept, (ms, again) in best.items():
+            ### BEGIN SOLUTION
             if kept + block.input + block.inside + block.work > budget:
                 continue
             kept += block.input
@@ -379,7 +383,9 @@ def fastest(blocks, budget):
                 before = longer.get(kept + more)
                 if before is None or way[0] < before[0]:
                     longer[kept + more] = way
+            ### END SOLUTION
         best = longer
+    ### BEGIN SOLUTION
     if not best:
         return None
     return set(min(best.values(), key=lambda way: way[0])[1])
@@ -424,13 +430,12 @@ print(lab.operators_table())
 # width of 8192 that is right. Per MiB, a matmul costs about ten times as much as a GELU.
 #
 # At a width of 1024 there is hardly a difference. A matmul that small takes about as long as
-# moving its bytes, as a GELU does. Only attention stands out.
-#
-# (The last matmul stands out, too, but its result is never computed again: nothing in the block's
-# backward asks for it.)
+# moving its bytes, as a GELU does. Only attention stands out, and the last matmul. But that one's
+# result is never computed again: nothing in the block's backward asks for it.
 #
 # **The API of this screen.** You write a **policy**, a function that torch asks at each operator
-# of a checkpointed block: `policy(ctx, op, *args, **kwargs)`. It returns one of two answers:
+# of a checkpointed block: `policy(ctx, op, *args, **kwargs)`. For every operator it returns one of
+# two answers:
 #
 # - `CheckpointPolicy.MUST_SAVE`: keep the operator's result.
 # - `CheckpointPolicy.PREFER_RECOMPUTE`: compute it again.
@@ -573,9 +578,10 @@ print(plan)
 # ## Takeaways (2 minutes)
 
 # %% name="takeaways" fold=true
+kept_mib = max(size for _, size in kept_24.curve) / MIB
 print(f"""1. Look where the peak is: at {lab.peak_percent(plain):.0f} % of the step if blocks keep their insides, at {seen_percent:.0f} % if
    they compute them again. Each block's input stays, and a block needs its inside while its backward runs.
-2. Computing all blocks again saves {saved:.0f} of {max(b for _, b in kept_24.curve) / MIB:.0f} MiB and takes {extra:.0f} % more time, not 33 and not 100.
+2. Computing all blocks again saves {saved:.0f} of {kept_mib:.0f} MiB and takes {extra:.0f} % more time, not 33 and not 100.
    sqrt(n) is for thin layers: the inside of a GPT's block is as large as {ratio:.0f} inputs.
 3. For a budget between the two ends, a table finds the best choice: for each number of kept bytes,
    the fastest beginning. Rules that pick one block after the other computed up to {max(lost.values()):.0f} % more ms again.""")
@@ -728,7 +734,7 @@ print(f"\nmessages, ms: {list(lab.MESSAGES)}")
 #   message travels at a time, in the order of the backwards.
 # - The step ends when all is computed and all messages have arrived.
 #
-# About 9 lines.
+# About 6 lines.
 #
 # <details><summary>Hint: two clocks</summary>
 #

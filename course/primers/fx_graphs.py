@@ -64,8 +64,9 @@ print(show(graph))
 # **Moving.** `a.append(b)` puts node `b` right behind node `a`, `a.prepend(b)` right before it.
 # `graph.lint()` complains if a node stands before one that it takes.
 #
-# **Predict.** The cell below puts `mm_1`, the weight's product, behind `t_1`, where it stands already,
-# and then behind `where`. Does `lint` complain about the second? Type `True` or `False`.
+# **Predict.** `mm_1` is the weight's product. The cell below first puts it behind `t_1`, where it
+# stands already; `lint` has nothing to say. Then it puts `mm_1` right behind `where`. Does `lint`
+# complain now? Type `True` or `False`.
 
 # %% name="fx-predict-move" kind="lab-only"
 complains = None
@@ -110,7 +111,7 @@ for ours, mine in zip(backward(*backward_inputs), run(*backward_inputs), strict=
 
 # %% [markdown]
 # **What lint does not see.** Some operators write into memory that exists already; their names end
-# in `_`. Then "takes" is not all. In this function `z` is a view of `y`: `mul_` changes both.
+# in `_`. Then there is more to respect than "takes". In this function `z` is a view of `y`: `mul_` changes both.
 
 
 # %% name="fx-in-place"

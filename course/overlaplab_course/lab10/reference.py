@@ -27,7 +27,7 @@ def on_demand(units):
 def prefetched(units, depth):
     """Yield the gathered weights of each unit; `depth` units ahead are on their way."""
     slots = new_slots(units, depth + 1)
-    works = {}
+    works = {}  # by number of the use
 
     def launch(i):
         if i < len(units):

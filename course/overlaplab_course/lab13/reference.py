@@ -15,7 +15,7 @@ from overlaplab_course.lab13.plans import sent_bytes
 
 def everything_before(needs, node):
     """All nodes that must be over before `node`."""
-    found, todo = set(), [node]
+    found, todo = set(), [node]  # todo: nodes that you have yet to look at
     while todo:
         for need in needs[todo.pop()]:
             if need not in found:

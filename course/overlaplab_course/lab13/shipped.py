@@ -56,19 +56,22 @@ def _left(rows: Iterable[Sequence[str]]) -> str:
 
 
 def passes_table() -> str:
-    """Each pass, its file, and the line where this PyTorch has it."""
+    """By file, each pass and the line where this PyTorch has it."""
 
     def rows() -> Iterator[tuple[str, ...]]:
         for what, file, name in PASSES:
             found = (
-                f"{file}:{node.lineno}"
+                f"line {node.lineno}"
                 for node in _tree_of(file).body
                 if isinstance(node, ast.FunctionDef | ast.ClassDef)
                 and node.name == name
             )
-            yield what, name, next(found, "not in this version")
+            yield f"  {what}", name, next(found, "not in this version")
 
-    return _left([("what it does", "name", "in torch/"), *rows()])
+    shown: dict[str, list[str]] = {}
+    for (_, file, _), row in zip(PASSES, _left(rows()).splitlines(), strict=True):
+        shown.setdefault(f"torch/{file}", []).append(row)
+    return "\n".join(line for file, rows in shown.items() for line in (file, *rows))
 
 
 def settings_table() -> str:

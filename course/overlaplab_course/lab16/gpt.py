@@ -87,12 +87,12 @@ def peaks_table(steps: Mapping[str, Timeline]) -> str:
             f"{peak_mib(step):.0f}",
             *(f"{every[name].get(kind, 0):.0f}" for kind in kinds),
             f"{peak_percent(step):.0f} %",
-            _runs_at_peak(step),
         )
         for name, step in steps.items()
     ]
-    head = ("MiB at the peak", "all", *kinds, "of the step", "in")
-    return stored.text_table(head, rows)
+    table = stored.text_table(("MiB at the peak", "all", *kinds, "of the step"), rows)
+    run = [f"{name}: {_runs_at_peak(step)}" for name, step in steps.items()]
+    return "\n".join([table, "", "What runs then:", *run])
 
 
 def checkpoint_every_block(model: Transformer) -> None:

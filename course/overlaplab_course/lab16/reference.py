@@ -25,9 +25,9 @@ def segmented(layers, x, k):
 
 def fastest(blocks, budget):
     """The blocks to compute again; None if nothing fits."""
-    best = {0: (0, frozenset())}
+    best = {0: (0, frozenset())}  # MiB kept so far: (ms computed again, which blocks)
     for i, block in enumerate(blocks):
-        longer = {}
+        longer = {}  # the next table, with this block
         for kept, (ms, again) in best.items():
             if kept + block.input + block.inside + block.work > budget:
                 continue
