@@ -24,6 +24,7 @@ from torch.multiprocessing.spawn import spawn
 
 Worker = Callable[..., object]
 CPU_PROCESSES = 2
+_END_S = 10  # of a rank that failed, with what it tells its parent
 
 
 def under_torchrun() -> bool:
@@ -150,7 +151,12 @@ def _spawned(
 ) -> None:
     os.environ |= {**settings, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     with _ending_with(parent, folder):
-        _run(rank, backend, worker, args)
+        try:
+            _run(rank, backend, worker, args)
+        except Exception:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends it in C++, too
+            signal.alarm(_END_S)
+            raise
 
 
 def _run(local_rank: int, backend: str, worker: Worker, args: tuple[Any, ...]) -> None:
@@ -162,10 +168,13 @@ def _run(local_rank: int, backend: str, worker: Worker, args: tuple[Any, ...]) -
     else:
         torch.set_num_threads(1)
     dist.init_process_group(backend, device_id=device)
+    is_done = False
     try:
         worker(*args)
-    finally:
-        dist.destroy_process_group()
+        is_done = True
+    finally:  # NCCL would wait for messages that a rank with an error never sends
+        if is_done or backend != "nccl":
+            dist.destroy_process_group()
 
 
 def _take_share_of_cores(local_rank: int, num_local: int) -> None:

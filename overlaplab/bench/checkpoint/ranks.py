@@ -127,6 +127,8 @@ def _costs_of_rank_0(
     """The same costs everywhere, or ranks would plan otherwise."""
     found: list[Any] = [None]
     compiled = plan.menu == "compiled"
+    # Under Zero3 modules are called as such, or nobody gathers their weights.
+    parts = ("finish",) if compiled and plan.technique != "zero3" else ()
     if dist.get_rank() == 0:
         costs = measure_costs(
             model,
@@ -134,7 +136,7 @@ def _costs_of_rank_0(
             hardware="measured",
             compile=compiled,
             compile_budgets=plan.compile_budgets,
-            compiled_parts=("finish",) if compiled else (),
+            compiled_parts=parts,
             backend=plan.backend,
         )
         found = [costs]
