@@ -11,10 +11,12 @@ import threading
 import numpy as np
 import pytest
 import torch
+import torch._dynamo
 import torch.distributed as dist
 
 import overlaplab as ol
 from overlaplab.cluster import pool
+from overlaplab.cluster.pool.pool import the_pool
 from tests.guards import GUARD_S
 
 # The virtual cluster and the processes have one semantics.
@@ -49,8 +51,24 @@ def test_calls_of_one_size_use_the_same_processes():
     assert os.getpid() not in first
 
 
-def test_processes_outlive_the_thread_that_started_them():
+def test_new_workers_have_what_a_first_optimizer_loads_where_their_parent_has_it():
+    def has_dynamo():  # by value: no rank imports this file, which imports it
+        return "torch._dynamo" in sys.modules
+
+    the_pool()._end_workers()
+    assert run(has_dynamo).values == (True, True)
+
+
+def test_nothing_is_left_after_close():
+    pids = run(os.getpid).values
+
     pool.close()
+
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_processes_outlive_the_thread_that_started_them():
+    pool.close()  # nothing is open behind the test before
     pids = []
     thread = threading.Thread(target=lambda: pids.extend(run(os.getpid).values))
     thread.start()
@@ -309,14 +327,6 @@ def test_processes_end_with_their_parent_even_if_it_is_killed(tmp_path):
     pids = [int(pid) for pid in out.split()]
     assert len(pids) == 2
     assert not any(is_running(pid, within_s=GUARD_S) for pid in pids)
-
-
-def test_nothing_is_left_after_close():
-    pids = run(os.getpid).values
-
-    pool.close()
-
-    assert not any(is_running(pid) for pid in pids)
 
 
 def is_running(pid, within_s=0.0):

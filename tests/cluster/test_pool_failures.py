@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import overlaplab as ol
+from overlaplab.cluster.pool.pool import the_pool
 from tests.guards import GUARD_S, soon
 
 TIMEOUT_S = soon(3)
@@ -25,9 +26,7 @@ def run(fn, *args):
 @pytest.fixture(autouse=True, scope="module")
 def processes_end_with_this_module():
     yield
-    from overlaplab.cluster import pool
-
-    pool.close()
+    the_pool()._end_workers()
 
 
 def test_an_exception_on_all_ranks_keeps_the_processes():

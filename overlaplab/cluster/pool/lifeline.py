@@ -40,15 +40,20 @@ def start(
     main(socket_file, collectives_file, stack_file)
 
 
-def start_template(parent: int, control_file: int) -> None:
+def start_template(parent: int, control_file: int, has_dynamo: int) -> None:
     """Become a template: fork a worker, or report how one ended, as `parent` asks.
 
     Args:
         parent: process id.
         control_file: the socket on which it asks.
+        has_dynamo: whether `parent` has loaded torch._dynamo, as a first optimizer
+            does for seconds: its workers will want it, and can have it at once.
     """
     _die_with(parent)
     import overlaplab.cluster.pool.worker  # noqa: F401 (to have it loaded)
+
+    if has_dynamo:
+        import torch._dynamo  # noqa: F401
 
     gc.freeze()  # what is loaded stays; a collection in a worker need not touch it
     control = socket.socket(fileno=control_file)

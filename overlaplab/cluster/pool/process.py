@@ -90,7 +90,10 @@ class _Template:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in close)
         with theirs:
             self._process = _popen(
-                "start_template", [theirs.fileno()], self._log.fileno()
+                "start_template",
+                [theirs.fileno()],
+                self._log.fileno(),
+                "torch._dynamo" in sys.modules,
             )
         self._lock = threading.Lock()
         self.is_broken = False
@@ -150,9 +153,12 @@ class _Forked:
         return self._code
 
 
-def _popen(start: str, files: Sequence[int], log: int) -> subprocess.Popen[bytes]:
+def _popen(
+    start: str, files: Sequence[int], log: int, *more: int
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", _BOOTSTRAP.format(start=start)]
-    command += [json.dumps(sys.path), *map(str, (os.getpid(), *files))]
+    command += [json.dumps(sys.path)]
+    command += [str(int(number)) for number in (os.getpid(), *files, *more)]
     return (
         _launchers[-1]
         .submit(
