@@ -16,11 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._dynamo
 import torch.distributed as dist
 from torch import nn
-from torch._inductor import config as inductor_config
-from torch._inductor.compile_fx import compile_fx
 from torch.fx import Graph, GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -102,8 +99,10 @@ def measure_case(name: str, batch_size: int, plan: Plan) -> dict[str, Any]:
     Exposed is a step minus the computing alone, of the same kind: what Inductor
     compiles minus Inductor's, the others minus eager computing.
     """
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = 64  # one model's code, many backends
+    from torch import _dynamo
+
+    _dynamo.reset()
+    _dynamo.config.recompile_limit = 64  # one model's code, many backends
     model, batch, head = build(name, batch_size, plan.tokens)
     say(f"\n{name}, batch {batch_size}")
     norm = variants.reference_norm(model, batch)
@@ -254,7 +253,9 @@ def _is_known(name: str) -> bool:
     owner, _, last = name.rpartition(".")
     if owner and streams.device().type != "cuda":
         return False  # it asks the GPU for its bandwidth
-    return hasattr(getattr(inductor_config, owner, inductor_config), last)
+    from torch._inductor import config
+
+    return hasattr(getattr(config, owner, config), last)
 
 
 def _inductor() -> Callable[..., Any]:
@@ -263,6 +264,7 @@ def _inductor() -> Callable[..., Any]:
     Dynamo keeps what it compiled by code and backend: under one name DDP would get the
     graph that was compiled without it, which is not split where its buckets end.
     """
+    from torch._inductor.compile_fx import compile_fx
 
     def compile_graph(module: GraphModule, inputs: Sequence[Any]) -> Any:
         return compile_fx(module, inputs)

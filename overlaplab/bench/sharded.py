@@ -15,8 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab import streams
@@ -110,6 +108,8 @@ class Training:
 
 
 def _local(tensor: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -145,6 +145,8 @@ def fsdp2(
         reshard_after_forward: False: weights stay until their backward.
         captured: the step is one CUDA graph.
     """
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(streams.device().type, (dist.get_world_size(),))
     blocks: list[Any] = list(model.blocks)
     for block in blocks:

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-import torch._dynamo
 
 from overlaplab import streams
 from overlaplab.bench.checkpoint.models import Sizes, build_case
@@ -72,8 +71,10 @@ class Case:
     def __init__(
         self, name: str, plan: Plan, end: float, write: Callable[[dict[str, Any]], None]
     ) -> None:
-        torch._dynamo.reset()
-        torch._dynamo.config.recompile_limit = 64  # one model's code, many compilers
+        from torch import _dynamo
+
+        _dynamo.reset()
+        _dynamo.config.recompile_limit = 64  # one model's code, many compilers
         self._plan, self._begin, self._end, self._write = plan, time.time(), end, write
         release_memory()
         self._on_gpu = streams.device().type == "cuda"

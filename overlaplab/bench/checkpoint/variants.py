@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.backends.registry import lookup_backend
-from torch._functorch import config as functorch_config
 from torch.utils.checkpoint import checkpoint
 
 from overlaplab.techniques.memory import CheckpointPlan
@@ -89,6 +87,9 @@ def whole(model: nn.Module, budget: float, k: int, backend: str) -> Variant:
 
 def _compiler(budget: float, backend: str) -> Callable[..., Any]:
     """Under a name of its own: Dynamo keeps graphs by code and compiler."""
+    from torch._dynamo.backends.registry import lookup_backend
+    from torch._functorch import config as functorch_config
+
     inner = lookup_backend(backend)
 
     def compile_graph(module: Any, inputs: Any) -> Any:

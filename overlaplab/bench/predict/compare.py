@@ -6,14 +6,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlaplab.bench.predict.measure import PROFILED_STEPS
 from overlaplab.bench.predict.predict import predict, record_variant
 from overlaplab.calibrate.profile import build_profile
 from overlaplab.hardware import Hardware
 from overlaplab.program import Program
-from overlaplab.view import Table
+
+if TYPE_CHECKING:
+    from overlaplab.view import Table
 
 DIFFER = 0.03  # pairs of variants that are closer have no order to get right
 _STATE = ("model", "batch", "sm_clock_mhz", "power_mw", "temperature_c")
@@ -290,6 +292,8 @@ def errors_table(compared: Mapping[str, Any]) -> Table:
         )
         ends = str(found["pairs"]), _percent(found["ranking"])
         rows.append((name, str(found["configurations"]), *shares, *ends))
+    from overlaplab.view import Table  # it loads Matplotlib
+
     return Table(tuple(header.split(";")), tuple(rows))
 
 
