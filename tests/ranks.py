@@ -31,3 +31,8 @@ def values_of(
     if cluster == "virtual":
         return run_virtual(fn, args, {}, world_size=world_size, timeout_s=GUARD_S)[0]
     return run_untimed(fn, *args, cluster=cluster, world_size=world_size).values
+
+
+def run_here(fn: Callable[..., Any], *args: Any, backend: str, world_size: int) -> None:
+    """As `processes.run_ranks`, on processes that tests share: torch is there."""
+    values_of(fn, *args, cluster=backend, world_size=world_size)

@@ -7,19 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
+from overlaplab.bench.checkpoint import command
 from overlaplab.bench.checkpoint.ranks import REHEARSAL, measure_batch
 from overlaplab.bench.command import benchmarks
-from tests.ranks import values_of
+from tests.ranks import run_here, values_of
 
 
 def test_a_rehearsal_writes_peers_and_plans_with_what_was_predicted(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "checkpoint.json"
-    command = ["checkpoint", "--backend", "gloo", "--case", "gpt", "--menu", "eager"]
-    result = CliRunner().invoke(benchmarks, [*command, "--out", str(out)])
+    asked = ["checkpoint", "--backend", "gloo", "--case", "gpt", "--menu", "eager"]
+    result = CliRunner().invoke(benchmarks, [*asked, "--out", str(out)])
     assert result.exit_code == 0, result.output
     (case,) = json.loads(out.read_text())["cases"]
     assert case["not_measured"] == {} and case["rounds"] == 1
@@ -49,11 +51,14 @@ def looks_right(case: dict[str, Any]) -> None:
         )
 
 
-def test_two_ranks_rehearse_both_plans_with_what_was_predicted(tmp_path: Path) -> None:
+def test_two_ranks_rehearse_both_plans_with_what_was_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "run_ranks", run_here)
     out = tmp_path / "checkpoint.json"
-    command = ["checkpoint", "--backend", "gloo", "--world-size", "2"]
+    asked = ["checkpoint", "--backend", "gloo", "--world-size", "2"]
     result = CliRunner().invoke(
-        benchmarks, [*command, "--menu", "eager", "--out", str(out)]
+        benchmarks, [*asked, "--menu", "eager", "--out", str(out)]
     )
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())

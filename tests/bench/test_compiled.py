@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from overlaplab.bench import command
-from tests.ranks import values_of
-
-
-def run_here(fn: Any, *args: Any, backend: str, world_size: int) -> None:
-    """On the processes that tests share, which have imported torch already."""
-    values_of(fn, *args, cluster=backend, world_size=world_size)
+from tests.ranks import run_here
 
 
 def test_a_rehearsal_checks_every_way_and_keeps_what_was_predicted(

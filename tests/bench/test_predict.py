@@ -26,11 +26,11 @@ from overlaplab.bench.predict.predict import from_first_step, step_ends
 from overlaplab.calibrate.operators import record_steps, step_starts
 from overlaplab.calibrate.plan import GPU as CALIBRATION
 from overlaplab.models import TransformerConfig
-from overlaplab.processes import run_ranks
 from overlaplab.program import resolve
 from overlaplab.techniques.data_parallel import BucketedReducer
 from prediction import fill
 from tests.calibrate.small_plan import SMALL as SMALL_PLAN
+from tests.ranks import run_here
 
 RESULTS = Path(__file__).parents[2] / "overlaplab/bench/results"
 PAGE = Path(__file__).parents[2] / "course/prediction.md"
@@ -156,7 +156,7 @@ def test_both_halves_on_the_cpu(tmp_path: Path) -> None:
         "world_size": 2,
         "settings": describe(GRID, SMALL_PLAN),
     }
-    run_ranks(
+    run_here(
         measure_on_link,
         head,
         "nvlink",
