@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from overlaplab.grading.children import Judge
 
 # The same examples every time: a failure in CI is one that anybody can repeat.
 settings.register_profile(
@@ -57,3 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if found < needed:
             reason = f"needs {needed} CUDA device(s), found {found}"
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def judge() -> Iterator[Judge]:
+    """One for all files: to start one takes seconds. It replaces what tests kill."""
+    from overlaplab.grading.children import Judge
+
+    with Judge(["tests.grading.lab97", "tests.grading.lab98"]) as running:
+        yield running

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import cloudpickle
@@ -28,15 +28,12 @@ class Hosts:
     """Forks of one server, each with objects of one exercise.
 
     Args:
-        modules: with exercises of the tests' own.
+        judge: whose server it is, which may know exercises of the tests' own.
     """
 
-    def __init__(self, modules: Sequence[str] = ()) -> None:
-        self._judge = Judge(modules)
+    def __init__(self, judge: Judge | None = None) -> None:
+        self._judge = judge or Judge()
         self._loaded: set[str] = set()
-
-    def close(self) -> None:
-        self._judge.close()
 
     @contextlib.contextmanager
     def holding(self, exercise: Exercise, *solutions: object) -> Iterator[RemoteHost]:

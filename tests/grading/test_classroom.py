@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,6 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def graded(room: Path) -> ClassReport:
     return grade(room / "class", room / "marks.csv", pages=room / "pages", num_jobs=2)
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge(MODULES) as running:
-        yield running
 
 
 @pytest.fixture

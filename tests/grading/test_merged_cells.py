@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from overlaplab.errors import NotebookError
 from overlaplab.grading.cells import NotebookCell, find_lab
 from overlaplab.grading.children import Judge
 from overlaplab.grading.notebook import grade_notebook
-from tests.grading.test_notebook import COUNTER, MODULES
+from tests.grading.test_notebook import COUNTER
 from tests.guards import GUARD_S
 
 Cell = tuple[str, str, str]  # "solves", "checks" or "": what its metadata say; of which
@@ -52,12 +52,6 @@ def node(role: str, exercise: str, source: str) -> dict[str, Any]:
         "execution_count": None,
         "metadata": metadata if role else {},
     }
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge(MODULES) as running:
-        yield running
 
 
 @pytest.fixture

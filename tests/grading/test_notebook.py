@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,6 @@ def write(folder: Path, *sources: str, **solved: str) -> Path:
 
 
 Seen = dict[str, tuple[bool, str]]
-
-
-@pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge(MODULES) as running:
-        yield running
 
 
 @pytest.fixture

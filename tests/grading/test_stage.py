@@ -18,6 +18,7 @@ import tests.grading.lab97
 import tests.grading.lab98  # noqa: F401
 from overlaplab.deadline import OutOfTimeError
 from overlaplab.grading import hosting, remote, stage
+from overlaplab.grading.children import Judge
 from overlaplab.grading.exercise import find_exercise
 from overlaplab.grading.stage import Handle
 from overlaplab_course.lab06 import reference
@@ -27,10 +28,8 @@ Hold = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    running = Hosts(["tests.grading.lab97", "tests.grading.lab98"])
-    yield running
-    running.close()
+def hosts(judge: Judge) -> Hosts:
+    return Hosts(judge)
 
 
 @pytest.fixture(params=["here", "elsewhere"])

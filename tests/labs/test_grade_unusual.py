@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from overlaplab.grading.children import Judge
 from overlaplab.grading.notebook import grade_notebook
 from tests.guards import GUARD_S
 
@@ -33,7 +34,9 @@ check("0.4", step)
 }
 
 
-def test_answers_of_numpy_and_functional_collectives_get_full_marks(tmp_path):
+def test_answers_of_numpy_and_functional_collectives_get_full_marks(
+    judge: Judge, tmp_path: Path
+) -> None:
     notebook = json.loads(SOLVED.read_text("utf-8"))
     for cell in notebook["cells"]:
         exercise = cell["metadata"].get("overlaplab", {}).get("exercise")
@@ -42,5 +45,5 @@ def test_answers_of_numpy_and_functional_collectives_get_full_marks(tmp_path):
     assert not MORE
     path = tmp_path / "lab.ipynb"
     path.write_text(json.dumps(notebook), "utf-8")
-    report = grade_notebook(path, timeout_s=GUARD_S)
+    report = grade_notebook(path, judge=judge, timeout_s=GUARD_S)
     assert report.full_marks, str(report)
