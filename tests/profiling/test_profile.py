@@ -123,25 +123,18 @@ def test_a_saved_trace_gives_the_same_timeline(tmp_path):
         assert read.report().compute_ns == profile.timeline.report().compute_ns
 
 
-def test_nothing_is_printed():
-    # A process of its own: Kineto takes its log level at its first use.
+@pytest.fixture(scope="module")
+def own_script():
+    """A process of its own: Kineto takes its log level at its first use.
+
+    It has neither the pool nor its collective_log.
+    """
     script = (
-        "import torch, overlaplab as ol\n"
+        "import torch, torch.distributed as dist, overlaplab as ol\n"
         "for _ in range(2):\n"
         "    with ol.profile() as p: torch.ones(3).sin(); p.step()\n"
         "    assert p.timeline.steps == (0,)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S
-    )
-
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_in_a_script_of_one_s_own_launches_carry_labels_and_waits_are_seen():
-    # A process of its own: it has neither the pool nor its collective_log.
-    script = (
-        "import torch, torch.distributed as dist, overlaplab as ol\n"
+        "print('profiled')\n"
         "store = dist.HashStore()\n"
         "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
         "with ol.profile() as profile:\n"
@@ -151,15 +144,23 @@ def test_in_a_script_of_one_s_own_launches_carry_labels_and_waits_are_seen():
         "    if s.kind in ('communication', 'host', 'launch'):\n"
         "        print(s.lane, s.name, s.bytes, s.attributes.get('label'))\n"
     )
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S
     )
 
-    assert sorted(done.stdout.splitlines()) == [
+
+def test_nothing_is_printed(own_script):
+    assert (own_script.returncode, own_script.stderr) == (0, "")
+    assert own_script.stdout.startswith("profiled\n")
+
+
+def test_in_a_script_of_one_s_own_launches_carry_labels_and_waits_are_seen(own_script):
+    _, *spans = own_script.stdout.splitlines()
+    assert sorted(spans) == [
         "comm all_reduce 12 norm",
         "cpu launch all_reduce 0 None",
         "cpu wait all_reduce 0 None",
-    ], done.stderr
+    ], own_script.stderr
 
 
 # What it refuses.

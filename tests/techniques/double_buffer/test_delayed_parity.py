@@ -13,39 +13,43 @@ from tests.ranks import run_untimed, values_of
 from tests.techniques.double_buffer import delayed_training as training
 
 NETS = tuple(TOY_NETS)
+SHORT, LONG = 5, training.NUM_STEPS
 GRID = [
-    (cluster, world_size, set_to_none, net)
-    for cluster, world_size, set_to_none in (
-        ("virtual", 1, True),
-        ("virtual", 2, True),
-        ("virtual", 2, False),
-        ("virtual", 3, True),
-        ("virtual", 4, False),
-        ("gloo", 2, True),
-        ("gloo", 3, False),
+    (*row, net)
+    for row in (
+        ("virtual", 1, True, SHORT),
+        ("virtual", 2, True, LONG),
+        ("virtual", 2, False, SHORT),
+        ("virtual", 3, True, SHORT),
+        ("virtual", 4, False, SHORT),
+        ("gloo", 2, True, LONG),
+        ("gloo", 3, False, LONG),
     )
     for net in NETS
 ]
-SHORT = 5
 # The plain case, and one in which each rank lacks other gradients in every step.
 FLUSHED = ("mlp", "alternating")
 
 
 @cache
-def values(cluster: str, world_size: int, set_to_none: bool) -> tuple[Any, ...]:
+def values(
+    cluster: str, world_size: int, set_to_none: bool, num_steps: int
+) -> tuple[Any, ...]:
     """One run for all nets of a row of the grid."""
-    args = (training.train_all, set_to_none, NETS)
+    args = (training.train_all, set_to_none, NETS, num_steps)
     return values_of(*args, cluster=cluster, world_size=world_size)
 
 
-@pytest.mark.parametrize(("cluster", "world_size", "set_to_none", "net"), GRID)
+@pytest.mark.parametrize(
+    ("cluster", "world_size", "set_to_none", "num_steps", "net"), GRID
+)
 def test_ranks_train_as_one_process_whose_gradients_are_one_step_late(
-    cluster: str, world_size: int, set_to_none: bool, net: str
+    cluster: str, world_size: int, set_to_none: bool, num_steps: int, net: str
 ) -> None:
-    by_rank = values(cluster, world_size, set_to_none)
+    by_rank = values(cluster, world_size, set_to_none, num_steps)
     # bfloat16 keeps 8 bits, and its layer passes its rounding on to the others.
     tolerance = 2e-2 if net == "mixed_dtypes" else 1e-6
-    expected = training.late_oracle_of(net, world_size, set_to_none)
+    expected = training.late_oracle_of(net, world_size, set_to_none, num_steps)
     for name, want in expected.items():
         for rank, of_rank in enumerate(by_rank):
             got = of_rank[net][name]
