@@ -18,7 +18,7 @@ from overlaplab import streams
 from overlaplab_course.lab00 import checks as lab00
 from overlaplab_course.lab00 import given as given00
 from overlaplab_course.lab00 import reference as ref00
-from overlaplab_course.lab00.launches import resolved, six_launches
+from overlaplab_course.lab00.launches import own_products, resolved, six_launches
 from overlaplab_course.lab01 import checks as lab01
 from overlaplab_course.lab01 import given as given01
 from overlaplab_course.lab01 import reference as ref01
@@ -48,6 +48,12 @@ def as_a_generator(launches, launch_us):
 
 def as_a_tensor(launches, launch_us):
     return torch.tensor(rows_of(launches, launch_us)).double()
+
+
+def times_of(number: int) -> dict[str, Any]:
+    products = own_products(number)
+    running_us = products.number * products.each_us
+    return {"returns_us": 10 * products.number, "finishes_us": 10 + running_us}
 
 
 def counts_of(number: int) -> dict[str, Any]:
@@ -346,6 +352,7 @@ def add_typed(id: str, number: int | None, answers: Any) -> None:
         add(id, *before, typed(answers, kind), name=name)
 
 
+add_typed("0.0", NUMBER, times_of(NUMBER))
 for f in (as_an_array, as_a_generator, as_a_tensor):
     add("0.1", NUMBER, f)
 add("0.1", np64(NUMBER), np.array(rows_of(six_launches(NUMBER), 10)), name="array")
