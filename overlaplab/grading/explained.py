@@ -12,7 +12,7 @@ from overlaplab.errors import RankError, message_of
 # What the text of an error holds -> what it means; {1} is the first group.
 _MEANINGS = {
     r"NotImplementedError: \d+\.\d+[a-z]?\b": (
-        "nothing is written here yet: the cell still has the lab's raise "
+        "something is not written yet: the cell still has the lab's raise "
         "NotImplementedError"
     ),
     r"'(\w+)' object is not callable": (

@@ -52,7 +52,7 @@ def overwritten() -> None:
 NONE: Any = None
 ANY: Any = [1]
 ERRORS = {
-    "nothing is written here yet": lambda: nobody(0),
+    "something is not written yet": lambda: nobody(0),
     "wait() is called on None, where a work": lambda: NONE.wait(),
     "your hook returns something": returns_from_hook,
     "gradient has not arrived (.grad is None)": lambda: torch.ones(2).copy_(NONE),
