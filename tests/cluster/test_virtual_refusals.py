@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from overlaplab.cluster.virtual import run_virtual
 from overlaplab.errors import MismatchError, RankError
+from overlaplab.torch_versions import all_gather_single, reduce_scatter_single
 
 
 def run(fn, world_size):
@@ -99,6 +100,31 @@ def test_a_tensor_that_does_not_divide_by_the_ranks_is_refused():
 
     with pytest.raises((RankError, MismatchError), match="5"):
         run_virtual(step, world_size=2)
+
+
+def scatter_into(output, input):
+    return reduce_scatter_single(torch.empty(output), torch.ones(input))
+
+
+def gather_into(output, input):
+    return all_gather_single(torch.empty(output), torch.ones(input))
+
+
+PARTS = {
+    (scatter_into, 8, 2): "an input of 2 elements and an output of 8",
+    (scatter_into, 1, 4): "an input of 4 elements and an output of 1",
+    (gather_into, 2, 8): "an output of 2 elements and an input of 8",
+    (gather_into, 8, 2): "an output of 8 elements and an input of 2",
+}
+
+
+@pytest.mark.parametrize(("call", "output", "input"), PARTS)
+def test_a_whole_that_is_not_one_part_per_rank_is_refused_where_it_is_launched(
+    call, output, input
+):
+    # It used to fail at a later line, where the lengths met.
+    with pytest.raises(RankError, match=PARTS[call, output, input]):
+        run(lambda: call(output, input) and None, 2)
 
 
 def test_a_tensor_that_is_not_one_block_of_memory_is_refused():

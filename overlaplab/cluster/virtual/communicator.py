@@ -133,6 +133,10 @@ class Communicator:
                     "host's memory; like NCCL, the virtual cluster sends what is on "
                     "the GPU: move it with tensor.to(ol.device())"
                 )
+        if operation == "reduce_scatter" and split_inputs:
+            _check_parts(operation, sources, targets, self.size)
+        if operation == "all_gather" and split_outputs:
+            _check_parts(operation, targets, sources, self.size)
         meeting = self._meeting(pair)
         read = self._accesses(sources, lane.name) if reads else ()
         write = self._accesses(targets, lane.name) if writes else ()
@@ -354,6 +358,23 @@ def _check_counts(
             raise ValueError(
                 f"{operation} got {len(given)} {which}; expected {each * num_ranks}, "
                 f"one for each of {num_ranks} ranks"
+            )
+
+
+def _check_parts(
+    operation: str, wholes: Tensors, parts: Tensors, num_ranks: int
+) -> None:
+    """One tensor holds a part per rank, the other one part: NCCL compares them."""
+    large, small = ("input", "output")
+    if operation == "all_gather":
+        large, small = small, large
+    for whole, part in zip(wholes, parts, strict=True):
+        if whole.numel() != part.numel() * num_ranks:
+            raise ValueError(
+                f"{operation} got an {large} of {whole.numel()} elements and an "
+                f"{small} of {part.numel()}; expected an {large} of {num_ranks} parts, "
+                f"one per rank, each as long as the {small}. The output is the first "
+                "argument; what does not divide must be padded"
             )
 
 
