@@ -60,6 +60,7 @@ class Sheet:
         self._if_late = ""
         self._timeline: Timeline | None = None
         self._timeline_title = "your run"
+        self._drawn = ""
         self._note = ""
         self._step_ns: int | None = None
         self._target_ns: int | None = None
@@ -183,8 +184,10 @@ class Sheet:
     ) -> None:
         """Keep the learner's timeline, and the step reached against the target.
 
-        A later call replaces an earlier one; with None nothing is drawn.
+        A later call replaces an earlier one; with None nothing is drawn. Nor is it
+        where what runs next raises.
         """
+        self._drawn = self._ran
         self._timeline = timeline
         self._timeline_title = title
         self._step_ns = step_ns
@@ -200,6 +203,8 @@ class Sheet:
     ) -> Verdict:
         """The verdict as the sheet stands; promises not written count as wrong."""
         wrong = error != "" or any(not r.passed for r in self._results.values())
+        if error and self._drawn != self._ran:
+            self.show(None)  # a run that ended beside the error of another misleads
         checks, unjudged = [], []
         for name in self._exercise.verifies:
             result = self._results.get(name)

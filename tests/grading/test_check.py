@@ -178,6 +178,19 @@ def test_where_a_run_raises_no_sentence_that_it_might_break_keeps_its_plus():
     assert "ZeroDivisionError" in described and sentences[2] not in described
 
 
+@pytest.mark.parametrize("last", ["the first net", "the second net"])
+def test_the_run_of_one_net_is_not_drawn_beside_the_error_of_another(last):
+    def grade(sheet: Sheet, thing: Any) -> None:
+        sheet.ran("the first net")
+        sheet.show(timeline_of_nothing(), step_ns=7)
+        sheet.ran(last)
+        thing()
+
+    verdict = judge(made_up(grade), lambda: 1 / 0)
+    drawn = (verdict.timeline is not None, verdict.step_ns)
+    assert drawn == ((True, 7) if last == "the first net" else (False, None))
+
+
 def test_where_ranks_do_not_meet_only_what_is_settled_keeps_its_plus():
     sentences = ("one", "two", "all meet", "four")
 

@@ -268,7 +268,7 @@ def test_a_wrong_order_is_refused_for_its_own_reason(wrong, sentence, faults):
 
 def test_who_sends_the_gate_first_learns_which_message_is_late():
     hint = judge(find_exercise("4.3"), the_gate_first).hint
-    assert hint == "launch the message with most behind it earlier"
+    assert hint.endswith("Launch that message first")
 
 
 def the_gate_between(x, w):
