@@ -51,9 +51,9 @@ def layer(x, w):
 
 # %% name="board" fold=true
 link = lab.BOARD.link
-print(f"1 GFLOP takes {1e18 / lab.BOARD.flops_per_s['default'] / 1e3:.0f} us,", end=" ")
-print(f"a launch {lab.BOARD.launch_ns / 1e3:.0f} us of the CPU,", end=" ")
-print(f"of a collective {lab.BOARD.collective_launch_ns / 1e3:.0f} us")
+print(f"1 GFLOP: {1e18 / lab.BOARD.flops_per_s['default'] / 1e3:.0f} us of the GPU")
+print(f"to launch an operator: {lab.BOARD.launch_ns / 1e3:.0f} us of the CPU")
+print(f"to launch a message: {lab.BOARD.collective_launch_ns / 1e3:.0f} us of the CPU")
 print(f"a message: {link.latency_ns / 1e3:.0f} us, then", end=" ")
 print(f"{1e3 / (link.bytes_per_s / 1e6):.2f} us for 1000 bytes that cross the link")
 
@@ -84,9 +84,8 @@ step_us = None
 # %% name="predicted-step" kind="solution-only"
 step_us = 240
 
+
 # %% name="predicted-waste" fold=true
-
-
 def layer_beside(x, w):
     part = x @ w["in"]
     work = dist.all_reduce(part, async_op=True)
@@ -119,12 +118,13 @@ for rank, numbers in enumerate(lab.after_each()["before"]):
     print(f"rank {rank}: {numbers}")
 
 # %% [markdown]
-# **Predict.** What does *rank 1* hold after each of these? A sum over the ranks is easy to
-# read: 1 + 10 + 100 + 1000 is 1111.
+# **Predict.** What does *rank 1* hold after each of these? Type a list for each. A sum over
+# the ranks is easy to read: 1 + 10 + 100 + 1000 is 1111.
 #
 # - `broadcast` from rank 0;
 # - `all_gather` of each rank's first number;
-# - `reduce_scatter` of the four numbers: rank r gets sum number r, counted from 0;
+# - `reduce_scatter` of the four numbers: rank r gets only the sum of their number r, counted
+#   from 0;
 # - `all_reduce` of the four numbers;
 # - `all_to_all`: rank r sends its number s to rank s.
 
@@ -152,12 +152,13 @@ print()
 print(lab.collectives_table())
 
 # %% [markdown]
-# How much does each rank send? Here it is, as a multiple of its four numbers: 1.50 means six
-# numbers. The GPUs stand in a ring, and each sends to its neighbour only (section 7 shows
-# how). An all-to-all sends each number straight to its receiver.
+# How much does each rank send? The next cell counts the **crossings**: what leaves one rank
+# over its link, as a multiple of its four numbers. 1.50 times means six numbers. The GPUs stand
+# in a ring, and each sends to its neighbour only (section 7 shows how). An all-to-all sends each
+# number straight to its receiver.
 #
-# No other way sends less, as long as GPUs do the adding. A switch that adds up in the network
-# does.
+# As long as the GPUs do the adding, no other way sends less. A switch that adds up inside the
+# network can do with less.
 
 # %% name="crossings" fold=true
 for name in lab.after_each():
@@ -167,23 +168,27 @@ for name in lab.after_each():
 # %% [markdown]
 # Now compare the rows of the table once more. After a reduce-scatter each rank has *one*
 # finished sum. After an all-gather of these sums each rank has all of them: that is an
-# all-reduce. The crossings add up, too.
+# all-reduce. Their crossings add up to those of an all-reduce, too.
 #
 # ### An all-reduce in two halves (10 minutes)
 #
-# **The API of this screen.** `lab.reduce_scatter(output, input)`: `input` is cut into as
-# many equal parts as there are ranks; `output` has the size of one part. Rank r gets the sum
-# of all ranks' part r. In `lab.all_gather(output, input)` it is `output` that holds a part per
-# rank, and `input` that has the size of one. Both are contiguous. (torch calls them
-# `dist.reduce_scatter_tensor` and `dist.all_gather_into_tensor` up to 2.12,
-# `dist.reduce_scatter_single` and `dist.all_gather_single` since.)
+# **The API of this screen.** In both, the output comes first.
+#
+# | | |
+# |---|---|
+# | `lab.reduce_scatter(part, whole)` | reads `whole`, one part per rank; writes into `part`, on rank r, the sum of all ranks' part r |
+# | `lab.all_gather(whole, part)` | reads `part`; writes the parts of all ranks into `whole`, in the order of the ranks |
+#
+# `whole` and `part` are contiguous. (torch calls them `dist.reduce_scatter_tensor` and
+# `dist.all_gather_into_tensor` up to 2.12, `dist.reduce_scatter_single` and
+# `dist.all_gather_single` since.)
 #
 # **Exercise 4.1.** Write `all_reduce_in_two(tensor)`: sum `tensor` over all ranks, *in
 # place*, without `all_reduce`.
 #
-# - `tensor` is contiguous, of any shape and size. Where its size does not divide by the number
-#   of ranks, a padded copy is sent. The first lines make that copy, `flat`.
-# - As many bytes cross the wire as in an all-reduce of `flat`.
+# - `tensor` is contiguous, of any shape and size. The given lines copy it into `flat`, with
+#   zeros behind it, so that `flat` has `per_rank` elements for each rank. Send `flat`.
+# - As many bytes cross the link as in an all-reduce of `flat`.
 #
 # 4 lines are missing.
 #
@@ -296,7 +301,7 @@ for way, timeline in ways.items():
 view.draw_many(ways)
 
 # %% [markdown]
-# The first two hide nothing, for two reasons. With `async_op=False` the message is in
+# The first two hide nothing, each for its own reason. With `async_op=False` the message is in
 # `default`, between the matmuls. With `async_op=True` it is on `comm`, but `wait()` on the
 # next line makes `default` stand still all the same. If another stream waits, it may do so
 # at once: only what is launched there is held up. It gains nothing over "wait late" here,
@@ -313,8 +318,8 @@ view.table(ways)
 # are in bad places. Move the waits, so that the step is as short as the dependencies allow.
 # Nothing may read a sum before it is there.
 #
-# A finding may say that a reader starts later "by luck": it came late enough in this run, but
-# nothing makes it wait. Right values on one rank prove nothing then. Look at the findings.
+# The check may report that a reader starts later "by luck". In this run it came late enough,
+# but nothing makes it wait: on a GPU such a program is right on one day and wrong on the next.
 #
 # <details><summary>Hint</summary>
 #
@@ -360,7 +365,8 @@ _ = check("4.2", two_sums)
 #
 # You can only wait late if there is something to launch before the wait. This layer has
 # experts: a *routed* branch and a *gate*, which are both summed over the ranks, and a
-# *shared* branch, which needs no sum. Somebody wrote it down in the order of the paper.
+# *shared* branch, which needs no sum. Somebody wrote it down in the order in which a paper
+# describes it.
 
 
 # %% name="experts-given"
@@ -384,8 +390,9 @@ print(f"the computation alone: {compute_us:.0f} us; no order is shorter than tha
 view.draw(in_order.of_rank(0), title="in the order of the paper")
 
 # %% [markdown]
-# Messages of one communicator travel one after the other, in the order of their launch. All
-# ranks must launch them in the same order.
+# Ranks that meet in collectives form a **communicator**; here it is all four. Its messages
+# travel one after the other, in the order of their launch. All ranks must launch them in the
+# same order.
 #
 # **Exercise 4.3.** Write `experts(x, w)`: the same result, the same two messages, the
 # shortest step. Reorder the launches and place the waits. About 10 lines.
@@ -450,7 +457,7 @@ print(f"""1. async_op=True hides nothing by itself: with wait() on the next line
 # work = dist.all_reduce(total, async_op=True)
 # loss.backward()
 # work.wait()
-# mean_loss = total / dist.get_world_size()  # still no .item(): look at the end of the epoch
+# mean_loss = total / dist.get_world_size()  # .item() after the epoch
 # ```
 #
 # `ol.diagnose` finds such places in a trace and calls them `same-stream` and `launched-late`.
@@ -822,10 +829,10 @@ view.draw(seen.timeline.of_rank(0), title="your blocks")
 # Fill in what the *broken* program did (run the cell above before you repair it).
 #
 # - `"kind"`, of what the *program* does wrong:
-#   `"read before the wait"`: a kernel uses a sum that is not there yet;
-#   `"sent again"`: what was summed once goes into another sum;
-#   `"blocked"`: the ranks wait for one another;
-#   `"never sent"`: something is in no sum.
+#   - `"read before the wait"`: a kernel uses a sum that is not there yet;
+#   - `"sent again"`: what was summed once goes into another sum;
+#   - `"blocked"`: the ranks wait for one another;
+#   - `"never sent"`: something is in no sum.
 # - `"messages"`: how many messages rank 0 launches.
 # - `"luck_us"`: in this run the first message has ended before its reader starts, by luck.
 #   How many us before? The finding says it.
@@ -958,8 +965,8 @@ view.draw_many(chunked)
 
 # %% [markdown]
 # **Exercise 4.9.** Write `choose_chunks(compute_us, overhead_us, latency_us, wire_us)`. Return
-# 1, 2, 4, 8 or 16. The check asks for ten layers. On each, the best of the five takes less time
-# than the worst. Of that gain your answer may lose at most 15 %. No constant answer passes.
+# 1, 2, 4, 8 or 16. The check asks about ten layers. On each, the best of the five takes less
+# time than the worst. Your answer may lose at most 15 % of that gain. No constant answer passes.
 
 
 # %% name="choose" kind="exercise" exercise="4.9"

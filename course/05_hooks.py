@@ -150,7 +150,7 @@ print(lab.windows_table(lab.UNTIED, {"window": prompt.windows_ms()}))
 # - `least_exposed(windows_ms, message_ms)`: both are dicts by name. Return how many ms
 #   must be exposed.
 #
-# About 5 lines and 4 lines. Both are compared with runs on models and ranks that you have not seen.
+# About 5 lines and 4 lines. Both are compared with runs of other models, on other numbers of ranks.
 #
 # <details><summary>Hint: which way to walk?</summary>
 #
@@ -352,9 +352,8 @@ weight_after, grad_after = None, None
 # %% name="predicted-argument" kind="solution-only"
 weight_after, grad_after = 12.0, 1.0
 
+
 # %% name="argument" fold=true
-
-
 def reduce_grad(grad):
     dist.all_reduce(grad)
 
@@ -379,7 +378,7 @@ lab.side_by_side("(weight, gradient)", (weight_after, grad_after), seen)
 # stop for today. When you come back, run all cells once: what you solved is in the notebook.
 
 # %% [markdown]
-# ## 4. One message per gradient (22 minutes)
+# ## 4. One message per gradient (21 minutes)
 #
 # **Exercise 5.3.** Write `PromptReducer(model)`. Training calls it as in section 1.
 #
@@ -388,8 +387,8 @@ lab.side_by_side("(weight, gradient)", (weight_after, grad_after), seen)
 # - After `wait()`, each `.grad` is the mean over the ranks (`dist.get_world_size()` of them), for
 #   all that is launched on the current stream from then on.
 # - `wait()` waits for every message. The hooks wait for none, and the CPU waits for nothing.
-# - A parameter with `requires_grad` False has no gradient, and refuses a hook. One that the
-#   loss does not use gets no gradient on any rank: its `.grad` stays `None`.
+# - A parameter with `requires_grad` False has no gradient, and to register a hook on it is an error.
+#   One that the loss does not use gets no gradient on any rank: its `.grad` stays `None`.
 # - `wait()` leaves the reducer as it was before the first step. The next step may begin with zeros
 #   in `.grad` and not `None`: that is what `zero_grad(set_to_none=False)` leaves.
 #
@@ -458,7 +457,7 @@ view.draw_many(so_far)
 view.table(so_far)
 
 # %% [markdown]
-# ## 5. Ranks that differ (35 minutes)
+# ## 5. Ranks that differ (36 minutes)
 #
 # Messages meet in the order of their launch: the first of rank 0 with the first of rank 1,
 # whatever is in them. And each hook launches as soon as its gradient is complete. In some models
@@ -512,24 +511,50 @@ view.draw(lab.named(seen.evidence, step=1), title="three ranks, step 1")
 # Take one message, number 0 say, and read what each rank puts into it: rank 0 the gradient of one
 # layer, the others that of another. They are added up. The shapes fit, so there is no error.
 #
-# **Exercise 5.4.** Complete `OrderedReducer`, so that all ranks launch the same messages
-# in the same order. It promises what `PromptReducer` does, and
+# So all ranks must launch in *one* order, whatever arrives first. A gradient that is ready too
+# early waits until those before it are launched.
 #
-# - messages are launched in the order of `self.params`, on every rank. A gradient that is
-#   ready waits until those before it are launched;
+# **Exercise 5.4a.** Begin with that decision alone. Write `to_launch(order, num_launched, arrived)`.
+# `order` is a list. Its first `num_launched` are launched already. `arrived` is a set of all that is
+# ready by now, launched or not. Return a list of what may be launched now, in the order.
+#
+# With the order `["d", "c", "b", "a"]` and nothing launched yet: if only `c` has arrived, return `[]`.
+# If `a`, `c` and `d` have, return `["d", "c"]`: `a` waits for `b`. About 4 lines.
+
+
+# %% name="to-launch" kind="exercise" exercise="5.4a" reference=true
+def to_launch(order, num_launched, arrived):
+    """What may be launched now: a list, in the order."""
+    ### BEGIN SOLUTION
+    ready = []
+    for following in order[num_launched:]:
+        if following not in arrived:
+            break
+        ready.append(following)
+    return ready
+    ### END SOLUTION
+
+
+# %% name="check-to-launch" kind="check" exercise="5.4a"
+_ = check("5.4a", to_launch)
+
+# %% [markdown]
+# **Exercise 5.4.** Complete `OrderedReducer`. It promises what `PromptReducer` does, and
+#
+# - messages are launched in the order of `self.params`, on every rank;
 # - a parameter that has no gradient on this rank, at the end of the backward pass, adds zeros. The
 #   mean is over *all* ranks. (A parameter that no rank used may end with zeros or `None`.)
 # - where gradients arrive in that order, each message still leaves at once.
 #
-# About 14 lines. `self.params` is all that is given: the trainable parameters, the last
-# registered first, much as gradients arrive.
+# About 12 lines. `__init__` is given. `self.params` are the trainable parameters, the last
+# registered first, much as gradients arrive. Use your `to_launch`; if it is not finished,
+# `lab.ours("5.4a")` is the course's.
 #
-# <details><summary>Hint: whose turn is it?</summary>
+# <details><summary>Hint: the hook</summary>
 #
-# Keep the works in a list: `self.params[len(self.works)]` is next. In each hook, note the arrival;
-# then launch as long as there is a next one and it has arrived.
+# Note the arrival, then launch what `to_launch` returns. As many are launched as there are works.
 #
-# Note arrivals in a set. (`param in a_list` compares tensors element by element, and fails where
+# Keep arrivals in the set. (`param in a_list` compares tensors element by element, and fails where
 # shapes differ.) Do not look at `.grad` to see what has arrived: `zero_grad` may have left zeros
 # there before the backward pass.
 #
@@ -547,19 +572,15 @@ view.draw(lab.named(seen.evidence, step=1), title="three ranks, step 1")
 class OrderedReducer:
     def __init__(self, model):
         self.params = [p for p in model.parameters() if p.requires_grad][::-1]
-        ### BEGIN SOLUTION
         self.arrived, self.works = set(), []
         for param in self.params:
             param.register_post_accumulate_grad_hook(self.hook)
-        ### END SOLUTION
 
     def hook(self, param):
         ### BEGIN SOLUTION
         self.arrived.add(param)
-        for next_one in self.params[len(self.works) :]:
-            if next_one not in self.arrived:
-                return
-            self.works.append(dist.all_reduce(next_one.grad, async_op=True))
+        for ready in to_launch(self.params, len(self.works), self.arrived):
+            self.works.append(dist.all_reduce(ready.grad, async_op=True))
         ### END SOLUTION
 
     def wait(self):
@@ -1017,7 +1038,7 @@ for batch in (1, 2, 8):
     setup = replace(eager, sequences=batch)
     for way, stored in (("each", "per parameter"), ("one", "serial")):
         ms, said = lab.measured_ms(stored, batch), setup.on(h200, way).step_ns / 1e6
-        print(f"batch {batch}, {way:<4}: predicted {said:.1f} ms, measured {ms:.1f}")
+        print(f"batch {batch}, {way + ':':<5} predicted {said:.1f} ms, measured {ms:.1f}")
 
 seen_ms = lab.measured_ms("serial", 8) - lab.measured_ms("per parameter", 8)
 said_ms = (setup.on(h200, "one").step_ns - setup.on(h200, "each").step_ns) / 1e6
@@ -1040,8 +1061,8 @@ print(f"the profile charges {h200.collective_launch_ns / 1e3:.0f} us")
 # ## 9. Where the model lies (2 minutes)
 #
 # Autograd calls hooks between layers, not between the two products of one layer. So a message
-# leaves when its layer's *whole* backward is over. That of `head` left 3 ms after its gradient was
-# there: half of that layer's backward.
+# leaves when its layer's *whole* backward is over. The message of `head` left 3 ms after its gradient
+# was there: half of that layer's backward.
 #
 # All ranks are equally fast here. A message starts when the *last* rank has its gradient, so
 # one slow rank moves all windows. And nothing on the board slows anything: on GPUs, hidden

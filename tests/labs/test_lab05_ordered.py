@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 import overlaplab.streams as streams
 from overlaplab.grading import find_exercise, judge
+from overlaplab_course import lab05
 from overlaplab_course.lab05 import reducer_checks as lab
 from overlaplab_course.lab05 import reference
 
@@ -291,8 +292,20 @@ def the_course_s_own(model):
     return reference.OrderedReducer(model)
 
 
+class WithTheCourseSToLaunch(Ordered):
+    """Whose 5.4a is not finished takes ours, as the lesson says."""
+
+    def hook(self, param):
+        self.arrived.add(param)
+        to_launch = lab05.ours("5.4a")
+        for ready in to_launch(self.params, len(self.works), self.arrived):
+            self.launch(ready)
+
+
 @pytest.mark.parametrize(
-    "right", (the_course_s_own, ByNumber, FlagsTravelToo), ids=lambda c: c.__name__
+    "right",
+    (the_course_s_own, ByNumber, FlagsTravelToo, WithTheCourseSToLaunch),
+    ids=lambda c: c.__name__,
 )
 def test_unusual_right_reducers_pass(right):
     verdict = judge(find_exercise("5.4"), right)

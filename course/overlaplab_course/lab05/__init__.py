@@ -32,7 +32,12 @@ from overlaplab_course.lab05.show import (
     windows_table,
 )
 
-_OURS = {"5.1": "windows", "5.3": "PromptReducer", "5.4": "OrderedReducer"}
+_OURS = {
+    "5.1": "windows",
+    "5.3": "PromptReducer",
+    "5.4a": "to_launch",
+    "5.4": "OrderedReducer",
+}
 _kept = Kept({k: f"overlaplab_course.lab05.reference:{v}" for k, v in _OURS.items()})
 keep, mine_or_ours, whose, ours = (
     _kept.keep,

@@ -1,4 +1,4 @@
-"""Graders of lab 05: 5.1, 5.2 and 5.5; those of its reducers stand in reducer_checks.
+"""Graders of lab 05: 5.1, 5.2, 5.4a, 5.5; those of its reducers: reducer_checks.
 
 What they promise stands in exercises.toml.
 """
@@ -184,6 +184,57 @@ def _hook_hint(case: HookCase, hook: str, field: str, said: float | None) -> str
         case.grad + total: "that is `.grad` after this backward pass has added to it",
     }
     return known.get(said, "") if field != "calls" else ""
+
+
+# -- 5.4a
+
+IN_FRONT, TWICE, ALL_NOW = LAB.sentences("5.4a")
+
+ToLaunch = Callable[[list[str], int, set[str]], Any]
+
+
+@LAB.grader("5.4a")
+def grade_turn(sheet: Sheet, to_launch: ToLaunch) -> None:
+    """One arrival after the other, as a rank's hooks see them."""
+    for order, arrivals in LAB.cases("5.4a", "arrivals")[ALL_NOW]:
+        sheet.ran(
+            f"your function on the order {list(order)}, arrivals {list(arrivals)}"
+        )
+        num_launched = 0
+        for number in range(len(arrivals) + 1):
+            arrived = set(arrivals[:number])
+            right = list(reference.to_launch(order, num_launched, arrived))
+            answer = to_launch(list(order), num_launched, set(arrived))
+            asked = f"{num_launched} launched, {sorted(arrived)} arrived"
+            _judge_turn(sheet, list(order), num_launched, answer, right, asked)
+            sheet.stop_if_wrong()
+            num_launched += len(right)
+
+
+def _judge_turn(
+    sheet: Sheet,
+    order: list[str],
+    num_launched: int,
+    answer: object,
+    right: list[str],
+    asked: str,
+) -> None:
+    said: list[Any] = list(answer) if isinstance(answer, list | tuple) else [answer]
+    waiting = [name for name in order[num_launched:] if name not in right]
+    in_front = any(name in waiting for name in said)
+    twice = any(n in order[:num_launched] or said.count(n) > 1 for n in said)
+    wrong = {
+        IN_FRONT: in_front,
+        TWICE: twice,
+        ALL_NOW: said != right and not in_front and not twice,
+    }
+    for sentence, is_wrong in wrong.items():
+        sheet.expect(
+            sentence,
+            not is_wrong,
+            seen=f"{asked}: your function returns {answer!r}",
+            expected=str(right),
+        )
 
 
 # -- 5.5

@@ -71,6 +71,16 @@ class PromptReducer:
         self.sent.clear()
 
 
+def to_launch(order, num_launched, arrived):
+    """What may be launched now: a list, in the order."""
+    ready = []
+    for following in order[num_launched:]:
+        if following not in arrived:
+            break
+        ready.append(following)
+    return ready
+
+
 class OrderedReducer:
     def __init__(self, model):
         self.params = [p for p in model.parameters() if p.requires_grad][::-1]
@@ -80,10 +90,8 @@ class OrderedReducer:
 
     def hook(self, param):
         self.arrived.add(param)
-        for next_one in self.params[len(self.works) :]:
-            if next_one not in self.arrived:
-                return
-            self.works.append(dist.all_reduce(next_one.grad, async_op=True))
+        for ready in to_launch(self.params, len(self.works), self.arrived):
+            self.works.append(dist.all_reduce(ready.grad, async_op=True))
 
     def wait(self):
         for param in self.params[len(self.works) :]:  # held up, or never came

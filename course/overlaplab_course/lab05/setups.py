@@ -147,6 +147,6 @@ class Setup:
         return (
             f"{self.name}: compute {costs.compute_ms:.1f} ms, launches "
             f"{costs.launch_ms:.1f} ms, wire {costs.wire_ms:.1f} ms; "
-            f"{costs.num_gradients} gradients, {self.collective_us:g} us to launch "
-            f"a message, {self.latency_us:g} us of latency"
+            f"{costs.num_gradients} messages: {self.collective_us:g} us to launch, "
+            f"{self.latency_us:g} us latency"
         )
