@@ -1038,7 +1038,7 @@ for batch in (1, 2, 8):
     setup = replace(eager, sequences=batch)
     for way, stored in (("each", "per parameter"), ("one", "serial")):
         ms, said = lab.measured_ms(stored, batch), setup.on(h200, way).step_ns / 1e6
-        print(f"batch {batch}, {way + ':':<5} predicted {said:.1f} ms, measured {ms:.1f}")
+        print(f"batch {batch}, {way}: predicted {said:.1f} ms, measured {ms:.1f}")
 
 seen_ms = lab.measured_ms("serial", 8) - lab.measured_ms("per parameter", 8)
 said_ms = (setup.on(h200, "one").step_ns - setup.on(h200, "each").step_ns) / 1e6
