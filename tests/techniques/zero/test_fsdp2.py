@@ -13,7 +13,7 @@ from tests.ranks import values_of
 from tests.techniques.zero import peers, training
 from tests.techniques.zero.programs import CASES
 
-RUNS = [("gloo", 2, 20), ("virtual", 2, 3), ("virtual", 3, 3)]
+RUNS = [("gloo", 2, 8), ("virtual", 2, 3), ("virtual", 3, 3)]
 
 
 @cache
