@@ -46,7 +46,7 @@ AS_GIVEN = {
     "Alder": (lab.SHORT, "the wire was free"),
     "Birch": (lab.ORDERED, "then read: copy_"),
     "Cedar": (lab.SHORT, "the wire was free"),
-    "Elm": (lab.SENT, "on rank 0, in collective"),
+    "Elm": (lab.SENT, "process group 'default', rank 1 in collective"),
     "Fir": (lab.VALUES, "ratio to the right value is"),
 }
 
@@ -193,7 +193,7 @@ WRONG = {
     SkipsOneOnRank0: ("Fir", lab.SENT, "ranks differ in collective #0"),
     StopsTheCpu: ("Fir", lab.NO_WAIT, "the CPU waits in"),
     KeepsWhatItSent: ("Cedar", lab.NO_LEAK, "bytes at the end of step 2"),
-    Base: ("Elm", lab.SENT, "on rank 0, in collective"),
+    Base: ("Elm", lab.SENT, "process group 'default', rank 1 in collective"),
 }
 
 
