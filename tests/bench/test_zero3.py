@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable
@@ -80,6 +81,16 @@ def test_the_virtual_cluster_predicts_each_way_but_ddp(measured: Any) -> None:
     assert two["fsdp2 kept"]["predicted_ms"] < two["fsdp2"]["predicted_ms"]
     for way in set(EAGER) - {"ddp"}:
         assert 0 < two[way]["predicted_exposed_ms"] < two[way]["predicted_ms"]
+
+
+def test_a_captured_step_is_predicted_without_its_launches(measured: Any) -> None:
+    found = copy.deepcopy(measured)
+    (case,) = [c for c in found["models"][0]["cases"] if c["batch"] == 1]
+    row = case["variants"]["ours"]
+    case["variants"] = {"ours": row, "ours captured": dict(row)}
+    assert len(list(predict_zero3(found, find_hardware("h200-nvlink"), (), [1]))) == 2
+    eager, captured = (its["predicted_ms"] for its in case["variants"].values())
+    assert captured < eager / 2  # of a tiny model a step is little but launches
 
 
 def half_gradients() -> None:
