@@ -6,6 +6,7 @@ import errno
 import os
 import platform
 import stat
+import sys
 import tempfile
 from contextlib import suppress
 from html import escape
@@ -35,7 +36,8 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
     A symbolic link stays, and its target is written; so do a file's mode, owner and
     hard links (a file of several names is written in place). Into a device or a pipe
-    the data go as into any. What a writer that was killed left beside it is removed.
+    the data go as into any, and so they do into the file that what is printed goes to
+    (/dev/stdout): behind it. What a writer that was killed left beside it is removed.
 
     Raises:
         OSError: the folder is missing or not writable, the path is a folder, a file
@@ -48,6 +50,9 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if there is not None and not stat.S_ISREG(there.st_mode):
             _write_into(target, data, os.O_WRONLY | os.O_NONBLOCK)
+            return
+        if there is not None and (output := _output_into(there)) is not None:
+            _write_behind(output, data)
             return
         if there is not None and not _may_write(target, there):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -66,6 +71,23 @@ def _status(path: Path) -> os.stat_result | None:
         return path.stat()
     except FileNotFoundError:
         return None
+
+
+def _output_into(there: os.stat_result) -> int | None:
+    """The standard output or error of this process, if it is that file."""
+    for output in (1, 2):
+        with suppress(OSError):  # closed
+            if os.path.samestat(there, os.fstat(output)):
+                return output
+    return None
+
+
+def _write_behind(output: int, data: bytes) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    with os.fdopen(os.dup(output), "wb") as file:
+        file.write(data)
 
 
 def _may_write(path: Path, there: os.stat_result) -> bool:

@@ -98,6 +98,11 @@ def case_of(
     lookup = Lookup(timeline)
     steps = steps_of(lookup)
     twins, contention = contention_of(lookup, steps)
+    if step is not None and any(one.step is None for one in steps):
+        raise ValueError(
+            f"step {step}: the launches of GPU events were not recorded, so it is not "
+            "known which are of a step; leave the step out"
+        )
     if step is not None:
         steps = tuple(one for one in steps if one.step == step)
     collectives = collectives_of(lookup, steps, hw)

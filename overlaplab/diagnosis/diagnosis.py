@@ -173,6 +173,11 @@ def _remarks(case: Case) -> Iterator[str]:
             "One rank only: the time in which a collective waits for its peers counts "
             "as its own. Give the traces of all ranks to tell them apart."
         )
+    if timeline.steps and any(step.step is None for step in case.steps):
+        yield (
+            "No GPU event says of which step it is, so all numbers are of the whole. "
+            "To see steps, record with ProfilerActivity.CPU, too."
+        )
     if case.steps and not any(step.knows_launches for step in case.steps):
         yield "No launch records: CPU-bound time is not known."
     set_up = [c for c in case.collectives if _is_set_up(c)]

@@ -59,7 +59,7 @@ class Step(Report):
 
 def steps_of(lookup: Lookup) -> tuple[Step, ...]:
     """Every step of every rank, by step and rank."""
-    numbers: Sequence[int | None] = lookup.timeline.steps or (None,)
+    numbers = _numbers(lookup)
     found = [
         step
         for rank in lookup.ranks
@@ -67,6 +67,15 @@ def steps_of(lookup: Lookup) -> tuple[Step, ...]:
         for step in _step(lookup, rank, number)
     ]
     return tuple(sorted(found, key=lambda s: (s.step or 0, s.rank)))
+
+
+def _numbers(lookup: Lookup) -> Sequence[int | None]:
+    """Of steps; none where no device span says its step: launches were not recorded."""
+    spans = lookup.spans
+    device = [spans[i] for rank in lookup.ranks for i in lookup.device(rank)]
+    if device and all("step" not in span.attributes for span in device):
+        return (None,)
+    return lookup.timeline.steps or (None,)
 
 
 def _step(lookup: Lookup, rank: int, number: int | None) -> Iterator[Step]:

@@ -25,7 +25,7 @@ def numbers(result: Result) -> Table:
         shown = sorted(steps, key=lambda s: -s.step_ns)[:MOST_ROWS]
         note = f"The {MOST_ROWS} slowest of {len(steps)} ranks. "
         steps = sorted(shown, key=lambda s: s.rank)
-    if result.timeline.steps and steps:
+    if steps and steps[0].step is not None:
         every = [s.step_ns for s in result.case.steps]
         note += (
             f"Step {steps[0].step}, the slowest rank's step of median length; "
@@ -77,7 +77,8 @@ def exposed(result: Result, most: int) -> Table:
                 format_ns(one.waiting_ns) if one.knows_ready else "?",
             )
         )
-    steps = " / step" if result.timeline.steps else ""
+    has_steps = any(step.step is not None for step in result.case.steps)
+    steps = " / step" if has_steps else ""
     header = f"rank{steps};collective;bytes;started after;took;exposed;for peers"
     return Table(tuple(header.split(";")), tuple(rows), left=2)
 
@@ -118,7 +119,7 @@ def bandwidth(result: Result, most: int) -> Table:
 
 def twins(result: Result, most: int) -> Table:
     """Kernels that ran both alone and beside communication, the costliest first."""
-    num_steps = max(1, len(result.timeline.steps))
+    num_steps = max(1, len({step.step for step in result.case.steps}))
     rows = [
         (
             f"rank {one.rank}",

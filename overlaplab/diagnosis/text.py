@@ -150,6 +150,8 @@ def verdict(result: Result) -> str:
     """The whole report in one line."""
     if not result.has_device:
         return "Verdict: no GPU events, so nothing can be said of overlap."
+    if not result.timeline.spans:
+        return "Verdict: no event that could be used, so nothing can be said."
     if result.findings:
         first = result.findings[0]
         where = f"rank {first.rank}"

@@ -137,6 +137,8 @@ def _read_files(
         raise TypeError(f"{paths!r} is no path; expected a file, a folder or several")
     if not given:
         raise ValueError("read_trace([]): no path given")
+    if any(os.fspath(path) == "" for path in given):
+        raise ValueError("a path is empty: ''. Is a variable of the shell not set?")
     files: list[TraceFile] = []
     for path in map(Path, given):
         found: list[TraceFile] | Path

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import overlaplab as ol
 from overlaplab import cli
 from tests.diagnosis.hand import MIB, compute, launch, send, span, timeline
-from tests.diagnosis.ten_traces import Rank
+from tests.diagnosis.ten_traces import Rank, bucketed, steps
 
 
 def test_a_step_of_1000_us_with_800_of_loading_is_input_bound(tmp_path: Path):
@@ -140,3 +140,33 @@ def test_a_trace_of_cpus_says_what_it_is_and_how_to_record_a_better_one(
     assert "ProfilerActivity.CUDA" in said.output and "ol.profile()" in said.output
     assert "compute" not in said.output.split("No GPU events:")[0]
     assert "Findings" not in said.output
+
+
+def test_kernels_whose_launches_were_not_recorded_are_described_as_a_whole(
+    tmp_path: Path,
+):
+    path = tmp_path / "a.json"
+    events = steps(Rank(), bucketed).events
+    for event in events:
+        event["args"].pop("correlation", None)
+    path.write_text(json.dumps({"traceEvents": events}))
+
+    found = ol.diagnose(ol.read_trace(path))
+    (whole,) = found.case.steps
+    assert found.has_communication and whole.step is None
+    assert whole.hidden_ns > 0 and "None" not in str(found)
+    assert any("all numbers are of the whole" in said for said in found.remarks)
+    with pytest.raises(ValueError, match=r"step 2: the launches .* not recorded"):
+        ol.diagnose(ol.read_trace(path), step=2)
+
+
+def test_of_a_trace_whose_events_are_all_dropped_nothing_is_said(tmp_path: Path):
+    path = tmp_path / "a.json"
+    events = steps(Rank(), bucketed).events
+    for event in events:
+        event["ts"] = "soon"
+    path.write_text(json.dumps({"traceEvents": events}))
+
+    shown = CliRunner().invoke(cli.main, ["report", str(path)])
+    assert shown.exit_code == cli.NO_COMMUNICATION_CODE
+    assert "no event that could be used" in shown.output.splitlines()[0]

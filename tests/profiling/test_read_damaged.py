@@ -1,10 +1,13 @@
 """Files that are no traces, damaged ones, and the law that nothing whole is lost."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import tarfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -226,6 +229,14 @@ def tar(name):
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "git lfs pull"),
         # A time in it would give each process of a parallel run another name.
         (gzip.compress(tar("rank0.json"), mtime=0), "a tar archive: unpack it first"),
+        (gzip.compress(gzip.compress(b"{}", mtime=0), mtime=0), "twice by gzip"),
+        (bz2.compress(b"{}"), "bzip2: decompress it first"),
+        (lzma.compress(b"{}"), "xz: decompress it first"),
+        ('{"traceEvents": []}'.encode("utf-16"), "UTF-16 or UTF-32: save it as UTF-8"),
+        ('{"traceEvents": []}'.encode("utf-16-le"), "UTF-16 or UTF-32"),
+        ('{"traceEvents": []}'.encode("utf-32-be"), "UTF-16 or UTF-32"),
+        (b"[rank0]: Traceback", "begins with a bracket, as logs do"),
+        (b'[{"loss": 3}, {"loss": 2}]', "a JSON list, but not of events"),
         (b"hello", "not JSON, it starts with b'hello'"),
         (b'{"schema": "1.0", "nodes": []}', "execution trace .*export_chrome_trace"),
         (b'{"a": 1}', "JSON without 'traceEvents'"),
@@ -244,6 +255,24 @@ def test_what_is_no_trace_is_one_clear_error(tmp_path, content, message):
     assert str(path) in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[rank0]: Traceback\n[rank0]: more\n",
+        '[2024-01-01 10:00] INFO {"loss": 3}, {"loss": 2}\n' * 50,
+        "[tool.x]\na = {b = 1}\n",
+        '[{"loss": 3}]',
+    ],
+)
+def test_a_log_beside_traces_is_ignored_by_name(tmp_path, text):
+    write(tmp_path / "trace.json", some_events())
+    (tmp_path / "a.log").write_text(text)
+
+    source = ol.read_trace(tmp_path).source
+    assert [Path(name).name for name in source.files] == ["trace.json"]
+    assert any("ignored: a.log" in remark for remark in source.remarks)
+
+
 def test_a_missing_file_and_a_folder_without_traces_are_errors(tmp_path):
     with pytest.raises(
         TraceError, match=r"absent\.json: cannot be read \(No such file"
@@ -254,6 +283,8 @@ def test_a_missing_file_and_a_folder_without_traces_are_errors(tmp_path):
         ol.read_trace(tmp_path)
     with pytest.raises(ValueError, match="no path given"):
         ol.read_trace([])
+    with pytest.raises(ValueError, match="a path is empty"):
+        ol.read_trace("")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -57,6 +57,23 @@ def test_a_pipe_that_nobody_reads_is_refused_and_waits_for_nobody(tmp_path: Path
         write_whole(pipe, b"page")
 
 
+@pytest.mark.parametrize("name", ["/dev/stdout", "out"])
+def test_the_file_that_output_goes_to_gets_the_data_behind_it(
+    tmp_path: Path, name: str
+):
+    program = (
+        "from overlaplab.files import write_whole\n"
+        f"print('before'); write_whole({name!r}, b'page\\n'); print('after')"
+    )
+    with open(tmp_path / "out", "wb") as out:
+        subprocess.run(
+            [sys.executable, "-c", program], cwd=tmp_path, stdout=out, check=True
+        )
+        assert os.path.samestat(os.fstat(out.fileno()), os.stat(tmp_path / "out"))
+    assert (tmp_path / "out").read_bytes() == b"before\npage\nafter\n"
+    assert names(tmp_path) == ["out"]
+
+
 def test_a_folder_is_refused_by_its_name(tmp_path: Path):
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -23,6 +23,8 @@ _GZIP = b"\x1f\x8b"
 _AUTOMATIC_HEADER = 32 + zlib.MAX_WBITS
 _EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _MOST_FIELDS_BYTES = 64 << 20  # before the events, and after them
+_NOT_OF_EVENTS = "a JSON list, but not of events."
+_NO_LIST = "a text that begins with a bracket, as logs do, and no list of events."
 _SPACE = b"\xef\xbb\xbf \t\r\n"
 
 
@@ -149,12 +151,15 @@ class Batches:
         blocks = iter(self._blocks)
         text, offset, is_list = self._read_start(blocks)
         chunks, any_rows, ended = Chunks(offset), False, False
+        # A list may be of anything, and a log begins with a bracket, too: "[rank0]: ".
+        is_of_events, begins = not is_list, text.lstrip(_SPACE)[:1]
         while not ended:
             block = next(blocks, None)
             taken = chunks.take(text) if block is not None else chunks.take_rest(text)
             text, ended = taken.rest + (block or b""), taken.ended
             if taken.rows:
                 any_rows = True
+                is_of_events |= any(row.ph is not None for row in taken.rows)
                 yield taken.rows
             if block is None:
                 break
@@ -165,6 +170,11 @@ class Batches:
         elif not is_list or self._blocks.damage:
             self._remark("ends within its events: what followed is lost")
         self.dropped = dict(chunks.dropped)
+        if any_rows and not is_of_events:
+            raise NotATraceError(f"{self.path}: {_NOT_OF_EVENTS}")
+        if chunks.dropped and not any_rows and is_list and begins not in b"{":
+            what = _NOT_OF_EVENTS if chunks.first_damage is None else _NO_LIST
+            raise NotATraceError(f"{self.path}: {what}")
         self._conclude(chunks, any_rows)
 
     def _read_start(self, blocks: Iterator[bytes]) -> tuple[bytes, int, bool]:
@@ -176,9 +186,10 @@ class Batches:
                 whole, block = block, block.lstrip(_SPACE)
                 blank += len(whole) - len(block)
             text += block
-            if text.startswith(b"["):
+            is_wide = b"\0" in text[:2]  # UTF-16, of which a byte order mark is no must
+            if text.startswith(b"[") and not is_wide:
                 return bytes(text[1:]), blank + 1, True
-            if text and not text.startswith(b"{"):
+            if text and (is_wide or not text.startswith(b"{")):
                 raise NotATraceError(f"{self.path}: {_what_is(bytes(text[:512]))}")
             if found := _EVENTS.search(text, searched):
                 self._keep_fields(bytes(text[: found.start()]) + b'"": 0}')
@@ -241,7 +252,7 @@ class Batches:
         lost = sum(self.dropped.values())
         if lost and not any_rows:
             if chunks.first_damage is None:
-                raise NotATraceError(f"{self.path}: a JSON list, but not of events.")
+                raise NotATraceError(f"{self.path}: {_NOT_OF_EVENTS}")
             raise TraceError(
                 f"{self.path}: damaged from byte {chunks.first_damage} on, no whole "
                 "event in it. Copy it again from where it was written."
@@ -272,8 +283,14 @@ def _what_is(head: bytes) -> str:
         b"<": "HTML or XML, perhaps the page of a failed download",
         b"PK": "a zip archive: unpack it first",
         b"\x28\xb5\x2f\xfd": "compressed by zstd: decompress it first",
+        b"BZh": "compressed by bzip2: decompress it first",
+        b"\xfd7zXZ": "compressed by xz: decompress it first",
+        _GZIP: "compressed twice by gzip: decompress it once (gzip -d)",
         b"version https://git-lfs": "a pointer of Git LFS, not the file: git lfs pull",
     }
+    is_wide = (any(head[:2]) and b"\0" in head[:2]) or head[:4] == b"\0\0\0{"
+    if is_wide or head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        known[b""] = "text in UTF-16 or UTF-32: save it as UTF-8"
     if head[257:262] == b"ustar":
         known[b""] = "a tar archive: unpack it first"
     unknown = f"not JSON, it starts with {head[:12]!r}"
