@@ -822,7 +822,7 @@ def blocks(x, weights):
 seen = repair_case.play_blocks(blocks)
 print(f"{len(seen.warnings)} findings")
 for finding in seen.warnings[:1]:
-    print(finding)
+    lab.print_finding(finding)
 view.draw(seen.timeline.of_rank(0), title="your blocks")
 
 # %% [markdown]
@@ -893,7 +893,7 @@ def accumulate(micros):
 seen = repair_case.play_micros(accumulate)
 print(f"{len(seen.warnings)} findings")
 for finding in seen.warnings[:1]:
-    print(finding)
+    lab.print_finding(finding)
 view.draw(seen.timeline.of_rank(0), title="your accumulation")
 
 # %% [markdown]

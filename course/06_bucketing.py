@@ -1052,7 +1052,7 @@ class SecondReducer:
 trained = case.train(SecondReducer)
 print(f"{len(trained.run.warnings)} findings")
 for finding in trained.run.warnings[:1]:
-    print(finding)
+    lab.print_finding(finding)
 view.draw(trained.evidence.step_timeline(2), title="your run, step 2")
 
 # %% [markdown]

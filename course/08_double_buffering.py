@@ -361,7 +361,7 @@ def double_buffered(loader, pinned, device):
 mine = lab.feed_slots(double_buffered)
 print(f"{len(mine.findings)} findings")
 for finding in mine.findings[:1]:
-    print(finding)
+    lab.print_finding(finding)
 view.draw(mine.timeline, title="as you have it now")
 
 # %% [markdown]

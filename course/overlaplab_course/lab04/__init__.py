@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from overlaplab.grading.kept import Kept, side_by_side
+from overlaplab.grading.kept import Kept, print_finding, side_by_side
 from overlaplab.torch_versions import all_gather_single as all_gather
 from overlaplab.torch_versions import reduce_scatter_single as reduce_scatter
 from overlaplab_course.lab04.broken import blocks as broken_blocks

@@ -1,6 +1,6 @@
 """What the notebook of lab 08 calls: `from overlaplab_course import lab08 as lab`."""
 
-from overlaplab.grading.kept import Kept, side_by_side
+from overlaplab.grading.kept import Kept, print_finding, side_by_side
 from overlaplab_course.lab08.alternating import RATE, two_sets
 from overlaplab_course.lab08.bill import EXAMPLE, EXAMPLE_IB, bill_table, buckets_table
 from overlaplab_course.lab08.given import feed, feed_slots, part
