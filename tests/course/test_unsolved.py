@@ -12,6 +12,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 import notebook_runs as runs
 from lesson_cells import read_lesson
+from overlaplab.grading import find_exercise
 
 
 def cell(name: str, *, raises: str = "", tags: tuple[str, ...] = ()) -> NotebookNode:
@@ -140,6 +141,18 @@ OURS_MAY_RUN = {
     ),
     ACTS,
 )
+
+
+def test_what_stands_behind_the_stop_line_is_an_extra_and_nothing_before_it() -> None:
+    """Who has done the core of a lab is told so by `overlaplab grade`."""
+    wrong = []
+    for lesson in LESSONS:
+        behind = False
+        for cell in read_lesson(lesson):
+            behind = behind or "close the laptop here" in cell.source
+            if cell.kind == "check" and find_exercise(cell.exercise).optional != behind:
+                wrong.append(cell.exercise)
+    assert wrong == []
 
 
 def test_what_shows_an_answer_asks_first_whether_it_was_found() -> None:
