@@ -7,6 +7,7 @@ By hand, 20,000 of them; `test_mutants` runs a few, and every seed that failed o
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import random
@@ -38,6 +39,11 @@ ODD: list[Any] = [
 ]  # fmt: skip
 
 
+def odd(draw: random.Random) -> Any:
+    """A copy: later mutations change it, and a seed must not see another's."""
+    return copy.deepcopy(draw.choice(ODD))
+
+
 def mutate(value: Any, draw: random.Random) -> Any:
     """`value` with one place of it changed, removed, doubled or exchanged."""
     places: list[tuple[Any, Any]] = []
@@ -53,7 +59,7 @@ def mutate(value: Any, draw: random.Random) -> Any:
     owner, key = draw.choice(places)
     how = draw.randrange(5)
     if how == 0:
-        owner[key] = draw.choice(ODD)
+        owner[key] = odd(draw)
     elif how == 1:
         del owner[key]
     elif how == 2 and isinstance(owner, list):
@@ -65,7 +71,7 @@ def mutate(value: Any, draw: random.Random) -> Any:
     elif isinstance(owner[key], int | float) and not isinstance(owner[key], bool):
         owner[key] = owner[key] * draw.choice([-1, 0, 0.001, 1000, 10**9])
     else:
-        owner[key] = draw.choice(ODD)
+        owner[key] = odd(draw)
     return value
 
 
