@@ -20,7 +20,7 @@ from overlaplab.techniques.memory.knapsack import (
     least_choice,
 )
 from overlaplab.techniques.memory.messages import Communication
-from overlaplab.techniques.memory.plan import AppliedPlan, CheckpointPlan
+from overlaplab.techniques.memory.plan import AppliedPlan, CheckpointPlan, Frontier
 from overlaplab.techniques.memory.planner import (
     frontier,
     measure_costs,
@@ -39,6 +39,7 @@ __all__ = [
     "Communication",
     "Costs",
     "Curve",
+    "Frontier",
     "Option",
     "Policy",
     "Whole",

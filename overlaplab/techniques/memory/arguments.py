@@ -92,6 +92,20 @@ def checked_model(model: Any) -> None:
     raise TypeError(f"model is {what}; expected a torch.nn.Module")
 
 
+def refuse_compiled(model: nn.Module) -> None:
+    """Refuse what has no forward of its own to be planned.
+
+    Raises:
+        ValueError: the model, or a module of it, is what `torch.compile` returned.
+    """
+    for name, module in model.named_modules():
+        if "_orig_mod" in module._modules:  # OptimizedModule, which is slow to import
+            raise ValueError(
+                f"{name or 'model'} is what torch.compile returned, and has no forward "
+                "of its own. Plan and apply before you compile, or take its _orig_mod"
+            )
+
+
 def checked_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
     """A menu.
 

@@ -10,7 +10,7 @@ from overlaplab.techniques.memory import arguments, strategies
 from overlaplab.techniques.memory.chain import Chain, Whole
 from overlaplab.techniques.memory.knapsack import Curve, find_curve, too_small
 from overlaplab.techniques.memory.messages import Communication, choose_with_messages
-from overlaplab.techniques.memory.plan import CheckpointPlan
+from overlaplab.techniques.memory.plan import CheckpointPlan, Frontier
 from overlaplab.techniques.memory.policies import Policy
 
 _MOST_POINTS = 400
@@ -108,7 +108,7 @@ class Costs:
         """All blocks as they are."""
         return self.plan(strategies.none(self.chain))
 
-    def frontier(self) -> tuple[CheckpointPlan, ...]:
+    def frontier(self) -> Frontier:
         """All plans than which none is as small and as fast, the fastest first.
 
         Of very many every so-many-th: at most about 400.
@@ -120,7 +120,7 @@ class Costs:
         for plan in sorted(plans, key=lambda plan: (plan.step_ns, plan.peak_bytes)):
             if not best or plan.peak_bytes < best[-1].peak_bytes:
                 best.append(plan)
-        return tuple(best)
+        return Frontier(best)
 
     @functools.cached_property
     def _curve(self) -> Curve:

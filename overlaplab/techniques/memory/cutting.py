@@ -18,7 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from overlaplab.techniques.memory.finding import call_spec, likeness
+from overlaplab.techniques.memory.finding import (
+    HIDDEN,
+    call_spec,
+    hides_tensors,
+    likeness,
+)
 from overlaplab.techniques.memory.meters import Meter
 from overlaplab.techniques.memory.policies import BatchNorms
 
@@ -36,7 +41,7 @@ class Kind:
         outputs: stand-ins of the outputs' leaves, as far as they are tensors.
         tree: how outputs are nested.
         obstacle: why it is not planned; "" if it is.
-        writes: the buffer that its forward changes, which must not happen twice.
+        writes: what its forward changes, which must not happen twice.
         gradients: of its outputs, while it is timed.
     """
 
@@ -172,10 +177,16 @@ class _Copier:
 
 
 def _without_hooks(module: nn.Module) -> nn.Module:
-    """Hooks of reducers and recorders are not for copies."""
+    """Hooks of reducers and recorders are not for copies.
+
+    Those of torch.nn.utils (weight_norm, spectral_norm) are: they compute the weights.
+    """
     for inner in module.modules():
         for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
-            getattr(inner, hooks).clear()
+            of_inner = getattr(inner, hooks)
+            for key, hook in list(of_inner.items()):
+                if not type(hook).__module__.startswith("torch.nn.utils."):
+                    del of_inner[key]
         inner.__dict__.pop("forward", None)
     return module
 
@@ -236,6 +247,10 @@ def _try(name: str, block: nn.Module, args: Any, kwargs: Any, autocast: Any) -> 
         kind.obstacle = "one of its outputs is the memory of an input"
     if not any(t.requires_grad for t in tensors):
         kind.obstacle = "none of its outputs needs a gradient"
+    if hidden := [type(o).__name__ for o in (*leaves, *outputs) if hides_tensors(o)]:
+        kind.obstacle = f"it takes or returns a {hidden[0]}, {HIDDEN}"
+    if isinstance(block, torch.jit.ScriptModule):
+        kind.obstacle = "it is scripted, and nothing can stand before its forward"
     for (path, buffer), version in zip(buffers.items(), versions, strict=True):
         if buffer._version != version:
             kind.writes = path

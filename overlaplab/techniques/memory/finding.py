@@ -19,6 +19,20 @@ from overlaplab.techniques.memory.arguments import checked_model
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.Size)
 
 
+HIDDEN = (
+    "in which torch sees no tensors: make it a tuple or a dict, or use "
+    "torch.export.register_dataclass"
+)
+
+
+def hides_tensors(value: Any) -> bool:
+    """Whether it is an object that has tensors to be trained through, and no tensor."""
+    if isinstance(value, Tensor | nn.Module):
+        return False
+    inside = getattr(value, "__dict__", {}).values()
+    return any(isinstance(v, Tensor) and v.requires_grad for v in inside)
+
+
 def find_blocks(
     model: nn.Module, blocks: Sequence[nn.Module] | None = None
 ) -> dict[str, nn.Module]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,9 +17,10 @@ from overlaplab.techniques.memory.messages import Communication
 from overlaplab.techniques.memory.policies import KEEP, Policy, compile_part, runner
 
 _MIB = 2**20
+_MOST_ROWS = 24  # of a printed curve
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CheckpointPlan:
     """One policy for each block, or one for the whole model.
 
@@ -96,6 +98,17 @@ class CheckpointPlan:
         rows = (("resident", resident), ("activations, gradients, temporaries", rest))
         return "step of the whole model, which was measured as one", rows
 
+    def __repr__(self) -> str:
+        mib, ms = self.peak_bytes / _MIB, self.step_ns / 1e6
+        return f"CheckpointPlan({mib:,.1f} MiB, {ms:.3f} ms: {self.summary})"
+
+    @property
+    def summary(self) -> str:
+        """How many blocks do what."""
+        if self.whole is not None:
+            return self.whole.policy
+        return "; ".join(f"{n} x {name}" for name, n in Counter(self.names).items())
+
     def __str__(self) -> str:
         phase, holders = self.holders
         budget = ""
@@ -107,7 +120,7 @@ class CheckpointPlan:
         lines = [
             f"predicted: peak {self.peak_bytes / _MIB:,.1f}{budget} MiB, "
             f"step {self.step_ns / 1e6:.3f} ms{exposed}",
-            f"the peak is in the {phase}:",
+            f"the peak is {'' if phase.startswith('before') else 'in the '}{phase}:",
         ]
         if self.launch_ns > self.step_ns:
             lines[1:1] = [
@@ -186,6 +199,25 @@ class CheckpointPlan:
                 )
             found.append(module)
         return found
+
+
+class Frontier(tuple[CheckpointPlan, ...]):
+    """Plans by falling peak and rising step; prints as a table of at most 24."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        count = min(len(self), _MOST_ROWS)
+        places = [i * (len(self) - 1) // max(1, count - 1) for i in range(count)]
+        lines = [f"{'peak (MiB)':>12}  {'step (ms)':>10}  blocks"]
+        for plan in map(self.__getitem__, places):
+            mib, ms = plan.peak_bytes / _MIB, plan.step_ns / 1e6
+            lines.append(f"{mib:>12,.1f}  {ms:>10.3f}  {plan.summary}")
+        if count < len(self):
+            lines.append(f"{count} of {len(self)} plans")
+        return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 class AppliedPlan:

@@ -15,7 +15,7 @@ from overlaplab.techniques.memory.finding import find_blocks
 from overlaplab.techniques.memory.gpu_meter import GpuMeter
 from overlaplab.techniques.memory.messages import Communication
 from overlaplab.techniques.memory.meters import HostMeter, Meter, PredictedMeter
-from overlaplab.techniques.memory.plan import CheckpointPlan
+from overlaplab.techniques.memory.plan import CheckpointPlan, Frontier
 from overlaplab.techniques.memory.policies import (
     BUDGETS,
     EAGER,
@@ -82,6 +82,7 @@ def measure_costs(
     if granularity != "block":
         raise ValueError(f"granularity is {granularity!r}; expected 'block'")
     arguments.checked_model(model)
+    arguments.refuse_compiled(model)
     resident = arguments.resident_rows(resident_bytes)
     parts = arguments.checked_parts(model, compiled_parts)
     loss = arguments.checked_loss(loss)
@@ -149,7 +150,8 @@ def plan_checkpoints(
 
     Each block of the model either keeps its activations or computes them again in the
     backward. The model must have its blocks in an `nn.ModuleList` or `nn.Sequential`,
-    or name them by `blocks=`. `measure_costs`, of `ol.techniques.memory`, says more.
+    or name them by `blocks=`. `overlaplab.techniques.memory.measure_costs` says
+    more.
 
     Args:
         model: on any device; it is not run as a whole, and stays as it is.
@@ -157,11 +159,13 @@ def plan_checkpoints(
         hardware: a profile or its name; "measured": this machine; None: measured where
             the model is on a GPU, else "h200-nvlink".
         granularity: "block", the only one.
-        budget_bytes: the most that may live on the device at once in a step.
+        budget_bytes: the most that may live on the device at once in a step, with
+            parameters, gradients and inputs. States of an optimizer and buffers of a
+            reducer count only where `resident_bytes` names them.
         costs: of `measure_costs`, where they were taken before.
         communication: messages that travel during the backward: the step is then
             computing, recomputing and what of them is exposed. None: there are none.
-        settings: others of `measure_costs`.
+        settings: others of `measure_costs`, such as blocks and resident_bytes.
 
     Returns:
         A plan: print it, or `plan.apply(model)`. A larger budget never gives a slower
@@ -188,13 +192,16 @@ def plan_checkpoints(
     return costs.fastest(budget_bytes, communication)
 
 
-def frontier(
-    model: nn.Module, sample_inputs: Any, **settings: Any
-) -> tuple[CheckpointPlan, ...]:
-    """The whole curve: plans by falling peak and rising step.
+def frontier(model: nn.Module, sample_inputs: Any, **settings: Any) -> Frontier:
+    """The whole curve: plans by falling peak and rising step. It prints as a table.
+
+        curve = ol.frontier(model, batch)
+        print(curve)
+        curve[-1].apply(model)  # the leanest; each is a plan
 
     Args:
         model, sample_inputs: see `plan_checkpoints`.
-        settings: of `ol.techniques.memory.measure_costs`, such as hardware and blocks.
+        settings: of `overlaplab.techniques.memory.measure_costs`, such as hardware and
+            blocks.
     """
     return measure_costs(model, sample_inputs, **settings).frontier()

@@ -160,6 +160,8 @@ def _recomputed(
 ) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
+    if torch.compiler.is_compiling():  # the compiler counts statistics once by itself
+        return _recomputed_in_a_whole(policy, forward, *args, **kwargs)
     return checkpoint(
         forward,
         *args,
@@ -167,6 +169,18 @@ def _recomputed(
         preserve_rng_state=replays,
         context_fn=functools.partial(_contexts, policy, block),
         **kwargs,
+    )
+
+
+def _recomputed_in_a_whole(
+    policy: Policy, forward: Forward, *args: Any, **kwargs: Any
+) -> Any:
+    """In the graph of somebody who compiles the model, or more, with its plan."""
+    if not (policy.attention or policy.matmul_stride):
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    contexts = functools.partial(_selective_contexts, policy)
+    return checkpoint(
+        forward, *args, use_reentrant=False, context_fn=contexts, **kwargs
     )
 
 
@@ -180,10 +194,15 @@ def _recomputed_in_graph(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _contexts(policy: Policy, block: nn.Module) -> tuple[Any, Any]:
     """For the forward, and for what is computed again."""
     if not (policy.attention or policy.matmul_stride):
-        return contextlib.nullcontext(), _frozen_statistics(block)
+        return contextlib.nullcontext(), _FrozenStatistics(block)
+    first, again = _selective_contexts(policy)
+    return first, _FrozenStatistics(block, again)
+
+
+def _selective_contexts(policy: Policy) -> tuple[Any, Any]:
     contexts: Any = create_selective_checkpoint_contexts
     first, again = contexts(_Selection(policy))
-    return first, _both(again, _frozen_statistics(block))
+    return first, again
 
 
 class _Selection:
@@ -204,16 +223,36 @@ class _Selection:
         return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-@contextlib.contextmanager
-def _both(one: Any, other: Any) -> Iterator[None]:
-    with one, other:
-        yield
-
-
 class BatchNorms:
     """Batch norms whose running statistics a second forward leaves as they are."""
 
     kinds = (nn.modules.batchnorm._BatchNorm,)
+
+
+class _FrozenStatistics:
+    """Batch statistics count once, though they are computed twice.
+
+    It is entered once for each time that a block is computed again: a graph that is
+    kept (`retain_graph`, `create_graph`) may go backward more than once.
+
+    Args:
+        block: whose.
+        inner: a context to be in as well.
+    """
+
+    def __init__(self, block: nn.Module, inner: Any = None) -> None:
+        self._block = block
+        self._inner = inner or contextlib.nullcontext()
+        self._entered: list[contextlib.ExitStack] = []
+
+    def __enter__(self) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._inner)
+            stack.enter_context(_frozen_statistics(self._block))
+            self._entered.append(stack.pop_all())
+
+    def __exit__(self, *error: Any) -> bool:
+        return bool(self._entered.pop().__exit__(*error))
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from overlaplab.techniques.memory.arguments import described
+from overlaplab.techniques.memory.finding import HIDDEN, hides_tensors
 from overlaplab.techniques.memory.meters import Meter
 from overlaplab.techniques.memory.policies import Policy
 
@@ -71,6 +72,8 @@ def run_step(
     if setting.loss is not None:
         outputs, what = _loss_of(outputs, setting.loss), "what loss returns"
     leaves = differentiable(outputs)
+    if not leaves and hides_tensors(outputs):
+        raise ValueError(f"{what} is a {type(outputs).__name__}, {HIDDEN}")
     if not leaves:
         raise ValueError(f"{what} has no gradient: nothing is trained")
     turn()
