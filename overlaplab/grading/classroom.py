@@ -20,7 +20,7 @@ from html import escape
 from pathlib import Path
 from textwrap import dedent
 
-from overlaplab.errors import NotebookError
+from overlaplab.errors import NotebookError, printable
 from overlaplab.files import html_page, write_whole
 from overlaplab.grading.cells import find_lab, read_notebook
 from overlaplab.grading.children import Judge
@@ -40,6 +40,11 @@ pre { border-left: 4px solid #b35900; padding-left: 10px; white-space: pre-wrap;
   font-size: 13px; }
 .passed pre { border-color: #1a7f37; }
 """
+
+
+def _on_one_line(text: str) -> str:
+    """A file's name may have lines and control characters: what a terminal may show."""
+    return printable(" ".join(text.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +72,12 @@ class Row:
     exercises: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        name = _on_one_line(self.notebook)
         if self.outcome == NOT_GRADED:
-            return f"{self.notebook}: {self.problem}"
+            return f"{name}: {self.problem}"
         without = f"; {self.problem}" if self.problem else ""
         marks = f"{self.points}/{self.max_points}, {self.outcome}"
-        return f"{self.notebook}: {marks}{without}"
+        return f"{name}: {marks}{without}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +214,7 @@ def _grade(judges: _Judges, name: str, path: Path, timeout_s: float) -> tuple[Ro
         lab = find_lab(read_notebook(path), path)
         report = grade_notebook(path, timeout_s=timeout_s, judge=judges.mine())
     except (NotebookError, OSError) as error:
-        what = str(error).replace(f"{path}: ", "").splitlines()[0]
+        what = _on_one_line(str(error).replace(printable(f"{path}: "), ""))
         return Row(name, digest, lab, problem=what), ""
     row = Row(
         name,

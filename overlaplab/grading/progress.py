@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlaplab.errors import NotebookError
+from overlaplab.errors import NotebookError, printable
 from overlaplab.grading.cells import NotebookCell, checks_in, find_lab, read_notebook
 
 _VERDICT = re.compile(r"^(\d+\.\d+[a-z]?) .*: (passed|not yet|not judged)$", re.M)
@@ -35,7 +35,8 @@ class LabProgress:
 
     def __str__(self) -> str:
         total = len(self.solved) + len(self.left)
-        row = f"{self.notebook.stem:28} {len(self.solved):2} of {total:2}"
+        name = printable(" ".join(self.notebook.stem.split()))
+        row = f"{name:28} {len(self.solved):2} of {total:2}"
         if not self.left:
             return f"{row}   done"
         return f"{row}   next: {self.left[0]}" if self.tried else row

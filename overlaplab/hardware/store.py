@@ -47,7 +47,11 @@ def read_profile(path: str | os.PathLike[str]) -> Hardware:
         raise ValueError(
             f"{path}, line {error.lineno}, column {error.colno}: not JSON ({error.msg})"
         ) from error
-    except ValueError as error:  # not UTF-8, or a key twice
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: not text in UTF-8, from byte {error.start} on; save it as UTF-8"
+        ) from error
+    except ValueError as error:  # a key twice, or too many digits
         raise ValueError(f"{path}: {error}") from error
     except RecursionError as error:
         raise ValueError(f"{path}: no profile: nested too deeply") from error

@@ -59,6 +59,8 @@ def read_trace(
         ValueError: a pattern is no regular expression, or matches every name.
         TypeError: an argument is of another type.
     """
+    if not isinstance(block_bytes, int):
+        raise TypeError(f"block_bytes={block_bytes!r}; expected a whole number")
     if block_bytes < 1:
         raise ValueError(f"block_bytes={block_bytes}; expected at least 1")
     known = Communication(communication)

@@ -165,6 +165,13 @@ def test_a_notebook_that_cannot_be_read_stops_no_run(tmp_path, full_marks) -> No
         assert report.num_kept == num_kept
 
 
+def test_a_name_of_several_lines_keeps_the_reason_and_colours_nothing(tmp_path) -> None:
+    (tmp_path / "a\n\x1b[31mb.ipynb").write_text("null")
+    (row,) = grade_class(tmp_path, tmp_path / "marks.csv").rows
+    assert row.problem.startswith("is not a notebook")
+    assert str(row).startswith("a \\x1b[31mb.ipynb: is not") and "\n" not in str(row)
+
+
 def test_files_of_any_name_are_kept_and_have_pages(tmp_path, full_marks) -> None:
     names = ["a\nb", "c\rd", "e\r\nf", "=g", "'h", os.fsdecode(b"i\xff"), "j" * 246]
     (tmp_path / "class").mkdir()

@@ -10,7 +10,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from overlaplab.errors import NotebookError
-from overlaplab.grading.progress import read_progress
+from overlaplab.grading.progress import LabProgress, read_progress
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,3 +63,8 @@ def test_a_folder_without_labs_says_what_was_expected(tmp_path: Path) -> None:
     (tmp_path / "00_start.ipynb").write_text('{"nbformat": 4, "cells": [3]}')
     with pytest.raises(NotebookError, match=r"00_start\.ipynb, cell 1"):
         read_progress(tmp_path)
+
+
+def test_a_name_of_several_lines_and_colours_is_one_line_of_text() -> None:
+    lab = LabProgress(Path("00_\x1b[31m\nred.ipynb"), ("0.1",), (), tried=True)
+    assert str(lab).startswith("00_\\x1b[31m red ") and "\n" not in str(lab)

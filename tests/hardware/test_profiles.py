@@ -262,3 +262,10 @@ def test_a_file_with_a_byte_order_mark_is_read(tmp_path):
     marked = b"\xef\xbb\xbf" + (tmp_path / "a.json").read_bytes()
     (tmp_path / "b.json").write_bytes(marked)
     assert read_profile(tmp_path / "b.json") == PROFILES["chalk"]
+
+
+def test_a_file_that_is_not_utf8_says_what_to_do(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes("{}".encode("utf-16"))
+    with pytest.raises(ValueError, match=r"a\.json: not text in UTF-8, .*save it as"):
+        read_profile(path)
