@@ -70,6 +70,12 @@ def _same_stream(
             "the launch."
         )
     remedy = REMEDIES["same-stream"]
+    if not shared and step.step is None and case.timeline.origin == "trace":
+        how = (
+            "It is waited for at once, or launched behind a backward pass: without "
+            "marks of steps the trace does not say which."
+        )
+        remedy = f"{REMEDIES['same-stream, no steps']} {remedy}"
     if case.made_by("DistributedDataParallel"):
         remedy = f"{REMEDIES['same-stream, DDP']} {remedy}"
     if any("gather" in c.span.name for c in held):

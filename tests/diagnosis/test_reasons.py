@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import overlaplab as ol
 from overlaplab import cli
 from tests.diagnosis.hand import MIB, compute, launch, send, span, timeline
-from tests.diagnosis.ten_traces import Rank, bucketed, steps
+from tests.diagnosis.ten_traces import TEN, Rank, bucketed, steps, write
 
 
 def test_a_step_of_1000_us_with_800_of_loading_is_input_bound(tmp_path: Path):
@@ -170,3 +170,20 @@ def test_of_a_trace_whose_events_are_all_dropped_nothing_is_said(tmp_path: Path)
     shown = CliRunner().invoke(cli.main, ["report", str(path)])
     assert shown.exit_code == cli.NO_COMMUNICATION_CODE
     assert "no event that could be used" in shown.output.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", ["late launch", "one bucket", "last bucket"])
+def test_without_marks_of_steps_nobody_is_told_that_waits_are_blocking(
+    name: str, tmp_path: Path
+):
+    (path,) = write(tmp_path, TEN[name][1]()).iterdir()
+    trace = json.loads(path.read_text())
+    trace["traceEvents"] = [
+        e for e in trace["traceEvents"] if not e["name"].startswith("ProfilerStep#")
+    ]
+    path.write_text(json.dumps(trace))
+
+    first = ol.diagnose(ol.read_trace(path)).findings[0]
+    assert "async_op=False" not in first.says
+    assert "does not say which" in first.says
+    assert "step() of the profiler" in first.remedy
