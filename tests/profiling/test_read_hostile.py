@@ -271,6 +271,8 @@ def test_arguments_of_another_type_are_refused_in_words(tmp_path):
     for block_bytes in (0, -5):
         with pytest.raises(ValueError, match=f"block_bytes={block_bytes}"):
             ol.read_trace(path, block_bytes=block_bytes)
+    with pytest.raises(TypeError, match="block_bytes='64k'; expected a whole number"):
+        ol.read_trace(path, block_bytes="64k")
 
 
 # --- our own files in a folder ------------------------------------------------------
