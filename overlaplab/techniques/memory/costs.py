@@ -169,7 +169,7 @@ def _look(
         else:
             planned[name] = kind
         if kind.writes and not reason:
-            what = f"its forward changes the buffer {kind.writes}, so it runs once"
+            what = f"its forward changes {kind.writes}, so it runs once"
             reasons.setdefault(what, []).append(name)
     if uncalled := [name for name in stubs if name not in book.counts()]:
         reasons["it was not called"] = uncalled

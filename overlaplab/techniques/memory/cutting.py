@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from overlaplab.techniques.memory.finding import (
     HIDDEN,
     call_spec,
+    counters,
     hides_tensors,
     likeness,
 )
@@ -234,6 +235,7 @@ def _try(name: str, block: nn.Module, args: Any, kwargs: Any, autocast: Any) -> 
     before = [t._version for t in inputs]
     buffers = _counted_buffers(block)
     versions = [b._version for b in buffers.values()]
+    plain = counters(block)
     outputs, kind.tree = pytree.tree_flatten(block(*args, **kwargs))
     kind.outputs = [
         o.detach().requires_grad_(o.requires_grad) if isinstance(o, Tensor) else o
@@ -253,7 +255,11 @@ def _try(name: str, block: nn.Module, args: Any, kwargs: Any, autocast: Any) -> 
         kind.obstacle = "it is scripted, and nothing can stand before its forward"
     for (path, buffer), version in zip(buffers.items(), versions, strict=True):
         if buffer._version != version:
-            kind.writes = path
+            kind.writes = f"the buffer {path}"
+    if not kind.obstacle and (counted := counters(block)) != plain:
+        block(*args, **kwargs)  # what is only set in a first forward may stay
+        if changed := [k for k, v in counters(block).items() if v != counted.get(k)]:
+            kind.writes = f"the attribute {changed[0]}"
     return kind
 
 

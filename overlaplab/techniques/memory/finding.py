@@ -115,6 +115,16 @@ def _settings(module: nn.Module) -> Hashable:
     return tuple((key, _frozen(value)) for key, value in sorted(own.items()))
 
 
+def counters(block: nn.Module) -> dict[str, Any]:
+    """Plain attributes of a block and what is in it: a forward may change them."""
+    return {
+        f"{path}.{key}" if path else key: value
+        for path, module in block.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, _PLAIN)
+    }
+
+
 def _frozen(value: Any) -> Hashable:
     if isinstance(value, _PLAIN):
         return value

@@ -95,6 +95,28 @@ def test_hooks_that_make_the_weights_belong_to_a_block() -> None:
     assert "blocks.0 kept: its forward changes the buffer" in costs.chain.notes[0]
 
 
+def test_a_block_that_counts_in_an_attribute_runs_once() -> None:
+    class Counts(DroppingBlock):
+        calls = 0
+        width: int | None = None
+
+        def __init__(self, every_time: bool) -> None:
+            super().__init__()
+            self.every_time = every_time
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.width = x.shape[-1]
+            self.calls += self.every_time
+            return super().forward(x) * (1 + self.calls)
+
+    model = Net(Counts(every_time=True), Counts(every_time=False))
+    chain = measure_costs(model, INPUTS, hardware="chalk").chain
+    assert [len(block.options) for block in chain.blocks] == [1, len(EAGER)]
+    assert chain.notes == (
+        "blocks.0 kept: its forward changes the attribute calls, so it runs once",
+    )
+
+
 @dataclass
 class Batch:
     """Torch does not look into it."""
