@@ -50,6 +50,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "_resolve_process_group _world batch_isend_irecv",
     "torch.jit._builtins": "_get_builtin_table",
     "torch.nn.modules.module": "_global_forward_pre_hooks _has_any_global_hook",
+    "torch._ops.OpOverload": "_uncache_dispatch",
     "torch.ops.aten": "_fused_rms_norm _fused_rms_norm_backward "
     "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention",
     "torch.optim.optimizer": "_foreach_supported_types "

@@ -24,6 +24,7 @@ from overlaplab.operators.facts import python_body
 
 _aten: Any = torch.ops.aten
 Maybe = Tensor | None
+_KEYS = "CPU", "AutogradCPU"  # inference tensors have only the first
 
 # Random states from which masks are drawn again: 5 KB on a CPU, two numbers on CUDA,
 # so what autograd keeps is the key. By call; forgotten when it is closed.
@@ -43,15 +44,29 @@ def launching_as_cuda(here: Callable[[], bool]) -> Iterator[None]:
         library.impl(kernel.__name__, kernel, "CPU")
     for name, choice in _CHOICES.items():
         chosen = _where(here, choice, getattr(_aten, name).default)
-        for key in ("CPU", "AutogradCPU"):  # inference tensors have only the first
+        for key in _KEYS:
             library.impl(name, chosen, key)
+    _forget_dispatch()
     first = next(_numbers)
     try:
         yield
     finally:
         library._destroy()
+        _forget_dispatch()
         for number in [n for n in _states if n > first]:
             del _states[number]
+
+
+def _forget_dispatch() -> None:
+    """Have Python look up again which kernels these operators have.
+
+    It keeps what it found (for what traces: torch.compile, make_fx). A choice that is
+    gone would leave an operator without any backward, and no error.
+    """
+    for name in (*(kernel.__name__ for kernel in _KERNELS), *_CHOICES):
+        for key in _KEYS:
+            dispatch_key = getattr(torch._C.DispatchKey, key)
+            getattr(_aten, name).default._uncache_dispatch(dispatch_key)
 
 
 def take_apart(func: Any, name: str, args: Any, kwargs: Any) -> Any:

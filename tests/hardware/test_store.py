@@ -140,7 +140,7 @@ def test_what_is_no_profile_at_all_is_told_by_line_and_column(tmp_path, text, me
 def test_a_file_that_is_not_utf_8_is_refused(tmp_path):
     path = tmp_path / "bad.json"
     path.write_bytes(b'{"name": "\xff"}')
-    with pytest.raises(ValueError, match=r"bad\.json: .*utf-8"):
+    with pytest.raises(ValueError, match=r"bad\.json: .*UTF-8"):
         read_profile(path)
 
 
