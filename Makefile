@@ -17,7 +17,7 @@ PYTEST := $(BIN)/python -m pytest
 LAB_FLAGS ?=
 
 # Nothing was compiled when it was installed: where nobody keeps what Python compiles,
-# each of the hundred processes of `make test` compiles torch again, for seconds.
+# each process of `make test` compiles torch again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Test workers share the cores: one thread for each keeps them from fighting.

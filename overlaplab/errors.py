@@ -24,6 +24,15 @@ def printable(text: str) -> str:
     return _NOT_SHOWN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
+def on_one_line(text: str) -> str:
+    """`printable`, without line breaks: names of files may have some.
+
+    >>> print(on_one_line("lab\\n06"))
+    lab 06
+    """
+    return printable(" ".join(text.split()))
+
+
 class OverlaplabError(Exception):
     """Base of everything that the package itself diagnoses.
 

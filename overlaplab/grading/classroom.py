@@ -20,7 +20,7 @@ from html import escape
 from pathlib import Path
 from textwrap import dedent
 
-from overlaplab.errors import NotebookError, printable
+from overlaplab.errors import NotebookError, on_one_line, printable
 from overlaplab.files import html_page, write_whole
 from overlaplab.grading.cells import find_lab, read_notebook
 from overlaplab.grading.children import Judge
@@ -40,11 +40,6 @@ pre { border-left: 4px solid #b35900; padding-left: 10px; white-space: pre-wrap;
   font-size: 13px; }
 .passed pre { border-color: #1a7f37; }
 """
-
-
-def _on_one_line(text: str) -> str:
-    """A file's name may have lines and control characters: what a terminal may show."""
-    return printable(" ".join(text.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +67,7 @@ class Row:
     exercises: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        name = _on_one_line(self.notebook)
+        name = on_one_line(self.notebook)
         if self.outcome == NOT_GRADED:
             return f"{name}: {self.problem}"
         without = f"; {self.problem}" if self.problem else ""
@@ -214,7 +209,7 @@ def _grade(judges: _Judges, name: str, path: Path, timeout_s: float) -> tuple[Ro
         lab = find_lab(read_notebook(path), path)
         report = grade_notebook(path, timeout_s=timeout_s, judge=judges.mine())
     except (NotebookError, OSError) as error:
-        what = _on_one_line(str(error).replace(printable(f"{path}: "), ""))
+        what = on_one_line(str(error).replace(printable(f"{path}: "), ""))
         return Row(name, digest, lab, problem=what), ""
     row = Row(
         name,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlaplab.errors import NotebookError, printable
+from overlaplab.errors import NotebookError, on_one_line
 from overlaplab.grading.cells import NotebookCell, checks_in, find_lab, read_notebook
 
 _VERDICT = re.compile(r"^(\d+\.\d+[a-z]?) .*: (passed|not yet|not judged)$", re.M)
@@ -35,7 +35,7 @@ class LabProgress:
 
     def __str__(self) -> str:
         total = len(self.solved) + len(self.left)
-        name = printable(" ".join(self.notebook.stem.split()))
+        name = on_one_line(self.notebook.stem)
         row = f"{name:28} {len(self.solved):2} of {total:2}"
         if not self.left:
             return f"{row}   done"

@@ -175,7 +175,7 @@ def test_without_a_second_rank_the_plan_is_the_one_that_computes_least() -> None
 
 
 def test_with_blocks_all_alike_least_recomputation_ends_almost_first() -> None:
-    """It computes the blocks near the input twice, whose messages come last."""
+    """Only the last block delays the first message; then the wire is never idle."""
     hw = find_hardware("h200-nvlink")
     link = replace(hw.link, latency_ns=32_000, bytes_per_s=29_000_000_000, times=())
     sent = Communication(world_size=2, hardware=replace(hw, link=link))
