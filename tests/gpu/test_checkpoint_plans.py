@@ -206,5 +206,6 @@ def test_what_the_cpu_needs_meanwhile_is_not_a_blocks_time() -> None:
         time.sleep(0.003)
         left @ left
 
+    # A card that rested clocks lower (16 % were seen); the sleep would be 17 times.
     quick, late = (GpuMeter().step_ns(call) for call in (multiply, multiply_late))
-    assert abs(late / quick - 1) < 0.15, (quick, late)
+    assert late < 1.5 * quick, (quick, late)
