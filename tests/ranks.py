@@ -33,6 +33,13 @@ def values_of(
     return run_untimed(fn, *args, cluster=cluster, world_size=world_size).values
 
 
-def run_here(fn: Callable[..., Any], *args: Any, backend: str, world_size: int) -> None:
+def run_here(
+    fn: Callable[..., Any],
+    *args: Any,
+    backend: str,
+    world_size: int,
+    environment: object = None,
+) -> None:
     """As `processes.run_ranks`, on processes that tests share: torch is there."""
+    assert not environment, "these have begun already"
     values_of(fn, *args, cluster=backend, world_size=world_size)

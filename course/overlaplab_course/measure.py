@@ -16,14 +16,7 @@ import click
 import torch.distributed as dist
 
 import overlaplab_course
-from overlaplab.bench.options import (
-    SETTINGS,
-    backend_option,
-    heading,
-    out_option,
-    run_command,
-    world_size_option,
-)
+from overlaplab.bench.options import SETTINGS, heading, rank_options, run_command
 from overlaplab.bench.workload import device_description, write_from_rank_0
 from overlaplab.processes import find_world_size, run_ranks
 
@@ -53,9 +46,7 @@ def measure(lesson: str) -> dict[str, Any]:
 
 @click.command(context_settings=SETTINGS)
 @click.argument("lesson")
-@backend_option
-@world_size_option
-@out_option
+@rank_options
 def command(
     lesson: str, backend: str, world_size: int | None, out: Path | None
 ) -> None:

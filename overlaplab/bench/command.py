@@ -24,7 +24,7 @@ from overlaplab.bench.options import (
     SETTINGS,
     backend_option,
     heading,
-    out_option,
+    rank_options,
     run_command,
     world_size_option,
 )
@@ -40,6 +40,13 @@ from overlaplab.bench.workload import (
 from overlaplab.hardware import find_hardware
 from overlaplab.processes import find_world_size, run_ranks, under_torchrun
 
+models_option = click.option(
+    "--models",
+    multiple=True,
+    type=click.Choice(list(MODELS)),
+    help="Again for more.  [default: three]",
+)
+
 
 @click.group(context_settings=SETTINGS)
 def benchmarks() -> None:
@@ -47,19 +54,12 @@ def benchmarks() -> None:
 
 
 @benchmarks.command("data-parallel")
-@click.option(
-    "--models",
-    multiple=True,
-    type=click.Choice(list(MODELS)),
-    help="Again for more.  [default: three]",
-)
+@models_option
 @click.option("--batches", multiple=True, type=POSITIVE, help="Again for more.")
 @click.option("--tokens", type=POSITIVE, help="Sequence length.")
 @click.option("--quick", is_flag=True, help="Fewer sweeps and rounds.")
 @click.option("--accumulate", is_flag=True, help="Steps of four micro-batches alone.")
-@backend_option
-@world_size_option
-@out_option
+@rank_options
 def data_parallel_command(
     models: Sequence[str],
     batches: Sequence[int],
@@ -87,11 +87,7 @@ def data_parallel_command(
 
 
 @benchmarks.command("traces")
-@click.option(
-    "--model",
-    type=click.Choice(list(MODELS)),
-    default=MAIN,
-)
+@click.option("--model", type=click.Choice(list(MODELS)), default=MAIN)
 @click.option("--batches", multiple=True, type=POSITIVE, default=(2, 8))
 @click.option("--tokens", type=POSITIVE, default=1024)
 @click.option(
@@ -130,9 +126,7 @@ def traces_command(
     "--hardware",
     help="What ours decides by: a profile's name or file.  [default: that of the link]",
 )
-@backend_option
-@world_size_option
-@out_option
+@rank_options
 def compiler_command(
     model: str,
     batches: Sequence[int],
@@ -159,20 +153,13 @@ def compiler_command(
 
 
 @benchmarks.command("zero3")
-@click.option(
-    "--models",
-    multiple=True,
-    type=click.Choice(list(MODELS)),
-    help="Again for more.  [default: three]",
-)
+@models_option
 @click.option("--batches", multiple=True, type=POSITIVE, help="Again for more.")
 @click.option("--ways", multiple=True, type=click.Choice(list(WAYS)), help="[all]")
 @click.option("--tokens", type=POSITIVE, help="Sequence length.")
 @click.option("--quick", is_flag=True, help="Fewer batch sizes and rounds.")
 @click.option("--minutes", default=8.0, help="Nothing begins later.")
-@backend_option
-@world_size_option
-@out_option
+@rank_options
 def zero3_command(
     models: Sequence[str],
     batches: tuple[int, ...],
@@ -215,9 +202,7 @@ def zero3_command(
 @click.option("--batches", multiple=True, type=POSITIVE, help="Of the reducers.")
 @click.option("--quick", is_flag=True, help="Fewer sizes and rounds.")
 @click.option("--minutes", default=3.5, help="Of each part, about.")
-@backend_option
-@world_size_option
-@out_option
+@rank_options
 def double_buffer_command(
     parts: tuple[str, ...],
     links: tuple[str, ...],

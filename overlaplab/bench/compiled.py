@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.fx import Graph, GraphModule
-from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab import streams
 from overlaplab.bench import variants
@@ -293,13 +292,7 @@ def inductor(model: nn.Module, batch: Batch, *, reduces: bool = False) -> Varian
 def inductor_ddp(model: nn.Module, batch: Batch, mib: float) -> Variant:
     """torch.compile(DDP): Dynamo splits the graph where DDP's buckets end."""
     twin = variants.share_parameters(model)
-    on_cuda = streams.device().type == "cuda"
-    wrapped = DistributedDataParallel(
-        twin,
-        device_ids=[streams.device().index] if on_cuda else None,
-        bucket_cap_mb=mib,
-        gradient_as_bucket_view=True,
-    )
     settings = {"bucket_cap_mb": mib, "gradient_as_bucket_view": True}
+    wrapped = variants.wrap_in_ddp(twin, **settings)
     made = torch.compile(wrapped, backend=_inductor())
     return _stepping(f"ddp {mib:g}, inductor", settings, made, twin, batch)

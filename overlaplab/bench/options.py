@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from overlaplab import streams
 from overlaplab.errors import printable
 from overlaplab.version import find_version
+
+Command = TypeVar("Command", bound=Callable[..., object])
 
 POSITIVE = click.IntRange(1)
 backend_option = click.option(
@@ -30,6 +33,26 @@ out_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the results as JSON.",
 )
+
+
+def rank_options(command: Command) -> Command:
+    """On what, by how many, and where the results go."""
+    return backend_option(world_size_option(out_option(command)))
+
+
+def check_device(backend: str) -> bool:
+    """For what runs in this process: whether it measures a GPU.
+
+    Raises:
+        ValueError: the backend and the machine do not fit.
+    """
+    on_gpu = backend == "nccl"
+    if on_gpu != (streams.device().type == "cuda"):
+        raise ValueError(
+            f"--backend {backend} and a process on {streams.device()}: nccl measures "
+            "a GPU, gloo rehearses on the CPU of a machine without one"
+        )
+    return on_gpu
 
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}

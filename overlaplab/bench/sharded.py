@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab import streams
+from overlaplab.bench.variants import wrap_in_ddp
 from overlaplab.capture import CapturedStep, capture_step
 from overlaplab.models import Transformer
 from overlaplab.techniques.groups import job_group
@@ -25,7 +25,11 @@ from overlaplab.techniques.zero import Memory, Zero3
 from overlaplab.torch_versions import reduce_scatter_single
 
 LEARNING_RATE = 1e-4
-DDP_CAP_MIB = 100
+DDP_SETTINGS: Mapping[str, Any] = {
+    "bucket_cap_mb": 100,
+    "gradient_as_bucket_view": True,
+    "static_graph": True,
+}
 CAPTURE_WARMUP = 3  # eager steps, as `capture_step` takes by default
 
 
@@ -115,14 +119,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 def ddp(model: Transformer) -> Training:
     """Everything on every rank: DistributedDataParallel, tuned."""
-    on_cuda = next(model.parameters()).is_cuda
-    wrapped = DistributedDataParallel(
-        model,
-        device_ids=[streams.device().index] if on_cuda else None,
-        bucket_cap_mb=DDP_CAP_MIB,
-        gradient_as_bucket_view=True,
-        static_graph=True,
-    )
+    wrapped = wrap_in_ddp(model, **DDP_SETTINGS)
     return Training(wrapped, list(model.parameters()), sharded=False)
 
 
@@ -230,9 +227,5 @@ def settings_of(way: str) -> dict[str, Any]:
     """What a way was built with, for the results."""
     make = WAYS[way]
     if make is ddp:
-        return {
-            "bucket_cap_mb": DDP_CAP_MIB,
-            "gradient_as_bucket_view": True,
-            "static_graph": True,
-        }
+        return dict(DDP_SETTINGS)
     return dict(make.keywords) if isinstance(make, partial) else {}

@@ -130,6 +130,13 @@ def serial(model: nn.Module, batch: Batch) -> Variant:
     return _reducer("serial", SerialReducer(twin), twin, batch)
 
 
+def wrap_in_ddp(module: nn.Module, **settings: Any) -> DistributedDataParallel:
+    """On this rank's device."""
+    on_cuda = next(module.parameters()).is_cuda
+    ids = [streams.device().index] if on_cuda else None
+    return DistributedDataParallel(module, device_ids=ids, **settings)
+
+
 def ddp(
     model: nn.Module,
     batch: Batch,
@@ -147,15 +154,12 @@ def ddp(
     (no copy into the bucket, one addition a gradient) instead of dropping them.
     """
     twin = share_parameters(model)
-    on_cuda = next(twin.parameters()).is_cuda
-    wrapped = DistributedDataParallel(
-        twin,
-        device_ids=[streams.device().index] if on_cuda else None,
-        bucket_cap_mb=bucket_cap_mb,
-        gradient_as_bucket_view=views,
-        static_graph=static_graph,
-        process_group=group,
-    )
+    settings = {
+        "bucket_cap_mb": bucket_cap_mb,
+        "gradient_as_bucket_view": views,
+        "static_graph": static_graph,
+    }
+    wrapped = wrap_in_ddp(twin, process_group=group, **settings)
 
     def step() -> None:
         twin.zero_grad(set_to_none=not zero)
@@ -164,12 +168,7 @@ def ddp(
                 wrapped(*batch).backward()
         wrapped(*batch).backward()
 
-    settings = {
-        "bucket_cap_mb": bucket_cap_mb,
-        "gradient_as_bucket_view": views,
-        "static_graph": static_graph,
-        "set_to_none": not zero,
-    }
+    settings["set_to_none"] = not zero
     name = f"ddp {bucket_cap_mb:g}" if bucket_cap_mb else "ddp default"
     name += " views" * views + " static" * static_graph + " zero" * zero
     return Variant(name, settings, step, twin, micro_batches=micro_batches)

@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,6 +65,17 @@ def build_model(name: str) -> tuple[Transformer, dict[str, Any]]:
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "dtype": str(dtype).removeprefix("torch."),
     }
+
+
+@contextmanager
+def default_dtype(name: str) -> Iterator[None]:
+    """In the `with` block new tensors of floating point have this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, name))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def say(text: str) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +13,11 @@ from typing import Any
 import click
 import torch.distributed as dist
 
-from overlaplab import streams
 from overlaplab.bench.checkpoint.measure import MENUS, REHEARSAL, Case, Plan
 from overlaplab.bench.checkpoint.models import CASES
 from overlaplab.bench.checkpoint.ranks import REHEARSAL as RANKS_REHEARSAL
 from overlaplab.bench.checkpoint.ranks import TECHNIQUES, RanksPlan, measure_batch
-from overlaplab.bench.options import (
-    backend_option,
-    heading,
-    out_option,
-    world_size_option,
-)
+from overlaplab.bench.options import check_device, heading, rank_options
 from overlaplab.bench.workload import (
     LINKS,
     device_description,
@@ -52,9 +44,7 @@ from overlaplab.processes import run_ranks
 @click.option("--minutes", default=8.0, help="Of all cases; nothing begins later.")
 @click.option("--link", "links", multiple=True, type=click.Choice(list(LINKS)))
 @click.option("--technique", default="reducer", type=click.Choice(TECHNIQUES))
-@backend_option
-@world_size_option
-@out_option
+@rank_options
 def checkpoint(
     cases: tuple[str, ...],
     menus: tuple[str, ...],
@@ -90,13 +80,7 @@ def checkpoint(
             cases or ("gpt",), ranks_plan, links, minutes, backend, world_size, out
         )
         return
-    on_gpu = backend == "nccl"
-    if on_gpu != (streams.device().type == "cuda"):
-        raise ValueError(
-            f"--backend {backend} and a process on {streams.device()}: nccl measures "
-            "a GPU, gloo rehearses on the CPU of a machine without one"
-        )
-    plan = Plan() if on_gpu else REHEARSAL
+    plan = Plan() if check_device(backend) else REHEARSAL
     sizes = replace(
         plan.sizes,
         batch=batch or plan.sizes.batch,
@@ -147,14 +131,14 @@ def _on_ranks(
         file = out or Path(folder, "checkpoint.json")
         write_json(head | {"cases": []}, file)
         for link in links:
-            with _environment(LINKS[link]):
-                run_ranks(
-                    _measure,
-                    [(*row, link, share) for row in work],
-                    file,
-                    backend=backend,
-                    world_size=world_size,
-                )
+            run_ranks(
+                _measure,
+                [(*row, link, share) for row in work],
+                file,
+                backend=backend,
+                world_size=world_size,
+                environment=LINKS[link],
+            )
 
 
 def _measure(work: Sequence[tuple[Any, ...]], file: Path) -> None:
@@ -164,15 +148,3 @@ def _measure(work: Sequence[tuple[Any, ...]], file: Path) -> None:
     for row in work:
         results["cases"].append(measure_batch(*row))
         write_from_rank_0(results, file)
-
-
-@contextlib.contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name in settings.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)

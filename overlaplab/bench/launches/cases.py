@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from overlaplab import streams
+from overlaplab.bench.checkpoint.models import DroppingBlock
+from overlaplab.bench.workload import default_dtype
 from overlaplab.models.transformer import Block, TransformerConfig
 
 
@@ -91,25 +93,15 @@ class Activated(nn.Module):
         return F.relu_(self.linear(x))
 
 
-class Dropped(Block):
+class Dropped(DroppingBlock):
     """The GPT block with dropout where GPT-2 has it: attention, and each residual."""
-
-    def __init__(self, config: TransformerConfig, p: float = 0.1) -> None:
-        super().__init__(config)
-        self.p = p
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + F.dropout(self.attend(self.attention_norm(x)), self.p, self.training)
-        hidden = F.gelu(self.widen(self.mlp_norm(x)), approximate="tanh")
-        out: Tensor = x + F.dropout(self.narrow(hidden), self.p, self.training)
-        return out
 
     def attend(self, x: Tensor) -> Tensor:
         batch, tokens, _ = x.shape
         qkv = self.qkv(x).view(batch, tokens, 3, self.num_heads, -1)
         query, key, value = qkv.transpose(1, 3).unbind(dim=2)
         mixed = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, dropout_p=self.p
+            query, key, value, is_causal=True, dropout_p=0.1
         )
         out: Tensor = self.projection(mixed.transpose(1, 2).reshape(x.shape))
         return out
@@ -290,20 +282,6 @@ def build_module(name: str, sizes: Sizes) -> Case:
     with torch.device(streams.device()), default_dtype(sizes.dtype):
         torch.manual_seed(0)
         return Case(*MODULES[name](sizes))
-
-
-class default_dtype:
-    """In the `with` block new tensors of floating point have this dtype."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._before = torch.get_default_dtype()
-        torch.set_default_dtype(getattr(torch, self._name))
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_default_dtype(self._before)
 
 
 Step = Callable[[], object]

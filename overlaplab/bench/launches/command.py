@@ -7,10 +7,14 @@ from typing import Any
 
 import click
 
-from overlaplab import streams
 from overlaplab.bench.launches.cases import GPU, MODULES, OPTIMIZERS, SMALL
 from overlaplab.bench.launches.measure import measure_launches
-from overlaplab.bench.options import backend_option, heading, out_option
+from overlaplab.bench.options import (
+    backend_option,
+    check_device,
+    heading,
+    out_option,
+)
 from overlaplab.bench.workload import device_description, write_json
 
 
@@ -31,12 +35,7 @@ def launches(
 
     Those that are named by options, or all.
     """
-    on_gpu = backend == "nccl"
-    if on_gpu != (streams.device().type == "cuda"):
-        raise ValueError(
-            f"--backend {backend} and a process on {streams.device()}: nccl measures "
-            "a GPU, gloo rehearses on the CPU of a machine without one"
-        )
+    on_gpu = check_device(backend)
     head = heading("launches", backend) | device_description()
 
     def write(found: dict[str, Any]) -> None:

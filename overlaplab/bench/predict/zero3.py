@@ -12,7 +12,7 @@ from torch import Tensor
 from overlaplab import streams
 from overlaplab.bench.predict.predict import from_first_step, predict
 from overlaplab.bench.sharded import WAYS
-from overlaplab.bench.workload import MODELS
+from overlaplab.bench.workload import MODELS, default_dtype
 from overlaplab.hardware import Hardware
 from overlaplab.models import Transformer
 from overlaplab.program import Program
@@ -91,13 +91,8 @@ def record_way(
     from overlaplab.cluster.virtual import run_virtual
 
     def steps() -> None:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(getattr(torch, dtype))
-        try:
-            with torch.device(streams.device()):
-                module = Transformer(MODELS[model])
-        finally:
-            torch.set_default_dtype(before)
+        with default_dtype(dtype), torch.device(streams.device()):
+            module = Transformer(MODELS[model])
         text: Tensor = torch.zeros(size, dtype=torch.int64, device=streams.device())
         training = WAYS[way](module)
         for _ in range(NUM_STEPS):
