@@ -300,7 +300,7 @@ def _let_ranks_meet() -> None:
     On the virtual cluster a wait binds the stream, not the CPU: the ranks meet when the
     next operator is dispatched. The harness's copies bypass the dispatcher.
     """
-    from overlaplab.cluster.virtual.world import current_recorder
+    from overlaplab.cluster.virtual.recorder import current_recorder
 
     recorder = current_recorder()
     if recorder is not None:

@@ -88,7 +88,7 @@ def release(run: Run) -> Run:
 
 
 def _noted(name: str, values: Any) -> tuple[TensorName, ...]:
-    from overlaplab.cluster.virtual.world import current_recorder
+    from overlaplab.cluster.virtual.recorder import current_recorder
 
     recorder = current_recorder()
     if recorder is None:

@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.modules import module as modules
 
 from overlaplab.cluster.virtual.naming import NAMING_HOOK
-from overlaplab.cluster.virtual.placement import patched
+from overlaplab.cluster.virtual.patching import in_ranks, patched
 from overlaplab.cluster.virtual.recorder import Recorder
 
 _CONFIG = "torch._dynamo.config"
@@ -37,13 +37,10 @@ _EVALUATES = "/torch/_dynamo/variables/"  # calls of a function that is traced
 
 
 @contextlib.contextmanager
-def compiling_ranks(
-    recorder: Callable[[], Recorder | None], num_ranks: int
-) -> Iterator[Callable[[], None]]:
+def compiling_ranks(num_ranks: int) -> Iterator[Callable[[], None]]:
     """While open, code that is compiled serves all ranks of a run.
 
     Args:
-        recorder: the calling thread's, None where it is no rank.
         num_ranks: that have a thread.
 
     Yields:
@@ -56,7 +53,6 @@ def compiling_ranks(
         "accumulated_recompile_limit": _IN_ALL * most,
         "fail_on_recompile_limit_hit": True,
     }
-    compile_: Any = torch.compile
     has_any_global_hook = modules._has_any_global_hook
     config: Any = sys.modules.get(_CONFIG)
     before = {name: getattr(config, name) for name in limits if config is not None}
@@ -67,8 +63,8 @@ def compiling_ranks(
             for name, value in limits.items():
                 setattr(config, name, value)
 
-    def compile_on_ranks(*args: Any, **kwargs: Any) -> Any:
-        if recorder() is not None and _CONFIG not in sys.modules:
+    def compile_on_ranks(_: Recorder, compile_: Any, *args: Any, **kwargs: Any) -> Any:
+        if _CONFIG not in sys.modules:
             import torch._dynamo.config as config
 
             before.update((name, getattr(config, name)) for name in limits)
@@ -86,7 +82,7 @@ def compiling_ranks(
                 hooks[NAMING_HOOK] = ours
 
     patches = [
-        (torch, "compile", compile_on_ranks),
+        in_ranks(torch, "compile", compile_on_ranks),
         (modules, "_has_any_global_hook", has_others_hook),
     ]
     try:

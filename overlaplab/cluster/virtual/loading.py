@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch.utils import _pytree
 from torch.utils.data import dataloader
 from torch.utils.data._utils import pin_memory as pinned
 
-from overlaplab.cluster.virtual.placement import patched
+from overlaplab.cluster.virtual.patching import in_ranks, patched
 from overlaplab.cluster.virtual.recorder import Recorder
 
 # The name of a batch that came from a worker process, among the CPU's rows.
@@ -34,24 +34,11 @@ ARRIVAL = "next batch"
 
 
 @contextlib.contextmanager
-def loading_batches(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
-    """While open, the batches of loaders in the threads of ranks are the host's.
-
-    Args:
-        recorder: the calling thread's, None where it is no rank.
-    """
-    loader: Any = dataloader.DataLoader
-    one: Any = dataloader._SingleProcessDataLoaderIter
-    many: Any = dataloader._MultiProcessingDataLoaderIter
-    base: Any = dataloader._BaseDataLoaderIter
+def loading_batches() -> Iterator[None]:
+    """While open, the batches of loaders in the threads of ranks are the host's."""
     pinning: weakref.WeakSet[Any] = weakref.WeakSet()
-    make, index = loader._get_iterator, base._next_index
-    fetch, receive = one._next_data, many._next_data
 
-    def get_iterator(self: Any) -> Any:
-        rank = recorder()
-        if rank is None:
-            return make(self)
+    def get_iterator(rank: Recorder, make: Any, self: Any) -> Any:
         # torch finds no GPU here: it would warn, and not pin.
         pins, self.pin_memory = self.pin_memory, False
         try:
@@ -63,26 +50,17 @@ def loading_batches(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
             pinning.add(made)
         return made
 
-    def next_index(self: Any) -> Any:
-        rank = recorder()
-        if rank is None:
-            return index(self)
+    def next_index(rank: Recorder, index: Any, self: Any) -> Any:
         with rank.looking_away():
             return index(self)
 
-    def fetch_batch(self: Any) -> Any:
-        rank = recorder()
-        if rank is None:
-            return fetch(self)
+    def fetch_batch(rank: Recorder, fetch: Any, self: Any) -> Any:
         with rank.storages.loading():
             batch = fetch(self)
             rank.claim_for_host(ARRIVAL, _tensors(batch))
             return _pinned(batch) if self in pinning else batch
 
-    def receive_batch(self: Any) -> Any:
-        rank = recorder()
-        if rank is None:
-            return receive(self)
+    def receive_batch(rank: Recorder, receive: Any, self: Any) -> Any:
         with rank.storages.loading():
             with rank.looking_away():  # batches come in any order
                 batch = receive(self)
@@ -95,14 +73,15 @@ def loading_batches(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
             rank.host(ARRIVAL, (), arrived, is_free=True)
             return batch
 
-    with patched(
-        [
-            (loader, "_get_iterator", get_iterator),
-            (base, "_next_index", next_index),
-            (one, "_next_data", fetch_batch),
-            (many, "_next_data", receive_batch),
-        ]
-    ):
+    patches = (
+        in_ranks(dataloader.DataLoader, "_get_iterator", get_iterator),
+        in_ranks(dataloader._BaseDataLoaderIter, "_next_index", next_index),
+        in_ranks(dataloader._SingleProcessDataLoaderIter, "_next_data", fetch_batch),
+        in_ranks(
+            dataloader._MultiProcessingDataLoaderIter, "_next_data", receive_batch
+        ),
+    )
+    with patched(patches):
         yield
 
 

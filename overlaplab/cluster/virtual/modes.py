@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -15,9 +15,10 @@ from torch.distributed import _mesh_layout, device_mesh
 from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from overlaplab.cluster.virtual import placement
+from overlaplab.cluster.virtual import patching, placement
 from overlaplab.cluster.virtual.copies import HostMemory, moves
 from overlaplab.cluster.virtual.naming import GRADIENT_OPERATORS, name_gradient
+from overlaplab.cluster.virtual.patching import in_ranks, patched
 from overlaplab.cluster.virtual.placement import PLAIN
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.storage import NUMBER, PLACED
@@ -44,27 +45,22 @@ _COPY_FIRST = frozenset(
     f"{COLLECTIVES}::{name}"
     for name in ("all_reduce", "all_reduce_coalesced", "broadcast")
 )
-_BETWEEN = frozenset(m.__file__ for m in (fused, placement, _device, torch._tensor))
+_BETWEEN = frozenset(
+    m.__file__ for m in (fused, patching, placement, _device, torch._tensor)
+)
 
 
 @contextlib.contextmanager
-def unseen_shapes(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
+def unseen_shapes() -> Iterator[None]:
     """While open, DTensor finds global shapes beside the modes of ranks. It runs the
-    whole operator on fake tensors, the first time in a process, and means no kernel.
+    whole operator on fake tensors, the first time in a process, and means no kernel."""
 
-    Args:
-        recorder: the calling thread's, None where it is no rank.
-    """
-    owner, name = sharding_propagator(), "_propagate_tensor_meta_non_cached"
-    original = getattr(owner, name)
-
-    def propagate(*args: Any) -> Any:
-        if recorder() is None:
-            return original(*args)
+    def propagate(_: Recorder, original: Any, *args: Any) -> Any:
         with _disable_current_modes():
             return original(*args)
 
-    with placement.patched([(owner, name, propagate)]):
+    name = "_propagate_tensor_meta_non_cached"
+    with patched([in_ranks(sharding_propagator(), name, propagate)]):
         yield
 
 

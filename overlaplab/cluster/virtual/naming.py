@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.recorder import Recorder, current_recorder
 from overlaplab.streams import GRADIENT
 
 # What puts a gradient into `.grad`: as it is, or a copy.
@@ -34,63 +34,36 @@ NAMING_HOOK = -1
 _COMPILED = "_orig_mod."  # what torch.compile puts before the names of its module's
 
 
-class _Naming:
-    """Names the parameters of the modules that a rank calls; one for all runs."""
-
-    def __init__(self) -> None:
-        self.begin(lambda: None)
-
-    def begin(self, recorder: Callable[[], Recorder | None]) -> None:
-        """A run begins, or has ended: no module has been seen in it."""
-        self.recorder = recorder
-        self.seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-
-    def note(self, module: torch.nn.Module) -> None:
-        """`module` is called for the first time, unless it is part of another."""
-        rank = self.recorder()
-        if rank is None or module in self.seen:
-            return
-        for inner in module.modules():
-            self.seen.add(inner)
-        lane = rank.current().name
-        for name, parameter in module.named_parameters():
-            _note_parameter(rank, parameter, name.replace(_COMPILED, ""))
-        for name, buffer in module.named_buffers():
-            name = name.replace(_COMPILED, "")
-            rank.storages.suggest(_local(buffer), name, lane, "parameters")
-
-
-_naming = _Naming()
+_seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # in this run
 
 
 def _before_forward(module: torch.nn.Module, _: Any) -> None:
     if not torch.compiler.is_compiling():
-        _naming.note(module)
+        _note_module(module)
+
+
+def _note_module(module: torch.nn.Module) -> None:
+    """`module` is called for the first time, unless it is part of another."""
+    rank = current_recorder()
+    if rank is None or module in _seen:
+        return
+    for inner in module.modules():
+        _seen.add(inner)
+    lane = rank.current().name
+    for name, parameter in module.named_parameters():
+        _note_parameter(rank, parameter, name.replace(_COMPILED, ""))
+    for name, buffer in module.named_buffers():
+        name = name.replace(_COMPILED, "")
+        rank.storages.suggest(_local(buffer), name, lane, "parameters")
 
 
 @contextlib.contextmanager
-def naming_parameters(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
-    """While open, the modules that a rank calls give their parameters' names.
-
-    Args:
-        recorder: the calling thread's, None where it is no rank.
-    """
-
-    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        rank = recorder()
-        if rank is not None:
-            _note_gradients(rank, optimizer)
-
-    def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        rank = recorder()
-        if rank is not None:
-            _note_states(rank, optimizer)
-
-    _naming.begin(recorder)
+def naming_parameters() -> Iterator[None]:
+    """While open, the modules that a rank calls give their parameters' names."""
     modules._global_forward_pre_hooks[NAMING_HOOK] = _before_forward
     hooks = (
-        register_optimizer_step_pre_hook(before_step),
-        register_optimizer_step_post_hook(after_step),
+        register_optimizer_step_pre_hook(_note_gradients),
+        register_optimizer_step_post_hook(_note_states),
     )
     try:
         yield
@@ -98,7 +71,7 @@ def naming_parameters(recorder: Callable[[], Recorder | None]) -> Iterator[None]
         for hook in hooks:
             hook.remove()
         del modules._global_forward_pre_hooks[NAMING_HOOK]
-        _naming.begin(lambda: None)
+        _seen.clear()
 
 
 def _note_parameter(rank: Recorder, parameter: torch.Tensor, name: str = "") -> None:
@@ -107,7 +80,9 @@ def _note_parameter(rank: Recorder, parameter: torch.Tensor, name: str = "") -> 
     rank.storages.suggest(local, name, rank.current().name, kind)
 
 
-def _note_gradients(rank: Recorder, optimizer: torch.optim.Optimizer) -> None:
+def _note_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if (rank := current_recorder()) is None:
+        return
     storages, lane = rank.storages, rank.current().name
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -118,7 +93,9 @@ def _note_gradients(rank: Recorder, optimizer: torch.optim.Optimizer) -> None:
                 storages.suggest(_local(parameter.grad), name, lane, "gradients")
 
 
-def _note_states(rank: Recorder, optimizer: torch.optim.Optimizer) -> None:
+def _note_states(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if (rank := current_recorder()) is None:
+        return
     storages, lane = rank.storages, rank.current().name
     for parameter, states in optimizer.state.items():
         if isinstance(parameter, torch.Tensor) and isinstance(states, Mapping):

@@ -27,7 +27,8 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _device
 
-from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.patching import Patch, in_ranks, patched
+from overlaplab.cluster.virtual.recorder import Recorder, current_recorder
 from overlaplab.cluster.virtual.storage import NUMBER, PAGEABLE, PINNED, PLACED
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor})
@@ -45,34 +46,24 @@ _METHODS = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _MODULE = os.path.abspath(torch.nn.modules.module.__file__)
 _is_torch: dict[str, bool] = {}
+_TORCHS_TO: Any = torch.Tensor.to
 
 
 @contextlib.contextmanager
-def placing_calls(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
-    """While open, calls that place tensors are seen in the threads of ranks.
-
-    Args:
-        recorder: the calling thread's, None where it is no rank.
-    """
+def placing_calls() -> Iterator[None]:
+    """While open, calls that place tensors are seen in the threads of ranks."""
     _device._device_constructors()  # keeps them by name
     tensor: Any = torch.Tensor
-    patches: list[tuple[Any, str, Any]] = [
-        (tensor, "to", _to(recorder, tensor.to)),
-        (tensor, "cpu", _cpu(recorder, tensor.cpu, tensor.to)),
-        (tensor, "cuda", _cuda(recorder, tensor.cuda, tensor.to)),
-        (tensor, "pin_memory", _pin_memory(recorder, tensor.pin_memory, tensor.to)),
-        (tensor, "is_pinned", _is_pinned(recorder, tensor.is_pinned)),
-        (tensor, "device", _device_of(recorder, tensor.device)),
-        (FakeTensor, "device", _device_of(recorder, FakeTensor.device)),
-    ]
+    patches = [_method(name, act) for name, act in _MOVES.items()]
+    patches += [(t, "device", _device_of(t.device)) for t in (tensor, FakeTensor)]
     for owner, names in ((torch, _FACTORIES), (tensor, _METHODS)):
-        patches += [(owner, n, _factory(recorder, getattr(owner, n))) for n in names]
+        patches += [(owner, name, _factory(getattr(owner, name))) for name in names]
     with _known_to_torchscript(patches), patched(patches), _forgotten_by_the_compiler():
         yield
 
 
 @contextlib.contextmanager
-def _known_to_torchscript(patches: list[tuple[Any, str, Any]]) -> Iterator[None]:
+def _known_to_torchscript(patches: list[Patch]) -> Iterator[None]:
     """Its compiler knows torch's functions by their ids; some imports script (ZeRO)."""
     builtins: Any = torch.jit._builtins
     table = builtins._get_builtin_table()  # made now: of torch's own
@@ -100,22 +91,6 @@ def _forgotten_by_the_compiler() -> Iterator[None]:
         rules: Any = sys.modules.get(name)
         if rules is not None and not known:
             rules.get_torch_obj_rule_map.cache_clear()
-
-
-@contextlib.contextmanager
-def patched(patches: list[tuple[Any, str, Any]]) -> Iterator[None]:
-    """While open, `owner.name` is another one, for each of (owner, name, new)."""
-    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in patches]
-    try:
-        for owner, name, new in patches:
-            setattr(owner, name, new)
-        yield
-    finally:
-        for owner, name, old in before:
-            if old is None:  # inherited
-                delattr(owner, name)
-            else:
-                setattr(owner, name, old)
 
 
 def memory_of(device: Any, caller: CodeType) -> str:
@@ -150,48 +125,40 @@ def _of_torch(code: CodeType) -> bool:
     return known
 
 
-Find = Callable[[], Recorder | None]  # the calling thread's
-
-
-def _in_ranks(find: Find, original: Any, act: Callable[..., Any]) -> Any:
-    """A method of torch.Tensor that is `act(recorder, tensor, ...)` in a rank."""
+def _method(name: str, act: Callable[..., Any]) -> Patch:
+    """In a rank a method of torch.Tensor is `act(recorder, original, tensor, ...)`."""
+    original = getattr(torch.Tensor, name)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = find()
+        recorder = current_recorder()
         if recorder is None or type(self) not in PLAIN:
             return original(self, *args, **kwargs)
-        return act(recorder, self, *args, **kwargs)
+        return act(recorder, original, self, *args, **kwargs)
 
-    return method
-
-
-# Each of these is the new method of torch.Tensor, or function of torch.
+    return torch.Tensor, name, method
 
 
-def _to(find: Find, original: Any) -> Any:
-    def to(recorder: Recorder, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        first = args[0] if args else kwargs.get("device", kwargs.get("other"))
-        if first is None or isinstance(first, torch.dtype):
+def _to(rank: Recorder, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    first = args[0] if args else kwargs.get("device", kwargs.get("other"))
+    if first is None or isinstance(first, torch.dtype):
+        return original(tensor, *args, **kwargs)
+    if isinstance(first, torch.Tensor):
+        on_host = _is_host(rank, first)
+        if type(first) not in PLAIN or on_host == _is_host(rank, tensor):
             return original(tensor, *args, **kwargs)
-        if isinstance(first, torch.Tensor):
-            on_host = _is_host(recorder, first)
-            if type(first) not in PLAIN or on_host == _is_host(recorder, tensor):
-                return original(tensor, *args, **kwargs)
-            device = TO_HOST if on_host else DEVICE
-            kwargs.pop("other", None)
-            rest = (first.dtype, *args[1:])
-        else:
-            target = memory_of(first, sys._getframe(2).f_code)
-            if not target:
-                return original(tensor, *args, **kwargs)
-            device = _destination(recorder, tensor, target)
-            kwargs.pop("device", None)
-            rest = args[1:]
-            if not rest and "dtype" not in kwargs:
-                rest = (tensor.dtype,)
-        return _move(recorder, "to", original, tensor, device, *rest, **kwargs)
-
-    return _in_ranks(find, original, to)
+        device = TO_HOST if on_host else DEVICE
+        kwargs.pop("other", None)
+        rest = (first.dtype, *args[1:])
+    else:
+        target = memory_of(first, sys._getframe(2).f_code)
+        if not target:
+            return original(tensor, *args, **kwargs)
+        device = _destination(rank, tensor, target)
+        kwargs.pop("device", None)
+        rest = args[1:]
+        if not rest and "dtype" not in kwargs:
+            rest = (tensor.dtype,)
+    return _move(rank, "to", tensor, device, *rest, **kwargs)
 
 
 def _destination(recorder: Recorder, tensor: torch.Tensor, target: str) -> torch.device:
@@ -213,67 +180,55 @@ def _is_host(recorder: Recorder, tensor: torch.Tensor) -> bool:
     return recorder.storages.is_host(tensor)
 
 
-def _move(recorder: Recorder, caller: str, to: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call `to`; the copy that it makes is `caller`'s."""
+def _move(recorder: Recorder, caller: str, *args: Any, **kwargs: Any) -> Any:
+    """Call torch's `to`; the copy that it makes is `caller`'s."""
     recorder.moving = caller
     try:
-        return to(*args, **kwargs)
+        return _TORCHS_TO(*args, **kwargs)
     finally:
         recorder.moving = ""
 
 
-def _cpu(find: Find, original: Any, to: Any) -> Any:
-    def cpu(recorder: Recorder, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_host(recorder, tensor):
-            return original(tensor, *args, **kwargs)
-        return _move(recorder, "cpu", to, tensor, TO_HOST, tensor.dtype, **kwargs)
-
-    return _in_ranks(find, original, cpu)
+def _cpu(recorder: Recorder, original: Any, tensor: Any, **kwargs: Any) -> Any:
+    if _is_host(recorder, tensor):
+        return original(tensor, **kwargs)
+    return _move(recorder, "cpu", tensor, TO_HOST, tensor.dtype, **kwargs)
 
 
-def _cuda(find: Find, original: Any, to: Any) -> Any:
-    def cuda(
-        recorder: Recorder,
-        tensor: Any,
-        device: Any = None,
-        non_blocking: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        target = _destination(recorder, tensor, PLACED)
-        how = (target, tensor.dtype, non_blocking)
-        return _move(recorder, "cuda", to, tensor, *how, **kwargs)
-
-    return _in_ranks(find, original, cuda)
+def _cuda(
+    recorder: Recorder,
+    _: Any,
+    tensor: Any,
+    device: Any = None,
+    non_blocking: bool = False,
+    **kwargs: Any,
+) -> Any:
+    how = (_destination(recorder, tensor, PLACED), tensor.dtype, non_blocking)
+    return _move(recorder, "cuda", tensor, *how, **kwargs)
 
 
-def _pin_memory(find: Find, original: Any, to: Any) -> Any:
-    def pin_memory(recorder: Recorder, tensor: Any, *_: Any, **__: Any) -> Any:
-        place = recorder.storages.place_of(tensor)
-        if place == PINNED:
-            return tensor
-        if recorder.storages.is_arriving and place != PLACED:
-            recorder.storages.place(tensor, PINNED, recorder.current().name)
-            return tensor
-        if place == PLACED:
-            raise RuntimeError(
-                "pin_memory of a tensor in the GPU's memory: only the host's can be "
-                "pinned. Make the tensor there: torch.empty(..., pin_memory=True), or "
-                "tensor.cpu().pin_memory()"
-            )
-        with torch.no_grad():
-            return _move(recorder, "pin_memory", to, tensor, TO_HOST, tensor.dtype)
-
-    return _in_ranks(find, original, pin_memory)
+def _pin_memory(recorder: Recorder, _: Any, tensor: Any, *__: Any, **___: Any) -> Any:
+    place = recorder.storages.place_of(tensor)
+    if place == PINNED:
+        return tensor
+    if recorder.storages.is_arriving and place != PLACED:
+        recorder.storages.place(tensor, PINNED, recorder.current().name)
+        return tensor
+    if place == PLACED:
+        raise RuntimeError(
+            "pin_memory of a tensor in the GPU's memory: only the host's can be "
+            "pinned. Make the tensor there: torch.empty(..., pin_memory=True), or "
+            "tensor.cpu().pin_memory()"
+        )
+    with torch.no_grad():
+        return _move(recorder, "pin_memory", tensor, TO_HOST, tensor.dtype)
 
 
-def _is_pinned(find: Find, original: Any) -> Any:
-    def is_pinned(recorder: Recorder, tensor: Any, *_: Any, **__: Any) -> bool:
-        return recorder.storages.place_of(tensor) == PINNED
-
-    return _in_ranks(find, original, is_pinned)
+def _is_pinned(rank: Recorder, _: Any, tensor: Any, *__: Any, **___: Any) -> bool:
+    return rank.storages.place_of(tensor) == PINNED
 
 
-def _device_of(find: Find, original: Any) -> property:
+def _device_of(original: Any) -> property:
     """`tensor.device` in a rank tells the two memories apart, except to torch."""
     read = original.__get__
 
@@ -281,7 +236,7 @@ def _device_of(find: Find, original: Any) -> property:
         real: torch.device = read(self)
         if _of_torch(sys._getframe(1).f_code) or real.type != "cpu":
             return real
-        recorder = find()
+        recorder = current_recorder()
         if recorder is None or type(self) not in PLAIN:
             return real
         table = recorder.storages
@@ -291,7 +246,7 @@ def _device_of(find: Find, original: Any) -> property:
     return property(device)
 
 
-def _factory(find: Find, original: Any) -> Any:
+def _factory(original: Any) -> Any:
     of_data = original in (torch.as_tensor, torch.asarray)
 
     @functools.wraps(original)
@@ -299,7 +254,7 @@ def _factory(find: Find, original: Any) -> Any:
         device, pin = kwargs.get("device"), kwargs.get("pin_memory")
         if (device is None and not pin) or torch.compiler.is_compiling():
             return original(*args, **kwargs)
-        recorder = find()
+        recorder = current_recorder()
         if recorder is None:
             return original(*args, **kwargs)
         place = PINNED if pin else memory_of(device, sys._getframe(1).f_code)
@@ -319,7 +274,14 @@ def _factory(find: Find, original: Any) -> Any:
     return make
 
 
-_NAMES = {
+_MOVES: dict[str, Callable[..., Any]] = {
+    "to": _to,
+    "cpu": _cpu,
+    "cuda": _cuda,
+    "pin_memory": _pin_memory,
+    "is_pinned": _is_pinned,
+}
+_SYNCS = {
     "tolist": "tolist",
     "numpy": "numpy",
     "__repr__": "print",
@@ -328,46 +290,36 @@ _NAMES = {
 
 
 @contextlib.contextmanager
-def host_syncs(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
+def host_syncs() -> Iterator[None]:
     """While open, calls that make the CPU wait for a GPU are seen in ranks' threads,
-    and `record_stream`. `item`, `bool(tensor)` and the like reach the rank's mode.
-
-    Args:
-        recorder: the calling thread's, None where it is no rank.
-    """
+    and `record_stream`. `item`, `bool(tensor)` and the like reach the rank's mode."""
     tensor: Any = torch.Tensor
     patches = [
-        (tensor, method, _sync(recorder, name, getattr(tensor, method)))
-        for method, name in _NAMES.items()
+        in_ranks(tensor, n, functools.partial(_sync, name))
+        for n, name in _SYNCS.items()
     ]
-    record_stream = _record_stream(recorder, tensor.record_stream)
-    with patched([*patches, (tensor, "record_stream", record_stream)]):
+    with patched([*patches, _method("record_stream", _record_stream)]):
         yield
 
 
-def _sync(find: Find, name: str, original: Any) -> Any:
-    def sync(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = find()
-        if recorder is None or recorder.looks_away or TracingContext.try_get():
-            return original(self, *args, **kwargs)  # ... or the compiler looks at it
-        if type(self) in PLAIN:
-            recorder.read_on_host(name, self)
-        if name == "numpy" and not recorder.storages.is_host(self):
-            # The array is the host's memory: what is written there stays there.
-            return original(self, *args, **kwargs).copy()
-        if name != "print":
-            return original(self, *args, **kwargs)
-        if isinstance(self, FakeTensor):  # has no number that a format could show
-            args = args and ("",)
-        with recorder.looking_away():  # how its text is made
-            return original(self, *args, **kwargs)
-
-    return sync
+def _sync(
+    name: str, rank: Recorder, original: Any, tensor: Any, *args: Any, **kwargs: Any
+) -> Any:
+    if rank.looks_away or TracingContext.try_get():
+        return original(tensor, *args, **kwargs)  # ... or the compiler looks at it
+    if type(tensor) in PLAIN:
+        rank.read_on_host(name, tensor)
+    if name == "numpy" and not rank.storages.is_host(tensor):
+        # The array is the host's memory: what is written there stays there.
+        return original(tensor, *args, **kwargs).copy()
+    if name != "print":
+        return original(tensor, *args, **kwargs)
+    if isinstance(tensor, FakeTensor):  # has no number that a format could show
+        args = args and ("",)
+    with rank.looking_away():  # how its text is made
+        return original(tensor, *args, **kwargs)
 
 
-def _record_stream(find: Find, original: Any) -> Any:
-    def record_stream(recorder: Recorder, tensor: Any, s: Any) -> None:
-        lane = recorder.current()
-        recorder.storages.record_stream(tensor, s.lane.name, lane.name)
-
-    return _in_ranks(find, original, record_stream)
+def _record_stream(recorder: Recorder, _: Any, tensor: Any, s: Any) -> None:
+    lane = recorder.current()
+    recorder.storages.record_stream(tensor, s.lane.name, lane.name)

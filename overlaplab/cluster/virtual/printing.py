@@ -11,38 +11,33 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from overlaplab.cluster.virtual.placement import patched
-from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.patching import patched
+from overlaplab.cluster.virtual.recorder import current_recorder
 from overlaplab.errors import printable
 
 
 @contextlib.contextmanager
-def printing_text(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
-    """While open, `sys.stdout` and `sys.stderr` show what ranks' threads print as text.
-
-    Args:
-        recorder: the calling thread's, None where it is no rank.
-    """
-    names = [name for name in ("stdout", "stderr") if getattr(sys, name) is not None]
-    with patched([(sys, n, _Stream(getattr(sys, n), recorder)) for n in names]):
+def printing_text() -> Iterator[None]:
+    """While open, `sys.stdout` and `sys.stderr` show what ranks print as text."""
+    streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    with patched((sys, name, _Stream(s)) for name, s in streams.items() if s):
         yield
 
 
 class _Stream:
     """Stands in for a stream of the process; outside ranks it is that stream."""
 
-    def __init__(self, stream: Any, recorder: Callable[[], Recorder | None]) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._recorder = recorder
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        if self._recorder() is None or not isinstance(text, str):
+        if current_recorder() is None or not isinstance(text, str):
             written: int = self._stream.write(text)
             return written
         self._stream.write("\r".join(map(printable, text.split("\r"))))
@@ -53,4 +48,4 @@ class _Stream:
             self.write(line)
 
     def isatty(self) -> bool:
-        return self._recorder() is None and bool(self._stream.isatty())
+        return current_recorder() is None and bool(self._stream.isatty())

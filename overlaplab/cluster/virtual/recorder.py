@@ -8,6 +8,7 @@ may not run before the collectives that its lane waits for have met (`Lane.unmet
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -15,12 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from overlaplab.cluster.virtual.lanes import (
-    Frontier,
-    Lane,
-    Meets,
-    Unseen,
-)
+from overlaplab.cluster.virtual.lanes import Frontier, Lane, Meets, Unseen
 from overlaplab.cluster.virtual.position import Position
 from overlaplab.cluster.virtual.rank_thread import RankThread
 from overlaplab.cluster.virtual.ranks import Turns
@@ -36,6 +32,14 @@ from overlaplab.program.record import (
     by_autograd,
 )
 from overlaplab.timeline.span import CPU_LANE, NO_ATTRIBUTES
+
+rank_here = threading.local()  # what the calling thread is a rank of, see world.py
+
+
+def current_recorder() -> Recorder | None:
+    """The recorder of the calling rank thread, None in any other thread."""
+    recorder: Recorder | None = getattr(rank_here, "recorder", None)
+    return recorder
 
 
 class Recorder(Position):

@@ -8,41 +8,32 @@ new memory of the current stream, into which a kernel there copies what was in t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
-from overlaplab.cluster.virtual.placement import patched
+from overlaplab.cluster.virtual.patching import in_ranks, patched
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.program.record import Access
 
 
 @contextlib.contextmanager
-def resizing_storages(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
-    """While open, storages that are resized in the threads of ranks are seen.
-
-    Args:
-        recorder: the calling thread's, None where it is no rank.
-    """
-    storage: Any = torch.UntypedStorage
-    original = storage.resize_
-
-    def resize_(self: Any, size: int) -> Any:
-        rank = recorder()
-        if rank is None:
-            return original(self, size)
-        rank.turns.check()
-        lane = rank.current()
-        rank.settle(lane)
-        rank.storages.note(self, lane.name)
-        result = original(self, size)
-        rank.storages.renew(self, lane.name, partial(_copy, rank))
-        return result
-
-    with patched([(storage, "resize_", resize_)]):
+def resizing_storages() -> Iterator[None]:
+    """While open, storages that are resized in the threads of ranks are seen."""
+    with patched([in_ranks(torch.UntypedStorage, "resize_", _resize)]):
         yield
+
+
+def _resize(rank: Recorder, original: Any, storage: Any, size: int) -> Any:
+    rank.turns.check()
+    lane = rank.current()
+    rank.settle(lane)
+    rank.storages.note(storage, lane.name)
+    result = original(storage, size)
+    rank.storages.renew(storage, lane.name, partial(_copy, rank))
+    return result
 
 
 def _copy(rank: Recorder, old: Access, new: Access) -> None:

@@ -28,11 +28,12 @@ from overlaplab.cluster.virtual.meeting import Meetings
 from overlaplab.cluster.virtual.modes import RecordMode, unseen_shapes
 from overlaplab.cluster.virtual.naming import naming_parameters
 from overlaplab.cluster.virtual.optimizers import stepping_lists
-from overlaplab.cluster.virtual.placement import host_syncs, patched, placing_calls
+from overlaplab.cluster.virtual.patching import patched
+from overlaplab.cluster.virtual.placement import host_syncs, placing_calls
 from overlaplab.cluster.virtual.printing import printing_text
 from overlaplab.cluster.virtual.rank_thread import RankThread
 from overlaplab.cluster.virtual.ranks import Turns
-from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.recorder import Recorder, current_recorder
 from overlaplab.cluster.virtual.resizing import resizing_storages
 from overlaplab.cluster.virtual.streams import VirtualProvider, backward_streams
 from overlaplab.cluster.virtual.threads import end_threads, quiet_pools, rank_threads
@@ -88,7 +89,7 @@ def run_virtual(
         RuntimeError: a run is in progress already.
         TypeError: something cannot be copied.
     """
-    if world.current_recorder() is not None:
+    if current_recorder() is not None:
         raise RuntimeError(
             "ol.run was called inside a rank of another run; call it from outside"
         )
@@ -139,24 +140,23 @@ class _Run:
     ) -> tuple[tuple[Any, ...], Program]:
         in_time = True
         calls = (
-            placing_calls(world.current_recorder),
-            host_syncs(world.current_recorder),
-            resizing_storages(world.current_recorder),
-            loading_batches(world.current_recorder),
-            unseen_shapes(world.current_recorder),
-            naming_parameters(world.current_recorder),
-            serving_cpp(world.current_recorder),
-            backward_streams(world.current_recorder),
-            launching_as_cuda(lambda: world.current_recorder() is not None),
-            stepping_lists(world.current_recorder),
+            placing_calls(),
+            host_syncs(),
+            resizing_storages(),
+            loading_batches(),
+            unseen_shapes(),
+            naming_parameters(),
+            serving_cpp(),
+            backward_streams(),
+            launching_as_cuda(lambda: current_recorder() is not None),
+            stepping_lists(),
             rank_threads(self._settings_of_thread),
-            printing_text(world.current_recorder),
+            printing_text(),
         )
         with world.worlds_of_threads(), contextlib.ExitStack() as stack:
             for patching in calls:
                 stack.enter_context(patching)
-            compiling = compiling_ranks(world.current_recorder, len(self.ranks))
-            self.set_limits = stack.enter_context(compiling)
+            self.set_limits = stack.enter_context(compiling_ranks(len(self.ranks)))
             if self.fake:
                 swap = (torch.utils, "swap_tensors", swap_of_fakes())
                 stack.enter_context(patched([swap]))
@@ -214,7 +214,7 @@ class _Run:
     def _settings_of_thread(self) -> AbstractContextManager[Any]:
         """What holds in each thread of a rank and is not the process's."""
         self.set_limits()
-        rank = world.current_recorder()
+        rank = current_recorder()
         assert rank is not None
         return self.fake_modes[rank.rank] or contextlib.nullcontext()
 

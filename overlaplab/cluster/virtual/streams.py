@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from overlaplab.cluster.virtual.lanes import Frontier, Lane
-from overlaplab.cluster.virtual.placement import DEVICE, patched
+from overlaplab.cluster.virtual.patching import Patch, in_ranks, patched
+from overlaplab.cluster.virtual.placement import DEVICE
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.cluster.virtual.source import user_line
 from overlaplab.errors import EventError
@@ -243,7 +244,6 @@ def torch_cpu_streams() -> Iterator[None]:
     Code that asks a tensor's device for its streams gets to `torch.cpu` on the virtual
     cluster: FSDP2 does. Its streams then show up as lanes, under its names for them.
     """
-    cpu: Any = torch.cpu
     ours: dict[str, Callable[..., Any]] = {
         "Stream": _make_stream,
         "Event": _make_event,
@@ -252,24 +252,20 @@ def torch_cpu_streams() -> Iterator[None]:
         "StreamContext": VirtualProvider.stream,
         "synchronize": lambda provider, device=None: provider.synchronize(),
     }
-    before = {name: getattr(cpu, name) for name in ours}
-    for name, method in ours.items():
-        setattr(cpu, name, _in_ranks(method, before[name]))
-    try:
+
+    def on_ranks(name: str, method: Callable[..., Any]) -> Patch:
+        otherwise = getattr(torch.cpu, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            provider = thread_provider()
+            if not isinstance(provider, VirtualProvider):
+                return otherwise(*args, **kwargs)
+            return method(provider, *args, **kwargs)
+
+        return torch.cpu, name, call
+
+    with patched(on_ranks(*pair) for pair in ours.items()):
         yield
-    finally:
-        for name, value in before.items():
-            setattr(cpu, name, value)
-
-
-def _in_ranks(method: Callable[..., Any], otherwise: Callable[..., Any]) -> Any:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        provider = thread_provider()
-        if not isinstance(provider, VirtualProvider):
-            return otherwise(*args, **kwargs)
-        return method(provider, *args, **kwargs)
-
-    return call
 
 
 def _make_stream(provider: VirtualProvider, priority: int = 0) -> Any:
@@ -282,22 +278,13 @@ def _make_event(provider: VirtualProvider, *_: Any, **__: Any) -> Any:
 
 
 @contextlib.contextmanager
-def backward_streams(recorder: Callable[[], Recorder | None]) -> Iterator[None]:
-    """While open, recorders hear of the backward passes of their ranks.
+def backward_streams() -> Iterator[None]:
+    """While open, recorders hear of the backward passes of their ranks."""
 
-    Args:
-        recorder: the calling thread's, None where it is no rank.
-    """
-    autograd: Any = torch.autograd
-    engine = autograd._engine_run_backward
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        rank = recorder()
-        if rank is None:
-            return engine(*args, **kwargs)
+    def run(rank: Recorder, engine: Any, *args: Any, **kwargs: Any) -> Any:
         return rank.run_backward(functools.partial(engine, *args, **kwargs))
 
-    with patched([(autograd, "_engine_run_backward", run)]):
+    with patched([in_ranks(torch.autograd, "_engine_run_backward", run)]):
         yield
 
 

@@ -50,9 +50,9 @@ import torch
 from overlaplab import ours
 from overlaplab.cluster.virtual import world
 from overlaplab.cluster.virtual.modes import RecordMode
-from overlaplab.cluster.virtual.placement import patched
+from overlaplab.cluster.virtual.patching import Patch, patched
 from overlaplab.cluster.virtual.rank_thread import Helper
-from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.recorder import Recorder, current_recorder
 from overlaplab.deadline import note_thread
 from overlaplab.streams import install_thread_provider, thread_provider
 
@@ -74,7 +74,7 @@ class TurnLock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """As `threading.Lock.acquire`."""
-        recorder = world.current_recorder()
+        recorder = current_recorder()
         if recorder is None or recorder.looks_away:
             return self._lock.acquire(blocking, timeout)
         _ask(recorder)
@@ -141,7 +141,7 @@ def rank_threads(enter: Enter) -> Iterator[None]:
         if rank is not None and self not in _helpers:  # or Python says: only once
             _start(rank, self, start, enter)
             return
-        here = world.current_recorder()
+        here = current_recorder()
         if here is not None and not here.looks_away:
             here.turns.strangers.append(self)
         start(self)
@@ -163,7 +163,7 @@ def rank_threads(enter: Enter) -> Iterator[None]:
         return not helper.finished
 
     def new_is_set(self: Any) -> bool:
-        rank = world.current_recorder()
+        rank = current_recorder()
         if rank is not None and not rank.looks_away:
             _ask(rank)
         return bool(is_set(self))
@@ -198,7 +198,7 @@ def rank_threads(enter: Enter) -> Iterator[None]:
             rank.turns.num_futures += 1
             self.number = rank.turns.num_futures
 
-    patches: list[tuple[Any, str, Any]] = [
+    patches: list[Patch] = [
         (thread, "__init__", new_init),
         (thread, "start", new_start),
         (thread, "join", new_join),
@@ -281,7 +281,7 @@ def end_threads(rank: Recorder) -> None:
 
 def _helper(thread: Any) -> tuple[Recorder | None, Helper | None]:
     """The calling rank, and what `thread` is in a run."""
-    return world.current_recorder(), _helpers.get(thread)
+    return current_recorder(), _helpers.get(thread)
 
 
 def _ended(helper: Helper) -> bool:
@@ -308,7 +308,7 @@ def _in_order(self: Any, futures: Any) -> None:
 
 def _clock() -> float:
     """What time-outs of threading and queue are measured by."""
-    rank = world.current_recorder()
+    rank = current_recorder()
     if rank is not None and _takes_turns(sys._getframe(1).f_locals.get("self")):
         return rank.turns.clock_s
     return time.monotonic()
@@ -316,7 +316,7 @@ def _clock() -> float:
 
 def _rank_of_the_program() -> Recorder | None:
     """The calling rank, if its program wants a thread or a lock, and no library."""
-    recorder = world.current_recorder()
+    recorder = current_recorder()
     if recorder is None or recorder.looks_away:
         return None
     frame = sys._getframe(2)

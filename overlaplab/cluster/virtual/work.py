@@ -22,7 +22,7 @@ import torch
 
 from overlaplab.cluster.virtual.lanes import Frontier
 from overlaplab.cluster.virtual.meeting import Meeting
-from overlaplab.cluster.virtual.placement import patched
+from overlaplab.cluster.virtual.patching import in_ranks, patched
 from overlaplab.cluster.virtual.recorder import Recorder
 from overlaplab.program.record import WorkWait
 from overlaplab.timeline.span import CPU_LANE
@@ -187,30 +187,23 @@ class _Future(torch.futures.Future[Any]):
 
 
 @contextlib.contextmanager
-def serving_cpp(find: Callable[[], Recorder | None]) -> Iterator[None]:
-    """While open, ranks outlive what C++ does with works; see [Note: works in C++].
-
-    Args:
-        find: the calling thread's recorder, None where it is no rank.
-    """
+def serving_cpp() -> Iterator[None]:
+    """While open, ranks outlive what C++ does with works; see [Note: works in C++]."""
     bare: Any = torch.futures.Future.__base__
-    wait, done = bare.wait, bare.done
-    reducer: Any = torch._C._distributed_c10d.Reducer
-    take_notice = reducer._set_forward_pass_work_handle
+    done = bare.done
 
-    def wait_in_turn(future: Any) -> Any:
-        recorder = find()
-        while recorder is not None and recorder.futures and not done(future):
+    def wait_in_turn(recorder: Recorder, wait: Any, future: Any) -> Any:
+        while recorder.futures and not done(future):
             recorder.futures[0].finish()
         return wait(future)
 
-    def keep_notice(self: Any, work: Any, *args: Any) -> None:
-        if (recorder := find()) is not None:
-            recorder.noticed = work
-        take_notice(self, work, *args)
+    def keep_notice(recorder: Recorder, take: Any, *args: Any) -> None:
+        recorder.noticed = args[1]
+        take(*args)
 
-    name = "_set_forward_pass_work_handle"
-    with patched([(bare, "wait", wait_in_turn), (reducer, name, keep_notice)]):
+    reducer: Any = torch._C._distributed_c10d.Reducer
+    notice = in_ranks(reducer, "_set_forward_pass_work_handle", keep_notice)
+    with patched([in_ranks(bare, "wait", wait_in_turn), notice]):
         yield
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,20 +25,14 @@ from overlaplab.cluster.membership import Init, Member, accepting_init
 from overlaplab.cluster.virtual.communicator import Communicator
 from overlaplab.cluster.virtual.group import VirtualGroup
 from overlaplab.cluster.virtual.meeting import Meetings
-from overlaplab.cluster.virtual.recorder import Recorder
+from overlaplab.cluster.virtual.patching import in_ranks, patched
+from overlaplab.cluster.virtual.recorder import Recorder, current_recorder, rank_here
 from overlaplab.cluster.virtual.streams import torch_cpu_streams
 from overlaplab.streams import install_thread_provider
 from overlaplab.torch_versions import BaseStore, wrapped_cell
 
 BACKEND = "virtual"
 _c10d_native: Any = torch._C._distributed_c10d  # its stubs lack a name
-_rank = threading.local()
-
-
-def current_recorder() -> Recorder | None:
-    """The recorder of the calling rank thread, None in any other thread."""
-    recorder: Recorder | None = getattr(_rank, "recorder", None)
-    return recorder
 
 
 class _WorldOfThread:
@@ -49,57 +42,50 @@ class _WorldOfThread:
         object.__setattr__(self, "process_world", process_world)
 
     def __getattr__(self, name: str) -> Any:
-        world = getattr(_rank, "world", None)
+        world = getattr(rank_here, "world", None)
         return getattr(self.process_world if world is None else world, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        world = getattr(_rank, "world", None)
+        world = getattr(rank_here, "world", None)
         setattr(self.process_world if world is None else world, name, value)
 
 
 @contextlib.contextmanager
 def worlds_of_threads() -> Iterator[None]:
     """While open, threads that `join` have a world of their own."""
-    before = c10d._world
-    excepthook, helper = sys.excepthook, c10d._new_process_group_helper
-    split = dist.split_group
     names = ("_backend", "_default_pg_init_method")
-    saved = {n: getattr(c10d, n) for n in names if hasattr(c10d, n)}
+    saved = [(c10d, n, getattr(c10d, n)) for n in names if hasattr(c10d, n)]
 
-    def make_group(*args: Any, **kwargs: Any) -> Any:
+    def make_group(_: Recorder, helper: Any, *args: Any, **kwargs: Any) -> Any:
         """In a rank every group is virtual, whatever backend it names."""
-        if current_recorder() is not None:
-            args = (*args[:3], BACKEND, *args[4:])
-            kwargs.pop("backend_options", None)
-        return helper(*args, **kwargs)
+        kwargs.pop("backend_options", None)
+        return helper(*args[:3], BACKEND, *args[4:], **kwargs)
 
-    def split_group(*args: Any, **kwargs: Any) -> Any:
-        own = current_recorder() is not None
-        return (_split_group if own else split)(*args, **kwargs)
+    def split_group(_: Recorder, split: Any, *args: Any, **kwargs: Any) -> Any:
+        return _split_group(*args, **kwargs)
 
     _register_backend()
-    setattr(c10d, "_world", _WorldOfThread(before))  # noqa: B010 (typed _World)
-    c10d._new_process_group_helper = make_group
-    c10d.split_group = dist.split_group = split_group
-    _c10d_native._set_thread_isolation_mode(True)
+    patches = (
+        *saved,  # put back what `connect` sets
+        (sys, "excepthook", sys.excepthook),
+        (c10d, "_world", _WorldOfThread(c10d._world)),
+        in_ranks(c10d, "_new_process_group_helper", make_group),
+        in_ranks(c10d, "split_group", split_group),
+        in_ranks(dist, "split_group", split_group),
+    )
     try:
-        with torch_cpu_streams(), accepting_init(_member):
+        with patched(patches), torch_cpu_streams(), accepting_init(_member):
+            _c10d_native._set_thread_isolation_mode(True)
             yield
     finally:
         _c10d_native._set_thread_isolation_mode(False)
-        c10d._new_process_group_helper = helper
-        c10d.split_group = dist.split_group = split
-        c10d._world = before
-        sys.excepthook = excepthook
-        for name, value in saved.items():
-            setattr(c10d, name, value)
 
 
 def join(recorder: Recorder, meetings: Meetings, world_size: int, store: Any) -> None:
     """Make the calling thread a rank: `torch.distributed` is initialised in it."""
-    _rank.recorder = recorder
-    _rank.meetings = meetings
-    _rank.world = SimpleNamespace(
+    rank_here.recorder = recorder
+    rank_here.meetings = meetings
+    rank_here.world = SimpleNamespace(
         default_pg=None,
         pg_map={},
         pg_names={},
@@ -113,21 +99,21 @@ def join(recorder: Recorder, meetings: Meetings, world_size: int, store: Any) ->
         comms=[],
     )
     # Kept here: C++ holds the store, but not the Python object with its methods.
-    _rank.store = RankStore(store, recorder)
-    _rank.num_worlds = 0
+    rank_here.store = RankStore(store, recorder)
+    rank_here.num_worlds = 0
 
     def connect(init: Init) -> None:
         """Also after a `destroy_process_group`: then under other names."""
-        member, _rank.member = _rank.member, None
-        where = c10d.PrefixStore(f"world {_rank.num_worlds}", _rank.store)
-        _rank.num_worlds += 1
+        member, rank_here.member = rank_here.member, None
+        where = c10d.PrefixStore(f"world {rank_here.num_worlds}", rank_here.store)
+        rank_here.num_worlds += 1
         init(BACKEND, rank=recorder.rank, world_size=world_size, store=where)
-        _rank.member = member
+        rank_here.member = member
 
-    _rank.member = None
+    rank_here.member = None
     connect(dist.init_process_group)
     backends = (BACKEND, "gloo", "nccl")
-    _rank.member = Member(recorder.rank, world_size, backends, connect)
+    rank_here.member = Member(recorder.rank, world_size, backends, connect)
 
 
 # Of objects, which have values where tensors have none; of messages the peer's matter.
@@ -162,17 +148,17 @@ def objects_have_values() -> Iterator[None]:
 
 
 def _member() -> Member | None:
-    member: Member | None = getattr(_rank, "member", None)
+    member: Member | None = getattr(rank_here, "member", None)
     return member
 
 
 def inherit() -> Callable[[], None]:
     """The result makes the thread that calls it a thread of the calling one's rank."""
-    mine = dict(vars(_rank))
+    mine = dict(vars(rank_here))
 
     def become() -> None:
-        vars(_rank).update(mine)
-        for group, name in _rank.world.pg_names.items():  # C++ has a list a thread
+        vars(rank_here).update(mine)
+        for group, name in rank_here.world.pg_names.items():  # C++ has a list a thread
             _c10d_native._register_process_group(name, group)
 
     return become
@@ -187,21 +173,17 @@ def leave(*, late: bool) -> None:
     """
     if not late:
         _c10d_native._unregister_all_process_groups()
-    _forget()
-
-
-def _forget() -> None:
-    _rank.recorder = _rank.meetings = _rank.world = _rank.store = _rank.member = None
+    vars(rank_here).clear()
 
 
 def _leave_in_child() -> None:
     """A process that a rank forks (a loader's worker) is no rank, though its thread is
     a copy of the rank's: there nobody records, and there are no other ranks."""
     if current_recorder() is not None:
-        _forget()
+        vars(rank_here).clear()
         install_thread_provider(None)
-        _rank.modes = _disable_current_modes()  # kept: its end would put them back
-        _rank.modes.__enter__()
+        rank_here.modes = _disable_current_modes()  # kept: its end would put them back
+        rank_here.modes.__enter__()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -250,11 +232,11 @@ def _create(options: Any, _: Any) -> VirtualGroup:
     return VirtualGroup(
         Communicator(
             recorder,
-            _rank.meetings,
+            rank_here.meetings,
             options.group_rank,
             ranks,
             str(options.group_id),
-            _rank.num_worlds,
+            rank_here.num_worlds,
         )
     )
 
