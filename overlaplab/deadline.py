@@ -11,17 +11,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import sysconfig
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from functools import cache
-from importlib.util import find_spec
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from overlaplab import ours
+from overlaplab.ours import is_users_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,7 +82,7 @@ class Deadline:
         main = threading.current_thread() is threading.main_thread()
         self._usable = main and hasattr(signal, "setitimer")
         if self._usable:
-            _others()  # now: a look that reads files lets ranks go on under its eyes
+            is_users_file("")  # now: a look that reads files lets ranks go on meanwhile
             self._cpu, self._wall = time.process_time(), time.monotonic()
             self._caller = sys._getframe(1)
             self._handler = signal.signal(signal.SIGALRM, self._look)
@@ -177,25 +174,6 @@ def _users_place(stack: Stack) -> tuple[int, str] | None:
         if is_users_file(code.co_filename):
             return depth, f"in {code.co_name}, line {line}"
     return None
-
-
-@cache
-def _others() -> tuple[str, ...]:
-    torch = find_spec("torch")
-    return (
-        *ours.folders(),
-        os.path.dirname(torch.origin or "") + os.sep if torch else "<",
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("purelib"),
-        "<frozen",
-        "<string>",
-    )
-
-
-@cache
-def is_users_file(name: str) -> bool:
-    """Whether it is neither ours, nor Python's, nor an installed package's."""
-    return not name.startswith(_others())
 
 
 def limit_process(cpu_s: float) -> None:

@@ -1,4 +1,5 @@
-"""What is ours: this package and the courses installed beside it, decided here alone.
+"""What is ours: this package and the courses installed beside it, decided here alone;
+and what is neither ours nor a library's, but the user's.
 
 Checks, copies between ranks, source lines, frames and pickling all ask whether code is
 the user's. A course is a package that announces labs (entry points of `LABS`): its
@@ -8,6 +9,7 @@ functions are no more a learner's answer than those of this package.
 from __future__ import annotations
 
 import os
+import sysconfig
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -49,3 +51,20 @@ def is_our_module(name: str) -> bool:
 def is_our_file(path: str) -> bool:
     """Whether a source file is ours."""
     return path.startswith(folders())
+
+
+@cache
+def libraries() -> tuple[str, ...]:
+    """How source files of Python, of installed packages and of what is installed beside
+    torch begin."""
+    torch = find_spec("torch")
+    beside = os.path.dirname(os.path.dirname((torch and torch.origin) or ""))
+    schemes = ("stdlib", "platstdlib", "purelib", "platlib")
+    paths = {*map(sysconfig.get_path, schemes), *([beside] if beside else [])}
+    return (*(path + os.sep for path in sorted(paths)), "<frozen")
+
+
+@cache
+def is_users_file(path: str) -> bool:
+    """Whether it is neither ours, nor Python's, nor an installed package's."""
+    return not path.startswith((*folders(), *libraries(), "<string>"))

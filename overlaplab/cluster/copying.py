@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dis
-import os
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,23 +27,6 @@ from overlaplab import ours
 
 Memo = dict[Any, Any]
 Job = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-
-
-def copy_for_rank(obj: Any, *, fake_mode: FakeTensorMode | None = None) -> Any:
-    """A copy of `obj` that shares nothing mutable with it.
-
-    Args:
-        obj: anything; functions are copied with their closure and defaults.
-        fake_mode: tensors become fake tensors of this mode, without data.
-
-    Returns:
-        The copy, owned by the caller.
-
-    Raises:
-        TypeError: something in it cannot be copied; the message names it.
-    """
-    with _copying(fake_mode):
-        return _copy_part(obj, {}, _describe(obj))
 
 
 def copy_job(
@@ -203,7 +184,7 @@ def _of_library(fn: types.FunctionType) -> bool:
 
     Libraries use such functions as keys (torch's `contract`): a copy is another key.
     """
-    if not fn.__code__.co_filename.startswith(_LIBRARIES):
+    if not fn.__code__.co_filename.startswith((*ours.folders(), *ours.libraries())):
         return False
     found: Any = sys.modules.get(fn.__module__)
     for name in fn.__qualname__.split("."):
@@ -211,11 +192,6 @@ def _of_library(fn: types.FunctionType) -> bool:
     return found is fn
 
 
-_LIBRARIES = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))),
-    *ours.folders(),
-)
 _Filled = object()
 
 
@@ -297,9 +273,3 @@ def _name(fn: Any) -> str:
 
 def _type(value: Any) -> str:
     return type(value).__name__
-
-
-def _describe(obj: Any) -> str:
-    if isinstance(obj, types.FunctionType):
-        return f"function {_name(obj)}"
-    return f"the {_type(obj)}"

@@ -21,19 +21,13 @@ Init = Callable[..., None]
 
 @dataclass(frozen=True)
 class Member:
-    """A rank of a run.
+    """A rank of a run."""
 
-    Args:
-        rank: global rank.
-        world_size: number of ranks.
-        backends: those that the cluster is, or stands for; its own first.
-        connect: makes the world again after `destroy_process_group`; gets torch's
-            `init_process_group`.
-    """
-
-    rank: int
-    world_size: int
-    backends: tuple[str, ...]
+    rank: int  # global rank
+    world_size: int  # number of ranks
+    backends: tuple[str, ...]  # those that the cluster is, or stands for; its own first
+    # makes the world again after `destroy_process_group`; gets torch's
+    # `init_process_group`
     connect: Callable[[Init], None]
 
     def check(self, backend: Any, world_size: int | None, rank: int | None) -> None:

@@ -33,43 +33,29 @@ _OF_KIND: Mapping[str, WaitedFor] = {
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective on one rank.
+    """One collective on one rank."""
 
-    Args:
-        index: of its span in `timeline.spans`.
-        span: that span.
-        step: whose it is.
-        group_size: ranks that take part, None where nobody says.
-        last: rank that arrived last, None where it is not known.
-        ready_ns: when the last rank had arrived; its start where that is not known.
-        knows_ready: whether `ready_ns` is more than a guess.
-        waited_for: what let it start on this rank.
-        waited_span: index of what it waited for, where it is a span.
-        exposed_ns: no computation beside it; the sum of `exposed`.
-        exposed: by entry of the account.
-        remaining_ns: computation of its step after it started: what could hide it.
-        later_ns: computation of its step that was launched after it, whenever it ran;
-            None where launches are not known.
-        alone_ns: what it takes alone: the span's own "alone_ns", or what the hardware
-            profile says; None without either.
-    """
-
-    index: int
+    index: int  # of its span in `timeline.spans`
     span: Span
-    step: Step
-    group_size: int | None
-    last: int | None
-    ready_ns: int
-    knows_ready: bool
-    waited_for: WaitedFor
-    waited_span: int | None
-    exposed: Mapping[Entry, int]
-    remaining_ns: int
+    step: Step  # whose it is
+    group_size: int | None  # ranks that take part, None where nobody says
+    last: int | None  # rank that arrived last, None where it is not known
+    ready_ns: int  # when the last rank had arrived; its start where that is not known
+    knows_ready: bool  # whether `ready_ns` is more than a guess
+    waited_for: WaitedFor  # what let it start on this rank
+    waited_span: int | None  # index of what it waited for, where it is a span
+    exposed: Mapping[Entry, int]  # by entry of the account
+    remaining_ns: int  # computation of its step after it started: what could hide it
+    # computation of its step that was launched after it, whenever it ran; None where
+    # launches are not known
     later_ns: int | None
+    # what it takes alone: the span's own "alone_ns", or what the hardware profile says;
+    # None without either
     alone_ns: int | None
 
     @property
     def exposed_ns(self) -> int:
+        """Without computation beside it."""
         return sum(self.exposed.values())
 
     @property

@@ -6,7 +6,6 @@ import re
 import traceback
 
 from overlaplab import ours
-from overlaplab.deadline import is_users_file
 from overlaplab.errors import RankError, message_of
 
 # What the text of an error holds -> what it means; {1} is the first group.
@@ -79,7 +78,7 @@ def own_words(error: BaseException) -> str:
     if type(error) not in (TypeError, ValueError, KeyError):
         return ""
     frames = traceback.extract_tb(error.__traceback__)
-    if any(is_users_file(frame.filename) for frame in frames):
+    if any(ours.is_users_file(frame.filename) for frame in frames):
         return ""
     raised = bool(frames) and (frames[-1].line or "").startswith("raise ")
     if not raised or not frames[-1].filename.startswith(ours.folders()):

@@ -13,8 +13,8 @@ from itertools import groupby
 from typing import Any
 
 from overlaplab import errors
-from overlaplab.deadline import is_users_file
 from overlaplab.errors import OverlaplabError, RankError, message_of
+from overlaplab.ours import is_users_file
 
 _KNOWN: Mapping[str, type[Exception]] = {
     name: kind

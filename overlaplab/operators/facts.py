@@ -84,47 +84,32 @@ _UNMARKED_WRITES = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4)}
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What the record needs of one overload.
+    """What the record needs of one overload."""
 
-    Args:
-        name: "mm", without namespace and overload.
-        records: False for views, metadata and allocation.
-        allocates: its result may have a new storage, where it does not record.
-        skipped: launches no kernels of its own.
-        host_sync: name of the wait if the CPU waits for it, "" otherwise.
-        indexes: takes indices, and may wait for a mask.
-        writes: positions of arguments that it writes.
-        writes_named: keyword arguments that it writes.
-        overwrites: what it writes it does not read.
-        reads: False where its tensor arguments give only shape and dtype.
-        flops: counts multiply and add as two; None where it is not a matmul.
-        aliases: arguments of whose memory its result is a part (a view, or what it
-            wrote), by position, or by name where they have none.
-        draws: may take numbers from the random generator.
-        is_collective: a functional collective; its wait is none.
-        composite: made of other operators. Autograd takes it apart; inference mode,
-            which has none, shows it whole, and so is what torch writes in Python.
-        launches: kernels that CUDA launches for a call, see launches.py.
-        scales_gradients: the step of a fused optimizer, which writes gradients where it
-            is given their scale.
-    """
-
-    name: str
-    records: bool = False
+    name: str  # "mm", without namespace and overload
+    records: bool = False  # False for views, metadata and allocation
+    # its result may have a new storage, where it does not record
     allocates: bool = False
-    skipped: bool = False
-    host_sync: str = ""
-    indexes: bool = False
-    writes: tuple[int, ...] = ()
-    writes_named: tuple[str, ...] = ()
-    overwrites: bool = False
-    reads: bool = True
+    skipped: bool = False  # launches no kernels of its own
+    host_sync: str = ""  # name of the wait if the CPU waits for it, "" otherwise
+    indexes: bool = False  # takes indices, and may wait for a mask
+    writes: tuple[int, ...] = ()  # positions of arguments that it writes
+    writes_named: tuple[str, ...] = ()  # keyword arguments that it writes
+    overwrites: bool = False  # what it writes it does not read
+    reads: bool = True  # False where its tensor arguments give only shape and dtype
+    # counts multiply and add as two; None where it is not a matmul
     flops: Callable[..., Any] | None = None
+    # arguments of whose memory its result is a part (a view, or what it wrote), by
+    # position, or by name where they have none
     aliases: tuple[int | str, ...] = ()
-    draws: bool = False
-    is_collective: bool = False
+    draws: bool = False  # may take numbers from the random generator
+    is_collective: bool = False  # a functional collective; its wait is none
+    # made of other operators. Autograd takes it apart; inference mode, which has none,
+    # shows it whole, and so is what torch writes in Python
     composite: bool = False
-    launches: int | Count = 1
+    launches: int | Count = 1  # kernels that CUDA launches for a call, see launches.py
+    # the step of a fused optimizer, which writes gradients where it is given their
+    # scale
     scales_gradients: bool = False
 
 

@@ -20,28 +20,20 @@ from overlaplab.operators.facts import Operator, operator
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What the operator of one node does.
+    """What the operator of one node does."""
 
-    Args:
-        operator: the facts about its overload.
-        reads: nodes whose values it needs.
-        writes: nodes whose values it changes: what aliases them changes, too. Its own
-            result is not among them.
-        aliases: nodes of whose memory its result is a part.
-        draws: takes numbers from the random generator.
-        read_bytes, write_bytes: of the kernel that CUDA launches, results included; 0
-            where it launches none.
-        flops: a multiply and an add are two.
-    """
-
-    operator: Operator
-    reads: tuple[Node, ...] = ()
+    operator: Operator  # the facts about its overload
+    reads: tuple[Node, ...] = ()  # nodes whose values it needs
+    # nodes whose values it changes: what aliases them changes, too. Its own result is
+    # not among them
     writes: tuple[Node, ...] = ()
-    aliases: tuple[Node, ...] = ()
-    draws: bool = False
+    aliases: tuple[Node, ...] = ()  # nodes of whose memory its result is a part
+    draws: bool = False  # takes numbers from the random generator
+    # read_bytes, write_bytes: of the kernel that CUDA launches, results included; 0
+    # where it launches none
     read_bytes: int = 0
     write_bytes: int = 0
-    flops: int = 0
+    flops: int = 0  # a multiply and an add are two
 
 
 def node_facts(node: Node) -> NodeFacts:

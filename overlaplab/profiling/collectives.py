@@ -188,25 +188,31 @@ def marking_collectives() -> Iterator[None]:
         yield
         return
     ranges = _Ranges()
-    with streams.listening_to_ranges(ranges.label), watching(ranges):
+    with streams.listening_to_ranges(ranges.label.entered), watching(ranges):
         yield
+
+
+class Label(threading.local):
+    """The innermost range of the calling thread."""
+
+    name = ""
+
+    @contextlib.contextmanager
+    def entered(self, name: str) -> Iterator[None]:
+        """What this thread launches in the `with` block carries `name`."""
+        outer, self.name = self.name, name
+        try:
+            yield
+        finally:
+            self.name = outer
 
 
 class _Ranges(Watcher):
     def __init__(self) -> None:
-        self._here = threading.local()
+        self.label = Label()
         self._sequences: Counter[str] = Counter()
         # Until somebody waits: an id is a work's own only while that is alive.
         self._works: dict[int, tuple[Any, str]] = {}
-
-    @contextlib.contextmanager
-    def label(self, name: str) -> Iterator[None]:
-        outer = getattr(self._here, "label", "")
-        self._here.label = name
-        try:
-            yield
-        finally:
-            self._here.label = outer
 
     def launch(
         self, call: Call, group: Any, operation: str, arguments: tuple[Any, ...]
@@ -215,8 +221,7 @@ class _Ranges(Watcher):
         sequence = self._sequences[name]
         self._sequences[name] += 1
         size = max(map(num_bytes, arguments), default=0)
-        label = getattr(self._here, "label", "")
-        what = launch_range(operation, name, sequence, size, label)
+        what = launch_range(operation, name, sequence, size, self.label.name)
         with torch.profiler.record_function(what):
             work = call()
         if work is not None:

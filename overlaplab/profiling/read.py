@@ -15,13 +15,14 @@ from overlaplab.profiling.trace.batches import (
     NotATraceError,
     OwnTimelineError,
 )
-from overlaplab.profiling.trace.file import TraceFile, no_collection
+from overlaplab.profiling.trace.file import TraceFile
 from overlaplab.profiling.trace.names import Communication
 from overlaplab.profiling.trace.ranks import (
     number_ranks,
     on_one_clock,
     timeline_of_ranks,
 )
+from overlaplab.program.garbage import no_collections
 from overlaplab.timeline import Source, Span, Timeline
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -64,7 +65,7 @@ def read_trace(
     if block_bytes < 1:
         raise ValueError(f"block_bytes={block_bytes}; expected at least 1")
     known = Communication(communication)
-    with no_collection():
+    with no_collections():
         return _read(paths, known, block_bytes)
 
 

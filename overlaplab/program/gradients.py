@@ -18,35 +18,25 @@ Buckets = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One tensor of one gradient all-reduce.
+    """One tensor of one gradient all-reduce."""
 
-    Args:
-        part: its size, dtype and readiness.
-        old: the all-reduce that carried it.
-        launch: position in its rank's program, in front of which the call was made (or
-            could have been, where it travelled with gradients that came later).
-        reads, writes: its bytes, as far as they are known apart from the others'.
-    """
-
-    part: PayloadTensor
-    old: Op
+    part: PayloadTensor  # its size, dtype and readiness
+    old: Op  # the all-reduce that carried it
+    # position in its rank's program, in front of which the call was made (or could have
+    # been, where it travelled with gradients that came later)
     launch: int
+    # reads, writes: its bytes, as far as they are known apart from the others'
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
 
 
 @dataclass(slots=True)
 class Step:
-    """The gradient all-reduces of one step on one rank.
+    """The gradient all-reduces of one step on one rank."""
 
-    Args:
-        old: the collectives.
-        members: gradients, by position.
-        riders: what travels with them and is no gradient (a reducer's flags).
-    """
-
-    old: list[Op] = field(default_factory=list)
-    members: list[Member] = field(default_factory=list)
+    old: list[Op] = field(default_factory=list)  # the collectives
+    members: list[Member] = field(default_factory=list)  # gradients, by position
+    # what travels with them and is no gradient (a reducer's flags)
     riders: list[Member] = field(default_factory=list)
 
 

@@ -20,19 +20,12 @@ HOST_KINDS = ("host", "host_wait")
 
 @dataclass(slots=True)
 class Meeting:
-    """One collective, as the recorded ranks see it.
+    """One collective, as the recorded ranks see it."""
 
-    Args:
-        group: its communicator.
-        sequence: its number in it.
-        members: ids of the operators that were launched for it.
-        expected: how many recorded ranks take part.
-    """
-
-    group: str
-    sequence: int
-    members: list[int]
-    expected: int
+    group: str  # its communicator
+    sequence: int  # its number in it
+    members: list[int]  # ids of the operators that were launched for it
+    expected: int  # how many recorded ranks take part
 
     @property
     def matched(self) -> bool:
@@ -41,30 +34,22 @@ class Meeting:
 
 @dataclass(slots=True)
 class Graph:
-    """A program as a graph of ids.
+    """A program as a graph of ids."""
 
-    Args:
-        program: what it was made of.
-        ops: all operators, by id.
-        base: id of each rank's first operator.
-        previous: id before this one on the same lane, -1 for the first. Communication
-            follows its lane and its communicator, see `deps`.
-        last_host: id of the last host operator that the CPU passed before launching
-            this one, -1 if none.
-        deps: ids that must have ended before this one starts (or, for "host_wait",
-            ends), apart from the CPU: lane, communicator and `after`.
-        meeting: for communication, the index in `meetings`, else -1.
-        meetings: every collective.
-    """
-
-    program: Program
-    ops: list[Op]
-    base: list[int]
+    program: Program  # what it was made of
+    ops: list[Op]  # all operators, by id
+    base: list[int]  # id of each rank's first operator
+    # id before this one on the same lane, -1 for the first. Communication follows its
+    # lane and its communicator, see `deps`
     previous: list[int]
+    # id of the last host operator that the CPU passed before launching this one, -1 if
+    # none
     last_host: list[int]
+    # ids that must have ended before this one starts (or, for "host_wait", ends), apart
+    # from the CPU: lane, communicator and `after`
     deps: list[list[int]]
-    meeting: list[int]
-    meetings: list[Meeting]
+    meeting: list[int]  # for communication, the index in `meetings`, else -1
+    meetings: list[Meeting]  # every collective
 
     def unmatched(self, g: int) -> bool:
         """Is `g` a collective that not all of its ranks launched?"""
@@ -304,21 +289,15 @@ class Clocks:
     later launches, and across ranks through collectives: nobody leaves one before all
     have entered it. A collective itself counts from its start on its own rank (then it
     may read and write) until its end there.
-
-    Args:
-        lane: of each operator, a running number over all ranks.
-        place: of each operator in its lane, from 1.
-        known: when it started, the place up to which each lane had ended. The entry of
-            its own lane may lag behind: there, `place` decides.
-        steps: the order of the walk, see `Graph.walk`.
-        waits_for: see `Graph.walk`.
     """
 
-    lane: list[int]
-    place: list[int]
+    lane: list[int]  # of each operator, a running number over all ranks
+    place: list[int]  # of each operator in its lane, from 1
+    # when it started, the place up to which each lane had ended. The entry of its own
+    # lane may lag behind: there, `place` decides
     known: list[list[int]]
-    steps: list[tuple[int, ...]]
-    waits_for: list[int]
+    steps: list[tuple[int, ...]]  # the order of the walk, see `Graph.walk`
+    waits_for: list[int]  # see `Graph.walk`
 
     def before(self, one: int, other: int) -> bool:
         """Had `one` certainly ended when `other` started?"""

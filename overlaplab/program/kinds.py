@@ -32,27 +32,19 @@ _COPIES = frozenset(
 
 @dataclass(slots=True)
 class _Uses:
-    """What the record shows of one allocation.
+    """What the record shows of one allocation."""
 
-    Args:
-        first: what filled it first: "gather", "copy" (of parameters), "forward",
-            "backward" or "before" (outside the passes).
-        origins: the parameters that came into it by copies and all-gathers.
-        gathered: ... by an all-gather.
-        sent: an all-gather sends what came from it.
-        gradients: gradients came into it by copies.
-        scattered: ... or by a reduce-scatter.
-        sends: a collective reads or writes it.
-        computes, forward: an operator of a pass, of a forward pass, reads it.
-    """
-
+    # what filled it first: "gather", "copy" (of parameters), "forward", "backward" or
+    # "before" (outside the passes)
     first: str = ""
+    # the parameters that came into it by copies and all-gathers
     origins: set[int] = field(default_factory=set)
-    gathered: bool = False
-    sent: bool = False
-    gradients: bool = False
-    scattered: bool = False
-    sends: bool = False
+    gathered: bool = False  # ... by an all-gather
+    sent: bool = False  # an all-gather sends what came from it
+    gradients: bool = False  # gradients came into it by copies
+    scattered: bool = False  # ... or by a reduce-scatter
+    sends: bool = False  # a collective reads or writes it
+    # computes, forward: an operator of a pass, of a forward pass, reads it
     computes: bool = False
     forward: bool = False
 

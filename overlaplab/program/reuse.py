@@ -56,15 +56,10 @@ class _Block:
 
 @dataclass(slots=True)
 class _Pool:
-    """Free blocks by size.
+    """Free blocks by size."""
 
-    Args:
-        free: all of them.
-        strange: those that another stream may still use, as far as the allocating
-            stream knows.
-    """
-
-    free: list[_Entry] = field(default_factory=list)
+    free: list[_Entry] = field(default_factory=list)  # all of them
+    # those that another stream may still use, as far as the allocating stream knows
     strange: list[_Entry] = field(default_factory=list)
 
     def take(self, entry: _Entry) -> _Block:

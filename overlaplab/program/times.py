@@ -13,12 +13,7 @@ from overlaplab.timeline.intervals import Interval
 
 
 class Times:
-    """The times of every operator, by rank and index; nobody ran: 0.
-
-    Args:
-        program: the record.
-        timeline: of the same program; None: no times are known.
-    """
+    """The times of every operator, by rank and index; 0 where they are not known."""
 
     def __init__(self, program: Program, timeline: Timeline | None) -> None:
         self._program = program

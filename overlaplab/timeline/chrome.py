@@ -14,13 +14,21 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from msgspec import Meta, Struct, ValidationError, convert
 
 from overlaplab.errors import TraceError
 from overlaplab.files import write_whole
-from overlaplab.timeline.span import NO_ATTRIBUTES, Memory, Source, Span, lanes_of
+from overlaplab.timeline.span import (
+    NO_ATTRIBUTES,
+    Kind,
+    Memory,
+    Source,
+    Span,
+    lanes_of,
+)
 
 # A timeline as its fields by name: `Timeline` itself stands above this module.
 Fields = Mapping[str, Any]
@@ -29,6 +37,34 @@ MOST_BYTES = 256 << 20  # of a file, unzipped; as objects they take several time
 _LARGEST = 1 << 62
 _INTEGERS = {"step", "launch_ns", "ready_ns", "alone_ns", "group_size"}
 FORMAT = 1  # of otherData.overlaplab; a file of another number is refused
+_Time = Annotated[int, Meta(ge=-_LARGEST, le=_LARGEST)]
+_Amount = Annotated[int, Meta(ge=0, le=_LARGEST)]
+
+
+class _Args(Struct):
+    lane: str
+    start_ns: _Time
+    end_ns: _Time
+    bytes: _Amount
+    flops: _Amount
+    cause: int | None
+    attributes: dict[str, Any]
+
+
+class _Event(Struct):
+    """What `_span_event` writes, without what is for Perfetto alone."""
+
+    pid: int
+    name: str
+    cat: Kind
+    args: _Args
+
+    def span(self) -> Span:
+        own = self.args
+        times = own.start_ns, own.end_ns
+        about = _attributes(own.attributes) or NO_ATTRIBUTES
+        moved = own.bytes, own.flops
+        return Span(self.pid, own.lane, self.cat, self.name, *times, *moved, about)
 
 
 def write_chrome(timeline: Fields, path: str | os.PathLike[str]) -> Path:
@@ -79,9 +115,9 @@ def read_chrome(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         for event in events:
             if event.get("ph") == "X":
-                span, cause = _read_span(event)
-                spans.append(span)
-                causes.append(cause)
+                read = convert(event, _Event)
+                spans.append(read.span())
+                causes.append(read.args.cause)
         for cause in causes:
             if cause is not None and not 0 <= cause < len(spans):
                 raise ValueError(f"cause {cause} of {len(spans)} spans")
@@ -89,10 +125,10 @@ def read_chrome(path: str | os.PathLike[str]) -> dict[str, Any]:
             **{name: other[name] for name in _PLAIN},
             "spans": tuple(spans),
             "causes": tuple(causes) if other["causes"] else (),
-            "memory": tuple(Memory(**_tuples(m)) for m in other.get("memory", ())),
-            "source": _source(_tuples(other.get("source", {}))),
+            "memory": convert(other.get("memory", ()), tuple[Memory, ...]),
+            "source": convert(other.get("source", {}), Source),
         }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, ValueError, AttributeError, ValidationError) as error:
         raise TraceError(
             f"{path}: damaged at span {len(spans)} ({type(error).__name__}: {error}). "
             "Write it again with Timeline.to_chrome."
@@ -215,55 +251,9 @@ def _open_trace(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return other, events
 
 
-def _tuples(value: Any) -> Any:
-    """JSON's lists as tuples, also inside."""
-    if isinstance(value, dict):
-        return {key: _tuples(one) for key, one in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _read_span(event: Mapping[str, Any]) -> tuple[Span, int | None]:
-    args = event["args"]
-    cause = args["cause"]
-    span = Span(
-        rank=int(event["pid"]),
-        lane=str(args["lane"]),
-        kind=event["cat"],
-        name=str(event["name"]),
-        start_ns=_integer(args, "start_ns"),
-        end_ns=_integer(args, "end_ns"),
-        bytes=_integer(args, "bytes", least=0),
-        flops=_integer(args, "flops", least=0),
-        attributes=_attributes(args["attributes"]) or NO_ATTRIBUTES,
-    )
-    return span, None if cause is None else int(cause)
-
-
-def _integer(args: Mapping[str, Any], key: str, least: int = -_LARGEST) -> int:
-    value = int(args[key])
-    if not least <= value <= _LARGEST:
-        raise ValueError(f"{key} is {value}; expected {least} to {_LARGEST}")
-    return value
-
-
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     """With integers where `Timeline` and its readers count on them."""
-    attributes = dict(value)
     for key in _INTEGERS & attributes.keys():
         if type(attributes[key]) is not int or abs(attributes[key]) > _LARGEST:
             raise ValueError(f"{key} is {attributes[key]!r}; expected an integer")
     return attributes
-
-
-def _source(fields: dict[str, Any]) -> Source:
-    """With texts where texts are shown, and pairs where pairs are."""
-    source = Source(**fields)
-    texts = (*source.files, *source.communication_names, *source.remarks)
-    pairs = (*source.devices, *source.dropped)
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a name or a remark in otherData.source is no text")
-    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
-        raise ValueError("devices or dropped in otherData.source are no pairs")
-    if any(type(n) is not int for n in (source.num_events, source.zero_ns)):
-        raise ValueError("num_events or zero_ns in otherData.source is no integer")
-    return source

@@ -26,19 +26,13 @@ TEXT = "#222222"  # words on something bright
 
 @dataclass(frozen=True, slots=True)
 class Color:
-    """Args:
-    face: fill.
-    edge: outline, and the colour of the hatching.
-    hatch: matplotlib's code.
-    label: for the legend.
-    text: colour of a name written on it.
-    """
+    """How one kind of time is painted."""
 
     face: str
-    edge: str
-    label: str
-    hatch: str = ""
-    text: str = TEXT
+    edge: str  # of the outline and of the hatching
+    label: str  # for the legend
+    hatch: str = ""  # matplotlib's code
+    text: str = TEXT  # of a name written on it
 
     def patch(self) -> Patch:
         """The entry of a legend."""

@@ -15,7 +15,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import Work
 
 from overlaplab.profiling.collectives import (
     Call,
+    Label,
     Watcher,
     describe_group,
     launch_range,
@@ -43,28 +44,18 @@ _MAX_ENTRIES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One collective that this rank launched.
+    """One collective that this rank launched."""
 
-    Args:
-        number: zero-based index in the call, over all groups.
-        group: "default", or the communicator's name.
-        ranks: its global ranks.
-        sequence: zero-based index in its group.
-        operation: "all_reduce", ...
-        payload: "float32[4, 2]", the first tensor and how many more; "" without
-            tensors. For point-to-point with the peer: "float32[4] with rank 1".
-        label: innermost annotation.
-        bytes: the larger of all inputs and all outputs.
-    """
-
-    number: int
-    group: str
-    ranks: tuple[int, ...]
-    sequence: int
-    operation: str
+    number: int  # zero-based index in the call, over all groups
+    group: str  # "default", or the communicator's name
+    ranks: tuple[int, ...]  # its global ranks
+    sequence: int  # zero-based index in its group
+    operation: str  # "all_reduce", ...
+    # "float32[4, 2]", the first tensor and how many more; "" without tensors. For
+    # point-to-point with the peer: "float32[4] with rank 1"
     payload: str
-    label: str
-    bytes: int = 0
+    label: str  # innermost annotation
+    bytes: int = 0  # the larger of all inputs and all outputs
 
     def __str__(self) -> str:
         group = "" if self.group == "default" else f" of process group {self.group!r}"
@@ -82,7 +73,7 @@ class CollectiveLog(Watcher):
     def __init__(self, file: int) -> None:
         self._file = file
         self._lock = threading.Lock()
-        self._labels = threading.local()
+        self.label = Label()
         self.measuring = False
         self.begin()
 
@@ -95,16 +86,6 @@ class CollectiveLog(Watcher):
         self._in_flight: dict[int, tuple[Launch, Any]] = {}
         self._coalescing: list[Launch] | None = None
         self._rewind()
-
-    @contextlib.contextmanager
-    def labelled(self, name: str) -> Iterator[None]:
-        """Collectives launched by this thread in the `with` block carry `name`."""
-        outer = getattr(self._labels, "name", "")
-        self._labels.name = name
-        try:
-            yield
-        finally:
-            self._labels.name = outer
 
     def in_flight(self) -> list[Launch]:
         """Launches whose work nobody took care of, in order."""
@@ -127,10 +108,7 @@ class CollectiveLog(Watcher):
         self, call: Call, group: Any, operation: str, arguments: tuple[Any, ...]
     ) -> Any:
         launch = self._note(group, operation, arguments)
-        if self.measuring:
-            with torch.profiler.record_function(_launch_range(launch)):
-                work = call()
-        else:
+        with self._range(_launch_range(launch)):
             work = call()
         with self._lock:
             if self._coalescing is not None:
@@ -158,14 +136,15 @@ class CollectiveLog(Watcher):
             return call()
         with self._lock:
             self._write("wait", launch)
-        if self.measuring:
-            with torch.profiler.record_function(wait_range(launch.operation)):
-                result = call()
-        else:
+        with self._range(wait_range(launch.operation)):
             result = call()
         with self._lock:  # not after an exception: then the wait is where it failed
             self._write("done", launch)
         return result
+
+    def _range(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        on = self.measuring
+        return torch.profiler.record_function(name) if on else contextlib.nullcontext()
 
     def _note(self, group: Any, operation: str, arguments: tuple[Any, ...]) -> Launch:
         name, ranks = describe_group(group)
@@ -179,7 +158,7 @@ class CollectiveLog(Watcher):
                 self._sequences[counter],
                 operation,
                 _describe_payload(arguments, ranks if point_to_point else ()),
-                getattr(self._labels, "name", ""),
+                self.label.name,
                 max(map(num_bytes, arguments), default=0),
             )
             self._number += 1
@@ -211,14 +190,10 @@ _FIELDS = tuple(Launch.__slots__)
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a collective log says, read from outside.
+    """What a collective log says, read from outside."""
 
-    Args:
-        launches: in order.
-        waits_in: the collective in which the rank is blocked, if it is.
-    """
-
-    launches: tuple[Launch, ...] = ()
+    launches: tuple[Launch, ...] = ()  # in order
+    # the collective in which the rank is blocked, if it is
     waits_in: Launch | None = None
 
 

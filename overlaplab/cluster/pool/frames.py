@@ -10,25 +10,13 @@ import linecache
 import os
 import re
 import sys
-import sysconfig
 from dataclasses import dataclass
 from types import TracebackType
-
-import torch
 
 from overlaplab import ours
 
 _MACHINERY = tuple(
     ours.folders()[0] + name for name in ("cluster", "profiling", "streams.py")
-)
-_LIBRARIES = (
-    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
-    *(
-        sysconfig.get_path(name) + os.sep
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    ),
-    "<frozen",
-    "<string>",
 )
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
@@ -43,14 +31,9 @@ class Frame:
     function: str
 
     @property
-    def is_users(self) -> bool:
-        """Neither torch's, nor a library's, nor this package's."""
-        return is_users(self.file)
-
-    @property
     def is_shown(self) -> bool:
         """The user's, or of a technique that the user can read."""
-        return self.is_users or (
+        return ours.is_users_file(self.file) or (
             ours.is_our_file(self.file) and not self.file.startswith(_MACHINERY)
         )
 
@@ -61,11 +44,6 @@ class Frame:
         source = self.source()
         code = f": `{source}`" if source else ""
         return f"{os.path.basename(self.file)}:{self.line} in {self.function}{code}"
-
-
-def is_users(file: str) -> bool:
-    """Whether a source file is neither torch's, nor a library's, nor this package's."""
-    return not file.startswith(_LIBRARIES) and not ours.is_our_file(file)
 
 
 def frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:
@@ -105,7 +83,7 @@ def location(dump: str, main_thread: int) -> Frame | None:
             stack.append(Frame(match[1], int(match[2]), match[3]))
     ordered = [stacks.pop(main_thread, []), *stacks.values()]
     for frame in itertools.chain(*ordered):
-        if frame.is_users:
+        if ours.is_users_file(frame.file):
             return frame
     return None
 
@@ -119,7 +97,7 @@ def newest_change_s() -> float:
     newest = 0.0
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not is_users(file):
+        if not isinstance(file, str) or not ours.is_users_file(file):
             continue
         try:
             newest = max(newest, os.stat(file).st_mtime)

@@ -20,19 +20,12 @@ Stage = Literal["start", "function", "result"]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One process group; workers keep it from call to call while it stays equal.
+    """One process group; workers keep it from call to call while it stays equal."""
 
-    Args:
-        backend: "gloo" or "nccl".
-        size: number of ranks.
-        port: of the parent's TCPStore on 127.0.0.1.
-        generation: keeps the keys of one world in the store from another's.
-    """
-
-    backend: str
-    size: int
-    port: int
-    generation: int
+    backend: str  # "gloo" or "nccl"
+    size: int  # number of ranks
+    port: int  # of the parent's TCPStore on 127.0.0.1
+    generation: int  # keeps the keys of one world in the store from another's
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,48 +68,30 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of the rank's function.
+    """An exception of the rank's function."""
 
-    Args:
-        type_name: "ValueError".
-        text: `str(exception)`.
-        frames: those of the user and of techniques, outermost first.
-        pickled: the exception itself, None if it cannot be pickled.
-        at_ns: when, on the monotonic clock that all processes of a machine share.
-        stage: what failed: "start", "function" (the user's) or "result".
-    """
-
-    type_name: str
-    text: str
-    frames: tuple[Frame, ...]
-    pickled: bytes | None
-    at_ns: int
+    type_name: str  # "ValueError"
+    text: str  # `str(exception)`
+    frames: tuple[Frame, ...]  # those of the user and of techniques, outermost first
+    pickled: bytes | None  # the exception itself, None if it cannot be pickled
+    at_ns: int  # when, on the monotonic clock that all processes of a machine share
+    # what failed: "start", "function" (the user's) or "result"
     stage: Stage = "function"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The end of a call.
+    """The end of a call."""
 
-    Args:
-        number: of the call.
-        value: the pickled result, None after a failure.
-        spans: the measured timeline of the rank.
-        failure: None after a success.
-        unwaited: collectives whose end nobody took care of.
-        clean: nothing is in flight; if not, the process cannot be used again.
-        kept: the process group is as it was, and may serve another call.
-        sequences: collectives launched in each group; ranks that differ here need
-            a new process group.
-    """
-
-    number: int
-    value: bytes | None
-    spans: tuple[Span, ...]
-    failure: Failure | None
-    unwaited: tuple[Launch, ...]
-    clean: bool
-    kept: bool
+    number: int  # of the call
+    value: bytes | None  # the pickled result, None after a failure
+    spans: tuple[Span, ...]  # the measured timeline of the rank
+    failure: Failure | None  # None after a success
+    unwaited: tuple[Launch, ...]  # collectives whose end nobody took care of
+    clean: bool  # nothing is in flight; if not, the process cannot be used again
+    kept: bool  # the process group is as it was, and may serve another call
+    # collectives launched in each group; ranks that differ here need a new process
+    # group
     sequences: dict[str, int]
 
 

@@ -26,18 +26,12 @@ _DIFFERS = "   <-- differs"
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where one rank was when its run was stopped.
+    """Where one rank was when its run was stopped."""
 
-    Args:
-        notes: of its collective log.
-        has_ended: its function had returned.
-        unfinished: collectives in flight that had not ended.
-        frame: innermost line of the user's code; None if nobody knows.
-    """
-
-    notes: Notes
-    has_ended: bool = False
-    unfinished: tuple[Launch, ...] = ()
+    notes: Notes  # of its collective log
+    has_ended: bool = False  # its function had returned
+    unfinished: tuple[Launch, ...] = ()  # collectives in flight that had not ended
+    # innermost line of the user's code; None if nobody knows
     frame: Frame | None = None
 
     @property

@@ -49,7 +49,7 @@ from overlaplab.cluster.pool.messages import (
 from overlaplab.cluster.pool.pickling import dumps, loads
 from overlaplab.cluster.settings import kept_settings, seed
 from overlaplab.errors import message_of
-from overlaplab.profiling.collectives import printable
+from overlaplab.profiling.collectives import Label, printable
 from overlaplab.profiling.sessions import recording
 from overlaplab.timeline import Span
 
@@ -178,7 +178,7 @@ class _Worker:
         torch.set_num_threads(max(1, cores // world.size))
         self._connect(world, rank, dist.init_process_group)
         streams.install_process_provider(None)
-        provider = _RankProvider(streams.provider(), self._collective_log)
+        provider = _RankProvider(streams.provider(), self._collective_log.label)
         streams.install_process_provider(cast(streams.Provider, provider))
         self._world = world
 
@@ -237,16 +237,16 @@ class _Worker:
 class _RankProvider:
     """The streams of this process's device; its annotations reach the log too."""
 
-    def __init__(self, base: streams.Provider, collective_log: CollectiveLog) -> None:
+    def __init__(self, base: streams.Provider, label: Label) -> None:
         self._base = base
-        self._collective_log = collective_log
+        self._label = label
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._base, name)
 
     @contextmanager
     def annotate(self, name: str) -> Iterator[None]:
-        with self._base.annotate(printable(name)), self._collective_log.labelled(name):
+        with self._base.annotate(printable(name)), self._label.entered(name):
             yield
 
 

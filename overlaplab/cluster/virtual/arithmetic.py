@@ -17,27 +17,19 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What one rank brings to a collective.
+    """What one rank brings to a collective."""
 
-    Args:
-        rank: global rank.
-        op: index of the operator in its program.
-        operation, reduce_op, root: as in `Collective`.
-        inputs: copies, owned by the meeting.
-        outputs: the rank's own tensors; not kept alive until they are filled.
-        label: innermost annotation at the launch.
-        tag: of a send or receive: messages between two ranks stay in order, so a
-            receive meets the next send whatever its tag, and both must be equal.
-    """
-
-    rank: int
-    op: int
+    rank: int  # global rank
+    op: int  # index of the operator in its program
+    # operation, reduce_op, root: as in `Collective`
     operation: str
     reduce_op: str
     root: int
-    inputs: Tensors
-    outputs: Tensors
-    label: str = ""
+    inputs: Tensors  # copies, owned by the meeting
+    outputs: Tensors  # the rank's own tensors; not kept alive until they are filled
+    label: str = ""  # innermost annotation at the launch
+    # of a send or receive: messages between two ranks stay in order, so a receive meets
+    # the next send whatever its tag, and both must be equal
     tag: int = 0
 
 

@@ -35,11 +35,7 @@ def moves(kwargs: Any) -> bool:
 
 
 class HostMemory:
-    """Runs and records one rank's operators on the host's memory.
-
-    Args:
-        recorder: the rank's.
-    """
+    """Runs and records one rank's operators on the host's memory."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -35,34 +35,24 @@ class Meets(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """A collective whose results its rank does not see yet.
-
-    Args:
-        stream: of its communicator, where one runs after the other.
-        writes: what it will write.
-    """
+    """A collective whose results its rank does not see yet."""
 
     meeting: Meets
-    stream: str
-    writes: tuple[Access, ...]
+    stream: str  # of its communicator, where one runs after the other
+    writes: tuple[Access, ...]  # what it will write
 
 
 @dataclass(slots=True)
 class Lane:
-    """A stream of one rank.
+    """A stream of one rank."""
 
-    Args:
-        name: as in `Span.lane`.
-        last: index of its last operator.
-        pending: operators that its next one must wait for.
-        unmet: collectives among them that the rank has not met in yet.
-        ordered: for each lane the last of its operators that this one is behind.
-    """
-
-    name: str
-    last: int | None = None
+    name: str  # as in `Span.lane`
+    last: int | None = None  # index of its last operator
+    # operators that its next one must wait for
     pending: set[int] = field(default_factory=set)
+    # collectives among them that the rank has not met in yet
     unmet: list[Meets] = field(default_factory=list)
+    # for each lane the last of its operators that this one is behind
     ordered: dict[str, int] = field(default_factory=dict)
 
     def frontier(self) -> Frontier:

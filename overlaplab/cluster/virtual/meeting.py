@@ -56,30 +56,22 @@ Dense = Sequence[torch.Tensor | WeakTensor]
 
 @dataclass(slots=True, eq=False)
 class Meeting:
-    """One collective of one communicator.
+    """One collective of one communicator."""
 
-    Args:
-        group: the communicator's name.
-        ranks: its global ranks, in group order.
-        sequence: zero-based index in the communicator.
-        expected: how many of them are recorded, and arrive.
-        point_to_point: a message; `ranks` are who sends and who receives.
-        results: by rank, what it has not been given yet.
-        error: why there are no results; every rank gets it, as on gloo, also where
-            the rank that came last has caught it.
-    """
-
-    group: str
-    ranks: tuple[int, ...]
-    sequence: int
-    expected: int
-    point_to_point: bool = False
+    group: str  # the communicator's name
+    ranks: tuple[int, ...]  # its global ranks, in group order
+    sequence: int  # zero-based index in the communicator
+    expected: int  # how many of them are recorded, and arrive
+    point_to_point: bool = False  # a message; `ranks` are who sends and who receives
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     complete: bool = False
     on_complete: list[Callable[[], None]] = field(default_factory=list)
+    # by rank, what it has not been given yet
     results: defaultdict[int, list[tuple[WeakTensor, torch.Tensor]]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    # why there are no results; every rank gets it, as on gloo, also where the rank that
+    # came last has caught it
     error: Exception | None = None
 
     def title(self) -> str:

@@ -65,12 +65,7 @@ def unseen_shapes() -> Iterator[None]:
 
 
 class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs each operator and records it.
-
-    Args:
-        recorder: the rank's.
-        fake: tensors have no values.
-    """
+    """Runs each operator and records it; if `fake`, tensors have no values."""
 
     def __init__(self, recorder: Recorder, *, fake: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

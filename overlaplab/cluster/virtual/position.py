@@ -16,12 +16,7 @@ from overlaplab.cluster.virtual.storage import NOT_PLACING, StorageTable
 
 
 class Position(Labels):
-    """What is current in the thread of a rank that has the turn.
-
-    Args:
-        thread: the rank's own.
-        storages: the rank's.
-    """
+    """What is current in the thread of a rank that has the turn."""
 
     def __init__(self, thread: RankThread, storages: StorageTable) -> None:
         super().__init__()

@@ -43,13 +43,7 @@ def current_recorder() -> Recorder | None:
 
 
 class Recorder(Position):
-    """One rank's record and its current position.
-
-    Args:
-        rank: global rank.
-        turns: hands on the turn.
-        thread: the rank's own thread.
-    """
+    """One rank's record and its current position."""
 
     def __init__(self, rank: int, turns: Turns, thread: RankThread) -> None:
         self.ops: list[Op] = []

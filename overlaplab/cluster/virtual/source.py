@@ -46,18 +46,13 @@ def user_line(frame: FrameType | None = None) -> str:
 
 
 class Place(NamedTuple):
-    """Where an operator was launched.
+    """Where an operator was launched."""
 
-    Args:
-        line: as `user_line`.
-        traced: the line that the running node of a graph was traced from: of what was
-            compiled, where it was written. "" where no graph runs, or does not say.
-        trains: the graph is a forward pass that autograd knows as a whole.
-    """
-
-    line: str
+    line: str  # as `user_line`
+    # the line that the running node of a graph was traced from: of what was compiled,
+    # where it was written. "" where no graph runs, or does not say
     traced: str = ""
-    trains: bool = False
+    trains: bool = False  # the graph is a forward pass that autograd knows as a whole
 
 
 def place(frame: FrameType | None = None) -> Place:

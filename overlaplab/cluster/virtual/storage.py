@@ -73,12 +73,7 @@ class _Storage:
 
 
 class StorageTable:
-    """The storages of one rank's program.
-
-    Args:
-        rank: global rank.
-        ops: what the rank has launched so far.
-    """
+    """The storages of one rank's program, whose operators so far are `ops`."""
 
     def __init__(self, rank: int, ops: list[Any]) -> None:
         self._rank = rank

@@ -30,21 +30,15 @@ from overlaplab.torch_versions import BaseStream
 class VirtualStream(BaseStream):  # type: ignore[misc]
     """One lane of one rank; as torch.cuda.Stream.
 
-    A torch.Stream, since `Tensor.record_stream` takes nothing else.
-
-    Args:
-        recorder: the rank's.
-        lane: what it launches on.
-        number: unlike any other stream's of the rank.
-        priority: kept, without effect.
+    A torch.Stream, since `Tensor.record_stream` takes nothing else. `number` is unlike
+    any other stream's of the rank; the priority has no effect.
     """
 
     def __new__(
         cls, recorder: Recorder, lane: Lane, number: int, priority: int = 0
     ) -> VirtualStream:
-        new: VirtualStream = super().__new__(
-            cls, stream_id=number, device_index=0, device_type=0
-        )
+        how = {"stream_id": number, "device_index": 0, "device_type": 0}
+        new: VirtualStream = super().__new__(cls, **how)
         return new
 
     def __init__(

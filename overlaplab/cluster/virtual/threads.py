@@ -32,17 +32,14 @@ import _thread
 import concurrent.futures.thread as pools
 import contextlib
 import logging
-import os
 import queue
 import sys
-import sysconfig
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import _base
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -327,15 +324,7 @@ def _rank_of_the_program() -> Recorder | None:
 
 @cache
 def _is_the_programs(filename: str) -> bool:
-    return ours.is_our_file(filename) or not filename.startswith(_libraries())
-
-
-@cache
-def _libraries() -> tuple[str, ...]:
-    spec = find_spec("torch")
-    torch_folder = os.path.dirname(spec.origin or "") + os.sep if spec else "<frozen"
-    paths = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    return (torch_folder, *(path + os.sep for path in paths), "<frozen")
+    return ours.is_our_file(filename) or not filename.startswith(ours.libraries())
 
 
 @contextlib.contextmanager

@@ -258,10 +258,6 @@ class RankStore(BaseStore):  # type: ignore[misc]
 
     torch's own stores block in C++ while the rank holds the turn: nobody could ever
     set the key.
-
-    Args:
-        shared: the run's.
-        recorder: the rank's.
     """
 
     def __init__(self, shared: Any, recorder: Recorder) -> None:

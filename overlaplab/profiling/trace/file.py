@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +14,7 @@ from overlaplab.profiling.trace.labels import Labels
 from overlaplab.profiling.trace.names import Communication
 from overlaplab.profiling.trace.rows import integer
 from overlaplab.profiling.trace.tables import Place, Tables
+from overlaplab.program.garbage import no_collections
 from overlaplab.timeline import Span
 from overlaplab.timeline.span import PROFILER_STEP
 
@@ -38,7 +37,7 @@ class TraceFile:
         self.path = blocks.path
         self._tables = tables = Tables()
         batches = Batches(blocks)
-        with no_collection():
+        with no_collections():
             for batch in batches:
                 tables.add(batch)
             tables.finish()
@@ -92,7 +91,7 @@ class TraceFile:
                 transfers communication. Of others they are the host's.
         """
         shift_ns += self.base_ns
-        with no_collection():
+        with no_collections():
             if self.places:
                 reader = DeviceReader(
                     self._tables, self._labels, communication, rank_of, shift_ns
@@ -181,18 +180,6 @@ def _number_of(fields: Mapping[str, Any], what: str) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return None if number is None or number < 0 else number
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Many objects are made that all stay: looking for garbage doubles the time."""
-    was_enabled = gc.isenabled()
-    try:  # an interrupt may come at once
-        gc.disable()
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def spans_from_trace(trace: bytes, rank: int) -> list[Span]:
