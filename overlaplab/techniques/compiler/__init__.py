@@ -7,7 +7,7 @@ Each pass is a file: a plan, which is data and prints, and a function that carri
 out, graph in, graph out. `simplification` takes out what autograd alone needed,
 `insertion` lets gradients leave a backward graph as averages, `sharding` gathers and
 scatters what each rank has rows of, `bucketing` lets messages travel together and
-`capping` says how many, `updates` divides the optimizer by them, `decision` says which
+`sizing` says how many, `updates` divides the optimizer by them, `decision` says which
 are worth launching early, `scheduling` orders computing, launches and waits,
 `side_stream` gives each operator a stream. `dependencies` says what may move where,
 `checks` refuses a pass that changed what a graph means, `codegen` writes Python,
@@ -16,7 +16,6 @@ are worth launching early, `scheduling` orders computing, launches and waits,
 
 from overlaplab.techniques.compiler.backend import Backend, backend
 from overlaplab.techniques.compiler.bucketing import Merge, merge, plan_merges
-from overlaplab.techniques.compiler.capping import Cap, plan_cap
 from overlaplab.techniques.compiler.capture import (
     Fragment,
     capture,
@@ -60,11 +59,11 @@ from overlaplab.techniques.compiler.side_stream import (
     plan_streams,
 )
 from overlaplab.techniques.compiler.simplification import simplify
+from overlaplab.techniques.compiler.sizing import Sizes, plan_sizes
 from overlaplab.techniques.compiler.updates import divide_updates, plan_updates
 
 __all__ = [
     "Backend",
-    "Cap",
     "Compilation",
     "Costs",
     "Decision",
@@ -77,6 +76,7 @@ __all__ = [
     "Problem",
     "Schedule",
     "Settings",
+    "Sizes",
     "StreamPlan",
     "Task",
     "Window",
@@ -102,10 +102,10 @@ __all__ = [
     "nine_operators",
     "peak_in_flight",
     "peak_whole",
-    "plan_cap",
     "plan_decisions",
     "plan_merges",
     "plan_schedule",
+    "plan_sizes",
     "plan_streams",
     "plan_updates",
     "predict",

@@ -181,8 +181,8 @@ def backend(
     Args:
         process_group: the ranks; by default all.
         bucket_mib: of gradients that travel together; None: `BucketedReducer`'s, or
-            more where launches are expensive on `hardware`, see `plan_cap`. A slow link
-            wants less: `explain()` has estimates.
+            what is ready whenever the wire is free, if that ends sooner on `hardware`:
+            see `plan_sizes`. `explain()` says what was tried.
         hardware: a profile, or its name: what sizes and orders are compared by. Where
             launches set the pace, one of your machine: `overlaplab calibrate`.
         max_delay_ms: how long the first gradient of a bucket may wait for the last.

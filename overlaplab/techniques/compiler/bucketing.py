@@ -34,6 +34,9 @@ from overlaplab.techniques.compiler.graphs import (
 )
 from overlaplab.techniques.compiler.words import count, time_text
 
+# Of closed buckets, the bytes of an open one and what would come in: does it leave?
+Leaves = Callable[[Sequence[Sequence[Node]], int, Node], bool]
+
 
 @dataclass(frozen=True, slots=True)
 class Merge:
@@ -126,32 +129,43 @@ def merges_up_to(
     dependencies: Dependencies,
     ready: Mapping[Node, tuple[int, int]],
     max_delay_ns: int | None = None,
+    leaves: Leaves | None = None,
 ) -> list[Merge]:
-    """See `plan_merges`; `ready` is of `ready_ns`."""
+    """See `plan_merges`; `ready` is of `ready_ns`.
+
+    `leaves` is asked whether a bucket should rather leave than wait for one more: it
+    gets the buckets that are closed, the bytes of this one and what would come in.
+    """
     sizes = {launch: sent_bytes(launch) for launch in ready}
     joined = _Joined(dependencies)
     open_: dict[Hashable, list[Node]] = {}
-    merges: list[tuple[list[Node], str]] = []
+    closed: list[list[Node]] = []
+    reasons: list[str] = []
     for launch in sorted(ready, key=lambda n: ready[n]):
         key: Hashable = launch if is_coalesced(launch) else kind_of(launch)
         bucket = open_.setdefault(key, [])
+        held = sum(sizes[n] for n in bucket)
         reason = ""
         if not bucket:
             pass
-        elif sum(sizes[n] for n in bucket) + sizes[launch] > cap_bytes:
+        elif held + sizes[launch] > cap_bytes:
             reason = "the cap"
         elif max_delay_ns is not None and (
             ready[launch][0] - ready[bucket[0]][0] > max_delay_ns
         ):
             reason = "the delay"
+        elif leaves is not None and leaves(closed, held, launch):
+            reason = "a free wire"
         elif not joined.join(bucket[0], launch):
             reason = "a circle"
         if reason:
-            merges.append((bucket, reason))
+            closed.append(bucket)
+            reasons.append(reason)
             bucket = open_[key] = []
         bucket.append(launch)
-    merges += [(bucket, "the end") for bucket in open_.values() if bucket]
-    merges.sort(key=lambda m: ready[m[0][-1]])
+    closed += open_.values()
+    reasons += ["the end"] * len(open_)
+    merges = sorted(zip(closed, reasons, strict=True), key=lambda m: ready[m[0][-1]])
     return [
         Merge(
             tuple(launch.name for launch in bucket),
@@ -291,21 +305,25 @@ class _Joined:
 
 
 def ready_ns(
-    dependencies: Dependencies, node_ns: Callable[[Node], int] | None
+    dependencies: Dependencies,
+    node_ns: Callable[[Node], int] | None,
+    launch_ns: int = 0,
 ) -> dict[Node, tuple[int, int]]:
     """When what each launch sends is there: (computing before that, position).
 
     Wherever the launch itself stands: a person may have put all behind the backward.
+    With `launch_ns` the CPU launches operators, one after another.
     """
-    now = 0
+    now = cpu = 0
     done: dict[Node, tuple[int, int]] = {}
     found: dict[Node, tuple[int, int]] = {}
     for position, node in enumerate(dependencies.nodes):
         last = max((done[n] for n in dependencies.needs[node]), default=(0, -1))
+        runs = is_launch(node) or dependencies.facts[node].operator.records
         if is_launch(node):
             found[node] = last
         elif node_ns is not None:
-            now += node_ns(node)
-        runs = is_launch(node) or dependencies.facts[node].operator.records
+            cpu += launch_ns if runs else 0
+            now = max(now, cpu) + node_ns(node)
         done[node] = (now, position) if runs else last
     return found

@@ -10,7 +10,6 @@ from torch.fx import Graph, Node
 
 from overlaplab.techniques.buckets import size_text
 from overlaplab.techniques.compiler.bucketing import Merge, merge, plan_merges
-from overlaplab.techniques.compiler.capping import Cap, plan_cap
 from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.decision import Decision, decide, plan_decisions
@@ -27,6 +26,7 @@ from overlaplab.techniques.compiler.scheduling import Schedule, plan_schedule, s
 from overlaplab.techniques.compiler.search import DEFAULT_STATES
 from overlaplab.techniques.compiler.side_stream import StreamPlan, plan_streams
 from overlaplab.techniques.compiler.simplification import simplify
+from overlaplab.techniques.compiler.sizing import Sizes, plan_sizes
 from overlaplab.techniques.compiler.updates import divide_updates, plan_updates
 from overlaplab.techniques.compiler.words import count, time_text
 from overlaplab.timeline import Timeline
@@ -39,7 +39,7 @@ class Settings:
     """What the passes are asked for.
 
     Args:
-        cap_bytes: of a bucket of more than one gradient; None: see `plan_cap`.
+        cap_bytes: of a bucket of more than one gradient; None: see `plan_sizes`.
         max_delay_ns: how long the first gradient of a bucket may wait for the last, in
             computing; None: as long as the cap allows.
         least_gain_ns: what hiding a message must save for it to be asynchronous.
@@ -98,7 +98,7 @@ class Compilation:
         plan: the order.
         code: that runs it.
         costs: by which was decided.
-        caps: that were tried, the chosen one first; none if one was given.
+        sizes: of messages that were tried, the chosen first; none if a cap was given.
         streams: what runs beside computing, if anything does.
         forward: what runs before it, if that is known.
     """
@@ -110,7 +110,7 @@ class Compilation:
     plan: Schedule
     code: Generated
     costs: Costs
-    caps: Sequence[Cap] = ()
+    sizes: Sequence[Sizes] = ()
     streams: StreamPlan | None = None
     forward: Graph | None = None
 
@@ -145,9 +145,9 @@ class Compilation:
         for launch, carried in self._messages():
             decision = launch.meta["decision"]
             lines.append(f"  {launch.name}: {carried.what}; {decision}")
-        if len(self.caps) > 1:
-            tried = "; ".join(map(str, self.caps))
-            lines.append(f"sizes that were tried, of which the first is taken: {tried}")
+        if len(self.sizes) > 1:
+            lines.append("sizes that were tried, of which the first is taken:")
+            lines += [f"  {sizes}" for sizes in self.sizes]
         lines += [
             "order of " + str(self.plan).splitlines()[0],
             f"predicted on {self.costs.hardware.name}: {time_text(after.step_ns)}, "
@@ -206,21 +206,20 @@ def compile_inserted(
     """
     check_graph(inserted)
     cap_bytes, limit_bytes = settings.cap_bytes, settings.limit_bytes
-    caps: list[Cap] = []
+    max_delay_ns = settings.max_delay_ns
+    sizes: list[Sizes] = []
     if cap_bytes is None:
-        caps = plan_cap(
-            inserted,
-            costs,
-            limit_bytes=limit_bytes,
-            max_delay_ns=settings.max_delay_ns,
+        sizes = plan_sizes(
+            inserted, costs, limit_bytes=limit_bytes, max_delay_ns=max_delay_ns
         )
-        cap_bytes = caps[0].bytes
-    merges = plan_merges(
-        inserted,
-        cap_bytes if limit_bytes is None else min(cap_bytes, limit_bytes),
-        max_delay_ns=settings.max_delay_ns,
-        node_ns=costs,
-    )
+        merges = list(sizes[0].merges)
+    else:
+        merges = plan_merges(
+            inserted,
+            cap_bytes if limit_bytes is None else min(cap_bytes, limit_bytes),
+            max_delay_ns=max_delay_ns,
+            node_ns=costs,
+        )
     merged = merge(inserted, merges)
     divided = divide_updates(merged, plan_updates(merged))
     decisions = plan_decisions(divided, costs, least_gain_ns=settings.least_gain_ns)
@@ -235,5 +234,5 @@ def compile_inserted(
     streams = plan_streams(final) if settings.side_stream else None
     code = generate(final, name, streams)
     return Compilation(
-        inserted, final, merges, decisions, plan, code, costs, caps, streams
+        inserted, final, merges, decisions, plan, code, costs, sizes, streams
     )

@@ -48,6 +48,10 @@ class Costs:
         self._num_ranks = num_ranks
         self._known: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
 
+    def on(self, hardware: Hardware) -> Costs:
+        """The same groups on another machine."""
+        return Costs(hardware, self._num_ranks)
+
     def ranks_of(self, group: str) -> int:
         """The size of a process group.
 
