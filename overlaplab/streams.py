@@ -203,13 +203,16 @@ class _NameGradient:
             name_tensor(parameter.grad, self._name)
 
 
+_NO_RANGE: AbstractContextManager[None] = contextlib.nullcontext()
+
+
 def _range(name: str) -> AbstractContextManager[Any]:
     """A profiler range, and those of the listeners inside it, where anybody looks.
 
     A range that nobody sees would cost a hook as much as ten of its own lines.
     """
     if not ranges_are_wanted():
-        return contextlib.nullcontext()
+        return _NO_RANGE
     return _heard_range(name) if _listeners else torch.profiler.record_function(name)
 
 

@@ -166,13 +166,24 @@ def launch_all_gather(group: dist.ProcessGroup, full: Tensor, shard: Tensor) -> 
 
 
 def launch_reduce_scatter(
-    group: dist.ProcessGroup, part: Tensor, full: Tensor, op: Any
+    group: dist.ProcessGroup, part: Tensor, full: Tensor, options: Any
 ) -> Any:
-    """Reduce one tensor and keep a part, asynchronously; see `launch_all_gather`."""
+    """Reduce one tensor and keep a part, asynchronously; see `launch_all_gather`.
+
+    Args:
+        group: the ranks.
+        part, full: out of `full`, into `part`.
+        options: of `reduce_scatter_options`, made once.
+    """
+    return getattr(group, _REDUCE_SCATTER)(part, full, options)
+
+
+def reduce_scatter_options(op: Any) -> Any:
+    """For `launch_reduce_scatter`: it reduces by `op`."""
     options: Any = torch._C._distributed_c10d.ReduceScatterOptions()
     options.reduceOp = dist.ReduceOp(op)
     options.asyncOp = True
-    return getattr(group, _REDUCE_SCATTER)(part, full, options)
+    return options
 
 
 _NEW = hasattr(dist.ProcessGroup, "all_gather_single")

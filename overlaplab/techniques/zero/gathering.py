@@ -74,7 +74,7 @@ class Gathering:
         ring.place(self._slots)
         self.plan: StepPlan | None = None
         self._followed: StepPlan | None = None
-        self._computing: ShardedUnit | None = None
+        self.computing: ShardedUnit | None = None
         self._windows = scatters.windows
         self._begin = 0
         self._in_forward = self.is_open = False
@@ -97,7 +97,7 @@ class Gathering:
         """Whether a module of `unit` may compute now."""
         if in_backward():
             return self._ring.has(unit)
-        return self._in_forward and unit in (self._computing, self._rest)
+        return self._in_forward and unit in (self.computing, self._rest)
 
     def end_step(self) -> bool:
         """Agree on the next step's plan; whether it is another than the last one."""
@@ -171,7 +171,7 @@ class Gathering:
             self._windows.begin(self.plan is None)
             self.uses = []
             self._ring.forget()
-        self._in_forward, self._computing = True, None
+        self._in_forward, self.computing = True, None
         if self._rest and not self._ring.has(self._rest):
             self._ring.launch(self._rest)
         if begins and self._followed:  # beside what computes before the first unit
@@ -189,36 +189,38 @@ class Gathering:
 
     def _interrupted(self, *_: object) -> None:
         """The model's forward ended, maybe by an error."""
-        self._in_forward, self._computing = False, None
+        self._in_forward, self.computing = False, None
 
     def _hooks(self, unit: ShardedUnit) -> tuple[Any, Any]:
         def before_forward(*_: object) -> None:
             again = in_backward()  # checkpointing computes it once more
             if again or self._in_forward:
-                self._computing, self._begin = unit, number_of_node()
+                self.computing, self._begin = unit, number_of_node()
                 self._use(unit, Use(unit.index, again, again))
 
         def after_forward(module: nn.Module, args: Any, out: object) -> None:
-            self._computing = None
+            self.computing = None
             if torch.is_grad_enabled():
                 made = self._watch(unit, out)
                 if self._windows.is_open:
-                    self._windows.note(unit, self._begin, made, in_backward())
+                    numbers = [number_of(tensor.grad_fn) for tensor in made]
+                    self._windows.note(unit, self._begin, numbers, in_backward())
 
         return before_forward, after_forward
 
-    def _watch(self, unit: ShardedUnit, out: object) -> list[int]:
+    def _watch(self, unit: ShardedUnit, out: object) -> list[Tensor]:
         """Gather `unit` again when the gradient of something in `out` arrives.
 
         What it only passes on belongs to who made it: its gradient comes when `unit`
         is done, and the unit that made it has just been gathered.
 
         Returns:
-            Numbers of the nodes that it watches.
+            What it watches.
         """
         made_in = self._scatters.num_steps
 
         def before_backward(_: Tensor) -> None:
+            self.computing = None
             self._windows.check_backward()
             refuse_second_derivatives(unit)
             refuse_old_graph(unit, made_in, self._scatters.num_steps)
@@ -231,7 +233,7 @@ class Gathering:
         made = list(_made(out, self._begin))
         for tensor in made:
             tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
-        return [number_of(tensor.grad_fn) for tensor in made]
+        return made
 
     def _refuse_later(self, rest: ShardedUnit, out: object) -> None:
         """The rest is not gathered again: its weights are those of this step."""
@@ -246,7 +248,7 @@ class Gathering:
 
 def _made(out: object, begin: int = 0) -> Iterator[Tensor]:
     """Tensors in `out` whose nodes were made since number `begin`."""
-    for tensor in tree_leaves(out):
+    for tensor in (out,) if isinstance(out, Tensor) else tree_leaves(out):
         node = tensor.grad_fn if isinstance(tensor, Tensor) else None
         if node is not None and number_of(node) >= begin:
             yield tensor

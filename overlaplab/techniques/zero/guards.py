@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +20,26 @@ from overlaplab.techniques.model_facts import ModelFacts, marks_of
 from overlaplab.techniques.zero.ring import ShardedUnit
 
 
+class _Gathered(Protocol):
+    """What is asked whenever a module computes.
+
+    Attributes:
+        computing: the unit whose forward is running; its weights are there.
+    """
+
+    computing: ShardedUnit | None
+
+    def is_there(self, unit: ShardedUnit) -> bool:
+        """Whether a module of `unit` may compute now."""
+
+
 class Guards:
     """Hooks on the modules that own parameters, and on their state dicts.
 
     Args:
         model: sharded.
         units: all of it.
-        is_there: whether a unit's weights are there for a module that computes now.
+        gathered: which units' weights are there for a module that computes now.
         is_sending: whether gradients of the open step are on their way.
     """
 
@@ -35,14 +47,14 @@ class Guards:
         self,
         model: nn.Module,
         units: Sequence[ShardedUnit],
-        is_there: Callable[[ShardedUnit], bool],
+        gathered: _Gathered,
         is_sending: Callable[[], bool],
     ) -> None:
         self._parameters = [info for unit in units for info in unit.parameters]
         self._tensors = [info.parameter for info in self._parameters]
         self._ids = set(map(id, self._tensors))
         self._pieces = {id(p) for u in units for row in u.rows for p in row.pieces}
-        self._is_there, self._is_sending = is_there, is_sending
+        self._is_sending = is_sending
         self._lifted = False
         unit_of = {id(i.parameter): unit for unit in units for i in unit.parameters}
         self._handles: list[Any] = []
@@ -55,7 +67,7 @@ class Guards:
             owned = {unit_of.get(id(p)) for p in module._parameters.values()}
             for unit in owned - {None}:
                 assert unit is not None
-                check = partial(self._check, unit, name or type(module).__name__)
+                check = _Check(gathered, unit, name or type(module).__name__)
                 self._handles.append(module.register_forward_pre_hook(check))
         self._handles.append(_before_every_optimizer(self._refuse_optimizer))
         self.note_places()
@@ -96,17 +108,6 @@ class Guards:
         """Take the hooks off."""
         for handle in self._handles:
             handle.remove()
-
-    def _check(self, unit: ShardedUnit, name: str, *_: object) -> None:
-        if torch.compiler.is_compiling():
-            return  # the unit's own hooks are not compiled
-        if not self._is_there(unit):
-            raise RuntimeError(
-                f"module {name} computes while the weights of its unit {unit.name} are "
-                "not gathered. Call the model itself, whose forward gathers them; a "
-                "module that is used by itself needs to be a unit: "
-                "Zero3(model, units=[...])."
-            )
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         refuse_copy()
@@ -152,6 +153,31 @@ def _before_every_optimizer(refuse: Callable[[torch.optim.Optimizer], None]) -> 
     return handle
 
 
+class _Check:
+    """A hook before the forward of a module: its weights must be there.
+
+    It runs for every module in every step, so it looks first at what is so as a rule.
+    """
+
+    def __init__(self, gathered: _Gathered, unit: ShardedUnit, name: str) -> None:
+        self._gathered, self._unit, self._name = gathered, unit, name
+
+    def __call__(self, *_: object) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return  # the unit's own hooks are not compiled
+        gathered, unit = self._gathered, self._unit
+        if gathered.computing is not unit and not gathered.is_there(unit):
+            raise RuntimeError(
+                f"module {self._name} computes while the weights of its unit "
+                f"{unit.name} are not gathered. Call the model itself, whose forward "
+                "gathers them; a module that is used by itself needs to be a unit: "
+                "Zero3(model, units=[...])."
+            )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy()
+
+
 class Hook:
     """A hook that is not compiled, on a module that is not copied."""
 
@@ -159,7 +185,10 @@ class Hook:
         self._fn = fn
 
     def __call__(self, *args: object) -> None:
-        (_call_uncompiled if torch.compiler.is_compiling() else _call)(self._fn, *args)
+        if torch.compiler.is_dynamo_compiling():
+            _call_uncompiled(self._fn, *args)
+        else:
+            self._fn(*args)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         refuse_copy()

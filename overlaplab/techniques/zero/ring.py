@@ -15,7 +15,6 @@ Knows neither hooks nor plans: who may overwrite what is decided by its caller.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -43,14 +42,15 @@ class ShardedRow:
         shard: this rank's part, in the parameters' own dtype.
         pieces: of each parameter, a Parameter that is a view of `shard`, flat, maybe
             empty: what optimizers update.
-        full: the whole row in its slot, as it computes.
-        mine: this rank's part of `full`.
+        full: the whole row in its slot, as it is gathered and computes.
+        sent: what is gathered of this rank: `shard`, or a cast of it inside `full`.
+        is_cast: it is the latter.
         leaving: the whole row in its slot, as gradients leave; None: it never trained.
         leaving_views: each parameter's gradient in `leaving`.
     """
 
     full: Tensor
-    mine: Tensor
+    sent: Tensor
     leaving: Tensor | None
     leaving_views: list[Tensor]
 
@@ -65,10 +65,16 @@ class ShardedRow:
         self._begin, self._end = rank * size, (rank + 1) * size
         self.shard = full[self._begin : self._end].clone()
         streams.name_tensor(self.shard, f"shard of {name}")
-        ends = [0]
+        self.is_cast = row.travels_as != row.dtype
+        self._cuts: list[int] = []  # lengths of pieces and of what is between them
+        self._places: list[int] = []  # of the pieces among them
+        at = 0
         for piece in partition.pieces(rank):
-            ends += piece.in_shard
-        self._cuts = [b - a for a, b in zip(ends, [*ends[1:], size], strict=True)]
+            begin, end = piece.in_shard
+            self._cuts += [begin - at] * (begin > at) + [end - begin]
+            self._places.append(len(self._cuts) - 1)
+            at = end
+        self._cuts.append(size - at)
         self.pieces = [
             nn.Parameter(part, requires_grad=info.parameter.requires_grad)
             for info, part in zip(row.parameters, self.cut(self.shard), strict=True)
@@ -76,7 +82,8 @@ class ShardedRow:
 
     def cut(self, part: Tensor) -> list[Tensor]:
         """Each parameter's piece of this rank's part; between them is padding."""
-        return list(torch.split(part, self._cuts)[1::2])
+        parts = part.split_with_sizes(self._cuts)
+        return [parts[place] for place in self._places]
 
     def views(self, full: Tensor) -> list[Tensor]:
         """Each parameter inside a full row, in its own shape and memory order."""
@@ -90,10 +97,11 @@ class ShardedRow:
     def place(self, buffer: Tensor) -> None:
         """Make its parameters views of `buffer`, `row.slot_bytes` long."""
         row = self.row
-        self.full = buffer[: row.gathered_bytes].view(row.travels_as)
-        self.mine = self.full[self._begin : self._end]
-        for info, view in zip(row.parameters, self.views(self.full), strict=True):
+        full = buffer[: row.gathered_bytes].view(row.travels_as)
+        for info, view in zip(row.parameters, self.views(full), strict=True):
             info.parameter.data = view
+        mine = full[self._begin : self._end] if self.is_cast else self.shard
+        self.full, self.sent = as_real(full), as_real(mine)
         self.leaving, self.leaving_views = None, []
         if row.partition.full_bytes <= len(buffer):
             self.leaving = buffer[: row.partition.full_bytes].view(row.dtype)
@@ -179,7 +187,8 @@ class Ring:
         self, units: Sequence[ShardedUnit], num_slots: int, group: dist.ProcessGroup
     ) -> None:
         self._units, self._group = units, group
-        self._stream_key = streams.key_reader(streams.provider())
+        self._provider = streams.provider()
+        self._stream_key = streams.key_reader(self._provider)
         # A gather that waits for a scatter waits here, or what computes would wait.
         self._side = streams.Stream()
         self.num_slots = num_slots
@@ -222,17 +231,20 @@ class Ring:
         The slot, and the shards, belong to the gather until `wait`.
         """
         slot = self._slots[unit.slot]
-        with streams.stream(self._side) if slot.leaves else contextlib.nullcontext():
-            self._free(slot)
-            slot.unit, slot.leaves = unit, False
-            with streams.annotate(f"gather {unit.name}"):
-                slot.works = [self._gather(row) for row in unit.rows]
+        if slot.leaves:
+            with self._provider.stream(self._side):
+                self._launch(slot, unit)
+        else:
+            self._launch(slot, unit)
 
-    def _gather(self, row: ShardedRow) -> Any:
-        part = row.shard
-        if row.row.travels_as != row.row.dtype:
-            part = row.mine.copy_(row.shard)
-        return launch_all_gather(self._group, as_real(row.full), as_real(part))
+    def _launch(self, slot: Slot, unit: ShardedUnit) -> None:
+        self._free(slot)
+        slot.unit, slot.leaves, slot.works = unit, False, []
+        with self._provider.annotate(f"gather {unit.name}"):
+            for row in unit.rows:
+                if row.is_cast:
+                    row.sent.copy_(row.shard)
+                slot.works.append(launch_all_gather(self._group, row.full, row.sent))
 
     def take(self, unit: ShardedUnit) -> None:
         """Let the current stream write gradients into the unit's slot."""

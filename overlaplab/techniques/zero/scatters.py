@@ -30,7 +30,11 @@ from overlaplab.techniques.model_facts import ModelFacts, as_real
 from overlaplab.techniques.zero.guards import refuse_no_weights
 from overlaplab.techniques.zero.ring import Ring, ShardedRow, ShardedUnit
 from overlaplab.techniques.zero.windows import Windows
-from overlaplab.torch_versions import averages, launch_reduce_scatter
+from overlaplab.torch_versions import (
+    averages,
+    launch_reduce_scatter,
+    reduce_scatter_options,
+)
 
 
 class _Flight(NamedTuple):
@@ -68,10 +72,14 @@ class Scatters:
     ) -> None:
         self._facts, self._ring, self._group = facts, ring, group
         self._order = sorted(reversed(units), key=lambda unit: unit.is_late)
+        self._position = {unit: at for at, unit in enumerate(self._order)}
         self._size = dist.get_world_size(group)
         self._divides = not averages(group)  # no AVG: a sum, divided here
-        self._op = dist.ReduceOp.SUM if self._divides else dist.ReduceOp.AVG
-        self._stream_key = streams.key_reader(streams.provider())
+        self._options = reduce_scatter_options(
+            dist.ReduceOp.SUM if self._divides else dist.ReduceOp.AVG
+        )
+        self._provider = streams.provider()
+        self._stream_key = streams.key_reader(self._provider)
         self._arrivals = Arrivals(facts.parameters, self._backward_begins, self._full)
         self._arrivals.plan(
             [[info.index for info in unit.parameters] for unit in self._order]
@@ -184,7 +192,7 @@ class Scatters:
         if not in_slot or any(row in self._parts for row in rows):
             self.settle()  # one row at most in memory of its own; parts add up in turn
         here = self._stream_key()
-        writers = self._arrivals.writers(self._order.index(unit))
+        writers = self._arrivals.writers(self._position[unit])
         others = [stream_of(key) for key in writers if key != here]
         for other in others:
             stream_of(here).wait_stream(other)
@@ -207,10 +215,10 @@ class Scatters:
         if full.dtype is torch.float16 and self._divides:  # its sum may be inf
             full.div_(self._size)
         part = torch.empty_like(row.shard)
-        streams.name_tensor(part, f"gradient shard of {unit.name}")
-        with streams.annotate(f"scatter {unit.name}"):
+        self._provider.name_tensor(part, f"gradient shard of {unit.name}")
+        with self._provider.annotate(f"scatter {unit.name}"):
             work = launch_reduce_scatter(
-                self._group, as_real(part), as_real(full), self._op
+                self._group, as_real(part), as_real(full), self._options
             )
         self._flights.append(_Flight(work, row, part, full))
         self.num_launched += 1
@@ -231,7 +239,7 @@ class Scatters:
                     "dense gradients are sharded. Use sparse=False in its module."
                 )
             into.append(view)
-            grads.append(grad.detach())
+            grads.append(grad.detach() if grad.requires_grad else grad)
             self._present.add(info.index)
         if into:
             torch._foreach_copy_(into, grads)

@@ -139,7 +139,7 @@ class Zero3(Saving):
             self._forward_begins,
         )
         self._guards = Guards(
-            model, self._all, self._gathering.is_there, lambda: scatters.is_open
+            model, self._all, self._gathering, lambda: scatters.is_open
         )
         step_members.join(self)
 
