@@ -57,61 +57,34 @@ if TYPE_CHECKING:
     from overlaplab.timeline import Span as Span
     from overlaplab.timeline import Timeline as Timeline
 
+# Module of this package -> the public names that it has.
 _HOMES = {
-    "cluster.run": ("Run", "run"),
-    "techniques.data_parallel": (
-        "BucketedReducer",
-        "HookReducer",
-        "SerialReducer",
-        "plan_buckets",
-    ),
-    "techniques.double_buffer": (
-        "BatchPrefetcher",
-        "DoubleBufferedReducer",
-        "DoubleBufferedWeights",
-    ),
-    "techniques.memory": ("frontier", "plan_checkpoints"),
-    "techniques.zero": ("Zero3",),
-    "diagnosis": ("diagnose",),
-    "errors": (
-        "CaptureError",
-        "DeadlockError",
-        "EventError",
-        "MismatchError",
-        "OverlaplabError",
-        "ProfileError",
-        "RankError",
-        "RunTimeoutError",
-    ),
-    "grading": ("check",),
-    "hardware": ("PROFILES", "Hardware", "Link"),
-    "capture": ("capture_step",),
-    "checkup": ("doctor",),
-    "profiling.nvtx": ("nvtx",),
-    "profiling.profile": ("profile",),
-    "profiling.read": ("read_trace",),
-    "program": ("Program", "find_findings", "replay", "resolve"),
-    "streams": ("annotate", "device", "name_tensor"),
-    "timeline": ("Span", "Timeline"),
+    "capture": "capture_step",
+    "checkup": "doctor",
+    "cluster.run": "Run run",
+    "diagnosis": "diagnose",
+    "errors": "CaptureError DeadlockError EventError MismatchError OverlaplabError "
+    "ProfileError RankError RunTimeoutError",
+    "grading": "check",
+    "hardware": "PROFILES Hardware Link",
+    "profiling.nvtx": "nvtx",
+    "profiling.profile": "profile",
+    "profiling.read": "read_trace",
+    "program": "Program find_findings replay resolve",
+    "streams": "annotate device name_tensor",
+    "techniques.data_parallel": "BucketedReducer HookReducer SerialReducer "
+    "plan_buckets",
+    "techniques.double_buffer": "BatchPrefetcher DoubleBufferedReducer "
+    "DoubleBufferedWeights",
+    "techniques.memory": "frontier plan_checkpoints",
+    "techniques.zero": "Zero3",
+    "timeline": "Span Timeline",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 _ROOMS = (
-    "calibrate",
-    "capture",
-    "checkup",
-    "cluster",
-    "diagnosis",
-    "grading",
-    "hardware",
-    "models",
-    "profiling",
-    "program",
-    "streams",
-    "techniques",
-    "timeline",
-    "view",
+    *("calibrate", "capture", "checkup", "cluster", "diagnosis", "grading", "hardware"),
+    *("models", "profiling", "program", "streams", "techniques", "timeline", "view"),
 )
-
 _TECHNIQUES = ("compiler",)
 
 __all__ = sorted(_HOME)

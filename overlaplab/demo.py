@@ -93,17 +93,8 @@ def demo(
     steps: int = 4,
     hardware: str | Hardware = DEMO_HARDWARE,
     out: Path = Path("demo.png"),
-    console: Console | None = None,
 ) -> bool:
-    """Run the demonstration and print it.
-
-    Args:
-        cluster: "virtual", "gloo" or "nccl".
-        num_ranks: ranks of the job.
-        steps: optimizer steps of each variant, at least 2: the first is set-up.
-        hardware: times the virtual cluster; unused by the others.
-        out: where the figure goes.
-        console: where the text goes.
+    """Run the demonstration and print it; `out` is where the figure goes.
 
     Returns:
         Whether all variants ended with the right parameters.
@@ -112,7 +103,7 @@ def demo(
         ValueError: an argument is out of range.
         OSError: the figure cannot be written.
     """
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True)
     if steps < 2:
         raise ValueError(f"steps is {steps}; expected 2 or more, the first is set-up")
     if out.suffix.lower() not in FIGURE_FORMATS:

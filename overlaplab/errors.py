@@ -33,6 +33,25 @@ def on_one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def plural(number: int, noun: str) -> str:
+    """'1 step', '3 steps'."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def check_count(name: str, value: object, of: str, *, least: int = 1) -> int:
+    """The argument `name`, which is a number `of` ranks, steps, ...
+
+    Raises:
+        TypeError, ValueError: it is none, or too small.
+    """
+    what = f"{name} is a number of {of}; expected"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} an int, got {value!r} ({type(value).__name__})")
+    if value < least:
+        raise ValueError(f"{what} at least {least}, got {value}")
+    return value
+
+
 class OverlaplabError(Exception):
     """Base of everything that the package itself diagnoses.
 

@@ -7,7 +7,8 @@ an error that says which, and not by an AttributeError in the middle of a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from types import CellType
 from typing import Any, TypeVar
@@ -259,13 +260,17 @@ def averages(group: dist.ProcessGroup) -> bool:
     return dist.get_backend(group) not in ("gloo", "mpi", "ucc")
 
 
-def wrapped_cell(function: Any) -> CellType:
-    """Where a decorated function of torch.distributed keeps what it wraps.
-
-    Who writes there changes the function for those, too, who imported it by name.
-    """
+@contextmanager
+def rewrapped(function: Any, make: Callable[[Any], Any]) -> Iterator[None]:
+    """While open, a decorated function of torch.distributed wraps `make(original)`: for
+    those, too, who imported it by name."""
     cell: CellType = function.__closure__[function.__code__.co_freevars.index("func")]
-    return cell
+    original = cell.cell_contents
+    cell.cell_contents = make(original)
+    try:
+        yield
+    finally:
+        cell.cell_contents = original
 
 
 def fake_mode() -> FakeTensorMode:

@@ -16,6 +16,7 @@ from overlaplab.checkup.facts import Facts, gather
 from overlaplab.checkup.machine import judge_machine
 from overlaplab.checkup.remarks import Remark, judge_settings
 from overlaplab.checkup.software import Part
+from overlaplab.errors import plural
 
 __all__ = ["Checkup", "Part", "Remark", "doctor", "judge"]
 
@@ -94,8 +95,7 @@ def judge(facts: Facts) -> Checkup:
             *judge_settings(facts.environ, has_gpus=has_gpus),
         ]
     gpus = software.count_gpus(str(gpu["name"]) for gpu in facts.gpus) or "no GPU"
-    cores = f"{facts.cores} CPU core" + ("s" if facts.cores != 1 else "")
-    machine = f"{facts.platform}, {cores}, {gpus}"
+    machine = f"{facts.platform}, {plural(facts.cores, 'CPU core')}, {gpus}"
     return Checkup(machine, tuple(remarks), software.judge_parts(facts))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from overlaplab.torch_versions import wrapped_cell
+from overlaplab.torch_versions import rewrapped
 
 Init = Callable[..., None]
 
@@ -83,28 +83,26 @@ def accepting_init(member: Callable[[], Member | None]) -> Iterator[None]:
         member: who the calling thread is; None where it is no rank, or its world is
             being made.
     """
-    cell = wrapped_cell(dist.init_process_group)
-    init: Init = cell.cell_contents
 
-    def init_again(
-        backend: Any = None,
-        init_method: Any = None,
-        timeout: Any = None,
-        world_size: int | None = -1,
-        rank: int | None = -1,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        me = member()
-        if me is None:
-            init(backend, init_method, timeout, world_size, rank, *args, **kwargs)
-            return
-        me.check(backend, world_size, rank)
-        if not dist.is_initialized():
-            me.connect(init)
+    def accepting(init: Init) -> Init:
+        def init_again(
+            backend: Any = None,
+            init_method: Any = None,
+            timeout: Any = None,
+            world_size: int | None = -1,
+            rank: int | None = -1,
+            *args: Any,
+            **kwargs: Any,
+        ) -> None:
+            me = member()
+            if me is None:
+                init(backend, init_method, timeout, world_size, rank, *args, **kwargs)
+                return
+            me.check(backend, world_size, rank)
+            if not dist.is_initialized():
+                me.connect(init)
 
-    cell.cell_contents = init_again
-    try:
+        return init_again
+
+    with rewrapped(dist.init_process_group, accepting):
         yield
-    finally:
-        cell.cell_contents = init

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from overlaplab.errors import check_count, plural
 from overlaplab.hardware import Hardware, find_hardware
 from overlaplab.program import Finding, Program
 from overlaplab.timeline import Timeline
@@ -52,10 +53,10 @@ class Run:
         num_ranks = self.timeline.num_ranks * self.timeline.represents
         parts = [
             self.cluster + (f" ({name})" if (name := self.timeline.hardware) else ""),
-            _count(num_ranks, "rank"),
+            plural(num_ranks, "rank"),
             f"step {report.step_ns / 1e6:.3f} ms",
             f"exposed {report.exposed_ns / 1e6:.3f} ms of communication",
-            f"{_count(len(self.warnings), 'finding')} in .warnings"
+            f"{plural(len(self.warnings), 'finding')} in .warnings"
             if self.warnings
             else "no findings",
         ]
@@ -165,19 +166,10 @@ def _check(
             f"the first argument of run is called on every rank; expected a function, "
             f"got {fn!r} ({type(fn).__name__})"
         )
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
-        raise TypeError(
-            f"world_size is a number of ranks; expected an int, got {world_size!r} "
-            f"({type(world_size).__name__})"
-        )
-    if world_size < 1:
-        raise ValueError(
-            f"world_size is a number of ranks; expected at least 1, got {world_size}"
-        )
+    world_size = check_count("world_size", world_size, "ranks")
     if cluster not in CLUSTERS:
         raise ValueError(
-            f"unknown cluster {cluster!r}; known are "
-            + ", ".join(repr(name) for name in CLUSTERS)
+            f"unknown cluster {cluster!r}; known are {', '.join(map(repr, CLUSTERS))}"
         )
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
         raise TypeError(
@@ -226,12 +218,7 @@ def _check_processes(world_size: int, cluster: str, fake: object) -> None:
 
         available = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if available < world_size:
-            devices = "device" if world_size == 1 else "devices"
             raise ValueError(
-                f"nccl needs {world_size} CUDA {devices}, this machine has "
+                f"nccl needs {plural(world_size, 'CUDA device')}, this machine has "
                 f"{available}: use cluster='virtual' or 'gloo'"
             )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

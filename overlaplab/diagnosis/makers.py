@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from overlaplab.diagnosis.collectives import Collective
-from overlaplab.diagnosis.wording import plural
+from overlaplab.errors import plural
 from overlaplab.timeline import Span, Timeline
 
 UNKNOWN = "unknown"

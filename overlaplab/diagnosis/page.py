@@ -24,7 +24,7 @@ from overlaplab.diagnosis.text import (
     unexplained_lines,
     verdict,
 )
-from overlaplab.diagnosis.wording import plural
+from overlaplab.errors import plural
 from overlaplab.timeline import Span, Timeline
 from overlaplab.timeline.intervals import Interval
 from overlaplab.view import Table, show

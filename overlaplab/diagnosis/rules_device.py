@@ -22,9 +22,9 @@ from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import (
     is_16_bit,
     of_whole,
-    plural,
     short,
 )
+from overlaplab.errors import plural
 from overlaplab.timeline import Span
 from overlaplab.timeline.intervals import intersect, total
 from overlaplab.view.units import format_ns

@@ -9,7 +9,8 @@ from overlaplab.diagnosis.case import Case
 from overlaplab.diagnosis.collectives import Collective
 from overlaplab.diagnosis.findings import REMEDIES, Finding, finding
 from overlaplab.diagnosis.steps import Step
-from overlaplab.diagnosis.wording import count_of, gb_per_s, named, plural
+from overlaplab.diagnosis.wording import count_of, gb_per_s, named
+from overlaplab.errors import plural
 from overlaplab.view.units import format_bytes, format_ns
 
 LOW_BANDWIDTH = 0.5  # of the profile's: contention alone takes no more

@@ -27,9 +27,9 @@ from overlaplab.diagnosis.wording import (
     is_16_bit,
     named,
     of_whole,
-    plural,
     short,
 )
+from overlaplab.errors import plural
 from overlaplab.view.units import format_bytes, format_ns
 
 MOST_OF_IT = 0.9  # of the bytes: the rest is a loss's average, or a first small bucket

@@ -9,7 +9,8 @@ from overlaplab.diagnosis.findings import Finding
 from overlaplab.diagnosis.makers import UNKNOWN
 from overlaplab.diagnosis.result import Result
 from overlaplab.diagnosis.saved import Saved
-from overlaplab.diagnosis.wording import of_whole, plural, short
+from overlaplab.diagnosis.wording import of_whole, short
+from overlaplab.errors import plural
 from overlaplab.view.units import format_ns
 
 WIDTH = 96

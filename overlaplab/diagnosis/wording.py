@@ -79,8 +79,3 @@ def gb_per_s(bytes_per_s: int) -> str:
     ('275.4 GB/s', '1.234 GB/s')
     """
     return f"{bytes_per_s / 1e9:.4g} GB/s"
-
-
-def plural(number: int, word: str) -> str:
-    """'1 step', '3 steps'."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.errors import ProfileError
+from overlaplab.errors import ProfileError, check_count
 from overlaplab.files import write_whole
 from overlaplab.profiling.event_recorder import EventRecorder, recorder_of_this_device
 from overlaplab.profiling.sessions import KinetoRecorder, Recording, profiler_is_running
@@ -75,8 +75,8 @@ class Profile:
     def __init__(
         self, *, warmup: int = 0, steps: int | None = None, events: bool = False
     ) -> None:
-        self._warmup = _count("warmup", warmup, least=0)
-        self._steps = None if steps is None else _count("steps", steps, least=1)
+        self._warmup = check_count("warmup", warmup, "steps", least=0)
+        self._steps = None if steps is None else check_count("steps", steps, "steps")
         self._events = events
         self._state: _State = "new"
         self._recorder: EventRecorder | KinetoRecorder | None = None
@@ -304,19 +304,6 @@ class Profile:
 
 
 profile = Profile
-
-
-def _count(name: str, value: object, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(
-            f"{name} is a number of steps; expected an int, got {value!r} "
-            f"({type(value).__name__})"
-        )
-    if value < least:
-        raise ValueError(
-            f"{name} is a number of steps; expected at least {least}, got {value}"
-        )
-    return value
 
 
 def _rank() -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from overlaplab.errors import plural
 from overlaplab.timeline import chrome
 from overlaplab.timeline import critical_path as _path
 from overlaplab.timeline import report as _report
@@ -58,9 +59,8 @@ class Timeline:
 
     def __repr__(self) -> str:
         """One line: a timeline has thousands of spans."""
-        num_steps = len(self.steps)
-        steps = f", {num_steps} step{'s' * (num_steps > 1)}" if num_steps else ""
-        ranks = "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
+        steps = f", {plural(len(self.steps), 'step')}" if self.steps else ""
+        ranks = plural(self.num_ranks, "rank")
         return (
             f"<Timeline of {ranks}{steps}: {len(self.spans)} spans in "
             f"{self.end_ns - self.start_ns} ns, {self.origin}>"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from overlaplab.diagnosis.wording import plural
+from overlaplab.errors import plural
 from overlaplab.grading import forms
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.forms import as_number, find_slip, is_close

@@ -89,18 +89,10 @@ class Pool:
     ) -> Outcome:
         """Call `fn(*args, **kwargs)` once on each of `world_size` processes.
 
-        The processes stay for the next call. Each starts with the same random state, a
-        copy of the arguments, and torch.distributed initialised. What a rank prints
-        appears here as "[rank 1] ...".
-
-        Args:
-            fn, args, kwargs: pickled with their closures; see `pickling`.
-            backend: "gloo", or "nccl" with one GPU of this machine each.
-            timeout_s: deadline of the call; starting processes does not count.
-            measure: profile the ranks. It costs microseconds an operator.
-
-        Returns:
-            Values (tensors are on the CPU), timeline and warnings.
+        The processes stay for the next call. Function and arguments are pickled, see
+        `pickling`. What a rank prints appears here as "[rank 1] ...". Starting
+        processes does not count for the deadline. To `measure` the ranks costs
+        microseconds an operator.
 
         Raises:
             TypeError: `fn`, an argument or a result cannot be pickled.

@@ -17,6 +17,7 @@ from overlaplab.errors import (
     RankError,
     RunTimeoutError,
     TimedOutDeadlockError,
+    plural,
 )
 from overlaplab.program import Finding
 from overlaplab.program.findings import of_reducers
@@ -290,7 +291,7 @@ def _repair(states: Mapping[int, State]) -> str:
 def _what(state: State) -> str:
     if state.has_ended:
         launches = state.notes.launches
-        return f"has ended, after {_count(len(launches), 'collective')}"
+        return f"has ended, after {plural(len(launches), 'collective')}"
     if state.waits_in is not None:
         peer = (
             f" [{state.waits_in.payload}]" if state.waits_in.is_point_to_point else ""
@@ -303,10 +304,6 @@ def _what(state: State) -> str:
 
 def _in_full(launch: Launch) -> str:
     return f"{launch} {launch.payload}".rstrip()
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _original(failure: Failure) -> BaseException | None:

@@ -97,33 +97,19 @@ class VirtualGroup(BaseGroup):  # type: ignore[misc]
             "all_reduce", tensors, tensors, opts, reduce_op=_reduce_op(opts)
         )
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> VirtualWork:
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Any, opts: Any) -> VirtualWork:
-        tensors = _as_list(tensors)
-        mine = opts.rootRank == self.communicator.rank
-        return self._launch(
-            "broadcast",
-            tensors,
-            tensors,
-            opts,
-            root=opts.rootRank,
-            reads=mine,
-            writes=not mine,
-        )
+        tensors, root = _as_list(tensors), opts.rootRank
+        mine = root == self.communicator.rank
+        how = {"root": root, "reads": mine, "writes": not mine}
+        return self._launch("broadcast", tensors, tensors, opts, **how)
 
     def reduce(self, tensors: Any, opts: Any) -> VirtualWork:
-        tensors = _as_list(tensors)
-        return self._launch(
-            "reduce",
-            tensors,
-            tensors,
-            opts,
-            reduce_op=_reduce_op(opts),
-            root=opts.rootRank,
-            writes=opts.rootRank == self.communicator.rank,
-        )
+        tensors, root = _as_list(tensors), opts.rootRank
+        how = {"root": root, "writes": root == self.communicator.rank}
+        how["reduce_op"] = _reduce_op(opts)
+        return self._launch("reduce", tensors, tensors, opts, **how)
 
     def barrier(self, opts: Any = None) -> VirtualWork:
         return self._launch("barrier", [], [], opts)
@@ -160,14 +146,8 @@ class VirtualGroup(BaseGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> VirtualWork:
-        return self._launch(
-            "reduce_scatter",
-            inputs,
-            outputs,
-            opts,
-            reduce_op=_reduce_op(opts),
-            split_inputs=True,
-        )
+        how = {"reduce_op": _reduce_op(opts), "split_inputs": True}
+        return self._launch("reduce_scatter", inputs, outputs, opts, **how)
 
     def alltoall(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -182,14 +162,9 @@ class VirtualGroup(BaseGroup):  # type: ignore[misc]
         input_splits: Sequence[int] | None = None,
         opts: Any = None,
     ) -> VirtualWork:
-        return self._launch(
-            "all_to_all",
-            [input],
-            [output],
-            opts,
-            split_inputs=True if not input_splits else list(input_splits),
-            split_outputs=True if not output_splits else list(output_splits),
-        )
+        how = {"split_inputs": list(input_splits or ()) or True}
+        how["split_outputs"] = list(output_splits or ()) or True
+        return self._launch("all_to_all", [input], [output], opts, **how)
 
     def gather(
         self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any

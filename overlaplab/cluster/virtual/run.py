@@ -62,32 +62,11 @@ def run_virtual(
     timeout_s: float = 60,
     fake: int = False,
 ) -> tuple[tuple[Any, ...], Program]:
-    """Run `fn(*args, **kwargs)` on every rank and record what each one launched.
+    """What each recorded rank returned, and the record; see `overlaplab.cluster.run`.
 
-    Ranks are threads of this process and one runs at a time. Function, arguments,
-    closure cells, defaults and a notebook's globals are copied for each rank (see
-    copying.py); globals of imported modules are shared.
-    Every rank starts with its random generators at seed 0; the caller's come back as
-    they were. `torch.distributed` is initialised in the ranks.
-
-    Args:
-        fn: the ranks' function.
-        args, kwargs: its arguments.
-        world_size: ranks of the job.
-        timeout_s: a guard, in CPU time of this process, with ten times as much on the
-            wall behind it; deadlocks are found without it.
-        fake: compute shapes only, on so many ranks, which stand for all (report.py).
-
-    Returns:
-        What each recorded rank returned, and the record.
-
-    Raises:
-        DeadlockError: no rank can move.
-        MismatchError: ranks met with different operations, shapes or dtypes.
-        RankError: a rank raised; its exception is `__cause__`.
-        RunTimeoutError: the time is over.
-        RuntimeError: a run is in progress already.
-        TypeError: something cannot be copied.
+    Ranks are threads of this process and one runs at a time. What is copied for each
+    rank and what is shared: copying.py. With `fake`, so many ranks stand for all
+    (report.py).
     """
     if current_recorder() is not None:
         raise RuntimeError(

@@ -29,7 +29,7 @@ from overlaplab.cluster.virtual.patching import in_ranks, patched
 from overlaplab.cluster.virtual.recorder import Recorder, current_recorder, rank_here
 from overlaplab.cluster.virtual.streams import torch_cpu_streams
 from overlaplab.streams import install_thread_provider
-from overlaplab.torch_versions import BaseStore, wrapped_cell
+from overlaplab.torch_versions import BaseStore, rewrapped
 
 BACKEND = "virtual"
 _c10d_native: Any = torch._C._distributed_c10d  # its stubs lack a name
@@ -126,8 +126,6 @@ _OF_OBJECTS = (
 @contextlib.contextmanager
 def objects_have_values() -> Iterator[None]:
     """While open, ranks whose tensors are fake send pickles of objects as they are."""
-    cells = [wrapped_cell(getattr(dist, name)) for name in _OF_OBJECTS]
-    before = [cell.cell_contents for cell in cells]
 
     def with_values(send: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -138,13 +136,10 @@ def objects_have_values() -> Iterator[None]:
 
         return call
 
-    try:
-        for cell, send in zip(cells, before, strict=True):
-            cell.cell_contents = with_values(send)
+    with contextlib.ExitStack() as stack:
+        for name in _OF_OBJECTS:
+            stack.enter_context(rewrapped(getattr(dist, name), with_values))
         yield
-    finally:
-        for cell, send in zip(cells, before, strict=True):
-            cell.cell_contents = send
 
 
 def _member() -> Member | None:
