@@ -47,10 +47,8 @@ def note_thread(thread: threading.Thread) -> None:
 class OutOfTimeError(BaseException):
     """Not an Exception: the user's `except Exception` must not eat it.
 
-    Args:
-        after: how long: "30 s of computing".
-        place: function and line of the user's code, "" if unknown.
-        judged: False if a busy machine may be to blame.
+    It came `after` "30 s of computing", at a `place` (function and line of the user's
+    code, "" if unknown); it is `judged`, unless a busy machine may be to blame.
     """
 
     def __init__(self, after: str, place: str, judged: bool) -> None:

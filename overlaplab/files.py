@@ -16,13 +16,7 @@ _PART = ".part"  # of a file that is being written
 
 
 def html_page(title: str, style: str, body: str) -> str:
-    """An HTML page that needs nothing else.
-
-    Args:
-        title: plain text.
-        style: a style sheet.
-        body: HTML.
-    """
+    """An HTML page that needs nothing else; the title is plain text, the body HTML."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

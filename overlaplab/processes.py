@@ -66,13 +66,9 @@ def run_ranks(
 ) -> None:
     """Call `worker(*args)` on every rank of an initialised process group.
 
-    Args:
-        worker: a function of a module: processes are spawned.
-        args: picklable.
-        backend: "nccl" or "gloo".
-        world_size: processes, see `find_world_size`.
-        environment: set in the processes before anything of CUDA starts.
-        folder: of the caller's, which the ranks remove if the caller is killed.
+    Processes are spawned, so `worker` is a function of a module and `args` are
+    picklable. The `environment` is set before anything of CUDA starts. The ranks remove
+    the caller's `folder` if the caller is killed.
     """
     if under_torchrun():
         os.environ |= environment or {}

@@ -10,11 +10,7 @@ UNKNOWN = "0+unknown"
 
 
 def find_version(tree: Path = Path(__file__).parents[1]) -> str:
-    """What is installed; else what the source tree says; else "0+unknown".
-
-    Args:
-        tree: the folder that has the package, and pyproject.toml in a source tree.
-    """
+    """What is installed; else what the source tree says; else "0+unknown"."""
     try:
         return version("overlaplab")
     except PackageNotFoundError:  # a source tree on the path

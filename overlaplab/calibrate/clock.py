@@ -36,14 +36,9 @@ def sleep(ns: int) -> None:
 def device_ns(
     call: Call, num_calls: int, *, repeats: int = 5, align: Call = lambda: None
 ) -> int:
-    """Median nanoseconds of one call, of `num_calls` in a row, back to back.
-
-    Args:
-        call: launches work on the current stream.
-        num_calls: timed together.
-        repeats: the median is of so many.
-        align: launched before the first; a small collective lets ranks start together.
-    """
+    """Median, over `repeats`, of the nanoseconds of one of `num_calls` calls in a row,
+    back to back. `align` is launched before the first: a small collective lets ranks
+    start together."""
     call()
     found = []
     for _ in range(repeats):

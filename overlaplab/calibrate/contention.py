@@ -37,11 +37,7 @@ def measure_between(plan: CalibrationPlan, report: Callable[[str], None]) -> Row
 
 def measure_contention(plan: CalibrationPlan, report: Callable[[str], None]) -> Row:
     """What a transformer's steps and its kernels by kind cost all-reduces, and v.v.
-
     Collective; 2 ranks or more.
-
-    Args:
-        report: called with the name of each stage when it begins.
 
     Returns:
         "step": steps beside large all-reduces; "small": rows of them beside small ones,

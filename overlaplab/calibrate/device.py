@@ -25,9 +25,6 @@ def measure_device(
 ) -> dict[str, Any]:
     """What does not need a link. Collective where there is a process group.
 
-    Args:
-        report: called with the name of each stage when it begins.
-
     Returns:
         "matmuls", "memory", "allocator", "small_kernel", "host_copies" and "models":
         those of the rank with the slowest device, for which the others wait.

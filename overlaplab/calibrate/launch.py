@@ -40,9 +40,6 @@ _COLUMNS = ("forward_ns", "backward_ns", "step_ns")
 def measure_launches(plan: CalibrationPlan, report: Callable[[str], None]) -> Row:
     """The CPU's time of a step: alone, and with each reducer. Collective.
 
-    Args:
-        report: called with the name of the stage when it begins.
-
     Returns:
         "case", "forward_ops", "backward_ops", "parameters", and for each of "variants"
         the medians "forward_ns", "backward_ns" and "step_ns", wait included, and how

@@ -19,9 +19,6 @@ Row = dict[str, Any]
 def measure_link(plan: CalibrationPlan, report: Callable[[str], None]) -> Row:
     """All-reduces by size. Collective; 2 ranks or more.
 
-    Args:
-        report: called with the name of the stage when it begins.
-
     Returns:
         "num_ranks"; "collectives", rows {"operation", "bytes", "tensors", "ns"} of each
         alone on the current stream.

@@ -162,14 +162,8 @@ def record_steps(
     num_ranks: int = 2,
     make_reducer: Callable[[torch.nn.Module], Any] | None = None,
 ) -> Program:
-    """Forward, backward and averaging on one rank that stands for all, no values.
-
-    Args:
-        config, batch, tokens, dtype: the model and its input.
-        num_steps: one after the other, after the model and the reducer were made.
-        num_ranks: of the job.
-        make_reducer: as `BucketedReducer`; None: forward and backward alone.
-    """
+    """Forward, backward and averaging, `num_steps` times, on one rank that stands for
+    all, without values. With no `make_reducer`: forward and backward alone."""
     from overlaplab.cluster.virtual import run_virtual
 
     def steps() -> None:

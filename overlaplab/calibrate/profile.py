@@ -29,14 +29,9 @@ def build_profile(
     link: Mapping[str, Any] | None,
     where: str,
 ) -> Hardware:
-    """The profile of a machine.
-
-    Args:
-        name: the profile's.
-        device, launches, link: what `measure_device`, `measure_launches` and
-            `measure_link` gave; link None: this machine has none.
-        where: card, versions and date, for the notes.
-    """
+    """The profile of a machine, of what `measure_device`, `measure_launches` and
+    `measure_link` (None: it has no link) gave. `where`: card, versions and date, for
+    the notes."""
     notes: dict[str, str] = {}
     points = _operator_points(device, notes)
     points["bytes"] = curve_through(

@@ -77,12 +77,9 @@ ENVIRONMENT = tuple(environment_of(0, 1))
 
 @contextlib.contextmanager
 def accepting_init(member: Callable[[], Member | None]) -> Iterator[None]:
-    """In this block ranks may call `init_process_group` once more; see `Member`.
-
-    Args:
-        member: who the calling thread is; None where it is no rank, or its world is
-            being made.
-    """
+    """In this block ranks may call `init_process_group` once more; see `Member`. The
+    calling thread is `member()`; None where it is no rank, or its world is being
+    made."""
 
     def accepting(init: Init) -> Init:
         def init_again(

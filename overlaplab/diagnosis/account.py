@@ -71,12 +71,8 @@ class Stretch:
 def account(
     lookup: Lookup, rank: int, window: Interval, epilogue_ns: int
 ) -> tuple[Stretch, ...]:
-    """The stretches of one rank's step, in order of time. See [Note: the account].
-
-    Args:
-        window: [start, end) of the step.
-        epilogue_ns: the computation that starts here or later only uses what was sent.
-    """
+    """The stretches of one rank's step, in order of time. See [Note: the account]. The
+    computation that starts at `epilogue_ns` or later only uses what was sent."""
     spans = {
         index: span
         for index in lookup.device(rank)

@@ -117,11 +117,8 @@ class Unexplained:
 
 
 def unexplained(described: Step | None, found: Sequence[Finding]) -> Unexplained | None:
-    """What is left of the step that is described; None where that is little.
-
-    Args:
-        found: the findings of all ranks and steps.
-    """
+    """What is left of the step that is described, without what `found` (of all ranks
+    and steps) names; None where that is little."""
     if described is None:
         return None
     # A straggler is described on the rank that comes late, and costs the others.

@@ -40,11 +40,8 @@ def every_step(result: Result) -> Table:
 
 
 def details(result: Result, most: int) -> list[tuple[str, Table]]:
-    """The tables behind the findings that are not empty, by their titles.
-
-    Args:
-        most: rows of each.
-    """
+    """The tables behind the findings that are not empty, by their titles; of each so
+    many rows at `most`."""
     tables = {
         "Longest exposed collectives, and what each of them waited for": exposed,
         "Bandwidth, by size of message": bandwidth,

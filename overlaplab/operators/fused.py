@@ -34,11 +34,8 @@ _numbers = itertools.count(1)
 
 @contextlib.contextmanager
 def launching_as_cuda(here: Callable[[], bool]) -> Iterator[None]:
-    """While open, CPU tensors, real or fake, get CUDA's kernels.
-
-    Args:
-        here: whether the calling thread is one that wants them.
-    """
+    """While open, CPU tensors, real or fake, get CUDA's kernels where `here()` says so
+    of the calling thread."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for kernel in _KERNELS:  # called as torch calls its operator
         library.impl(kernel.__name__, kernel, "CPU")

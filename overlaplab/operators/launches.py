@@ -43,11 +43,7 @@ _COUNTS: dict[str, int] = {
 
 
 def launch_count(name: str) -> int | Count:
-    """The kernels of one call: a number, or what tells it by the arguments.
-
-    Args:
-        name: of the operator, without namespace and overload.
-    """
+    """The kernels of one call: a number, or what tells it by the arguments."""
     if name.startswith("_foreach_") or name in FUSED_STEPS:
         return _of_norms if name == "_foreach_norm" else _of_lists
     return _BY_ARGUMENTS.get(name, _COUNTS.get(name, 1))

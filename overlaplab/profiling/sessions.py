@@ -146,14 +146,12 @@ class Recording:
 def recording(
     *, cuda: bool, align: Callable[[], None] | None = None
 ) -> Iterator[Recording]:
-    """Profile what the `with` block launches, in every thread and on its GPU.
+    """Profile what the `with` block launches, in every thread and, if `cuda`, on its
+    GPU: the block then ends with a device synchronisation. `align` is called before the
+    recording begins: the ranks meet, to start together.
 
     It costs microseconds per operator, so a run that is timed for a benchmark should do
     without.
-
-    Args:
-        cuda: record kernels too; the block then ends with a device synchronisation.
-        align: called before the recording begins: the ranks meet, to start together.
     """
     result = Recording(cuda)
     result.start(align)

@@ -251,13 +251,11 @@ class StreamOrder:
 
 
 def first_collectives(graph: Graph, ids: Iterable[int]) -> dict[int, Op]:
-    """For each operator that comes after a collective of `ids`: the first such one.
+    """For each operator that comes after a collective of `ids` (of one rank, in order):
+    the first such one.
 
     That a communicator runs its collectives one after the other is no wait and does not
     count.
-
-    Args:
-        ids: of one rank, in order, a step's for example.
     """
     known: dict[int, Op] = {}
     found: dict[int, Op] = {}

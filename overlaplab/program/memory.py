@@ -189,15 +189,8 @@ def as_allocated(program: Program, hw: Hardware) -> Program:
 def memory_over_time(
     program: Program, starts_ns: Sequence[Sequence[int]], end_ns: int, hw: Hardware
 ) -> tuple[Memory, ...]:
-    """The memory of each recorded rank that allocated anything; see `Memory`.
-
-    Args:
-        program: the record.
-        starts_ns: by rank, when each operator started; less than 0 for one that never
-            did.
-        end_ns: the end of the timeline.
-        hw: the machine whose memory it is.
-    """
+    """The memory of each recorded rank that allocated anything; see `Memory`. By rank,
+    `starts_ns` says when each operator started: less than 0 for one that never did."""
     program = as_allocated(program, hw)
     found = []
     for rank in sorted({life.rank for life in program.storages if not life.host}):

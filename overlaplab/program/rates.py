@@ -37,11 +37,6 @@ class Rates:
     """What runs now, and how much of it is left.
 
     Operators are ids of the graph; a collective goes by the id of its first member.
-
-    Args:
-        hw: the profile.
-        num_ops: operators of the program.
-        num_ranks: recorded ranks.
     """
 
     def __init__(self, hw: Hardware, num_ops: int, num_ranks: int) -> None:

@@ -68,16 +68,9 @@ class _Event(Struct):
 
 
 def write_chrome(timeline: Fields, path: str | os.PathLike[str]) -> Path:
-    """Write the trace; a reader sees the whole file or the one that was there before.
-
-    Open it at https://ui.perfetto.dev or chrome://tracing: nothing is uploaded.
-
-    Args:
-        timeline: the fields of a `Timeline`.
-        path: usually "NAME.json"; the folder must exist.
-
-    Returns:
-        The path.
+    """Write the fields of a `Timeline`; a reader sees the whole file or the one that
+    was there before. Open it at https://ui.perfetto.dev or chrome://tracing: nothing is
+    uploaded.
 
     Raises:
         FileNotFoundError: the folder does not exist.

@@ -14,11 +14,7 @@ def find_meetings(
     """Indices of one collective, one for each rank: the n-th of its key, by start.
 
     Where ranks have not equally many of a key, who meets whom is unknown, and spans of
-    two names do not meet. A rank alone meets itself.
-
-    Args:
-        spans, of: of any ranks, and the indices of those that communicate.
-        key: what the spans of one communicator have in common, by index.
+    two names do not meet. A rank alone meets itself. `of`: those that communicate.
     """
     queues: dict[Hashable, dict[int, list[int]]] = defaultdict(dict)
     for i in sorted(of, key=lambda i: (spans[i].start_ns, spans[i].end_ns)):

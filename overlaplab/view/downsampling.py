@@ -29,11 +29,7 @@ class Rectangle:
 def rectangles(
     spans: Iterable[Span], start_ns: int, end_ns: int, num_columns: int
 ) -> list[Rectangle]:
-    """The rectangles of one lane within [start_ns, end_ns), gathered ones first.
-
-    Args:
-        num_columns: horizontal resolution of the picture.
-    """
+    """The rectangles of one lane within [start_ns, end_ns), gathered ones first."""
     column_ns = (end_ns - start_ns) / num_columns
     whole: list[Rectangle] = []
     narrow: dict[int, dict[str, float]] = {}

@@ -47,12 +47,8 @@ def assets() -> str:
 
 
 def document(title: str, style: str, body: str) -> str:
-    """An HTML page that needs nothing else: no kernel, no network.
-
-    Args:
-        title: plain text.
-        body: HTML, with fragments of live timelines.
-    """
+    """An HTML page that needs nothing else: no kernel, no network. The title is plain
+    text, the body HTML, with fragments of live timelines."""
     return html_page(title, style, body + assets())
 
 

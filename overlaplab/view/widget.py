@@ -15,13 +15,9 @@ Message = Mapping[str, Any]
 def make_widget(
     content: Mapping[str, Any], on_message: Callable[[Message], None] | None = None
 ) -> Any | None:
-    """A widget of this content, None where anywidget is not installed.
-
-    Args:
-        content: {"config": ..., "state": ...}; setting `.state` redraws it.
-        on_message: called with what the front end sends: a knob turned, a setting to
-            keep.
-    """
+    """A widget of {"config": ..., "state": ...}, None where anywidget is not installed;
+    setting `.state` redraws it. `on_message` is called with what the front end sends: a
+    knob turned, a setting to keep."""
     try:
         import_module("anywidget")
     except ImportError:

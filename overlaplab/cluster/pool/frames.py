@@ -67,13 +67,10 @@ def format_frames(frames: tuple[Frame, ...]) -> str:
 
 
 def location(dump: str, main_thread: int) -> Frame | None:
-    """The user's innermost frame in a stack dump of faulthandler.
-
-    Args:
-        dump: all threads, each with its most recent call first.
-        main_thread: `ident` of the thread that runs the user's function. Backward
-            passes run hooks in other threads on CUDA; those count after it.
-    """
+    """The user's innermost frame in a stack dump of faulthandler, which has each
+    thread's most recent call first. `main_thread` is the one that runs the user's
+    function: on CUDA, backward passes run hooks in other threads; those count after
+    it."""
     stacks: dict[int, list[Frame]] = {}
     stack: list[Frame] = []
     for line in dump.splitlines():

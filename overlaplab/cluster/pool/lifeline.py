@@ -28,12 +28,7 @@ NUM_FILES = 4  # of a worker: socket, collective log, stack, log
 def start(
     parent: int, socket_file: int, collectives_file: int, stack_file: int
 ) -> None:
-    """Become a worker of the process `parent`; returns never.
-
-    Args:
-        parent: process id.
-        socket_file, collectives_file, stack_file: inherited; see `worker.main`.
-    """
+    """Become a worker of the process `parent`; returns never. See `worker.main`."""
     _die_with(parent)
     from overlaplab.cluster.pool.worker import main
 
@@ -41,14 +36,9 @@ def start(
 
 
 def start_template(parent: int, control_file: int, has_dynamo: int) -> None:
-    """Become a template: fork a worker, or report how one ended, as `parent` asks.
-
-    Args:
-        parent: process id.
-        control_file: the socket on which it asks.
-        has_dynamo: whether `parent` has loaded torch._dynamo, as a first optimizer
-            does for seconds: its workers will want it, and can have it at once.
-    """
+    """Become a template: fork a worker, or report how one ended, as `parent` asks on a
+    socket. `has_dynamo`: `parent` has loaded torch._dynamo, as a first optimizer does
+    for seconds; its workers will want it, and can have it at once."""
     _die_with(parent)
     import overlaplab.cluster.pool.worker  # noqa: F401 (to have it loaded)
 

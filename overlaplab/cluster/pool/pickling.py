@@ -26,16 +26,12 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def dumps(value: Any, *, detach: bool = False) -> bytes:
-    """Pickle `value` with the aliasing between its tensors.
+    """Pickle `value` with the aliasing between its tensors; raises whatever an object
+    raises that cannot be pickled.
 
     Args:
-        value: anything that cloudpickle takes.
         detach: give non-leaf tensors without their graph (results); otherwise a
             tensor that is part of a graph is refused, as `copy.deepcopy` does.
-
-    Raises:
-        TypeError, pickle.PicklingError, ...: whatever an object raises that cannot
-            be pickled.
     """
     file = io.BytesIO()
     Pickler(file, detach=detach).dump(value)  # type: ignore[no-untyped-call]

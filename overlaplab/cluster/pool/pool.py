@@ -204,12 +204,8 @@ class Pool:
 
 
 class Collection:
-    """The answers to one call, as they come; ends by itself after its deadline.
-
-    Args:
-        workers: by rank.
-        timeout_s: from when all ranks have met.
-    """
+    """The answers to one call, by rank, as they come; ends by itself after its
+    deadline, which counts from when all ranks have met."""
 
     def __init__(self, workers: Sequence[WorkerProcess], timeout_s: float) -> None:
         self.workers = workers

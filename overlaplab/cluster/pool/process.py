@@ -61,12 +61,8 @@ class Starter:
         self._template: _Template | None = None
 
     def start(self, files: Sequence[int]) -> Handle:
-        """Start a worker.
-
-        Args:
-            files: its socket, collective log, stack and log; the caller closes
-                its own copies.
-        """
+        """Start a worker with its socket, collective log, stack and log; the caller
+        closes its own copies of these files."""
         if sys.platform != "linux":  # forking is not safe with every system's libraries
             return _popen("start", files[:3], files[3])
         if self._template is None or self._template.is_broken:

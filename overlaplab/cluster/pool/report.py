@@ -112,17 +112,11 @@ def death_error(
 def mismatch_error(
     states: Mapping[int, State], cause: Exception
 ) -> MismatchError | None:
-    """The error for ranks that met in one collective with different ideas of it.
+    """The error for ranks that met in one collective with different ideas of it; None
+    if the collective logs show no such meeting.
 
     Gloo kills the process, or raises, where the sizes of two ranks differ, and says
     neither which collective nor what the other rank did.
-
-    Args:
-        states: of all ranks.
-        cause: what was seen; becomes `__cause__`.
-
-    Returns:
-        None if the collective logs show no such meeting.
     """
     differing = first_difference(states)
     if not differing or None in differing.values():

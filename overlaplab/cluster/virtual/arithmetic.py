@@ -34,11 +34,8 @@ class Arrival:
 
 
 def of_all_alike(arrival: Arrival, num_ranks: int) -> Iterator[torch.Tensor]:
-    """What each output gets where every rank brings the same; none where nobody says.
-
-    Args:
-        arrival: of a rank that is the root, where there is one.
-    """
+    """What each output gets where every rank brings the same as `arrival`, of the root
+    where there is one; none where nobody says."""
     if arrival.operation in ("all_gather", "gather"):
         for value in arrival.inputs:
             yield from [value] * num_ranks

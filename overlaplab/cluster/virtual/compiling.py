@@ -96,12 +96,8 @@ def compiling_ranks(num_ranks: int) -> Iterator[Callable[[], None]]:
 
 
 def guard_rank(asking: FrameType | None) -> None:
-    """Somebody asks for a rank's number: if it goes into what is being compiled, that
-    is compiled anew for ranks of another number.
-
-    Args:
-        asking: the frame that asks.
-    """
+    """The frame `asking` asks for a rank's number: if it goes into what is being
+    compiled, that is compiled anew for ranks of another number."""
     if TracingContext.try_get() is None:
         return
     while asking is not None and asking.f_code.co_filename == c10d.__file__:

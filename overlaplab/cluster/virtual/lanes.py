@@ -81,13 +81,8 @@ Point = TypeVar("Point")  # what a lane has so far
 
 
 class GraphTask(Generic[Point]):
-    """One backward pass of one rank.
-
-    Args:
-        start: what the caller's stream has.
-        caller: name of its lane.
-        outside: the node of another backward pass that runs this one, None if none.
-    """
+    """One backward pass of one rank. `start` is what the caller's stream has; `outside`
+    the node of another backward pass that runs this one, None if none."""
 
     def __init__(self, start: Point, caller: str, outside: Node = None) -> None:
         self.outside = outside

@@ -145,11 +145,8 @@ class Meeting:
 
 
 class Meetings:
-    """All meetings of a run, by communicator and sequence number.
-
-    Args:
-        num_representatives: the first ranks, which stand for all; None: all recorded.
-    """
+    """All meetings of a run, by communicator and sequence number. The first
+    `num_representatives` ranks stand for all; None: all are recorded."""
 
     def __init__(self, num_representatives: int | None = None) -> None:
         self.num_representatives = num_representatives

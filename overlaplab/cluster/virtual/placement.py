@@ -94,12 +94,8 @@ def _forgotten_by_the_compiler() -> Iterator[None]:
 
 
 def memory_of(device: Any, caller: CodeType) -> str:
-    """Which memory `device` stands for: "device", "pageable", or "" if it does not say.
-
-    Args:
-        device: as given to torch.
-        caller: who names it.
-    """
+    """Which memory `device` stands for, as `caller` names it: "device", "pageable", or
+    "" if it does not say."""
     if isinstance(device, str):
         kind, _, index = device.partition(":")
     elif isinstance(device, torch.device):

@@ -15,13 +15,8 @@ class Stop(BaseException):
 
 
 class RankThread:
-    """One rank: its thread, its lock, what it waits for, its process state.
-
-    Args:
-        rank: global rank.
-        main: the rank's whole job; called in its thread.
-        thread: a new one if None.
-    """
+    """One rank, which does `main`: its thread, its lock, what it waits for, its process
+    state."""
 
     def __init__(
         self,
@@ -62,13 +57,7 @@ class RankThread:
 
 
 class Helper(RankThread):
-    """A thread that a rank started.
-
-    Args:
-        home: the rank's own.
-        thread: Python's.
-        main: what it does, as a member of its rank.
-    """
+    """A thread that the rank `home` started, and what it does as a member of it."""
 
     def __init__(
         self, home: RankThread, thread: threading.Thread, main: Callable[[], Any]

@@ -49,13 +49,8 @@ FEWER_RANKS = "Pass a smaller world_size, or fake=True: one rank stands for all"
 
 
 class Turns:
-    """Hands the turn from rank to rank; notices that no rank can move.
-
-    Args:
-        ranks: every rank that has a thread.
-        explain: makes the error when no rank can move.
-        is_fake: tensors have no values.
-    """
+    """Hands the turn from rank to rank; notices that no rank can move, for which
+    `explain` makes the error."""
 
     def __init__(
         self,
@@ -169,16 +164,11 @@ class Turns:
         what: Any,
         timeout_s: float | None = None,
     ) -> bool:
-        """Hand on the turn until `can_move()`; returns at once if it is true.
-
-        Args:
-            me: the calling thread.
-            can_move: pure; asked by other threads.
-            what: what is waited for, for the report.
-            timeout_s: of the clock of waits.
+        """Hand on the turn until `can_move()`, which is pure and asked by other
+        threads; returns at once if it is true. `what` is waited for, for the report.
 
         Returns:
-            False where the time is over.
+            False where the time (of the clock of waits) is over.
 
         Raises:
             DeadlockError: no rank can move.

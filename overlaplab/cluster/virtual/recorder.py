@@ -75,11 +75,7 @@ class Recorder(Position):
         attributes: Mapping[str, Any] = NO_ATTRIBUTES,
         launches: int = 1,
     ) -> int:
-        """Append one device operator on `lane`; returns its index.
-
-        Args:
-            differentiable: as in `phase`.
-        """
+        """Append one device operator on `lane`; returns its index."""
         source_lane = lane if launched_from is None else launched_from
         index = len(self.ops)
         waits: Iterable[int] = lane.pending
@@ -131,11 +127,8 @@ class Recorder(Position):
     def host_wait(
         self, name: str, frontier: Frontier, reads: tuple[Access, ...] = ()
     ) -> None:
-        """The CPU waits for `frontier`: blocks until its collectives have met.
-
-        Args:
-            reads: what it reads then; a hazard if somebody else may be writing it.
-        """
+        """The CPU waits for `frontier`: blocks until its collectives have met. What it
+        `reads` then is a hazard if somebody else may be writing it."""
         for meeting in frontier.unmet:
             self.meet(meeting)
         if frontier.ops or reads:
@@ -149,13 +142,9 @@ class Recorder(Position):
         *,
         is_free: bool = False,
     ) -> None:
-        """The CPU reads and writes its own memory: at once, for it waits for nothing.
-
-        How long it takes goes by bytes (`Hardware.cpu_bytes_per_s`).
-
-        Args:
-            is_free: somebody else did it.
-        """
+        """The CPU, or somebody else if `is_free`, reads and writes its own memory: at
+        once, for it waits for nothing. How long it takes goes by bytes
+        (`Hardware.cpu_bytes_per_s`)."""
         moved = (0, 0) if is_free else (_total(reads), _total(writes))
         self._on_cpu("host", name, (), reads, writes, moved)
 
@@ -265,12 +254,9 @@ class Recorder(Position):
                     unseen.meeting.give(self.rank)
 
     def phase(self, differentiable: bool) -> str:
-        """Of the operator that is being launched.
-
-        Args:
-            differentiable: an argument requires a gradient: with grad mode on, autograd
-                notes the operator for the backward pass.
-        """
+        """Of the operator that is being launched; `differentiable`: an argument
+        requires a gradient, so with grad mode on autograd notes it for the backward
+        pass."""
         if torch._C._current_graph_task_id() != -1:
             return "backward"
         return "forward" if differentiable and torch.is_grad_enabled() else ""

@@ -32,12 +32,8 @@ _COMPILES = "/torch/_dynamo/convert_frame"  # on the stack of whoever compiles
 
 
 def deadlock(ranks: Sequence[RankThread], program: Program) -> DeadlockError:
-    """Name each rank, what it waits in, and the first place where orders differ.
-
-    Args:
-        ranks: none of which can move, and the threads that they started.
-        program: what they have launched until now.
-    """
+    """Name each rank, what it waits in, and the first place where orders differ: no
+    thread can move, and `program` is what has been launched until now."""
     waiting = {}
     for rank in ranks:
         if isinstance(rank.waits_for, Meeting) and not rank.finished:

@@ -261,11 +261,8 @@ class StorageTable:
     def suggest(
         self, tensor: torch.Tensor, name: str, stream: str, kind: str = ""
     ) -> None:
-        """Call the storage of `tensor` so, if it is whole and has no name yet.
-
-        Args:
-            kind: what it is, if nobody said so yet; see `StorageLife`.
-        """
+        """Call the storage of `tensor` so, if it is whole and has no name yet; it is of
+        `kind`, if nobody said so yet (see `StorageLife`)."""
         storage = self._find(tensor)
         if storage is None:
             self.access(tensor, stream)
@@ -321,13 +318,8 @@ class StorageTable:
         copy: Callable[[Access, Access], None] | None = None,
     ) -> _Storage:
         """A storage that is known has other memory now, or none: what it had goes back
-        to its stream, whoever refers to it, and what it has is `stream`'s.
-
-        Its name and kind stay.
-
-        Args:
-            copy: called with old and new bytes while both are there.
-        """
+        to its stream, whoever refers to it, and what it has is `stream`'s. Its name and
+        kind stay. `copy` is called with old and new bytes while both are there."""
         old = self._alive[untyped._cdata]
         new = self._adopt(untyped, stream)
         new.name, new.kind, new.place = old.name, old.kind, old.place

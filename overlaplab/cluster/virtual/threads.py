@@ -117,10 +117,7 @@ def _ask(recorder: Recorder) -> None:
 @contextlib.contextmanager
 def rank_threads(enter: Enter) -> Iterator[None]:
     """While open, threads that the programs of ranks start are members of their ranks.
-
-    Args:
-        enter: a context in which a thread's tensors are as its rank's (fake or not).
-    """
+    In `enter()` a thread's tensors are as its rank's (fake or not)."""
     thread: Any = threading.Thread
     init, start, join = thread.__init__, thread.start, thread.join
     is_alive, is_set = thread.is_alive, threading.Event.is_set

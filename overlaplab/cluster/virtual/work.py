@@ -44,15 +44,9 @@ class VirtualWork(BaseWork):  # type: ignore[misc]
         outputs: Sequence[torch.Tensor],
         held: Sequence[torch.Tensor] = (),
     ) -> None:
-        """
-        Args:
-            recorder: of the rank.
-            meeting: what was launched.
-            op: its operator.
-            outputs: kept for `result`, as long as the work.
-            held: kept alive until the first `wait`, as NCCL's process group does;
-                from then on, only the waiting stream is behind the collective.
-        """
+        """The `outputs` are kept for `result`, as long as the work; what is `held` is
+        kept alive until the first `wait`, as NCCL's process group does: from then on,
+        only the waiting stream is behind the collective."""
         super().__init__()
         self._held = held
         self._waited = False

@@ -160,12 +160,9 @@ def inherit() -> Callable[[], None]:
 
 
 def leave(*, late: bool) -> None:
-    """The calling thread is no rank any more.
-
-    Args:
-        late: the run has ended without this rank: its groups are no longer registered
-            apart from the process's own, so leave all of them alone.
-    """
+    """The calling thread is no rank any more. `late`: the run has ended without it; its
+    groups are no longer registered apart from the process's own, so leave all of them
+    alone."""
     if not late:
         _c10d_native._unregister_all_process_groups()
     vars(rank_here).clear()
@@ -193,11 +190,8 @@ def _split_group(
     group_desc: str | None = None,
     **_: Any,
 ) -> Any:
-    """As `dist.split_group`, which wants NCCL: the own group, None if in none.
-
-    Args:
-        split_ranks: in the parent's numbers.
-    """
+    """As `dist.split_group`, which wants NCCL: the own group, None if in none. The
+    ranks are in the parent's numbers."""
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
     ranks = dist.get_process_group_ranks(parent_pg)

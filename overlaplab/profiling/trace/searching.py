@@ -1,7 +1,7 @@
 """Searches that end: some regular expressions need longer than anybody lives.
 
 Python can interrupt a search by a signal, and signals arrive in main threads only. So
-another thread's search runs in the main thread of a child, which waits for the next.
+the main thread of a child searches, and waits for the next name.
 """
 
 from __future__ import annotations
@@ -37,13 +37,10 @@ for line in sys.stdin:
 
 
 class LimitedSearch:
-    """Whether a pattern is found in a name, within `SEARCH_S` of CPU time.
-
-    Args:
-        pattern: a regular expression; case is ignored.
+    """Is a pattern found in a name, case ignored, within `SEARCH_S` of CPU time?
 
     Raises:
-        re.error, OverflowError, RecursionError: it is none.
+        re.error, OverflowError, RecursionError: it is no regular expression.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -58,14 +55,10 @@ class LimitedSearch:
         Raises:
             ValueError: it takes longer.
         """
-        found: bool | None
         if not hasattr(signal, "setitimer"):  # Windows: there is no limit
             return self._search(name) is not None
-        if threading.current_thread() is threading.main_thread():
-            found = self._here(name)
-        else:
-            with self._lock:
-                found = self._elsewhere(name)
+        with self._lock:
+            found = self._ask(name)
         if found is None:
             raise ValueError(
                 f"communication={self._pattern!r} takes more than {SEARCH_S} s of CPU "
@@ -74,40 +67,20 @@ class LimitedSearch:
             )
         return found
 
-    def _here(self, name: str) -> bool | None:
-        before = signal.signal(signal.SIGVTALRM, _stop)
-        try:
-            signal.setitimer(signal.ITIMER_VIRTUAL, SEARCH_S)
-            return self._search(name) is not None
-        except TimeoutError:
-            return None
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            signal.signal(signal.SIGVTALRM, before)
-
-    def _elsewhere(self, name: str) -> bool | None:
-        if self._child is None:
-            self._child = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _CHILD],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            weakref.finalize(self, _end, self._child)
-            self._ask([self._pattern, SEARCH_S])
-        self._ask(name)
-        assert self._child.stdout is not None
-        found: bool | None = json.loads(self._child.stdout.readline())
+    def _ask(self, name: str) -> bool | None:
+        child = self._child
+        lines: list[Any] = [name]
+        if child is None:
+            command = [sys.executable, "-I", "-S", "-c", _CHILD]
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            child = self._child = subprocess.Popen(command, **pipes, text=True)
+            weakref.finalize(self, _end, child)
+            lines.insert(0, [self._pattern, SEARCH_S])
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.writelines(json.dumps(line) + "\n" for line in lines)
+        child.stdin.flush()
+        found: bool | None = json.loads(child.stdout.readline())
         return found
-
-    def _ask(self, what: Any) -> None:
-        assert self._child is not None and self._child.stdin is not None
-        self._child.stdin.write(json.dumps(what) + "\n")
-        self._child.stdin.flush()
-
-
-def _stop(number: int, frame: object) -> None:
-    raise TimeoutError
 
 
 def _end(child: subprocess.Popen[str]) -> None:
