@@ -147,10 +147,10 @@ def run(
 
         outcome = run_in_world(fn, args, kwargs, cluster, timeout_s)
     else:
-        from overlaplab.cluster.pool import run_processes
+        from overlaplab.cluster.pool.pool import the_pool
 
         seconds = min(timeout_s, _LONGEST_S)
-        outcome = run_processes(fn, args, kwargs, world_size, cluster, seconds)
+        outcome = the_pool().run(fn, args, kwargs, world_size, cluster, seconds)
     return Run(outcome.values, outcome.timeline, None, outcome.warnings)
 
 

@@ -15,7 +15,6 @@ import torch._dynamo
 import torch.distributed as dist
 
 import overlaplab as ol
-from overlaplab.cluster import pool
 from overlaplab.cluster.pool.pool import the_pool
 from tests.guards import GUARD_S
 
@@ -62,13 +61,13 @@ def test_new_workers_have_what_a_first_optimizer_loads_where_their_parent_has_it
 def test_nothing_is_left_after_close():
     pids = run(os.getpid).values
 
-    pool.close()
+    the_pool().close()
 
     assert not any(is_running(pid) for pid in pids)
 
 
 def test_processes_outlive_the_thread_that_started_them():
-    pool.close()  # nothing is open behind the test before
+    the_pool().close()  # nothing is open behind the test before
     pids = []
     thread = threading.Thread(target=lambda: pids.extend(run(os.getpid).values))
     thread.start()
@@ -268,7 +267,7 @@ def test_a_run_leaves_a_measured_timeline_of_every_rank():
 
 
 def test_without_measuring_the_timeline_is_empty():
-    outcome = pool.run_processes(reducer_like, (), {}, 2, "gloo", 30, measure=False)
+    outcome = the_pool().run(reducer_like, (), {}, 2, "gloo", 30, measure=False)
 
     assert outcome.timeline.spans == ()
 

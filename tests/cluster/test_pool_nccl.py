@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import overlaplab as ol
-from overlaplab.cluster import pool
+from overlaplab.cluster.pool.pool import the_pool
 
 pytestmark = pytest.mark.gpu(2)
 
@@ -19,7 +19,7 @@ def run(fn, *args, timeout_s=60):
 @pytest.fixture(autouse=True, scope="module")
 def processes_end_with_this_module():
     yield
-    pool.close()
+    the_pool().close()
 
 
 def test_every_rank_has_its_own_gpu_and_tensors_come_back_on_the_cpu():

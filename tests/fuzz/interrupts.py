@@ -25,7 +25,6 @@ from pathlib import Path
 import torch
 
 import overlaplab as ol
-from overlaplab.cluster import pool
 from overlaplab.cluster.pool.pool import the_pool
 from overlaplab.cluster.run import CLUSTERS
 
@@ -140,7 +139,7 @@ class Fuzz:
         if beginning == "no workers":
             the_pool()._end_workers()
         elif beginning == "nothing":
-            pool.close()
+            the_pool().close()
 
     def interrupt(self, delay_s: float) -> bool:
         """Whether an interrupt `delay_s` after its start ended the run."""
@@ -198,14 +197,14 @@ def main(cluster: str, number: int, seed: int) -> int:
     num_faults = 0
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
-        pool.close()
+        the_pool().close()
         fuzz = Fuzz(cluster, seed)
         for count in range(number):
             faults = fuzz.once()
             num_faults += len(faults)
             for fault in faults:
                 print(f"{count}: {fault}", flush=True)
-        pool.close()
+        the_pool().close()
         tempfile.tempdir = None
     if left := children():
         num_faults += 1
