@@ -39,6 +39,7 @@ from overlaplab.techniques.compiler.dependencies import (
     find_windows,
 )
 from overlaplab.techniques.compiler.example import nine_operators
+from overlaplab.techniques.compiler.fusing import FusedCosts
 from overlaplab.techniques.compiler.graphs import GraphError, show
 from overlaplab.techniques.compiler.insertion import insert_all_reduces
 from overlaplab.techniques.compiler.placing import peak_in_flight
@@ -70,6 +71,7 @@ __all__ = [
     "Dependencies",
     "Found",
     "Fragment",
+    "FusedCosts",
     "Generated",
     "GraphError",
     "Merge",

@@ -32,6 +32,7 @@ from overlaplab.techniques.compiler.compilation import (
     compile_graph,
 )
 from overlaplab.techniques.compiler.costs import Costs
+from overlaplab.techniques.compiler.fusing import FusedCosts
 from overlaplab.techniques.compiler.lowering import lower
 from overlaplab.techniques.compiler.runtime import side_stream_of
 from overlaplab.techniques.groups import checked_group, own_group
@@ -130,7 +131,9 @@ class Backend:
 
     def _keep(self, fragment: Fragment) -> Compilation:
         """All passes on a backward graph; remembered for `explain`."""
-        costs = Costs(self._hardware, self._world_size)
+        fuses = self._settings.lowering == "inductor"
+        made = FusedCosts if fuses else Costs
+        costs = made(self._hardware, self._world_size)
         compiled = compile_graph(
             fragment.graph, fragment.gradients, self._group, costs, self._settings
         )

@@ -307,7 +307,7 @@ class _Joined:
 def ready_ns(
     dependencies: Dependencies,
     node_ns: Callable[[Node], int] | None,
-    launch_ns: int = 0,
+    launch_ns: Callable[[Node], int] = lambda node: 0,
 ) -> dict[Node, tuple[int, int]]:
     """When what each launch sends is there: (computing before that, position).
 
@@ -323,7 +323,7 @@ def ready_ns(
         if is_launch(node):
             found[node] = last
         elif node_ns is not None:
-            cpu += launch_ns if runs else 0
+            cpu += launch_ns(node)
             now = max(now, cpu) + node_ns(node)
         done[node] = (now, position) if runs else last
     return found

@@ -150,7 +150,8 @@ class Compilation:
             lines += [f"  {sizes}" for sizes in self.sizes]
         lines += [
             "order of " + str(self.plan).splitlines()[0],
-            f"predicted on {self.costs.hardware.name}: {time_text(after.step_ns)}, "
+            f"predicted on {self.costs.hardware.name}{self.costs.how}: "
+            f"{time_text(after.step_ns)}, "
             f"{time_text(after.exposed_ns)} of it exposed communication",
             "with a message per tensor, each waited for at once: "
             f"{time_text(before.step_ns)}, {time_text(before.exposed_ns)} exposed",

@@ -40,6 +40,8 @@ class Costs:
         ValueError: a group has fewer than one rank.
     """
 
+    how = ""  # they are found, for people, behind the name of the machine
+
     def __init__(self, hardware: Hardware, num_ranks: int | Mapping[str, int]) -> None:
         sizes = [num_ranks] if isinstance(num_ranks, int) else [*num_ranks.values()]
         if min(sizes, default=1) < 1:
@@ -50,7 +52,15 @@ class Costs:
 
     def on(self, hardware: Hardware) -> Costs:
         """The same groups on another machine."""
-        return Costs(hardware, self._num_ranks)
+        return type(self)(hardware, self._num_ranks)
+
+    def facts(self, node: Node) -> NodeFacts:
+        """What runs for `node`, and the bytes that it moves."""
+        return facts_of(node)
+
+    def launch_ns(self, node: Node) -> int:
+        """What launching `node`, no message, costs the CPU: 0 for a view."""
+        return self.hardware.launch_ns if self.facts(node).operator.records else 0
 
     def ranks_of(self, group: str) -> int:
         """The size of a process group.
@@ -73,7 +83,7 @@ class Costs:
             ns = self._known[node] = (
                 self.message_ns(node, sent_bytes(node))
                 if is_launch(node)
-                else self._kernel_ns(facts_of(node), node)
+                else self._kernel_ns(self.facts(node), node)
             )
         return ns
 

@@ -46,12 +46,16 @@ def lower(
     """
     names = parameter_names(module.graph)
     compile_fx, compile_inner, patch = inductor()
+    before: list[Graph] = []
 
     def inner(gm: GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Any:
         if not settings.get("is_backward"):
+            if all("val" in n.meta for n in gm.graph.nodes if n.op == "call_function"):
+                before[:] = [copied(gm.graph)]  # Inductor changes what it is given
             return compile_inner(gm, example_inputs, **settings)
-        fragment = Fragment(gm.graph, gradients_of(gm.graph, names), True)
-        if fragment.gradients:  # a copy: Inductor changes what it is given
+        gradients = gradients_of(gm.graph, names)
+        fragment = Fragment(gm.graph, gradients, True, *before)
+        if fragment.gradients:  # a copy, too
             gm = GraphModule(gm, copied(passes(fragment)))
         with patch(dict(config)):
             return compile_inner(gm, example_inputs, **settings)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from torch.fx import Graph, Node
 
-from overlaplab.operators import dtype_name, tensor_bytes, tensors_in
+from overlaplab.operators import NodeFacts, dtype_name, tensor_bytes, tensors_in
 from overlaplab.program import PayloadTensor, Program, ProgramBuilder, resolve
 from overlaplab.techniques.compiler.costs import (
     Costs,
@@ -35,6 +35,7 @@ def program_of(
     graph: Graph,
     num_ranks: int | Mapping[str, int],
     streams: StreamPlan | None = None,
+    facts_of: Callable[[Node], NodeFacts] = facts_of,
 ) -> Program:
     """What a rank launches when it runs `graph` in its order, one for all of them.
 
@@ -45,6 +46,7 @@ def program_of(
         graph: as it stands.
         num_ranks: of its process groups, or of each by name, ranks in a row.
         streams: what runs beside computing; messages are packed there.
+        facts_of: what runs for a node.
     """
     names = dict.fromkeys(group_of(node) for node in graph.nodes if is_launch(node))
     sizes = dict.fromkeys(names, num_ranks) if isinstance(num_ranks, int) else num_ranks
@@ -125,4 +127,4 @@ def predict(graph: Graph, costs: Costs, streams: StreamPlan | None = None) -> Ti
     groups = {group_of(node) for node in graph.nodes if is_launch(node)}
     sizes = {group: costs.ranks_of(group) for group in groups}
     hardware = replace(costs.hardware, backward_launch_ns=None)
-    return resolve(program_of(graph, sizes, streams), hardware)
+    return resolve(program_of(graph, sizes, streams, costs.facts), hardware)

@@ -101,7 +101,7 @@ def plan_sizes(
     total = sum(map(sent_bytes, ready))
     usual, most = default_cap_bytes(total), limit_bytes or max(1, total)
     slow = costs.on(_slowed(costs.hardware))
-    at = ready_ns(dependencies, costs, costs.hardware.launch_ns)
+    at = ready_ns(dependencies, costs, costs.launch_ns)
     tried: dict[tuple[tuple[str, ...], ...], Sizes] = {}
     for part in (None, *_TRIED):
         size = usual if part is None else max(1, int(usual * part))
@@ -181,8 +181,8 @@ def estimate_ns(
     cpu = stream = wire = 0
     sent: list[tuple[int, int]] = []  # which launches, when they are over
     for position, node in enumerate(dependencies.nodes):
-        if not is_launch(node) and dependencies.facts[node].operator.records:
-            cpu += costs.hardware.launch_ns
+        if not is_launch(node) and costs.facts(node).operator.records:
+            cpu += costs.launch_ns(node)
             ends = (end for bits, end in sent if before[node] & bits)
             stream = max(cpu, stream, *ends) + costs(node)
         for merge in leaving.get(position, ()):

@@ -58,8 +58,7 @@ def states() -> dict[str, Any]:
     made = ol.compiler.backend(hardware="chalk", bucket_mib=0.0005, lowering="inductor")
     compiled: Callable[[Any], Any] = lambda m: torch.compile(m, backend=made)  # noqa: E731
     found = state_of(step("mlp", dist.get_rank(), compiled))
-    assert made.compilations[0].graph is not None
-    return found
+    return found | {"explained": made.explain()}
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
@@ -75,9 +74,13 @@ def test_inductor_is_given_the_graph_that_was_scheduled(
     run = ol.run(states, world_size=2)
 
     assert run.warnings == ()
+    explained = [values.pop("explained") for values in run.values]
     torch.testing.assert_close(
         list(run.values), expected_states("mlp", 2), rtol=0, atol=0
     )
+    # The forward is known, too, and both are priced as what Inductor makes of them.
+    assert "predicted on chalk, kernels fused by a rule of thumb: " in explained[0]
+    assert "\nforward and backward: " in explained[0]
     assert len(launches(fake.backwards[0])) > 1
     assert fake.settings[0] == dict(lowering.KEEPS_ORDER)
 

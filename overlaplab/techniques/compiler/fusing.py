@@ -1,0 +1,103 @@
+"""What the kernels take that Inductor makes of a graph, by a rule of thumb.
+
+Inductor puts what computes element by element, and reductions, into the kernels of
+those who read it. So a value that only such operators read is never stored, and a
+kernel reads what stands in memory at the beginning of such chains. Its tiling, kernels
+with several results and rereading by reductions are not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.fx import Node
+
+from overlaplab.hardware import Hardware
+from overlaplab.operators import NodeFacts, tensor_bytes, tensors_in
+from overlaplab.techniques.compiler.costs import Costs
+from overlaplab.techniques.compiler.graphs import facts_of
+
+_TAGS = {torch.Tag.pointwise, torch.Tag.reduction}
+# Without these tags; Inductor computes them element by element, too.
+_FUSED = frozenset(
+    {"_to_copy", "cat", "constant_pad_nd", "full", "gather", "scalar_tensor", "scatter"}
+)
+
+
+class FusedCosts(Costs):
+    """`Costs` of graphs that Inductor compiles."""
+
+    how = ", kernels fused by a rule of thumb"
+
+    def __init__(self, hardware: Hardware, num_ranks: int | Mapping[str, int]) -> None:
+        super().__init__(hardware, num_ranks)
+        self._fused: WeakKeyDictionary[Node, NodeFacts] = WeakKeyDictionary()
+
+    def facts(self, node: Node) -> NodeFacts:
+        """Of the kernel that ends in `node`; inside a kernel nothing runs."""
+        if node not in self._fused:
+            self._fused[node] = _facts(node)
+        return self._fused[node]
+
+
+def _facts(node: Node) -> NodeFacts:
+    facts = facts_of(node)
+    if not _fuses(node):
+        return facts
+    if _is_inside(node):
+        inside = replace(facts.operator, records=False)
+        return replace(facts, operator=inside, read_bytes=0, write_bytes=0)
+    read_bytes = sum(map(_bytes, _stored_inputs(node)))
+    return replace(facts, read_bytes=read_bytes, write_bytes=_bytes(node))
+
+
+def _fuses(node: Node) -> bool:
+    """Is it computed in the kernel of whoever reads it?"""
+    if node.op != "call_function":
+        return False
+    facts = facts_of(node)
+    if facts.writes or facts.draws or not facts.operator.records:
+        return False
+    return facts.operator.name in _FUSED or not _TAGS.isdisjoint(
+        getattr(node.target, "tags", ())
+    )
+
+
+def _is_view(node: Node) -> bool:
+    return node.op == "call_function" and not facts_of(node).operator.records
+
+
+def _is_inside(node: Node) -> bool:
+    """Is it never stored, since only fused operators read it?"""
+    return all(map(_fuses, _readers(node)))
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """Those of its views included."""
+    for user in node.users:
+        if _is_view(user):
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _stored_inputs(node: Node) -> set[Node]:
+    """Of the kernel that ends in `node`."""
+    found, seen, todo = set(), {node}, [node]
+    while todo:
+        for source in todo.pop().all_input_nodes:
+            if source in seen:
+                continue
+            seen.add(source)
+            if _is_view(source) or (_fuses(source) and _is_inside(source)):
+                todo.append(source)
+            else:
+                found.add(source)
+    return found
+
+
+def _bytes(node: Node) -> int:
+    return sum(map(tensor_bytes, tensors_in((node.meta.get("val"),))))
