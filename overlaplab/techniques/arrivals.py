@@ -12,6 +12,15 @@ may have sent different buckets. A backward inside a backward (reentrant checkpo
 is part of the outer one. If the inner one brings the first gradient, its own end is not
 the one that counts: the outer one's callback is asked for as soon as the outer one goes
 on, after the Python function that started the inner one.
+
+[Note: a gradient that is there already]
+While backwards only accumulate, a hook has news once in a step: the first gradient of
+its parameter, and the stream that made it, whose memory it is. What later backwards add
+is not noted stream by stream. Nothing is sent before they have ended, and at the end of
+each autograd makes the stream that was current at the call wait for all that wrote
+("Stream semantics of backward passes" in torch's notes on CUDA). So hooks without news
+return at once, and a callback at the end notes that one stream. (It also stands for the
+owner of a gradient that was dropped in between and made anew on another stream.)
 """
 
 from __future__ import annotations
@@ -76,6 +85,8 @@ class Arrivals:
         self.first = -1
         self._backward = -1  # autograd's number of the one that is running
         self._ended = self._inner_ended = True
+        # Shared with the hooks: whether one has no news in the backward that runs.
+        self._no_news = [False] * len(parameters)
         weakref.finalize(self, _remove, self._handles)
         self.plan(())
 
@@ -94,6 +105,7 @@ class Arrivals:
         if self._what_trains() != self._trains:
             self._watch_what_trains()
         self._here = self._nothing.copy()  # also while paused
+        self._no_news[:] = self._nothing
         self._missing = list(map(set, self._expected))  # not counted yet
         # Dicts, not sets: their order, and so the run, does not depend on hashes.
         self._writers: list[dict[Hashable, None]] = [{} for _ in self._buckets]
@@ -170,19 +182,10 @@ class Arrivals:
         _remove(self._handles)
 
     def _watch(self, info: ParameterInfo) -> Any:
-        me, index = weakref.ref(self), info.index
+        me, index, no_news = weakref.ref(self), info.index, self._no_news
 
         def on_gradient(_: Tensor) -> None:
-            arrivals = me()
-            if arrivals is None:
-                return
-            if _current_backward() != arrivals._backward:
-                arrivals.first = index
-                arrivals._begin_backward()
-            arrivals._here[index] = True
-            if arrivals.paused:
-                arrivals._writers_so_far[arrivals._stream_key()] = None
-            else:
+            if not no_news[index] and (arrivals := me()) is not None:
                 arrivals._arrived(index)
 
         on_gradient.arrivals = me  # type: ignore[attr-defined]
@@ -197,6 +200,13 @@ class Arrivals:
         return handle
 
     def _arrived(self, index: int) -> None:
+        if _current_backward() != self._backward:
+            self.first = index
+            self._begin_backward()
+        self._here[index] = True
+        if self.paused:
+            self._writers_so_far[self._stream_key()] = None
+            return
         bucket = self._bucket_of[index]
         if bucket < 0:
             return
@@ -220,6 +230,8 @@ class Arrivals:
         self._ended, self._inner_ended = False, False
         self._call_at_the_end(inner=outer is not None)
         if outer is None:
+            if self.paused:  # see [Note: a gradient that is there already]
+                self._no_news[:] = self._here
             return
         me = weakref.ref(self)
 
@@ -237,9 +249,13 @@ class Arrivals:
 
         def ended() -> None:
             arrivals = me()
-            if arrivals is not None and arrivals._backward == number:
-                arrivals._inner_ended = True
-                arrivals._ended |= not inner
+            if arrivals is None or arrivals._backward != number:
+                return
+            arrivals._inner_ended = True
+            arrivals._ended |= not inner
+            if any(arrivals._no_news):
+                arrivals._no_news[:] = arrivals._nothing
+                arrivals._writers_so_far[arrivals._stream_key()] = None
 
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(ended)

@@ -186,10 +186,12 @@ class StepwiseReducer:
 
     def _backward_begins(self) -> None:
         """`Arrivals` has the first gradient of a backward, maybe not of the step."""
-        if self._arrivals.is_open:
-            self._refuse_broken_step("this backward")
-        else:
+        if not self._arrivals.is_open:
             self._open()
+            return
+        self._refuse_failed_backward("this backward")
+        if not self._arrivals.paused:  # else nothing is sent: `wait` will look
+            self._refuse_changed_parameter("this backward")
 
     def _open(self) -> None:
         """A step begins, at its first gradient or in a `wait` without one."""
@@ -209,7 +211,9 @@ class StepwiseReducer:
             raise RuntimeError("reducer.wait() inside no_sync(); leave the block first")
         self._refuse_removed("reducer.wait()")
         self._facts.check_identity()
-        self._refuse_broken_step("reducer.wait()")
+        if self._arrivals.is_open:
+            self._refuse_failed_backward("reducer.wait()")
+            self._refuse_changed_parameter("reducer.wait()")
         with torch.no_grad():
             if not self._arrivals.is_open:
                 self._open()
@@ -247,10 +251,8 @@ class StepwiseReducer:
         if self._removed:
             raise RuntimeError(f"{what} after remove(); build a new reducer")
 
-    def _refuse_broken_step(self, what: str) -> None:
-        """Raise if a backward of the open step failed or a parameter was written."""
-        if not self._arrivals.is_open:
-            return
+    def _refuse_failed_backward(self, what: str) -> None:
+        """Raise if a backward of the open step did not end."""
         if self._arrivals.backward_failed:
             raise RuntimeError(
                 f"a backward of step {self._num_steps} raised before it ended: "
@@ -258,6 +260,9 @@ class StepwiseReducer:
                 f"{what} cannot go on. Call reducer.abandon() on every rank instead "
                 "of reducer.wait(), and zero the gradients."
             )
+
+    def _refuse_changed_parameter(self, what: str) -> None:
+        """Raise if a parameter was written since the step opened."""
         now = marks_of(self._facts.tensors)
         if now == self._marks:
             return

@@ -85,6 +85,23 @@ def backward_that_fails(
     return average(net)
 
 
+def fails_in_a_window(then: str) -> None:
+    """The second micro-batch fails between two weights; the step goes on."""
+    net = nn.Sequential(weight(), Stop(), weight())
+    reducer = BucketedReducer(net)
+    with reducer.no_sync():
+        net(batch(0)).sum().backward()
+        net[1].now = True
+        with contextlib.suppress(ZeroDivisionError):
+            net(batch(0)).sum().backward()
+        net[1].now = False
+        if then == "micro":
+            net(batch(0)).sum().backward()
+    if then == "backward":
+        net(batch(0)).sum().backward()
+    reducer.wait()
+
+
 def checkpointed_backward(fails: bool) -> list[float]:
     """Each weight runs a backward of its own, inside that of the net; two steps."""
     net = nn.Sequential(weight(), Stop(), weight())

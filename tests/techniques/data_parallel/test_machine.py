@@ -114,6 +114,15 @@ def test_a_backward_that_failed_between_checkpointed_layers_is_refused() -> None
 
 
 @on_both
+@pytest.mark.parametrize("then", ["micro", "backward", "wait"])
+def test_after_a_micro_batch_that_failed_the_step_is_refused(
+    cluster: str, then: str
+) -> None:
+    says = r"raised before it ended: 0 of 1 .*abandon"
+    refuses(says, misuse.fails_in_a_window, then, cluster=cluster)
+
+
+@on_both
 def test_whole_steps_may_run_inside_a_backward(cluster: str) -> None:
     found = run(misuse.trains_inside_a_backward, cluster=cluster)
     assert found == [[1.5, 11.5]] * 2

@@ -165,6 +165,34 @@ def test_a_wait_on_another_stream_than_the_backwards_has_no_hazard() -> None:
     assert torch.equal(*run.values)
 
 
+def accumulated_elsewhere() -> Tensor:
+    """The second micro-batch has its first gradient here, the others on a stream aside.
+
+    Their hooks have no news; its backward is called aside, `wait()` here.
+    """
+    model = layers()
+    reducer = ol.BucketedReducer(model, bucket_mib=1.0)
+    here, side = streams.current_stream(), streams.Stream()
+    with reducer.no_sync():
+        model(torch.randn(8, 512)).square().mean().backward()
+        side.wait_stream(here)
+        with streams.stream(side):
+            hidden = model[:2](torch.randn(8, 512))
+        here.wait_stream(side)
+        loss = model[2](hidden).square().mean()
+        side.wait_stream(here)
+        with streams.stream(side):
+            loss.backward()
+    reducer.wait()
+    return model[0].weight.grad.clone()
+
+
+def test_what_a_micro_batch_adds_on_another_stream_is_sent_behind_it() -> None:
+    run = ol.run(accumulated_elsewhere)
+    assert run.warnings == ()
+    assert torch.equal(*run.values)
+
+
 def unfrozen_elsewhere(max_in_flight: int | None) -> Tensor:
     """What trains again has no hook yet that knows the stream of its gradient."""
     model = layers()
