@@ -40,10 +40,10 @@ class Shares:
         return {what: statistics.mean(seen) for what, seen in self._seen.items()}
 
 
-def cpu_share(for_ns: int = _LOOK_NS) -> float:
+def cpu_share() -> float:
     """Of a core, what this thread gets while it wants all."""
     begin, begin_cpu = time.perf_counter_ns(), time.thread_time_ns()
-    while (wall := time.perf_counter_ns() - begin) < for_ns:
+    while (wall := time.perf_counter_ns() - begin) < _LOOK_NS:
         pass
     return (time.thread_time_ns() - begin_cpu) / wall
 

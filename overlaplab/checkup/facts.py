@@ -93,12 +93,7 @@ class Facts:
         return self.sections.get(name, _ABSENT.get(name, Section(hung=True)))
 
 
-def gather(
-    *,
-    command: Sequence[str] | None = None,
-    probe_timeout_s: float = PROBE_TIMEOUT_S,
-    smi_timeout_s: float = SMI_TIMEOUT_S,
-) -> Facts:
+def gather(*, command: Sequence[str] | None = None) -> Facts:
     """Look at this machine; the children end by their deadlines.
 
     `command` runs the probe: by default this interpreter does, or no child at all where
@@ -108,13 +103,13 @@ def gather(
     seen, exactly = _seen_by_cuda() if running else (None, False)
     if not running:
         remember_cuda_start()
-    listed = output_of(["nvidia-smi", "-L"], smi_timeout_s)
-    topology = output_of(["nvidia-smi", "topo", "-m"], smi_timeout_s) if listed else ""
+    listed = output_of(["nvidia-smi", "-L"], SMI_TIMEOUT_S)
+    topology = output_of(["nvidia-smi", "topo", "-m"], SMI_TIMEOUT_S) if listed else ""
     if command is None and _torch_without_cuda_is_loaded():
         sections = {name: Section(**probe.look(name)) for name in probe.SECTIONS}
     else:
         command = command or [sys.executable, "-P", probe.__file__]
-        sections = read_probe(output_of(command, probe_timeout_s) or "")
+        sections = read_probe(output_of(command, PROBE_TIMEOUT_S) or "")
     return Facts(
         python=sys.version_info[:3],
         package=find_version(),

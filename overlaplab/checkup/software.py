@@ -5,7 +5,6 @@ Functions of the facts alone.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from overlaplab.checkup.facts import READ_AT_CUDA_START, Facts
 from overlaplab.checkup.machine import describe_limits
 from overlaplab.checkup.remarks import Remark, remark
+from overlaplab.checkup.system import major_minor
 
 OLDEST_TORCH = (2, 11)
 PYTHONS = ((3, 11), (3, 13))
@@ -30,7 +30,7 @@ class Part:
 
 def torch_works(facts: Facts) -> bool:
     torch = facts.section("torch").facts
-    return bool(torch) and _numbers(str(torch["torch"])) >= OLDEST_TORCH
+    return bool(torch) and (major_minor(str(torch["torch"])) or (0, 0)) >= OLDEST_TORCH
 
 
 def judge_versions(facts: Facts) -> Remark:
@@ -145,8 +145,3 @@ def count_gpus(names: Iterable[str]) -> str:
 
 def _dotted(version: Iterable[int]) -> str:
     return ".".join(map(str, version))
-
-
-def _numbers(version: str) -> tuple[int, int]:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)

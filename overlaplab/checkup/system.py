@@ -53,7 +53,7 @@ def look_at_system(root: Path = Path("/")) -> System:
         modules=_modules(root / "proc/modules"),
         peer_clients=tuple(_names(root / "sys/kernel/mm/memory_peers")),
         driver=_first_line(nvidia / "version"),
-        kernel=_kernel(_first_line(root / "proc/sys/kernel/osrelease")),
+        kernel=major_minor(_first_line(root / "proc/sys/kernel/osrelease")),
         counters_restricted=None if restricted is None else bool(restricted),
         locked_bytes=_number(root / "proc/self/limits", r"^Max locked memory +(\d+)"),
         memory_bytes=_memory_bytes(root),
@@ -86,7 +86,8 @@ def _modules(path: Path) -> frozenset[str] | None:
     return frozenset(line.split()[0] for line in text.splitlines() if line.strip())
 
 
-def _kernel(release: str) -> tuple[int, int] | None:
+def major_minor(release: str) -> tuple[int, int] | None:
+    """(2, 11) of "2.11.0+cu130"; None where it does not begin so."""
     found = re.match(r"(\d+)\.(\d+)", release)
     return (int(found[1]), int(found[2])) if found else None
 

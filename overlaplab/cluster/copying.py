@@ -63,15 +63,13 @@ def _copy_part(value: Any, memo: Memo, what: str) -> Any:
     except _CannotCopy:
         raise
     except Exception as error:
-        hint = ""
-        if "deepcopy protocol" in str(error):
-            error_text = "it holds a tensor that is the result of an operator"
-            hint = "; pass tensor.detach(), or compute it inside the function"
-        else:
-            error_text = f"{type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {error}"
+        if "deepcopy protocol" in why:
+            why = "it holds a tensor that is the result of an operator; pass "
+            why += "tensor.detach(), or compute it inside the function"
         raise _CannotCopy(
-            f"cannot copy {what} ({_type(value)}) for each rank: {error_text}{hint}. "
-            "Make it inside the function that the ranks run."
+            f"cannot copy {what} ({type(value).__name__}) for each rank: {why}. Make it "
+            "inside the function that the ranks run."
         ) from error
 
 
@@ -225,10 +223,6 @@ def _same(value: Any, memo: Memo) -> Any:
     return value
 
 
-def _copy_generator(generator: torch.Generator, memo: Memo) -> torch.Generator:
-    return generator.clone_state()
-
-
 def _copy_parameter(parameter: torch.nn.Parameter, memo: Memo) -> torch.nn.Parameter:
     """Its own `__deepcopy__` forgets shared memory, `.grad` and attributes."""
     new = torch.nn.Parameter(
@@ -243,7 +237,7 @@ def _copy_parameter(parameter: torch.nn.Parameter, memo: Memo) -> torch.nn.Param
 _COPIERS: dict[type, Callable[[Any, Memo], Any]] = {
     types.FunctionType: _copy_function,
     types.ModuleType: _same,
-    torch.Generator: _copy_generator,
+    torch.Generator: lambda generator, _: generator.clone_state(),
     torch.nn.Parameter: _copy_parameter,
 }
 
@@ -269,7 +263,3 @@ class _FakeCopies(TorchFunctionMode):
 
 def _name(fn: Any) -> str:
     return getattr(fn, "__qualname__", None) or type(fn).__name__
-
-
-def _type(value: Any) -> str:
-    return type(value).__name__

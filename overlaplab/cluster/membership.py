@@ -56,9 +56,7 @@ class Member:
         )
 
 
-def environment_of(
-    rank: int, world_size: int, address: str = "127.0.0.1", port: int = 29500
-) -> dict[str, str]:
+def environment_of(rank: int, world_size: int, port: int = 29500) -> dict[str, str]:
     """What torchrun sets for a rank on one machine, and that it is a rank of `run`."""
     return {
         "RANK": str(rank),
@@ -66,7 +64,7 @@ def environment_of(
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         "GROUP_RANK": "0",
-        "MASTER_ADDR": address,
+        "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OVERLAPLAB_RANK": str(rank),
     }

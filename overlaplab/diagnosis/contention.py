@@ -140,7 +140,8 @@ def _compare(
     touched = [i for i in group if shares[i]]
     beside = [i for i in touched if shares[i] >= 0.5] or touched
     alone = [i for i in group if shares[i] == 0.0]
-    stated = {i: s.attributes["alone_ns"] for i, s in spans.items() if _knows(s)}
+    known_ns = {i: s.attributes.get("alone_ns") for i, s in spans.items()}
+    stated = {i: ns for i, ns in known_ns.items() if ns is not None}
     if touched and all(i in stated for i in touched):
         known = [stated[i] for i in touched]
         alone_ns.update((i, stated[i]) for i in touched)
@@ -160,10 +161,6 @@ def _compare(
         num_beside=len(beside),
         cost_ns=sum(spans[i].duration_ns - alone_ns[i] for i in touched),
     )
-
-
-def _knows(span: Span) -> bool:
-    return "alone_ns" in span.attributes
 
 
 def _cost(

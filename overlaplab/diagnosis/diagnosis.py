@@ -11,7 +11,6 @@ from statistics import median_low
 from typing import Any
 
 from overlaplab.diagnosis.case import Case, case_of
-from overlaplab.diagnosis.collectives import Collective
 from overlaplab.diagnosis.findings import Finding, unexplained
 from overlaplab.diagnosis.page import page
 from overlaplab.diagnosis.record import record
@@ -180,9 +179,10 @@ def _remarks(case: Case) -> Iterator[str]:
         )
     if case.steps and not any(step.knows_launches for step in case.steps):
         yield "No launch records: CPU-bound time is not known."
-    set_up = [c for c in case.collectives if _is_set_up(c)]
+    spans = [collective.span for collective in case.collectives]
+    set_up = [s for s in spans if s.attributes.get("label") == "broadcast parameters"]
     if set_up and not timeline.steps:
-        end_ns = max(c.span.end_ns for c in set_up)
+        end_ns = max(span.end_ns for span in set_up)
         yield (
             f"The timeline begins with the set-up of a reducer ({len(set_up)} "
             f"broadcasts, until {end_ns} ns). For the step alone: "
@@ -190,7 +190,3 @@ def _remarks(case: Case) -> Iterator[str]:
         )
     if timeline.represents > 1:
         yield f"Each rank drawn stands for {timeline.represents}."
-
-
-def _is_set_up(collective: Collective) -> bool:
-    return collective.span.attributes.get("label") == "broadcast parameters"

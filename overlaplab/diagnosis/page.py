@@ -38,12 +38,13 @@ MOST_STEPS = 40  # rows of the table of all steps
 def page(result: Result) -> str:
     """The whole HTML."""
     head = headline(result)
+    is_long = len(result.case.steps) > MOST_STEPS
     parts = [
         "<h1>Overlap report</h1>",
         f"<p><b>{escape(verdict(result))}</b></p>",
         *_paragraphs(head, "soft"),
         "<h2>Numbers</h2>",
-        _table(_numbers(result)),
+        _table(tables.numbers(result) if is_long else tables.every_step(result)),
         *_paragraphs(saved_lines(result)),
         "<h2>Findings, the most expensive first</h2>",
         _findings(result.findings),
@@ -142,12 +143,6 @@ def _without_other_step(span: Span, number: int) -> Mapping[str, Any]:
         return span.attributes
     renamed = {"step": "for step"}
     return {renamed.get(key, key): value for key, value in span.attributes.items()}
-
-
-def _numbers(result: Result) -> Table:
-    if len(result.case.steps) <= MOST_STEPS:
-        return tables.every_step(result)
-    return tables.numbers(result)
 
 
 def _account(result: Result) -> Table:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from overlaplab.hardware import Hardware, kernel_kind
 from overlaplab.program.kinds import memory_kinds
-from overlaplab.program.record import Op, Program, StorageLife
+from overlaplab.program.record import Program, StorageLife
 from overlaplab.timeline.span import MEMORY_KINDS, Memory
 
 _NUM_HOLDERS = 5
@@ -128,9 +128,10 @@ def top_holders(program: Program, rank: int = 0, num: int = 5) -> tuple[Holder, 
     makers: dict[int, tuple[str, str]] = {}
     wanted = {life.storage for life in lives}
     for op in program.ranks[rank]:
+        line = op.attributes.get("forward") or op.source
         for access in op.writes:
             if access.storage in wanted:
-                makers.setdefault(access.storage, (op.name, _line(op)))
+                makers.setdefault(access.storage, (op.name, line))
     return tuple(
         Holder(
             life.storage,
@@ -140,11 +141,6 @@ def top_holders(program: Program, rank: int = 0, num: int = 5) -> tuple[Holder, 
         )
         for life in lives
     )
-
-
-def _line(op: Op) -> str:
-    forward: str = op.attributes.get("forward", "")
-    return forward or op.source
 
 
 def _lives(program: Program, rank: int) -> list[StorageLife]:

@@ -236,7 +236,11 @@ class Collection:
         if self._states is not None:
             return timeout_error(self._states, backend, self._timeout_s)
         failures = self._failures()
-        causes = {r: f for r, f in failures.items() if not _is_echo(f)}
+        causes = {
+            rank: failure
+            for rank, failure in failures.items()
+            if not any(echo in failure.text.lower() for echo in _ECHOES)
+        }
         if self._deaths and not causes:
             rank = self._deaths[0]
             worker = self.workers[rank]
@@ -349,11 +353,6 @@ def _await_ready(workers: Sequence[WorkerProcess]) -> None:
                 f"a process of the pool did not start: it {how}\n{worker.log()}"
             )
         worker.main_thread = message.main_thread
-
-
-def _is_echo(failure: Failure) -> bool:
-    text = failure.text.lower()
-    return any(echo in text for echo in _ECHOES)
 
 
 def _relevant_environment() -> dict[str, str]:

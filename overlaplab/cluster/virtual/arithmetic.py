@@ -60,12 +60,9 @@ def compute(arrivals: Arrivals, title: str) -> Results:
     operation = arrivals[0].operation
     if operation == "all_to_all":
         return _all_to_all(arrivals, title)
-    return _OPERATIONS.get(operation, _nothing)(arrivals)
-
-
-def _nothing(arrivals: Arrivals) -> Results:
-    """A barrier."""
-    yield from ()
+    if operation == "barrier":
+        return iter(())
+    return _OPERATIONS[operation](arrivals)
 
 
 def _all_reduce(arrivals: Arrivals) -> Results:

@@ -38,12 +38,9 @@ _seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # in this run
 
 
 def _before_forward(module: torch.nn.Module, _: Any) -> None:
-    if not torch.compiler.is_compiling():
-        _note_module(module)
-
-
-def _note_module(module: torch.nn.Module) -> None:
-    """`module` is called for the first time, unless it is part of another."""
+    """`module` may be called for the first time, and not be part of another."""
+    if torch.compiler.is_compiling():
+        return
     rank = current_recorder()
     if rank is None or module in _seen:
         return

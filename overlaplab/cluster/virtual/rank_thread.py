@@ -71,9 +71,6 @@ class Helper(RankThread):
 
     def forget(self) -> None:
         """It has ended, and keeps nothing of what it used."""
-        self.main = _nothing
+        self.main = lambda: None
         self.resumed = None
         del self.thread
-
-
-def _nothing() -> None: ...

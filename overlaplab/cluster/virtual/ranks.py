@@ -43,6 +43,7 @@ from overlaplab.errors import DeadlockError
 _MAX_IDLE_POLLS = 1000
 # So often one time-out may follow the other, while nobody gets what it waits for.
 _MAX_TIMEOUTS = 10_000
+_JOIN_S = 2.0  # of a thread that ends, or should
 
 
 FEWER_RANKS = "Pass a smaller world_size, or fake=True: one rank stands for all"
@@ -236,7 +237,7 @@ class Turns:
         if self.stopping:
             raise Stop
 
-    def stop(self, join_s: float = 2.0) -> list[int]:
+    def stop(self) -> list[int]:
         """End every rank that has not, one by one; returns those that would not end.
 
         A rank in C++ cannot be stopped: its thread is left, a daemon, and stops at its
@@ -245,7 +246,7 @@ class Turns:
         self.stopping = True
         for reference in self._ended:
             if (ended := reference()) is not None:
-                ended.join(join_s)
+                ended.join(_JOIN_S)
             del ended
         stuck = []
         for rank in self.threads:
@@ -254,14 +255,14 @@ class Turns:
                 continue
             if not rank.finished and rank.lock.locked():
                 rank.lock.release()
-            thread.join(0.05 if not rank.finished else join_s)
+            thread.join(0.05 if not rank.finished else _JOIN_S)
             while thread.is_alive() and self._is_importing(thread):
                 thread.join(0.05)  # half a module would be left for every later run
             if thread.is_alive():
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
                     ctypes.c_ulong(thread.ident), ctypes.py_object(Stop)
                 )
-                thread.join(join_s)
+                thread.join(_JOIN_S)
             if thread.is_alive():
                 stuck.append(rank.rank)
         return stuck

@@ -95,10 +95,6 @@ def _waits_for_its_turn(frame: FrameType | None) -> bool:
     )
 
 
-def _is_compiling(frame: FrameType | None) -> bool:
-    return any(_COMPILES in code.co_filename for code, _ in stack_of(frame))
-
-
 def timed_out(turns: Turns, timeout_s: float) -> RunTimeoutError:
     """Where each rank was when the time was over."""
     ranks, frames = turns.threads, sys._current_frames()
@@ -114,7 +110,7 @@ def timed_out(turns: Turns, timeout_s: float) -> RunTimeoutError:
             frame = frames.get(rank.thread.ident or -1)
             line = "" if frame is None else user_line(frame)
             where = f"was at {line}" if line else "was outside the user's code"
-            if _is_compiling(frame):
+            if any(_COMPILES in code.co_filename for code, _ in stack_of(frame)):
                 where += " (torch.compile is compiling what it calls)"
                 compiles = True
             elif isinstance(rank.waits_for, str):

@@ -240,7 +240,7 @@ def torch_cpu_streams() -> Iterator[None]:
     """
     ours: dict[str, Callable[..., Any]] = {
         "Stream": _make_stream,
-        "Event": _make_event,
+        "Event": lambda provider, *_, **__: provider.make_event(False),
         "current_stream": lambda provider, device=None: provider.current_stream(),
         "stream": VirtualProvider.stream,
         "StreamContext": VirtualProvider.stream,
@@ -265,10 +265,6 @@ def torch_cpu_streams() -> Iterator[None]:
 def _make_stream(provider: VirtualProvider, priority: int = 0) -> Any:
     # The caller of `torch.cpu.Stream`: above this function and `call`.
     return provider.make_stream(priority, _assigned_to(sys._getframe(2)))
-
-
-def _make_event(provider: VirtualProvider, *_: Any, **__: Any) -> Any:
-    return provider.make_event(False)
 
 
 @contextlib.contextmanager

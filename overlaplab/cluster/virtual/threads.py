@@ -146,7 +146,9 @@ def rank_threads(enter: Enter) -> Iterator[None]:
             join(self, timeout)
             return
         what = f"waits for thread {self.name!r} to end"
-        if rank.turns.block(rank.thread, partial(_ended, helper), what, timeout):
+        if rank.turns.block(
+            rank.thread, partial(getattr, helper, "finished"), what, timeout
+        ):
             join(self)
 
     def new_is_alive(self: Any) -> bool:
@@ -276,10 +278,6 @@ def end_threads(rank: Recorder) -> None:
 def _helper(thread: Any) -> tuple[Recorder | None, Helper | None]:
     """The calling rank, and what `thread` is in a run."""
     return current_recorder(), _helpers.get(thread)
-
-
-def _ended(helper: Helper) -> bool:
-    return helper.finished
 
 
 def _takes_turns(owner: Any) -> bool:

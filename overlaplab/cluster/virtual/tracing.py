@@ -25,7 +25,7 @@ def suspend_tracing() -> Callable[[], None]:
         if (value := getattr(sys.modules.get(module), name, None))
     }
     if not active:
-        return _nothing
+        return lambda: None
     patcher = active.get(_GLOBALS[0])
     if patcher is not None:
         patcher.revert_all_patches()
@@ -39,6 +39,3 @@ def suspend_tracing() -> Callable[[], None]:
             patcher.reapply_all_patches()
 
     return resume
-
-
-def _nothing() -> None: ...

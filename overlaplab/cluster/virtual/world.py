@@ -64,7 +64,12 @@ def worlds_of_threads() -> Iterator[None]:
     def split_group(_: Recorder, split: Any, *args: Any, **kwargs: Any) -> Any:
         return _split_group(*args, **kwargs)
 
-    _register_backend()
+    def member() -> Member | None:
+        return getattr(rank_here, "member", None)
+
+    if not hasattr(dist.Backend, BACKEND.upper()):
+        how: Any = {"extended_api": True, "devices": ["cpu"]}
+        dist.Backend.register_backend(BACKEND, _create, **how)
     patches = (
         *saved,  # put back what `connect` sets
         (sys, "excepthook", sys.excepthook),
@@ -74,7 +79,7 @@ def worlds_of_threads() -> Iterator[None]:
         in_ranks(dist, "split_group", split_group),
     )
     try:
-        with patched(patches), torch_cpu_streams(), accepting_init(_member):
+        with patched(patches), torch_cpu_streams(), accepting_init(member):
             _c10d_native._set_thread_isolation_mode(True)
             yield
     finally:
@@ -142,11 +147,6 @@ def objects_have_values() -> Iterator[None]:
         yield
 
 
-def _member() -> Member | None:
-    member: Member | None = getattr(rank_here, "member", None)
-    return member
-
-
 def inherit() -> Callable[[], None]:
     """The result makes the thread that calls it a thread of the calling one's rank."""
     mine = dict(vars(rank_here))
@@ -202,13 +202,6 @@ def _split_group(
                 members, use_local_synchronization=True, group_desc=group_desc
             )
     return None
-
-
-def _register_backend() -> None:
-    if not hasattr(dist.Backend, BACKEND.upper()):
-        dist.Backend.register_backend(
-            BACKEND, _create, extended_api=True, devices=["cpu"]
-        )
 
 
 def _create(options: Any, _: Any) -> VirtualGroup:

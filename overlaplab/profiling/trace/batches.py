@@ -49,9 +49,9 @@ class Blocks:
         self._content: bytes | None = None
 
     @staticmethod
-    def of_text(text: bytes, name: str = "trace") -> Blocks:
+    def of_text(text: bytes) -> Blocks:
         """Of a text in memory instead of a file."""
-        blocks = Blocks(name)
+        blocks = Blocks("trace")
         blocks._content = text
         return blocks
 
