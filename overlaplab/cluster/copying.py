@@ -68,8 +68,8 @@ def _copy_part(value: Any, memo: Memo, what: str) -> Any:
             why = "it holds a tensor that is the result of an operator; pass "
             why += "tensor.detach(), or compute it inside the function"
         raise _CannotCopy(
-            f"cannot copy {what} ({type(value).__name__}) for each rank: {why}. Make it "
-            "inside the function that the ranks run."
+            f"cannot copy {what} ({type(value).__name__}) for each rank: {why}. Make "
+            "it inside the function that the ranks run."
         ) from error
 
 

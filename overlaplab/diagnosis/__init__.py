@@ -8,14 +8,9 @@ text, page, record     a diagnosis for a terminal, a browser, a program
 
 from __future__ import annotations
 
-from overlaplab.diagnosis.diagnosis import NO_COMMUNICATION, Diagnosis, diagnose
-from overlaplab.diagnosis.findings import FINDING_KINDS, Finding, FindingKind
-
-__all__ = [
-    "FINDING_KINDS",
-    "NO_COMMUNICATION",
-    "Diagnosis",
-    "Finding",
-    "FindingKind",
-    "diagnose",
-]
+from overlaplab.diagnosis.diagnosis import NO_COMMUNICATION as NO_COMMUNICATION
+from overlaplab.diagnosis.diagnosis import Diagnosis as Diagnosis
+from overlaplab.diagnosis.diagnosis import diagnose as diagnose
+from overlaplab.diagnosis.findings import FINDING_KINDS as FINDING_KINDS
+from overlaplab.diagnosis.findings import Finding as Finding
+from overlaplab.diagnosis.findings import FindingKind as FindingKind

@@ -1,61 +1,29 @@
 """The record of a run and what follows from it without torch: times, hazards, edits."""
 
-from overlaplab.program.build import ProgramBuilder
-from overlaplab.program.deadlock import find_deadlock
-from overlaplab.program.findings import find_findings
-from overlaplab.program.gradients import buckets_of_cap, gradient_payload
-from overlaplab.program.kinds import memory_kinds
-from overlaplab.program.memory import (
-    Holder,
-    end_bytes,
-    held_at_peak,
-    live_by_kind,
-    live_bytes,
-    peak_bytes,
-    top_holders,
-)
-from overlaplab.program.record import (
-    Access,
-    Collective,
-    Finding,
-    Op,
-    OpKind,
-    PayloadTensor,
-    Program,
-    StorageLife,
-    TensorName,
-    WorkWait,
-)
-from overlaplab.program.replay import rebucket, replay
-from overlaplab.program.resolve import resolve
-from overlaplab.program.steps import only_step
-
-__all__ = [
-    "Access",
-    "Collective",
-    "Finding",
-    "Holder",
-    "Op",
-    "PayloadTensor",
-    "OpKind",
-    "Program",
-    "ProgramBuilder",
-    "StorageLife",
-    "TensorName",
-    "WorkWait",
-    "buckets_of_cap",
-    "end_bytes",
-    "find_deadlock",
-    "find_findings",
-    "gradient_payload",
-    "live_by_kind",
-    "held_at_peak",
-    "live_bytes",
-    "memory_kinds",
-    "only_step",
-    "peak_bytes",
-    "rebucket",
-    "replay",
-    "resolve",
-    "top_holders",
-]
+from overlaplab.program.build import ProgramBuilder as ProgramBuilder
+from overlaplab.program.deadlock import find_deadlock as find_deadlock
+from overlaplab.program.findings import find_findings as find_findings
+from overlaplab.program.gradients import buckets_of_cap as buckets_of_cap
+from overlaplab.program.gradients import gradient_payload as gradient_payload
+from overlaplab.program.kinds import memory_kinds as memory_kinds
+from overlaplab.program.memory import Holder as Holder
+from overlaplab.program.memory import end_bytes as end_bytes
+from overlaplab.program.memory import held_at_peak as held_at_peak
+from overlaplab.program.memory import live_by_kind as live_by_kind
+from overlaplab.program.memory import live_bytes as live_bytes
+from overlaplab.program.memory import peak_bytes as peak_bytes
+from overlaplab.program.memory import top_holders as top_holders
+from overlaplab.program.record import Access as Access
+from overlaplab.program.record import Collective as Collective
+from overlaplab.program.record import Finding as Finding
+from overlaplab.program.record import Op as Op
+from overlaplab.program.record import OpKind as OpKind
+from overlaplab.program.record import PayloadTensor as PayloadTensor
+from overlaplab.program.record import Program as Program
+from overlaplab.program.record import StorageLife as StorageLife
+from overlaplab.program.record import TensorName as TensorName
+from overlaplab.program.record import WorkWait as WorkWait
+from overlaplab.program.replay import rebucket as rebucket
+from overlaplab.program.replay import replay as replay
+from overlaplab.program.resolve import resolve as resolve
+from overlaplab.program.steps import only_step as only_step

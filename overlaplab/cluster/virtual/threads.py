@@ -146,9 +146,8 @@ def rank_threads(enter: Enter) -> Iterator[None]:
             join(self, timeout)
             return
         what = f"waits for thread {self.name!r} to end"
-        if rank.turns.block(
-            rank.thread, partial(getattr, helper, "finished"), what, timeout
-        ):
+        has_ended = partial(getattr, helper, "finished")
+        if rank.turns.block(rank.thread, has_ended, what, timeout):
             join(self)
 
     def new_is_alive(self: Any) -> bool:

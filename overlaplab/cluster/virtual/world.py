@@ -61,9 +61,6 @@ def worlds_of_threads() -> Iterator[None]:
         kwargs.pop("backend_options", None)
         return helper(*args[:3], BACKEND, *args[4:], **kwargs)
 
-    def split_group(_: Recorder, split: Any, *args: Any, **kwargs: Any) -> Any:
-        return _split_group(*args, **kwargs)
-
     def member() -> Member | None:
         return getattr(rank_here, "member", None)
 
@@ -75,8 +72,8 @@ def worlds_of_threads() -> Iterator[None]:
         (sys, "excepthook", sys.excepthook),
         (c10d, "_world", _WorldOfThread(c10d._world)),
         in_ranks(c10d, "_new_process_group_helper", make_group),
-        in_ranks(c10d, "split_group", split_group),
-        in_ranks(dist, "split_group", split_group),
+        in_ranks(c10d, "split_group", _split_group),
+        in_ranks(dist, "split_group", _split_group),
     )
     try:
         with patched(patches), torch_cpu_streams(), accepting_init(member):
@@ -183,12 +180,14 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def _split_group(
+    _: Recorder,
+    __: Any,
     parent_pg: Any = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
     timeout: Any = None,
     pg_options: Any = None,
     group_desc: str | None = None,
-    **_: Any,
+    **___: Any,
 ) -> Any:
     """As `dist.split_group`, which wants NCCL: the own group, None if in none. The
     ranks are in the parent's numbers."""
