@@ -46,11 +46,6 @@ class Decision:
         least = time_text(self.least_gain_ns)
         return f"sync: {beside}, which saves no more than {least}"
 
-    @property
-    def gain_ns(self) -> int:
-        """What hiding it saves, at most."""
-        return min(self.message_ns, self.independent_ns)
-
 
 def plan_decisions(
     graph: Graph, costs: Costs, *, least_gain_ns: int = 0

@@ -16,9 +16,9 @@ import torch
 from torch.fx import Node
 
 from overlaplab.hardware import Hardware
-from overlaplab.operators import NodeFacts, tensor_bytes, tensors_in
+from overlaplab.operators import NodeFacts
 from overlaplab.techniques.compiler.costs import Costs
-from overlaplab.techniques.compiler.graphs import facts_of
+from overlaplab.techniques.compiler.graphs import facts_of, is_view, node_bytes
 
 _TAGS = {torch.Tag.pointwise, torch.Tag.reduction}
 # Without these tags; Inductor computes them element by element, too.
@@ -50,8 +50,8 @@ def _facts(node: Node) -> NodeFacts:
     if _is_inside(node):
         inside = replace(facts.operator, records=False)
         return replace(facts, operator=inside, read_bytes=0, write_bytes=0)
-    read_bytes = sum(map(_bytes, _stored_inputs(node)))
-    return replace(facts, read_bytes=read_bytes, write_bytes=_bytes(node))
+    read_bytes = node_bytes(_stored_inputs(node))
+    return replace(facts, read_bytes=read_bytes, write_bytes=node_bytes([node]))
 
 
 def _fuses(node: Node) -> bool:
@@ -66,10 +66,6 @@ def _fuses(node: Node) -> bool:
     )
 
 
-def _is_view(node: Node) -> bool:
-    return node.op == "call_function" and not facts_of(node).operator.records
-
-
 def _is_inside(node: Node) -> bool:
     """Is it never stored, since only fused operators read it?"""
     return all(map(_fuses, _readers(node)))
@@ -78,7 +74,7 @@ def _is_inside(node: Node) -> bool:
 def _readers(node: Node) -> Iterator[Node]:
     """Those of its views included."""
     for user in node.users:
-        if _is_view(user):
+        if is_view(user):
             yield from _readers(user)
         else:
             yield user
@@ -92,12 +88,8 @@ def _stored_inputs(node: Node) -> set[Node]:
             if source in seen:
                 continue
             seen.add(source)
-            if _is_view(source) or (_fuses(source) and _is_inside(source)):
+            if is_view(source) or (_fuses(source) and _is_inside(source)):
                 todo.append(source)
             else:
                 found.add(source)
     return found
-
-
-def _bytes(node: Node) -> int:
-    return sum(map(tensor_bytes, tensors_in((node.meta.get("val"),))))

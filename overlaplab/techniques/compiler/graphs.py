@@ -142,6 +142,14 @@ def is_item(node: Node) -> bool:
     return node.target is operator.getitem
 
 
+def is_view(node: Node) -> bool:
+    """Does it show memory that is there, and launch nothing?"""
+    if node.op != "call_function":
+        return False
+    facts = facts_of(node)
+    return bool(facts.aliases) and not facts.operator.records and not facts.writes
+
+
 def output_of(graph: Graph) -> Node:
     """The node that returns."""
     last: Node = next(iter(reversed(graph.nodes)))

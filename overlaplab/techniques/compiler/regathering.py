@@ -17,6 +17,7 @@ from overlaplab.techniques.compiler.graphs import (
     HELD_BEHIND,
     GraphError,
     facts_of,
+    is_view,
     is_wait,
     launch_of,
     launches,
@@ -74,14 +75,9 @@ def _readers(value: Node, forward: set[Node]) -> set[Node]:
     """Of the backward: who reads `value`, or what the forward sees of it."""
     found = {user for user in value.users if user not in forward}
     for user in value.users:
-        if user in forward and _is_view(user):
+        if user in forward and is_view(user):
             found |= _readers(user, forward)
     return {user for user in found if user.op != "output"}
-
-
-def _is_view(node: Node) -> bool:
-    facts = facts_of(node)
-    return bool(facts.aliases) and not facts.operator.records and not facts.writes
 
 
 def _again(graph: Graph, whole: Node, readers: list[Node]) -> Node:
@@ -111,7 +107,7 @@ def _again(graph: Graph, whole: Node, readers: list[Node]) -> Node:
 
 
 def _shows(node: Node, whole: Node) -> bool:
-    while node.op == "call_function" and not is_wait(node) and _is_view(node):
+    while not is_wait(node) and is_view(node):
         node = node.all_input_nodes[0]
     return node is whole
 
@@ -137,9 +133,7 @@ def _first_reader(whole: Node, place: dict[Node, int]) -> int:
     """Where the first operator stands that reads `whole`, through views or not."""
     return min(
         (
-            _first_reader(user, place)
-            if user.op == "call_function" and _is_view(user)
-            else place[user]
+            _first_reader(user, place) if is_view(user) else place[user]
             for user in whole.users
         ),
         default=len(place) - 1,

@@ -27,6 +27,7 @@ from overlaplab.techniques.compiler.dependencies import (
 from overlaplab.techniques.compiler.graphs import (
     GraphError,
     is_launch,
+    is_view,
     reorder,
     sent_bytes,
 )
@@ -141,11 +142,11 @@ def find_lazy(dependencies: Dependencies) -> set[Node]:
         own = facts[node]
         if own.writes or own.draws:
             continue
-        is_view = bool(own.aliases) and not own.operator.records
+        shows = is_view(node)
         divides = own.operator.name in _FINISHING and len(node.all_input_nodes) == 1
-        if (is_view or divides) and all(user in finishing for user in node.users):
+        if (shows or divides) and all(user in finishing for user in node.users):
             finishing.add(node)
-        if is_view or node in finishing:
+        if shows or node in finishing:
             lazy.add(node)
     return lazy
 
