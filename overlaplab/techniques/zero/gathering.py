@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from overlaplab.errors import MismatchError
 from overlaplab.techniques.zero.guards import (
+    Checks,
     Hook,
     in_backward,
     refuse_old_graph,
@@ -74,13 +75,14 @@ class Gathering:
         ring.place(self._slots)
         self.plan: StepPlan | None = None
         self._followed: StepPlan | None = None
-        self.computing: ShardedUnit | None = None
+        self._computing: ShardedUnit | None = None
+        self._checks = Checks(model, units, self._is_there)
         self._windows = scatters.windows
         self._begin = 0
         self._in_forward = self.is_open = False
         self._num_exchanges = 0
         self.uses: list[Use] = []
-        self.handles: list[Any] = [
+        self._handles: list[Any] = [
             model.register_forward_pre_hook(Hook(self._enter), prepend=True),
             model.register_forward_hook(Hook(self._leave)),
             model.register_forward_hook(Hook(self._interrupted), always_call=True),
@@ -88,16 +90,10 @@ class Gathering:
         for unit in self._units:
             pre, post = self._hooks(unit)
             # First of all: other hooks may compute with the weights.
-            self.handles += [
+            self._handles += [
                 unit.module.register_forward_pre_hook(Hook(pre), prepend=True),
                 unit.module.register_forward_hook(Hook(post)),
             ]
-
-    def is_there(self, unit: ShardedUnit) -> bool:
-        """Whether a module of `unit` may compute now."""
-        if in_backward():
-            return self._ring.has(unit)
-        return self._in_forward and unit in (self.computing, self._rest)
 
     def end_step(self) -> bool:
         """Agree on the next step's plan; whether it is another than the last one."""
@@ -126,7 +122,14 @@ class Gathering:
         """The step has ended, or was given up."""
         self.is_open = False
         self.uses = []
+        self._computes(None)
         self._ring.forget()
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        self._checks.remove()
+        for handle in self._handles:
+            handle.remove()
 
     # A use: a unit computes.
 
@@ -171,7 +174,8 @@ class Gathering:
             self._windows.begin(self.plan is None)
             self.uses = []
             self._ring.forget()
-        self._in_forward, self.computing = True, None
+        self._in_forward = True
+        self._computes(None)
         if self._rest and not self._ring.has(self._rest):
             self._ring.launch(self._rest)
         if begins and self._followed:  # beside what computes before the first unit
@@ -189,17 +193,30 @@ class Gathering:
 
     def _interrupted(self, *_: object) -> None:
         """The model's forward ended, maybe by an error."""
-        self._in_forward, self.computing = False, None
+        self._in_forward = False
+        self._computes(None)
+
+    def _computes(self, unit: ShardedUnit | None) -> None:
+        if unit is not self._computing:
+            self._computing = unit
+            self._checks.take_off(unit)
+
+    def _is_there(self, unit: ShardedUnit) -> bool:
+        """Whether a module of `unit` may compute now."""
+        if in_backward():
+            return self._ring.has(unit)
+        return self._in_forward and unit in (self._computing, self._rest)
 
     def _hooks(self, unit: ShardedUnit) -> tuple[Any, Any]:
         def before_forward(*_: object) -> None:
             again = in_backward()  # checkpointing computes it once more
             if again or self._in_forward:
-                self.computing, self._begin = unit, number_of_node()
+                self._begin = number_of_node()
+                self._computes(unit)
                 self._use(unit, Use(unit.index, again, again))
 
         def after_forward(module: nn.Module, args: Any, out: object) -> None:
-            self.computing = None
+            self._computes(None)
             if torch.is_grad_enabled():
                 made = self._watch(unit, out)
                 if self._windows.is_open:
@@ -220,7 +237,7 @@ class Gathering:
         made_in = self._scatters.num_steps
 
         def before_backward(_: Tensor) -> None:
-            self.computing = None
+            self._computes(None)  # checkpointing may stop a forward in the middle
             self._windows.check_backward()
             refuse_second_derivatives(unit)
             refuse_old_graph(unit, made_in, self._scatters.num_steps)

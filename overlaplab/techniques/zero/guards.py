@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -20,26 +21,77 @@ from overlaplab.techniques.model_facts import ModelFacts, marks_of
 from overlaplab.techniques.zero.ring import ShardedUnit
 
 
-class _Gathered(Protocol):
-    """What is asked whenever a module computes.
+class Checks:
+    """Hooks before the forward of modules: the weights of their unit must be there.
 
-    Attributes:
-        computing: the unit whose forward is running; its weights are there.
-    """
-
-    computing: ShardedUnit | None
-
-    def is_there(self, unit: ShardedUnit) -> bool:
-        """Whether a module of `unit` may compute now."""
-
-
-class Guards:
-    """Hooks on the modules that own parameters, and on their state dicts.
+    A hook costs its module microseconds in each step, where launches bind. So a unit
+    that computes, whose weights are there, has none meanwhile.
 
     Args:
         model: sharded.
         units: all of it.
-        gathered: which units' weights are there for a module that computes now.
+        is_there: whether a unit's weights are there for a module that computes now.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[ShardedUnit],
+        is_there: Callable[[ShardedUnit], bool],
+    ) -> None:
+        self._is_there = is_there
+        self._off: ShardedUnit | None = None
+        self._hooks: dict[ShardedUnit, list[_Placed]] = {unit: [] for unit in units}
+        unit_of = {id(i.parameter): unit for unit in units for i in unit.parameters}
+        for name, module in model.named_modules():
+            owned = {unit_of.get(id(p)) for p in module._parameters.values()}
+            for unit in owned - {None}:
+                assert unit is not None
+                check = partial(self._check, unit, name or type(module).__name__)
+                key = module.register_forward_pre_hook(check).id
+                self._hooks[unit].append((module._forward_pre_hooks, key, check))
+
+    def take_off(self, unit: ShardedUnit | None) -> None:
+        """`unit` computes, or none: every other one has its hooks."""
+        if self._off is not None:
+            for hooks, key, check in self._hooks[self._off]:
+                hooks[key] = check
+        if unit is not None:
+            for hooks, key, _ in self._hooks[unit]:
+                del hooks[key]
+        self._off = unit
+
+    def remove(self) -> None:
+        """Take all of them off for good."""
+        for placed in self._hooks.values():
+            for hooks, key, _ in placed:
+                hooks.pop(key, None)
+            placed.clear()
+
+    def _check(self, unit: ShardedUnit, name: str, *_: object) -> None:
+        if torch.compiler.is_compiling():
+            return  # the unit's own hooks are not compiled
+        if not self._is_there(unit):
+            raise RuntimeError(
+                f"module {name} computes while the weights of its unit {unit.name} are "
+                "not gathered. Call the model itself, whose forward gathers them; a "
+                "module that is used by itself needs to be a unit: "
+                "Zero3(model, units=[...])."
+            )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy()
+
+
+_Placed = tuple[dict[int, Callable[..., Any]], int, Callable[..., Any]]
+
+
+class Guards:
+    """Hooks on state dicts and optimizers, and a look at where parameters are.
+
+    Args:
+        model: sharded.
+        units: all of it.
         is_sending: whether gradients of the open step are on their way.
     """
 
@@ -47,7 +99,6 @@ class Guards:
         self,
         model: nn.Module,
         units: Sequence[ShardedUnit],
-        gathered: _Gathered,
         is_sending: Callable[[], bool],
     ) -> None:
         self._parameters = [info for unit in units for info in unit.parameters]
@@ -56,19 +107,14 @@ class Guards:
         self._pieces = {id(p) for u in units for row in u.rows for p in row.pieces}
         self._is_sending = is_sending
         self._lifted = False
-        unit_of = {id(i.parameter): unit for unit in units for i in unit.parameters}
         self._handles: list[Any] = []
-        for name, module in model.named_modules():
+        module: Any
+        for module in model.modules():
             for saving in (
                 module.register_state_dict_pre_hook,
                 module.register_load_state_dict_pre_hook,
             ):
                 self._handles.append(saving(self._refuse_state))
-            owned = {unit_of.get(id(p)) for p in module._parameters.values()}
-            for unit in owned - {None}:
-                assert unit is not None
-                check = _Check(gathered, unit, name or type(module).__name__)
-                self._handles.append(module.register_forward_pre_hook(check))
         self._handles.append(_before_every_optimizer(self._refuse_optimizer))
         self.note_places()
 
@@ -151,31 +197,6 @@ def _before_every_optimizer(refuse: Callable[[torch.optim.Optimizer], None]) -> 
     handle = register_optimizer_step_pre_hook(hook)
     weakref.finalize(refuse.__self__, handle.remove)  # type: ignore[attr-defined]
     return handle
-
-
-class _Check:
-    """A hook before the forward of a module: its weights must be there.
-
-    It runs for every module in every step, so it looks first at what is so as a rule.
-    """
-
-    def __init__(self, gathered: _Gathered, unit: ShardedUnit, name: str) -> None:
-        self._gathered, self._unit, self._name = gathered, unit, name
-
-    def __call__(self, *_: object) -> None:
-        if torch.compiler.is_dynamo_compiling():
-            return  # the unit's own hooks are not compiled
-        gathered, unit = self._gathered, self._unit
-        if gathered.computing is not unit and not gathered.is_there(unit):
-            raise RuntimeError(
-                f"module {self._name} computes while the weights of its unit "
-                f"{unit.name} are not gathered. Call the model itself, whose forward "
-                "gathers them; a module that is used by itself needs to be a unit: "
-                "Zero3(model, units=[...])."
-            )
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        refuse_copy()
 
 
 class Hook:

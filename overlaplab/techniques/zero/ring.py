@@ -66,24 +66,25 @@ class ShardedRow:
         self.shard = full[self._begin : self._end].clone()
         streams.name_tensor(self.shard, f"shard of {name}")
         self.is_cast = row.travels_as != row.dtype
-        self._cuts: list[int] = []  # lengths of pieces and of what is between them
-        self._places: list[int] = []  # of the pieces among them
+        self.pieces: list[nn.Parameter] = []
+        self._held: list[tuple[ParameterInfo, nn.Parameter, int]] = []  # see `cut`
+        self._cuts: list[int] = []
         at = 0
-        for piece in partition.pieces(rank):
-            begin, end = piece.in_shard
-            self._cuts += [begin - at] * (begin > at) + [end - begin]
-            self._places.append(len(self._cuts) - 1)
-            at = end
+        for info, place in zip(row.parameters, partition.pieces(rank), strict=True):
+            begin, end = place.in_shard
+            part, trains = self.shard[begin:end], info.parameter.requires_grad
+            self.pieces.append(nn.Parameter(part, requires_grad=trains))
+            if len(place):
+                self._cuts += [begin - at] * (begin > at)  # padding
+                self._held.append((info, self.pieces[-1], len(self._cuts)))
+                self._cuts.append(end - begin)
+                at = end
         self._cuts.append(size - at)
-        self.pieces = [
-            nn.Parameter(part, requires_grad=info.parameter.requires_grad)
-            for info, part in zip(row.parameters, self.cut(self.shard), strict=True)
-        ]
 
-    def cut(self, part: Tensor) -> list[Tensor]:
-        """Each parameter's piece of this rank's part; between them is padding."""
+    def cut(self, part: Tensor) -> list[tuple[ParameterInfo, nn.Parameter, Tensor]]:
+        """(parameter, its piece, as much of `part`) of pieces that have an element."""
         parts = part.split_with_sizes(self._cuts)
-        return [parts[place] for place in self._places]
+        return [(info, piece, parts[at]) for info, piece, at in self._held]
 
     def views(self, full: Tensor) -> list[Tensor]:
         """Each parameter inside a full row, in its own shape and memory order."""

@@ -262,7 +262,8 @@ class Scatters:
     def _hand_over(self) -> None:
         """Give pieces their gradients, of what some rank had one for. Collective.
 
-        Adds to what a piece has, if it was not zeroed, as everywhere in torch. Only a
+        Adds to what a piece has, if it was not zeroed, as everywhere in torch. A piece
+        without an element gets none: an optimizer would spend time on it. Only a
         rank that missed a gradient asks (a host sync) whether others had one.
         """
         present, parameters = set(self._present), self._facts.parameters
@@ -285,9 +286,7 @@ class Scatters:
             values = flags.tolist()
             present.update(index for index in absent if values[index])
         for row, part in self._parts.items():
-            for info, piece, view in zip(
-                row.row.parameters, row.pieces, row.cut(part), strict=True
-            ):
+            for info, piece, view in row.cut(part):
                 if info.index not in present:
                     continue
                 if piece.grad is None:

@@ -138,9 +138,7 @@ class Zero3(Saving):
             self._exchange,
             self._forward_begins,
         )
-        self._guards = Guards(
-            model, self._all, self._gathering, lambda: scatters.is_open
-        )
+        self._guards = Guards(model, self._all, lambda: scatters.is_open)
         step_members.join(self)
 
     # What people ask.
@@ -182,8 +180,8 @@ class Zero3(Saving):
         """End the step: this rank's averages are in `.grad` of `shards()`.
 
         Sends what has not been and makes the current stream wait for all of it; a piece
-        keeps `.grad` None where no rank had a gradient. Collective: every rank calls it
-        once a step.
+        keeps `.grad` None where no rank had a gradient, or it has no element.
+        Collective: every rank calls it once a step.
 
         Raises:
             RuntimeError: a backward of the step raised (`abandon()` gives it up);
@@ -257,8 +255,7 @@ class Zero3(Saving):
         self.abandon_step()
         self._scatters.remove()
         self._guards.remove()
-        for handle in self._gathering.handles:
-            handle.remove()
+        self._gathering.remove()
         step_members.leave(self)
         self._removed = True
 

@@ -72,6 +72,21 @@ def compute_after_reshard() -> None:
     model(batch())
 
 
+def call_what_a_failed_forward_left() -> None:
+    model, _ = sharded()
+    with contextlib.suppress(RuntimeError):
+        model(torch.zeros(2, WIDTH + 1))
+    model.layers[0](batch())
+
+
+def call_what_was_computed_again_in_part() -> None:
+    model, zero = sharded()
+    model.checkpointed = False  # stops at the last tensor that it needs, in layers.0
+    model(batch()).backward()
+    zero.wait()
+    model.layers[0](batch())
+
+
 def second_derivatives() -> None:
     model, _ = sharded()
     model(batch()).backward(create_graph=True)
@@ -206,6 +221,8 @@ WRONG: dict[Callable[[], None], tuple[str, ...]] = {
     load_into_it: ("state dict of a sharded Blocks", "load_full_state_dict()"),
     call_a_unit: ("module layers.1 computes", "unit layers.1 are not gathered"),
     call_the_head_after_a_step: ("module head computes", "unit head are not gathered"),
+    call_what_a_failed_forward_left: ("module layers.0 computes",),
+    call_what_was_computed_again_in_part: ("module layers.0 computes",),
     compute_after_reshard: ("module layers.0.0 computes", "unit layers.0"),
     second_derivatives: ("create_graph=True", "unit head"),
     backward_of_an_old_graph: ("backward in step 1", "graph of step 0"),
@@ -365,14 +382,17 @@ def names_and_sizes() -> Any:
     ]
 
 
-def gradients_that_nobody_has() -> dict[str, bool]:
-    """Which pieces have a gradient, of a net with a layer that reaches no loss."""
+def gradients_that_nobody_has() -> dict[str, tuple[bool, bool]]:
+    """Of a net with a layer that reaches no loss: (has elements, has a gradient)."""
     net = TOY_NETS["unused"]
     model = net.make_model()
     zero = Zero3(model)
     model(net.make_batch(dist.get_rank(), 0)).backward()
     zero.wait()
-    return {name: piece.grad is not None for name, piece in zero.named_shards()}
+    return {
+        name: (len(piece) > 0, piece.grad is not None)
+        for name, piece in zero.named_shards()
+    }
 
 
 def doubles_weights(where: str) -> tuple[float, float]:

@@ -217,7 +217,10 @@ def layers_of_zero(folder: Path, loads: bool) -> tuple[Any, Any]:
     else:
         one_step_of_layers(model, optimizer, zero)
         dcp.save(zero.checkpoint(optimizer), checkpoint_id=folder)
-    moments = {n: optimizer.state[p]["exp_avg"] for n, p in zero.named_shards()}
+    moments = {  # a piece without an element has none
+        name: optimizer.state[piece]["exp_avg"] if len(piece) else piece.detach()
+        for name, piece in zero.named_shards()
+    }
     return zero.full_state_dict(), moments
 
 

@@ -65,5 +65,7 @@ def test_what_is_frozen_stays_so_and_has_no_optimizer_state(cluster: str) -> Non
     trains = {*biases, "head.weight", "head.bias"}
     run = ol.run(programs.half_frozen_facts, cluster=cluster, timeout_s=GUARD_S)
     for with_shards, with_states, after in run.values:
-        assert with_shards == with_states == trains
+        assert with_shards == trains >= with_states
         assert {name for name, flag in after.items() if flag} == trains
+    # A rank that has no element of a piece has no state of it either.
+    assert set.union(*(states for _, states, _ in run.values)) == trains
