@@ -28,6 +28,7 @@ from overlaplab.bench.timing import time_in_turn
 from overlaplab.bench.variants import Batch, Variant
 from overlaplab.bench.workload import build, plans, release_memory, say
 from overlaplab.hardware import Hardware, find_hardware, with_link
+from overlaplab.techniques.buckets import MIB
 from overlaplab.techniques.compiler import (
     Backend,
     Fragment,
@@ -98,8 +99,10 @@ class Ours(Variant):
     def predicted(self) -> dict[str, Any]:
         """Of the graphs that run: their messages, and how long they take by formula."""
         found = self.backend.compilations if self.backend else []
+        sizes = [merge.bytes for each in found for merge in each.merges]
         return {
-            "num_messages": sum(len(each.merges) for each in found),
+            "num_messages": len(sizes),
+            "messages_mib": [round(size / MIB, 1) for size in sizes],
             "predicted_ms": round(sum(each.step_ns for each in found) / 1e6, 4),
         }
 

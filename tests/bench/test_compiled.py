@@ -30,5 +30,7 @@ def test_a_rehearsal_checks_every_way_and_keeps_what_was_predicted(
     assert case["gradient_norm"] > 0
     assert ways["ddp 100 views static"]["ratio_to_best_peer"] == 1
     assert ways["ours"]["num_messages"] == 1
+    # Float32 gradients of all parameters.
+    assert ways["ours"]["messages_mib"] == [round(case["num_parameters"] / 2**18, 1)]
     assert ways["ours"]["predicted_ms"] > 0
     assert "predicted_ms" not in ways["serial"]
