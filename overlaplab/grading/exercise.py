@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from overlaplab import ours
+from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.grading.verdict import CheckResult, Verdict
 from overlaplab.grading.violation import Violation
 from overlaplab.grading.wording import readable
@@ -40,7 +41,17 @@ TWICE: Mapping[str, str] = {
 
 
 class StopGradingError(Exception):
-    """Raised by `Sheet.stop_if_wrong`: what follows would say nothing new."""
+    """Raised by a sheet: what follows would say nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What a verdict draws, and which step it is beside which."""
+
+    timeline: Timeline | None = None
+    title: str = "your run"
+    step_ns: int | None = None
+    target_ns: int | None = None
 
 
 class Sheet:
@@ -58,12 +69,10 @@ class Sheet:
         self._no_run = False
         self._ran = ""
         self._if_late = ""
-        self._timeline: Timeline | None = None
-        self._timeline_title = "your run"
-        self._drawn = ""
+        self._drawn = _Drawn()
+        self._first: _Drawn | None = None
+        self._drawn_of = ""
         self._note = ""
-        self._step_ns: int | None = None
-        self._target_ns: int | None = None
 
     @property
     def exercise(self) -> str:
@@ -165,14 +174,20 @@ class Sheet:
             )
         return passed is True
 
-    def stuck(self, name: str, error: Exception, *, hint: str = "") -> None:
-        """The ranks did not meet, which breaks the sentence `name`: nothing is drawn.
+    @contextlib.contextmanager
+    def meeting(self, name: str, *, hint: str = "") -> Iterator[None]:
+        """In here ranks that do not meet break the sentence `name`: the grading ends.
 
-        As where a run raises, sentences that held before are left open.
+        As where a run raises, sentences that held before are left open, and nothing is
+        drawn.
         """
-        self._no_run = True
-        self.show(None)
-        self.verify(name, [Violation("order", str(error), hint=hint)])
+        try:
+            yield
+        except (DeadlockError, MismatchError) as error:
+            self._no_run = True
+            self.show(None)
+            self.verify(name, [Violation("order", str(error), hint=hint)])
+            raise StopGradingError from error
 
     def show(
         self,
@@ -187,11 +202,18 @@ class Sheet:
         A later call replaces an earlier one; with None nothing is drawn. Nor is it
         where what runs next raises.
         """
-        self._drawn = self._ran
-        self._timeline = timeline
-        self._timeline_title = title
-        self._step_ns = step_ns
-        self._target_ns = target_ns
+        self._drawn_of = self._ran
+        self._drawn = _Drawn(timeline, title, step_ns, target_ns)
+        self._first = self._first or self._drawn
+
+    def show_first(self, ran: str = "") -> None:
+        """All runs were right: draw the first one's figure, which the lesson has.
+
+        Args:
+            ran: all of them together, "": the last.
+        """
+        self._drawn_of = self._ran = ran or self._ran
+        self._drawn = self._first or self._drawn
 
     def stop_if_wrong(self) -> None:
         """End the grading here if something is wrong already."""
@@ -203,7 +225,7 @@ class Sheet:
     ) -> Verdict:
         """The verdict as the sheet stands; promises not written count as wrong."""
         wrong = error != "" or any(not r.passed for r in self._results.values())
-        if error and self._drawn != self._ran:
+        if error and self._drawn_of != self._ran:
             self.show(None)  # a run that ended beside the error of another misleads
         checks, unjudged = [], []
         for name in self._exercise.verifies:
@@ -230,11 +252,11 @@ class Sheet:
             ran=self._ran,
             checks=tuple(checks),
             hint="" if passed else hint,
-            timeline=self._timeline,
-            step_ns=self._step_ns,
-            target_ns=self._target_ns,
+            timeline=self._drawn.timeline,
+            step_ns=self._drawn.step_ns,
+            target_ns=self._drawn.target_ns,
             error=readable(error),
-            timeline_title=self._timeline_title,
+            timeline_title=self._drawn.title,
             note=self._note,
             unjudged=tuple(unjudged),
             judged=judged,

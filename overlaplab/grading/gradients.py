@@ -5,13 +5,15 @@ Shared by the labs that grade reducers. Runs no reducer, knows no exercise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
-from overlaplab.grading import fixtures, laws
+from overlaplab.grading import fixtures, laws, program_laws
+from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.fixtures import Fixture, Gradients, Trained
 from overlaplab.grading.violation import Violation
 from overlaplab.models.toy_nets import MixedDtypes
@@ -44,6 +46,23 @@ def wrong_gradients(
         seen = [comparable(rank, right) for rank in trained.gradients[step - 1]]
         found += laws.values_law(seen, right, step=step)
     return found or laws.origin_law(trained.evidence.program, what="a gradient")
+
+
+def hold(
+    sheet: Sheet,
+    trained: Trained,
+    wrong: Sequence[Violation],
+    once: Sequence[Violation] | None = None,
+    **options: Any,
+) -> bool:
+    """`program_laws.hold` of a reducer on one net.
+
+    Args:
+        once: None: what `once_law` finds.
+    """
+    once = laws.once_law(trained.evidence) if once is None else once
+    how: dict[str, Any] = {"wrong": wrong, "once": once, "what": "a gradient"}
+    return program_laws.hold(sheet, trained.run, **how, **options)
 
 
 def are_same(seen: Mapping[str, torch.Tensor | None], right: Gradients) -> bool:

@@ -42,6 +42,7 @@ def values_law(
     *,
     what: str = "gradient",
     step: int | None = None,
+    rank: int = 0,
 ) -> list[Violation]:
     """Each rank's tensors (`seen[rank][name]`) equal the one-process oracle's.
 
@@ -52,6 +53,7 @@ def values_law(
         oracle: the right tensors; their coarsest dtype sets the tolerance.
         what: they are, for the message.
         step: they are of.
+        rank: of the first in `seen`, where each rank has an oracle of its own.
     """
     where = f", step {step}" if step is not None else ""
     if not seen:
@@ -59,7 +61,7 @@ def values_law(
     dtypes = {right.dtype for right in oracle.values() if right is not None}
     tolerance = max((TOLERANCES.get(dtype, 0.0) for dtype in dtypes), default=0.0)
     found = []
-    for rank, tensors in enumerate(seen):
+    for here, tensors in enumerate(seen, start=rank):
         for name, right in oracle.items():
             problem = _difference(tensors.get(name), right, tolerance)
             if problem is None:
@@ -67,7 +69,7 @@ def values_law(
             was, should = problem
             facts = {"what": what, "name": name, "where": where}
             facts |= {"was": was, "should": should}
-            found.append(broken("values", rank=rank, step=step, **facts))
+            found.append(broken("values", rank=here, step=step, **facts))
     return found
 
 

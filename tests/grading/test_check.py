@@ -198,12 +198,28 @@ def test_where_ranks_do_not_meet_only_what_is_settled_keeps_its_plus():
         sheet.expect("one", True, settled=True)
         sheet.expect("two", True)
         sheet.show(timeline_of_nothing())
-        sheet.stuck("all meet", DeadlockError("rank 1 waits"), hint="who launches?")
+        with sheet.meeting("all meet", hint="who launches?"):
+            raise DeadlockError("rank 1 waits")
 
     verdict = judge(made_up(grade, verifies=sentences), object())
     assert [c.name for c in verdict.checks] == ["one", "all meet"]
     assert verdict.unjudged == ("two", "four") and verdict.timeline is None
     assert (verdict.checks[1].seen, verdict.hint) == ("rank 1 waits", "who launches?")
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_of_runs_that_are_all_right_the_first_is_drawn(wrong):
+    def grade(sheet: Sheet, _: Any) -> None:
+        for step_ns in (7, 9):
+            sheet.ran(f"a run of {step_ns}")
+            sheet.show(timeline_of_nothing(), step_ns=step_ns)
+            sheet.expect("it is so", step_ns == 7 or not wrong)
+            sheet.stop_if_wrong()
+        sheet.show_first("two runs")
+
+    verdict = judge(made_up(grade), object())
+    told = (verdict.ran, verdict.step_ns)
+    assert told == (("a run of 9", 9) if wrong else ("two runs", 7))
 
 
 def test_a_grader_that_writes_an_unknown_sentence_does_not_pass():

@@ -165,13 +165,11 @@ def grade_issue(sheet: Sheet, issue: Issue) -> None:
 def _play_all(sheet: Sheet, id: str, issue: Issue, rights: Sequence[Played]) -> None:
     """Play each job as the course's own was played."""
     _, all_run, _, short_steps = LAB.sentences(id)
-    first = None
-    for right in rights:
+    for number, right in enumerate(rights):
         job, n = right.job, len(right.program.ranks)
-        table = f"\n{job}" if first else ""
+        table = f"\n{job}" if number else ""
         sheet.ran(f"job '{job.name}' on {n} ranks, in slow motion{table}")
         played = play(job, issue, num_ranks=n)
-        first = first or played
         played.draw_on(sheet, right.step_ns, f"your run of '{job.name}'")
         found = played.findings
         program_laws.hold(
@@ -191,9 +189,7 @@ def _play_all(sheet: Sheet, id: str, issue: Issue, rights: Sequence[Played]) -> 
         late = program_laws.slow_law(EAGER, played.program, right.program)
         sheet.verify(short_steps, late)
         sheet.stop_if_wrong()
-    assert first is not None
-    sheet.ran(f"{len(rights)} jobs on {NUM_RANKS} ranks, in slow motion")
-    first.draw_on(sheet, rights[0].step_ns, f"your run of '{first.job.name}'")
+    sheet.show_first(f"{len(rights)} jobs on {NUM_RANKS} ranks, in slow motion")
 
 
 def wrong_tasks(seen: Played, right: Played) -> list[Violation]:

@@ -42,12 +42,10 @@ def grade_enough(sheet: Sheet, enough: Mapping[str, int]) -> None:
 def grade_finish(sheet: Sheet, my_number: int, finish: given.Finish) -> None:
     """The CPU goes on at the end of the collective: not before, not much later."""
     runs = ((int(my_number), NUM_RANKS), (int(my_number) + 1, 3))
-    shown = None
     for number, num_ranks in runs:
         what = f"one all-reduce beside other work, sizes of number {number}"
         sheet.ran(f"{what}, {num_ranks} ranks")
         seen = given.finish_with(number, finish, num_ranks)
-        shown = shown or seen
         sheet.show(seen.timeline, title="your run")
         program_laws.hold(sheet, seen.run)
         for timed in (seen, seen.on(EAGER)):
@@ -55,8 +53,7 @@ def grade_finish(sheet: Sheet, my_number: int, finish: given.Finish) -> None:
             LAB.expect(sheet, WAITED, timed.cpu_ns >= timed.sum_ns, **facts)
             LAB.expect(sheet, NO_MORE, timed.cpu_ns <= 1.02 * timed.sum_ns, **facts)
         sheet.stop_if_wrong()
-    assert shown is not None
-    sheet.show(shown.timeline, title="your run")
+    sheet.show_first()
 
 
 # -- 3.7: through the host's memory, or past it

@@ -48,14 +48,12 @@ def best_feed(loop: given.Loop) -> given.Fed:
 @LAB.grader("3.4")
 def grade_feed(sheet: Sheet, feed: given.Feed) -> None:
     """Feed each loop; the first that goes wrong is described and drawn."""
-    first = None
     for loop in given.LOOPS:
         sheet.ran(
             f"{loop.num_batches} batches ({loop.name}), copies of {loop.copy_ms} ms, "
             f"steps of {loop.step_ms} ms, {loop.num_ranks} ranks"
         )
         fed, right = given.feed_loop(feed, loop), best_feed(loop)
-        first = first or fed
         fed.draw_on(sheet, right.step_ns, f"your run ({loop.name})")
         wrong = wrong_losses(fed, right)
         program_laws.hold(sheet, fed.run, wrong=wrong, what="a loss")
@@ -65,10 +63,7 @@ def grade_feed(sheet: Sheet, feed: given.Feed) -> None:
         late = program_laws.slow_law(SLOW_COPIES, fed.program, right.program)
         sheet.verify(FIRST_COPY, late)
         sheet.stop_if_wrong()
-    sheet.ran(f"{len(given.LOOPS)} loops on 2 and 3 ranks")
-    assert first is not None
-    best, name = best_feed(given.LOOPS[0]), given.LOOPS[0].name
-    first.draw_on(sheet, best.step_ns, f"your run ({name})")
+    sheet.show_first(f"{len(given.LOOPS)} loops on 2 and 3 ranks")
 
 
 def wrong_losses(fed: given.Fed, right: given.Fed) -> list[Violation]:

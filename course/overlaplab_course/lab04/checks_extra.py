@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -46,21 +45,18 @@ def grade_ring(sheet: Sheet, chunk_to_send: extras.ChunkToSend) -> None:
                 fault = next(_faults(judged, held), {})
                 LAB.refuse(sheet, judged, bool(fault), n=n, steps=steps, **fault)
                 sheet.stop_if_wrong()
-    drawn = None
     for n in (NUM_RANKS, 3):
         inputs = extras.ring_inputs(n)
         total = torch.stack([tensor for (tensor,) in inputs]).sum(0)
         sheet.ran(f"your schedule on {n} ranks, {total.numel()} elements")
         seen = Examined(extras.play_ring(chunk_to_send, n))
-        drawn = drawn or seen
         sheet.show(seen.timeline, step_ns=seen.step_ns, title="your ring")
         program_laws.hold(sheet, seen.run, once=())  # counted above
         values = [{"the tensor": value} for value in seen.values]
         wrong = laws.values_law(values, {"the tensor": total})
         sheet.verify(RUNS, [*wrong, *_moved_otherwise(seen, n, total)])
         sheet.stop_if_wrong()
-    assert drawn is not None
-    sheet.show(drawn.timeline, step_ns=drawn.step_ns, title="your ring")
+    sheet.show_first()
 
 
 def _moved_otherwise(seen: Examined, n: int, tensor: Tensor) -> list[Violation]:
@@ -143,11 +139,8 @@ def wrong_results(
             expected, hint = "the tensor that it computes", "is there a return?"
             found.append(Violation("values", message, expected, hint, rank=rank))
             continue
-        wrong = laws.values_law([{what: value}], {what: wanted}, what="the value")
-        found += [
-            replace(v, rank=rank, message=v.message.replace("rank 0", f"rank {rank}"))
-            for v in wrong
-        ]
+        seen_here, right_here = [{what: value}], {what: wanted}
+        found += laws.values_law(seen_here, right_here, what="the value", rank=rank)
     return found
 
 

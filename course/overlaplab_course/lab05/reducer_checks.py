@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.grading import fixtures, laws, program_laws
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
@@ -18,6 +17,7 @@ from overlaplab.grading.gradients import (
     are_own,
     are_same,
     are_sums,
+    hold,
     traps,
     wrong_gradients,
 )
@@ -84,18 +84,12 @@ def _judge_in_order(
         says: the exercise's sentence for "mean", "once", "prompt" and "memory".
         flag_bytes: that may travel beside the gradients in each step.
     """
-    drawn = []
     for what, model in IN_ORDER.items():
         sheet.ran(f"your reducer: 3 steps of {what}, {model.ranks} ranks")
-        try:
+        with sheet.meeting(says["once"]):
             seen = play(make_reducer, model)
-        except (DeadlockError, MismatchError) as error:
-            sheet.stuck(says["once"], error)
-            sheet.stop_if_wrong()
-            raise
         (best_ns, slow_best_ns), step_ns = _best(model), seen.evidence.step_ns
-        figure = (seen.timeline, step_ns[1], best_ns[1])
-        sheet.show(figure[0], step_ns=figure[1], target_ns=figure[2])
+        sheet.show(seen.timeline, step_ns=step_ns[1], target_ns=best_ns[1])
         _hold(sheet, seen)
         sheet.stop_if_wrong()
         sheet.verify(
@@ -104,9 +98,7 @@ def _judge_in_order(
         _judge_prompt(sheet, says["prompt"], seen, best_ns, slow_best_ns)
         sheet.verify(says["memory"], laws.leak_law(seen.evidence.live_bytes))
         sheet.stop_if_wrong()
-        drawn.append(figure)
-    timeline, first_ns, best = drawn[0]  # of what the lesson draws, too
-    sheet.show(timeline, step_ns=first_ns, target_ns=best)
+    sheet.show_first()
 
 
 def _judge_prompt(
@@ -128,14 +120,7 @@ def _hold(sheet: Sheet, seen: Played) -> None:
     """The laws of programs, on one net."""
     wrong = wrong_gradients(seen.trained, seen.fixture, seen.ranks)
     hint = LAB.hint(MEAN, _what_it_is(seen)) if wrong else ""
-    program_laws.hold(
-        sheet,
-        seen.trained.run,
-        wrong=wrong,
-        once=laws.once_law(seen.evidence),
-        what="a gradient",
-        hints={"recorded": hint},
-    )
+    hold(sheet, seen.trained, wrong, hints={"recorded": hint})
 
 
 def _in_one_order(
@@ -175,12 +160,8 @@ def _judge_net(
 ) -> None:
     """Values, findings and order on one net with a trap."""
     sheet.ran(f"your reducer: 3 steps on {ranks} ranks of {fixture.name!r}: {what}")
-    try:
+    with sheet.meeting(sentence, hint=stuck):
         seen = play(make_reducer, fixture, ranks)
-    except (DeadlockError, MismatchError) as error:
-        sheet.stuck(sentence, error, hint=stuck)
-        sheet.stop_if_wrong()
-        return
     wrong = wrong_gradients(seen.trained, fixture, ranks)
     found = [*laws.same_order_law(seen.evidence), *wrong]
     if found:
@@ -188,14 +169,7 @@ def _judge_net(
         title = f"your run on {fixture.name!r}, step {step}"
         sheet.show(given.named(seen.evidence, step), title=title)
     named = [replace(v, message=f"net {fixture.name!r}: {v.message}") for v in found]
-    program_laws.hold(
-        sheet,
-        seen.trained.run,
-        wrong=named,
-        once=laws.once_law(seen.evidence),
-        what="a gradient",
-        values=sentence,
-    )
+    hold(sheet, seen.trained, named, values=sentence)
     sheet.stop_if_wrong()
 
 
@@ -270,45 +244,28 @@ def _grade_repair(
     if laws.diagnosis_law(answers, {"kind": own.kind}):
         truth = {"kind": own.kind}  # the other entry's name would give it away
     check_diagnosis(sheet, DIAGNOSIS, answers, truth)
-    drawn = None
     for case in (own, own.elsewhere):
         sheet.ran(f"your {case}: 3 steps")
-        try:
+        with sheet.meeting(SENT, hint=LAB.cases("5.6a", "stuck")[SENT]):
             seen = case.play(repaired)
-        except (DeadlockError, MismatchError) as error:
-            sheet.stuck(SENT, error, hint=LAB.cases("5.6a", "stuck")[SENT])
-            return
-        drawn = drawn or seen
         _judge_repaired(sheet, case, seen)
         sheet.stop_if_wrong()
-    sheet.ran(f"your {own}: 3 steps")
-    _draw_repaired(sheet, own, drawn or seen)
+    sheet.show_first(f"your {own}: 3 steps")
 
 
 def _judge_repaired(sheet: Sheet, own: RepairCase, seen: Played) -> None:
     """The laws, and the step on both clocks."""
-    _draw_repaired(sheet, own, seen)
+    step_ns, (best_ns, slow_best_ns) = seen.evidence.step_ns, _best_repaired(own)
+    title, times = f"your {own.name}", (step_ns[1], best_ns[1])
+    sheet.show(seen.timeline, step_ns=times[0], target_ns=times[1], title=title)
     wrong = wrong_gradients(seen.trained, own.fixture, own.ranks)
     is_sum = bool(wrong) and _what_it_is(seen) == "sum"
     hint = LAB.hint(VALUES, "sum") if is_sum and own.name != "Fir" else ""
-    program_laws.hold(
-        sheet,
-        seen.trained.run,
-        wrong=wrong,
-        once=[*laws.same_order_law(seen.evidence), *laws.once_law(seen.evidence)],
-        what="a gradient",
-        hints={"recorded": hint},
-    )
+    once = [*laws.same_order_law(seen.evidence), *laws.once_law(seen.evidence)]
+    hold(sheet, seen.trained, wrong, once, hints={"recorded": hint})
     sheet.stop_if_wrong()
     sheet.verify(NO_LEAK, laws.leak_law(seen.evidence.live_bytes))
-    best_ns, slow_best_ns = _best_repaired(own)
     _judge_prompt(sheet, SHORT, seen, best_ns, slow_best_ns)
-
-
-def _draw_repaired(sheet: Sheet, own: RepairCase, seen: Played) -> None:
-    step_ns, best_ns = seen.evidence.step_ns, _best_repaired(own)[0]
-    title = f"your {own.name}"
-    sheet.show(seen.timeline, step_ns=step_ns[1], target_ns=best_ns[1], title=title)
 
 
 @lru_cache(maxsize=16)

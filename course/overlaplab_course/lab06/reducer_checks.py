@@ -15,17 +15,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.grading import fixtures, laws, program_laws
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.evidence import Evidence
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.fixtures import Fixture, Trained
 from overlaplab.grading.forms import check_diagnosis
-from overlaplab.grading.gradients import (
-    traps,
-    wrong_gradients,
-)
+from overlaplab.grading.gradients import hold, traps, wrong_gradients
 from overlaplab.grading.laws import Violation
 from overlaplab_course.lab06.broken import FirstReducer
 from overlaplab_course.lab06.given import ReducerState
@@ -182,7 +178,7 @@ def _on_clean_nets(
             sentence = SENT if hint == PARAMETER_SENT else ONCE
             sheet.expect(sentence, False, seen=hint, hint=hint)
         wrong = wrong_gradients(trained, clean.fixture, clean.ranks)
-        _hold(sheet, trained, wrong, hints={"once": hint, "recorded": hint})
+        hold(sheet, trained, wrong, hints={"once": hint, "recorded": hint})
         if also_bytes:
             sheet.verify(BYTES, laws.bytes_law(trained.evidence), hint=hint)
         sheet.stop_if_wrong()
@@ -209,14 +205,13 @@ def grade_hooks(sheet: Sheet, install_hooks: Hooks) -> None:
         num_ranks = (3, 2)[number % 2]
         net = f"the net {fixture.name!r}: {nets[fixture.name]}"
         sheet.ran(f"your hooks and our finish: {STEPS} steps of {net}")
-        trap = _trained(sheet, fixture, make, ORDER, deadlock, num_ranks)
-        if trap is None:
-            return
+        with sheet.meeting(ORDER, hint=deadlock):
+            trap = fixtures.train(fixture, make, world_size=num_ranks)
         other_order = laws.same_order_law(trap.evidence)
         wrong = wrong_gradients(trap, fixture, num_ranks)
         _show_failing(sheet, trap, fixture, [*other_order, *wrong])
         sheet.verify(ORDER, other_order)
-        _hold(sheet, trap, wrong)
+        hold(sheet, trap, wrong)
         sheet.stop_if_wrong()
     sheet.verify(ORDER, _apart("your hooks", make, "mixed_dtypes"))
 
@@ -238,7 +233,7 @@ def grade_finish(sheet: Sheet, finish: Finish) -> None:
         hint = ""
         if wrong:
             hint = hint_of_values(trained, fixture, num_ranks, clean.cap_bytes)
-        _hold(sheet, trained, wrong, hints={"once": again, "recorded": hint})
+        hold(sheet, trained, wrong, hints={"once": again, "recorded": hint})
         sheet.stop_if_wrong()
         # Flags of who used what may travel too.
         sheet.verify(AGAIN, laws.bytes_law(evidence, extra_bytes=FLAG_BYTES))
@@ -263,9 +258,8 @@ def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) 
     make = _reducer(our_hooks, finish, 300)
     hint = "which ranks launch the buckets that are not full after the backward?"
     hint = SKIPPED_HINTS.get(name, hint)
-    trained = _trained(sheet, fixture, make, sentence, hint, num_ranks)
-    if trained is None:
-        return
+    with sheet.meeting(sentence, hint=hint):
+        trained = fixtures.train(fixture, make, world_size=num_ranks)
     wrong = wrong_gradients(trained, fixture, num_ranks)
     _show_failing(sheet, trained, fixture, wrong)
     other_order = laws.same_order_law(trained.evidence)
@@ -274,7 +268,7 @@ def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) 
     wrong = [replace(v, message=f"net {name!r}: {v.message}") for v in wrong]
     # A gradient may be a view of its buffer, which no copy fills; and where some are
     # missing, who asks which ranks have one may wait for the answer.
-    _hold(
+    hold(
         sheet,
         trained,
         wrong,
@@ -285,19 +279,6 @@ def _grade_trap(sheet: Sheet, finish: Finish, fixture: Fixture, num_ranks: int) 
     )
 
 
-def _hold(
-    sheet: Sheet,
-    trained: Trained,
-    wrong: list[Violation],
-    once: list[Violation] | None = None,
-    **options: Any,
-) -> None:
-    """The laws of programs, on one net."""
-    once = laws.once_law(trained.evidence) if once is None else once
-    run = trained.run
-    program_laws.hold(sheet, run, wrong=wrong, once=once, what="a gradient", **options)
-
-
 def _apart(what: str, make: fixtures.MakeReducer, name: str) -> list[Violation]:
     """On three ranks on which a set has another order."""
     net = next(fixture for fixture in traps() if fixture.name == name)
@@ -306,22 +287,6 @@ def _apart(what: str, make: fixtures.MakeReducer, name: str) -> list[Violation]:
         lambda: fixtures.train(net, make, world_size=3, apart=True),
         lambda trained: wrong_gradients(trained, net, 3),
     )
-
-
-def _trained(
-    sheet: Sheet,
-    fixture: Fixture,
-    make: fixtures.MakeReducer,
-    sentence: str,
-    hint: str,
-    num_ranks: int = 2,
-) -> Trained | None:
-    """The run; None where the ranks do not meet, which breaks `sentence`."""
-    try:
-        return fixtures.train(fixture, make, world_size=num_ranks)
-    except (DeadlockError, MismatchError) as error:
-        sheet.stuck(sentence, error, hint=hint)
-        return None
 
 
 def _show_failing(
@@ -379,7 +344,6 @@ def _grade_repair(
 ) -> None:
     kinds = LAB.cases("6.5a", "kinds")[DIAGNOSIS]
     check_diagnosis(sheet, DIAGNOSIS, said, truth, kinds=kinds)
-    drawn = None
     for net, case, num_ranks in (
         ("your net", own, 2),
         ("another net", repair_case(number + 1), 3),
@@ -389,14 +353,12 @@ def _grade_repair(
         trained = case.train(repaired, num_ranks)
         best = fixtures.train(case.fixture, make, world_size=num_ranks)
         best_ns = best.evidence.step_ns
-        drawn = drawn or (trained.evidence, best_ns[1])
         _show(sheet, trained.evidence, best_ns[1])
-        _hold(sheet, trained, wrong_gradients(trained, case.fixture, num_ranks))
+        hold(sheet, trained, wrong_gradients(trained, case.fixture, num_ranks))
         sheet.stop_if_wrong()
         late = laws.overlap_law(trained.evidence, case.buckets(), best_ns)
         slow_ns = best.on(SLOWER).step_ns
         late = late or laws.overlap_law(trained.on(SLOWER), case.buckets(), slow_ns)
         sheet.verify(PROMPT, late)
         sheet.stop_if_wrong()
-    assert drawn is not None
-    _show(sheet, *drawn)
+    sheet.show_first()

@@ -39,30 +39,24 @@ def best_slots(loop: Loop) -> Fed:
 @LAB.grader("8.1")
 def grade_prefetch(sheet: Sheet, prefetch: Prefetch) -> None:
     """Pinned batches, memory from the allocator."""
-    first = None
     for loop in given.LOOPS:
         sheet.ran(_described(loop))
         seen, right = given.feed(prefetch, loop), best_feed(loop)
-        first = first or seen
         _draw(sheet, seen, right)
         _hold(sheet, SAFE, OWN, seen, right)
         _judge_lean(sheet, seen)
         sheet.stop_if_wrong()
         _judge_step(sheet, SHORT, seen, right)
         sheet.stop_if_wrong()
-    assert first is not None
-    sheet.ran(f"{len(given.LOOPS)} loops on 2 and 3 ranks")
-    _draw(sheet, first, best_feed(given.LOOPS[0]))
+    sheet.show_first(f"{len(given.LOOPS)} loops on 2 and 3 ranks")
 
 
 @LAB.grader("8.2")
 def grade_slots(sheet: Sheet, double_buffered: DoubleBuffered) -> None:
     """Pageable batches, four slots, and a CPU that takes time to fill."""
-    first = None
     for loop in given.FILLED:
         sheet.ran(f"{_described(loop)}, fills of {loop.fill_ms} ms")
         seen, right = given.feed_slots(double_buffered, loop), best_slots(loop)
-        first = first or seen
         _draw(sheet, seen, right)
         _hold(sheet, EDGES, OWN_SLOT, seen, right)
         sheet.verify(NO_MORE, [v for r in _ranks(seen) for v in _allocated(seen, r)])
@@ -72,9 +66,7 @@ def grade_slots(sheet: Sheet, double_buffered: DoubleBuffered) -> None:
         sheet.stop_if_wrong()
         _judge_step(sheet, BESIDE, seen, right)
         sheet.stop_if_wrong()
-    assert first is not None
-    sheet.ran(f"{len(given.FILLED)} loops on 2 and 3 ranks")
-    _draw(sheet, first, best_slots(given.FILLED[0]))
+    sheet.show_first(f"{len(given.FILLED)} loops on 2 and 3 ranks")
 
 
 def _described(loop: Loop) -> str:

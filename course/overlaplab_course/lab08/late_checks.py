@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.grading import Sheet, Violation, fixtures, laws, program_laws
 from overlaplab.grading.fixtures import Gradients
 from overlaplab.view import format_bytes
@@ -38,12 +37,9 @@ def grade_late(sheet: Sheet, make_reducer: MakeReducer) -> None:
     played = []
     for case in late.CASES:
         sheet.ran(f"{case.name}, {case.num_ranks} ranks, {_steps_text(case)}")
-        try:
+        hint = "every rank launches the same messages in the same order"
+        with sheet.meeting(ONCE, hint=hint):
             seen = late.train(make_reducer, case)
-        except (DeadlockError, MismatchError) as error:
-            hint = "every rank launches the same messages in the same order"
-            sheet.stuck(ONCE, error, hint=hint)
-            return
         _draw(sheet, seen, best(case))
         wrong, flushed = _wrong_gradients(seen)
         once = [*laws.once_law(seen.evidence), *laws.bytes_law(seen.evidence)]

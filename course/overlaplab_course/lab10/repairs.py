@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from overlaplab.program.times import Times
-from overlaplab_course.lab10 import broken, reference
-from overlaplab_course.lab10.given import Played, Stack, Weights, numel_of, play_step
+from overlaplab_course.lab10 import broken
+from overlaplab_course.lab10.given import Played, Stack, Weights, numel_of
 from overlaplab_course.lab10.ring import find_gathers, find_uses
+from overlaplab_course.lab10.show import play
 
 DEPTH = 1
 KINDS = {"wide": "too many bytes", "hasty": "race"}
@@ -49,14 +50,7 @@ class RepairCase:
 
     def play(self, weights: Weights) -> Played:
         """The forward of the stack on the board, depth 1."""
-        return play_step(
-            self.stack,
-            weights,
-            (DEPTH,),
-            reference.forward,
-            None,
-            num_ranks=self.num_ranks,
-        )
+        return play(weights, DEPTH, stack=self.stack, num_ranks=self.num_ranks)
 
     def gathers_text(self, seen: Played) -> str:
         """What each gather of rank 0 brings, beside what the layer has."""

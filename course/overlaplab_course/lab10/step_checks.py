@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.grading import laws, program_laws
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
@@ -38,12 +37,14 @@ from overlaplab_course.lab10.ring import (
     wire_bytes,
     with_ring,
 )
+from overlaplab_course.lab10.show import play
 from overlaplab_course.peaks import most_bytes
 
 LAB = Declared(__file__)
 VALUES, SAFE, ONCE, ONE_SLOT, CPU = LAB.sentences("10.2")
 SLOTS, PROMPT = LAB.sentences("10.3")[3:5]
 MEANS, SENT_SAFE, SENT_ONCE, BUFFERS, GOES_ON, _ = LAB.sentences("10.5")
+ALIKE = "every rank launches the same messages in the same order"
 CLOCKS = {
     "the fast link": BOARD,
     "the slow link": program_laws.slower(BOARD, launch_ns=100_000, wire=6),
@@ -66,14 +67,8 @@ class Case:
         backward: Backward | None = reference.backward,
     ) -> Played:
         """Forward and backward on the board; without `backward`, the forward."""
-        return given.play_step(
-            self.stack,
-            weights,
-            args,
-            reference.forward,
-            backward,
-            num_ranks=self.num_ranks,
-        )
+        on: dict[str, Any] = {"stack": self.stack, "num_ranks": self.num_ranks}
+        return play(weights, *args, backward=backward, **on)
 
     @property
     def thin(self) -> Case:
@@ -122,9 +117,8 @@ def grade_on_demand(sheet: Sheet, on_demand: Weights) -> None:
     """One slot, each layer in its time; how long it takes is not asked."""
     for number, case in enumerate(ON_DEMAND):
         sheet.ran(f"forward and backward of {case.name} on {case.num_ranks} ranks")
-        seen = _played(sheet, case, on_demand, (), ONCE)
-        if seen is None:
-            return
+        with sheet.meeting(ONCE, hint=ALIKE):
+            seen = case.play(on_demand, ())
         if number == 0:
             _draw(sheet, seen, best(case).step_ns, "your gathers on demand")
         _judge_weights(sheet, seen, case, on_demand, (), ONE_SLOT)
@@ -144,32 +138,14 @@ def judge_prefetcher(
 ) -> None:
     """All that 10.3 promises, on one case; a run that is wrong is drawn."""
     sheet.ran(f"{whose}: forward and backward of {case}")
-    seen = _played(sheet, case, prefetched, (case.depth,), ONCE)
-    if seen is None:
-        return
+    with sheet.meeting(ONCE, hint=ALIKE):
+        seen = case.play(prefetched, (case.depth,))
     good = _judge_weights(sheet, seen, case, prefetched, (case.depth,), SLOTS)
     for clock, hardware in CLOCKS.items() if good else ():
         late = late_gathers(seen.program, case, clock, hardware)
         good &= sheet.verify(PROMPT, late)
     if draw or not good:
         _draw(sheet, seen, best(case).step_ns, f"{whose}: {case}")
-
-
-def _played(
-    sheet: Sheet,
-    case: Case,
-    weights: Weights,
-    args: tuple[Any, ...],
-    sentence: str,
-    backward: Backward = reference.backward,
-) -> Played | None:
-    """The run; None where the ranks do not meet, which breaks `sentence`."""
-    try:
-        return case.play(weights, args, backward)
-    except (DeadlockError, MismatchError) as error:
-        hint = "every rank launches the same messages in the same order"
-        sheet.stuck(sentence, error, hint=hint)
-        return None
 
 
 def _draw(sheet: Sheet, seen: Played, best_ns: int, title: str) -> None:
@@ -226,11 +202,8 @@ def wrong_values(
     for rank, (y, mine) in enumerate(seen.values):
         parts = [given.split(whole, case.num_ranks)[rank] for whole in grads]
         right = _named(outputs[rank], parts, grads_only)
-        for v in laws.values_law(
-            [_named(y, mine, grads_only)], right, what="the value"
-        ):
-            message = v.message.replace("on rank 0", f"on rank {rank}")
-            found.append(replace(v, rank=rank, message=message))
+        named = [_named(y, mine, grads_only)]
+        found += laws.values_law(named, right, what="the value", rank=rank)
     return found
 
 
@@ -328,10 +301,8 @@ def grade_backward(sheet: Sheet, backward: Backward) -> None:
     """The learner's backward with the course's prefetcher, near and far ahead."""
     for number, case in enumerate(BACKWARD):
         sheet.ran(f"our forward and prefetcher, your backward: {case}")
-        args = (case.depth,)
-        seen = _played(sheet, case, reference.prefetched, args, SENT_ONCE, backward)
-        if seen is None:
-            return
+        with sheet.meeting(SENT_ONCE, hint=ALIKE):
+            seen = case.play(reference.prefetched, (case.depth,), backward)
         if number == 0:
             _draw(sheet, seen, best(case).step_ns, "your backward pass")
         if not _judge_backward(sheet, seen, case, backward):

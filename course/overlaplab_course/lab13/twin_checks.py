@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from overlaplab.errors import DeadlockError, MismatchError
 from overlaplab.grading import Sheet, laws
 from overlaplab.grading.forms import need_dict
 from overlaplab_course.lab13.apart import NAMES, PlanLaunches, Twins, twins
@@ -50,11 +49,8 @@ def grade_twins(
     sheet.verify(DIAGNOSIS, found, hint=hint, settled=True)
     for one in (case, *OTHERS):
         sheet.ran(f"plan_launches on {len(one.times)} ranks:\n{one}")
-        try:
+        with sheet.meeting(ONE_ORDER, hint=LAB.hint(ONE_ORDER, "stuck")):
             played = one.play(plan_launches)
-        except (DeadlockError, MismatchError) as error:
-            sheet.stuck(ONE_ORDER, error, hint=LAB.hint(ONE_ORDER, "stuck"))
-            return
         told: dict[str, Any] = {
             "orders": "; ".join(", ".join(order) for order in played.orders),
             "right": ", ".join(one.right),

@@ -145,16 +145,15 @@ class Repair:
         how: dict[str, Any] = {"where": self.where, "kinds": self.kinds}
         check_diagnosis(sheet, self.diagnosis, said, truth, **how)
         own, *others = self.cases(number)
-        first = self._judge(sheet, own, repaired)
+        self._judge(sheet, own, repaired)
         for case in others:
             sheet.stop_if_wrong()
             sheet.ran(f"your program on {case}")
             self._judge(sheet, case, repaired)
         sheet.stop_if_wrong()
-        sheet.ran(ran)
-        first.draw_on(sheet, self.reference_run(own).step_ns, self.title)
+        sheet.show_first(ran)
 
-    def _judge(self, sheet: Sheet, case: Any, repaired: Program) -> Examined:
+    def _judge(self, sheet: Sheet, case: Any, repaired: Program) -> None:
         seen, right = self.play(case, repaired), self.reference_run(case)
         seen.draw_on(sheet, right.step_ns, self.title)
         program_laws.hold(
@@ -173,7 +172,6 @@ class Repair:
         judge_step(sheet, self.kept, seen, right.step_ns, hint=self.hint)
         late = program_laws.slow_law(self.clock, seen.program, right.program)
         sheet.verify(self.kept, late, hint=self.hint)
-        return seen
 
     def reference_run(self, case: Any) -> Examined:
         """The course's repair on a case; kept."""
