@@ -71,7 +71,7 @@ overlap asks: prompt, and no wait in the backward pass, or else a step as fast a
 reference's.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from overlaplab.grading.exercise import (
     Exercise,
@@ -80,7 +80,7 @@ from overlaplab.grading.exercise import (
     exercises,
     find_exercise,
 )
-from overlaplab.grading.kept import solved
+from overlaplab.grading.kept import import_later, solved
 from overlaplab.grading.verdict import CheckResult, Verdict
 from overlaplab.grading.violation import Violation
 
@@ -103,10 +103,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """`judging` imports torch; who grades in other processes need not."""
-    if name not in ("CheckFailed", "check", "judge"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from overlaplab.grading import judging
-
-    return getattr(judging, name)
+# `judging` imports torch; who grades in other processes need not.
+__getattr__ = import_later(
+    __name__, {name: f"judging:{name}" for name in ("CheckFailed", "check", "judge")}
+)

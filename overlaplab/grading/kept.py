@@ -6,7 +6,7 @@ below it ask here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pkgutil import resolve_name
 from typing import Any
 
@@ -37,10 +37,11 @@ class Kept:
     Args:
         ours: by exercise, what later cells run until it is solved: the solution, or
             "package.module:name", which is imported when it first runs.
+        lab: a package; the names of what its `reference` has will do then.
     """
 
-    def __init__(self, ours: Mapping[str, Any]) -> None:
-        self._ours = ours
+    def __init__(self, ours: Mapping[str, Any], lab: str = "") -> None:
+        self._ours, self._lab = ours, lab
         self._mine: dict[str, Any] = {}
 
     def __contains__(self, exercise_id: str) -> bool:
@@ -63,11 +64,28 @@ class Kept:
     def ours(self, exercise_id: str) -> Any:
         """The course's own."""
         own = self._ours[exercise_id]
-        return resolve_name(own) if isinstance(own, str) else own
+        if not isinstance(own, str):
+            return own
+        return resolve_name(own if ":" in own else f"{self._lab}.reference:{own}")
 
     def whose(self, exercise_id: str) -> str:
         """ "yours", or "the course's" where the learner's has not passed."""
         return "yours" if exercise_id in self else "the course's"
+
+
+def import_later(module: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """A module's `__getattr__`: imports what is asked for, and not before.
+
+    Args:
+        places: by name, where it stands in the package: "reference:train".
+    """
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return resolve_name(f"{module}.{places[name]}")
+
+    return find
 
 
 def print_finding(finding: object) -> None:

@@ -37,6 +37,5 @@ from overlaplab_course.lab01.show import (
 from overlaplab_course.pictures import hidden_and_exposed, ring_all_reduce
 
 WHAT_IF, saved_percent = turn.what_if, turn.saved_percent
-_OURS = "overlaplab_course.lab01.reference:"
-_kept = Kept({"1.4": _OURS + "ratios", "1.5": _OURS + "schedule"})
+_kept = Kept({"1.4": "ratios", "1.5": "schedule"}, __name__)
 keep, mine_or_ours = _kept.keep, _kept.mine_or_ours

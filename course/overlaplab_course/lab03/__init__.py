@@ -33,8 +33,7 @@ from overlaplab_course.lab03.show import (
 from overlaplab_course.pictures import lifetime_of_memory
 
 case = Case
-_OURS = "overlaplab_course.lab03.reference:"
-_kept = Kept({"3.1": _OURS + "issue", "3.4": _OURS + "feed"})
+_kept = Kept({"3.1": "issue", "3.4": "feed"}, __name__)
 keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose
 
 

@@ -1,8 +1,6 @@
 """What the notebook of lab 04 calls: `from overlaplab_course import lab04 as lab`."""
 
-from typing import Any
-
-from overlaplab.grading.kept import Kept, print_finding, side_by_side
+from overlaplab.grading.kept import Kept, import_later, print_finding, side_by_side
 from overlaplab.torch_versions import all_gather_single as all_gather
 from overlaplab.torch_versions import reduce_scatter_single as reduce_scatter
 from overlaplab_course.lab04.broken import blocks as broken_blocks
@@ -44,19 +42,12 @@ from overlaplab_course.lab04.show import (
     ring_text,
 )
 
-_OURS = "overlaplab_course.lab04.reference:"
 _kept = Kept(
-    {
-        "4.3": _OURS + "experts",
-        "4.4": _OURS + "average_gradients",
-        "4.6": _OURS + "chunk_to_send",
-    }
+    {"4.3": "experts", "4.4": "average_gradients", "4.6": "chunk_to_send"},
+    __name__,
 )
 keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose
 
 
-def __getattr__(name: str) -> Any:
-    """The course's own solution that a cell runs, imported when it does."""
-    if name != "ring_of_ours":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _kept.ours("4.6")
+# The course's own solution that a cell runs.
+__getattr__ = import_later(__name__, {"ring_of_ours": "reference:chunk_to_send"})

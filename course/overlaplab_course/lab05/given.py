@@ -12,16 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from overlaplab.cluster.run import run
 from overlaplab.grading import fixtures
 from overlaplab.grading.evidence import Evidence
 from overlaplab.grading.fixtures import Fixture, Trained
 from overlaplab.grading.gradients import wrong_gradients
 from overlaplab.hardware import Hardware, Link, collective_ns, find_hardware
-from overlaplab.models import Transformer, TransformerConfig
-from overlaplab.program import Finding, Program, only_step
-from overlaplab.streams import annotate, name_gradients
+from overlaplab.program import Finding, Program
 from overlaplab.timeline import Span, Timeline
+from overlaplab_course.gpts import record_step
 
 MakeReducer = Callable[[nn.Module], Any]
 MIB = 2**20
@@ -321,26 +319,6 @@ class Seen:
 
 # -- section 6: a GPT on other hardware
 
-SEQUENCE = 1024
-
-
-def _gpt_step(make_reducer: MakeReducer, sequences: int) -> None:
-    config = TransformerConfig(
-        num_layers=12, d_model=2048, num_heads=16, vocab_size=32_768
-    )
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        model = Transformer(config)
-    finally:
-        torch.set_default_dtype(before)
-    name_gradients(model, prefix="")
-    reducer = make_reducer(model)
-    tokens = torch.randint(config.vocab_size, (sequences, SEQUENCE))
-    with annotate("step"):
-        model(tokens, targets=tokens).backward()
-        reducer.wait()
-
 
 @lru_cache(maxsize=8)
 def record_gpt(make_reducer: MakeReducer, sequences: int) -> Program:
@@ -348,8 +326,10 @@ def record_gpt(make_reducer: MakeReducer, sequences: int) -> Program:
 
     Shapes only: nothing is computed, one rank stands for both.
     """
-    recorded = run(
-        _gpt_step, make_reducer, sequences, world_size=2, fake=True, timeout_s=90
-    )
-    assert recorded.program is not None
-    return only_step(recorded.program)
+
+    def attach(model: nn.Module) -> Callable[[], object]:
+        wait: Callable[[], object] = make_reducer(model).wait
+        return wait
+
+    sizes = {"num_layers": 12, "width": 2048, "vocab_size": 32_768}
+    return record_step(attach, sequences, world_size=2, **sizes)

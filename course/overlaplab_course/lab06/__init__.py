@@ -1,15 +1,14 @@
 """What the notebook of lab 06 calls: `from overlaplab_course import lab06 as lab`."""
 
 from overlaplab.grading.kept import Kept, print_finding, side_by_side
+from overlaplab_course.gpts import in_bfloat16
 from overlaplab_course.lab06.given import (
     ETHERNET,
     INFINIBAND,
     NVLINK,
     GivenRun,
-    Message,
     ReducerState,
     cut,
-    in_bfloat16,
     measured_step,
     name_gradients,
     record_reducer,
@@ -34,8 +33,7 @@ from overlaplab_course.lab06.show import (
 from overlaplab_course.lab06.trials import KNOBS, WHAT_IF, repair_case, try_ddp, turn
 from overlaplab_course.pictures import bucket_fills, ring_all_reduce
 
-_OURS = {"6.1": "plan_buckets", "6.2": "install_hooks", "6.3": "finish"}
-_kept = Kept({k: f"overlaplab_course.lab06.reference:{v}" for k, v in _OURS.items()})
+_kept = Kept({"6.1": "plan_buckets", "6.2": "install_hooks", "6.3": "finish"}, __name__)
 messages = GivenRun.messages
 keep, mine_or_ours = _kept.keep, _kept.mine_or_ours
 

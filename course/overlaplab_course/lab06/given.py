@@ -6,8 +6,7 @@ only another model or another number of tokens needs another program.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -17,20 +16,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from overlaplab import streams
-from overlaplab.cluster.run import run
 from overlaplab.hardware import Hardware, find_hardware, with_link
-from overlaplab.models import Transformer, TransformerConfig
 from overlaplab.program import Program, only_step, replay
 from overlaplab.program.replay import rebucket
-from overlaplab.streams import annotate, name_tensor
+from overlaplab.streams import name_tensor
 from overlaplab.timeline import Timeline
+from overlaplab_course.gpts import Attach, record_step
 
 MIB = 2**20
 NUM_RANKS = 4
-SEQUENCE = 1024
 WIDTH = 1024
 LAYERS = 24
-STEP = "step"
 cut = only_step  # the name in the lesson
 
 
@@ -131,24 +127,9 @@ INFINIBAND = replace(
 )
 
 
-@contextlib.contextmanager
-def in_bfloat16() -> Iterator[None]:
-    """Parameters that are made in the `with` block are bfloat16."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def name_gradients(model: nn.Module) -> None:
     """Let reports call each gradient by its parameter's name."""
     streams.name_gradients(model, prefix="")
-
-
-# From a model to what is called after its backward pass.
-Attach = Callable[[nn.Module], Callable[[], Any]]
 
 
 def _send_each(model: nn.Module) -> Callable[[], Any]:
@@ -163,38 +144,12 @@ def _send_each(model: nn.Module) -> Callable[[], Any]:
     return lambda: [work.wait() for work in works]
 
 
-def _step(
-    attach: Attach, sequences: int, vocabulary: int, layers: int, width: int
-) -> None:
-    config = TransformerConfig(
-        num_layers=layers, d_model=width, num_heads=16, vocab_size=vocabulary
-    )
-    with in_bfloat16():
-        model = Transformer(config)
-    name_gradients(model)
-    finish = attach(model)
-    tokens = torch.randint(vocabulary, (sequences, SEQUENCE))
-    with annotate(STEP):
-        model(tokens, targets=tokens).backward()
-        finish()
-
-
 def _record(
-    attach: Attach,
-    sequences: int,
-    vocabulary: int = 256,
-    *,
-    layers: int = LAYERS,
-    width: int = WIDTH,
-    world_size: int = NUM_RANKS,
+    attach: Attach, sequences: int, vocab_size: int = 256, width: int = WIDTH
 ) -> Program:
-    """A step of a transformer, shapes only; one rank stands for all."""
-    model = (sequences, vocabulary, layers, width)
-    recorded = run(
-        _step, attach, *model, world_size=world_size, fake=True, timeout_s=90
-    )
-    assert recorded.program is not None
-    return only_step(recorded.program)
+    """A step of a transformer of 24 layers on four GPUs."""
+    sizes = {"num_layers": LAYERS, "width": width, "vocab_size": vocab_size}
+    return record_step(attach, sequences, world_size=NUM_RANKS, **sizes)
 
 
 @lru_cache(maxsize=4)
@@ -206,7 +161,8 @@ def recorded_step(sequences: int, vocabulary: int = 256) -> Program:
 @lru_cache(maxsize=2)
 def measured_step(sequences: int) -> Program:
     """The GPT that was measured (738.5 M parameters), on two GPUs."""
-    return _record(_send_each, sequences, 32_768, layers=12, width=2048, world_size=2)
+    sizes = {"num_layers": 12, "width": 2048, "vocab_size": 32_768}
+    return record_step(_send_each, sequences, world_size=2, **sizes)
 
 
 def record_reducer(

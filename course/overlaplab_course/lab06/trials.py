@@ -31,11 +31,11 @@ from overlaplab.program import (
 from overlaplab.streams import annotate
 from overlaplab.timeline import Timeline
 from overlaplab.view import Knob
+from overlaplab_course.gpts import SEQUENCE
 from overlaplab_course.lab06.given import (
     ETHERNET,
     MIB,
     NUM_RANKS,
-    SEQUENCE,
     WIDTH,
     ReducerState,
     pack,

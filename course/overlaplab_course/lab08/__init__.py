@@ -22,6 +22,8 @@ from overlaplab_course.lab08.staleness import (
 )
 from overlaplab_course.lab08.trainer import play_trainer, trainers_table
 
-_OURS = {"8.1": "prefetch", "8.2": "double_buffered", "8.3": "LateReducer"}
-_kept = Kept({k: f"overlaplab_course.lab08.reference:{v}" for k, v in _OURS.items()})
+_kept = Kept(
+    {"8.1": "prefetch", "8.2": "double_buffered", "8.3": "LateReducer"},
+    __name__,
+)
 keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose

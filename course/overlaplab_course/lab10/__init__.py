@@ -3,6 +3,7 @@
 from overlaplab.grading.kept import Kept, side_by_side
 from overlaplab.torch_versions import all_gather_single as all_gather
 from overlaplab.torch_versions import reduce_scatter_single as reduce_scatter
+from overlaplab_course.gpts import make_gpt, step_of
 from overlaplab_course.lab10.extras import (
     LAYER_ELEMENTS,
     costs_table,
@@ -13,7 +14,6 @@ from overlaplab_course.lab10.extras import (
 )
 from overlaplab_course.lab10.given import EQUAL, SMALL, THREE, UNEVEN, new_slots
 from overlaplab_course.lab10.measured import (
-    gpu_batches,
     gpu_machine,
     gpu_number,
     gpu_table,
@@ -27,16 +27,16 @@ from overlaplab_course.lab10.show import (
     held_mib,
     kinds_table,
     layers_table,
-    make_gpt,
     play,
     play_ours,
     record,
     slots_alive,
-    step_of,
     wire_mib,
 )
 from overlaplab_course.pictures import ring_of_slots
 
-_OURS = {"10.2": "on_demand", "10.3": "prefetched", "10.5": "backward"}
-_kept = Kept({k: f"overlaplab_course.lab10.reference:{v}" for k, v in _OURS.items()})
+_kept = Kept(
+    {"10.2": "on_demand", "10.3": "prefetched", "10.5": "backward"},
+    __name__,
+)
 keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose

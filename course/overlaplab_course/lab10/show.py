@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from overlaplab.cluster.run import Run, run
 from overlaplab.hardware import Hardware, find_hardware, with_link
-from overlaplab.models import Transformer, TransformerConfig
 from overlaplab.program.times import Times
 from overlaplab.timeline import Timeline
 from overlaplab.timeline.span import MEMORY_KINDS
@@ -20,6 +19,7 @@ from overlaplab.view.colors import INK
 from overlaplab.view.stacking import Picture
 from overlaplab_course import stored
 from overlaplab_course.drawing import LINES, in_words, legend, quiet_axes
+from overlaplab_course.gpts import step_of
 from overlaplab_course.lab10 import reference
 from overlaplab_course.lab10.given import (
     EQUAL,
@@ -52,31 +52,10 @@ INFINIBAND: Hardware = replace(
 )
 
 
-def make_gpt(num_layers: int, width: int = 1024) -> Transformer:
-    """In bfloat16, with a vocabulary of 256."""
-    config = TransformerConfig(
-        num_layers=num_layers, d_model=width, num_heads=16, vocab_size=256
-    )
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        return Transformer(config)
-    finally:
-        torch.set_default_dtype(before)
-
-
 def record(train: Callable[..., Any], *args: Any) -> Run:
     """`train(*args)` on four nodes, shapes only; one rank stands for all."""
     options: dict[str, Any] = {"world_size": NUM_RANKS, "hardware": INFINIBAND}
     return run(train, *args, fake=True, timeout_s=90, **options)
-
-
-def step_of(recorded: Run, step: int = 1) -> Timeline:
-    """The second step: the first makes the optimizer's states, and the plan."""
-    timeline = recorded.timeline.of_step(step)
-    # Kinds are what is looked at here, not single tensors.
-    memory = tuple(replace(of_rank, holders=()) for of_rank in timeline.memory)
-    return replace(timeline, memory=memory)
 
 
 def held_mib(recorded: Run) -> dict[str, float]:

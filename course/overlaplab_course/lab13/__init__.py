@@ -36,10 +36,8 @@ from overlaplab_course.lab13.shipped import passes_table, settings_table
 from overlaplab_course.lab13.thesis import spread, thesis_table
 from overlaplab_course.lab13.two_streams import cut
 
-_OURS = {
-    "13.2": "launch_early",
-    "13.3": "wait_late",
-    "13.4": "plan_buckets",
-}
-_kept = Kept({k: f"overlaplab_course.lab13.reference:{v}" for k, v in _OURS.items()})
+_kept = Kept(
+    {"13.2": "launch_early", "13.3": "wait_late", "13.4": "plan_buckets"},
+    __name__,
+)
 keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose

@@ -13,7 +13,6 @@ import torch
 from torch.fx import Graph
 
 from overlaplab.hardware import find_hardware
-from overlaplab.models import Transformer, TransformerConfig
 from overlaplab.techniques.compiler import (
     Costs,
     Found,
@@ -31,6 +30,7 @@ from overlaplab.techniques.compiler import (
 )
 from overlaplab.timeline import Timeline
 from overlaplab_course import stored
+from overlaplab_course.gpts import make_gpt
 from overlaplab_course.lab13.graphs import GROUP
 
 MIB = 2**20
@@ -45,15 +45,7 @@ MAX_STATES = 2000
 @lru_cache(maxsize=4)
 def gpt_graph(batch: int) -> Graph:
     """Forward and backward of two layers, 768 wide, with a message per gradient."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        config = TransformerConfig(
-            num_layers=2, d_model=768, num_heads=12, vocab_size=4096
-        )
-        model = Transformer(config)
-    finally:
-        torch.set_default_dtype(before)
+    model = make_gpt(2, vocab_size=4096, width=768, num_heads=12)
     tokens = torch.zeros(batch, SEQUENCE, dtype=torch.long)
     graph, gradients = capture_gradients(model, tokens, tokens)
     return insert_all_reduces(simplify(graph), gradients, GROUP)

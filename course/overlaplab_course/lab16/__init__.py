@@ -1,6 +1,7 @@
 """What the notebook of lab 16 calls: `from overlaplab_course import lab16 as lab`."""
 
 from overlaplab.grading.kept import Kept, side_by_side
+from overlaplab_course.gpts import make_gpt, step_of
 from overlaplab_course.lab16.blocks24 import (
     GPT24,
     blocks_of_24,
@@ -21,12 +22,9 @@ from overlaplab_course.lab16.chains import (
 )
 from overlaplab_course.lab16.gpt import (
     bill_table,
-    checkpoint_every_block,
-    make_gpt,
     peak_percent,
     peaks_table,
     record,
-    step_of,
 )
 from overlaplab_course.lab16.masks import draws_text
 from overlaplab_course.lab16.measured import gpu_frontier
@@ -41,15 +39,17 @@ from overlaplab_course.lab16.show import (
     most_lost,
 )
 from overlaplab_course.lab16.stack import sweep
-from overlaplab_course.lab16.trained import NARROW
+from overlaplab_course.lab16.trained import NARROW, checkpoint_every_block
 from overlaplab_course.pictures import life_of_an_activation
 
-_OURS = {
-    "16.2": "segmented",
-    "16.3": "fastest",
-    "16.4": "policy",
-    "16.5": "compare",
-    "16.7": "step_ms",
-}
-_kept = Kept({k: f"overlaplab_course.lab16.reference:{v}" for k, v in _OURS.items()})
+_kept = Kept(
+    {
+        "16.2": "segmented",
+        "16.3": "fastest",
+        "16.4": "policy",
+        "16.5": "compare",
+        "16.7": "step_ms",
+    },
+    __name__,
+)
 keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose

@@ -13,6 +13,7 @@ from overlaplab.cluster.run import Run
 from overlaplab.techniques.memory import BudgetError, Costs, measure_costs
 from overlaplab.timeline import Memory, Timeline
 from overlaplab_course import stored
+from overlaplab_course.gpts import make_gpt
 from overlaplab_course.lab16 import gpt, policies, trained
 from overlaplab_course.lab16.chains import Block
 from overlaplab_course.lab16.trained import NARROW, Model, Trained
@@ -95,7 +96,7 @@ _SHOWN = {
 
 
 def _forward(width: int) -> None:
-    model, tokens = gpt.make_gpt(1, width=width), torch.randint(256, (1, 1024))
+    model, tokens = make_gpt(1, width=width), torch.randint(256, (1, 1024))
     with streams.annotate("forward"):
         model(tokens, targets=tokens)
 

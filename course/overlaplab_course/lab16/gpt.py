@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
-
-import torch
-from torch.utils.checkpoint import checkpoint
 
 from overlaplab.cluster.run import Run, run
 from overlaplab.hardware import Hardware, find_hardware
-from overlaplab.models import Transformer, TransformerConfig
 from overlaplab.timeline import Memory, Timeline
 from overlaplab.timeline.span import MEMORY_KINDS
 from overlaplab_course import stored
@@ -27,31 +22,10 @@ CAPTURED: Hardware = replace(
 )
 
 
-def make_gpt(num_layers: int, vocab_size: int = 256, width: int = 1024) -> Transformer:
-    """In bfloat16."""
-    config = TransformerConfig(
-        num_layers=num_layers, d_model=width, num_heads=16, vocab_size=vocab_size
-    )
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        return Transformer(config)
-    finally:
-        torch.set_default_dtype(before)
-
-
 def record(train: Callable[..., Any], *args: Any) -> Run:
     """`train(*args)` on one GPU, shapes only."""
     options: dict[str, Any] = {"world_size": 1, "hardware": CAPTURED}
     return run(train, *args, fake=True, timeout_s=120, **options)
-
-
-def step_of(recorded: Run, step: int = 1) -> Timeline:
-    """The second step: the first makes the optimizer's states."""
-    timeline = recorded.timeline.of_step(step)
-    # Kinds are what is looked at here, not single tensors.
-    memory = tuple(replace(of_rank, holders=()) for of_rank in timeline.memory)
-    return replace(timeline, memory=memory)
 
 
 def peak_mib(timeline: Timeline) -> float:
@@ -93,12 +67,6 @@ def peaks_table(steps: Mapping[str, Timeline]) -> str:
     table = stored.text_table(("MiB at the peak", "all", *kinds, "of the step"), rows)
     run = [f"{name}: {_runs_at_peak(step)}" for name, step in steps.items()]
     return "\n".join([table, "", "What runs then:", *run])
-
-
-def checkpoint_every_block(model: Transformer) -> None:
-    """Each block's forward is wrapped in `torch.utils.checkpoint`."""
-    for block in model.blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def part_ms(timeline: Timeline, *parts: str) -> float:

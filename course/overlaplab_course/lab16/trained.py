@@ -136,6 +136,11 @@ def again(numbers: Collection[int]) -> Prepare:
     return partial(_checkpoint, numbers)
 
 
+def checkpoint_every_block(model: Transformer) -> None:
+    """Each block's forward is wrapped in `torch.utils.checkpoint`."""
+    _checkpoint(range(len(model.blocks)), model)
+
+
 def _checkpoint(numbers: Collection[int], model: Transformer) -> None:
     for number in numbers:
         block = model.blocks[number]
