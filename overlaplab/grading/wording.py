@@ -13,11 +13,6 @@ _CELL = re.compile(_FILE + r":(\d+)")
 _LINE_OF_CELL = re.compile(r"(?:file |in )?[\"']?" + _FILE + r"[\"']?, line (\d+)")
 
 
-def is_cell(filename: str) -> bool:
-    """Whether it is the name that IPython gives to a cell's code."""
-    return re.fullmatch(_FILE, filename) is not None
-
-
 def readable(text: str) -> str:
     """Say "your cell, line 8" where `text` names a cell's file and line."""
     text = _CELL.sub(r"your cell, line \1", text)

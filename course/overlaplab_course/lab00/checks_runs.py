@@ -19,6 +19,7 @@ from overlaplab.grading.answered import as_answer, as_number
 from overlaplab.grading.declared import Declared
 from overlaplab.grading.exercise import Sheet
 from overlaplab.grading.violation import Violation
+from overlaplab.grading.wording import readable
 from overlaplab.program import Op
 from overlaplab_course.lab00 import reference
 from overlaplab_course.lab00.given import (
@@ -123,15 +124,6 @@ def _describe(waits: Sequence[Op]) -> str:
     found = [f"  {number} x {line}" for line, number in lines.items()]
     end = ":" if found else "."
     return "\n".join([f"The CPU waits {len(waits)} times{end}", *found])
-
-
-# A cell of a notebook is a file with a number for its name; nobody can find that.
-_CELL = re.compile(r"(?:\b\d{5,}\.py|<ipython-input-[^>]*>):(\d+)")
-
-
-def readable(text: str) -> str:
-    """Say "your cell, line 8" where `text` names a cell's file and line."""
-    return _CELL.sub(r"your cell, line \1", text)
 
 
 def line_of(source: str) -> str:

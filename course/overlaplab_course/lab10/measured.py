@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from overlaplab_course import stored
@@ -21,12 +20,6 @@ def _read() -> stored.Stored:
             "RESULTS.json does"
         )
     return found
-
-
-def gpu_batches() -> Sequence[int]:
-    """Sequences on each rank, of each column."""
-    batches: Sequence[int] = _read()["batches"]
-    return batches
 
 
 def gpu_table(name: str) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from overlaplab.techniques.memory import CheckpointPlan
+from overlaplab.techniques.memory.policies import budgeted
 
 Batch = tuple[Tensor, ...]
 
@@ -70,7 +71,7 @@ def whole(model: nn.Module, budget: float, k: int, backend: str) -> Variant:
         functools.partial(checkpoint, block.forward, use_reentrant=False)
         for block in blocks
     ]
-    run = torch.compile(model, backend=_compiler(budget, backend), dynamic=False)
+    run = torch.compile(model, backend=budgeted(backend, budget), dynamic=False)
 
     @contextlib.contextmanager
     def enter() -> Iterator[Callable[..., Any]]:
@@ -83,17 +84,3 @@ def whole(model: nn.Module, budget: float, k: int, backend: str) -> Variant:
                 del block.__dict__["forward"]
 
     return Variant(name, "compiled", True, enter)
-
-
-def _compiler(budget: float, backend: str) -> Callable[..., Any]:
-    """Under a name of its own: Dynamo keeps graphs by code and compiler."""
-    from torch._dynamo.backends.registry import lookup_backend
-    from torch._functorch import config as functorch_config
-
-    inner = lookup_backend(backend)
-
-    def compile_graph(module: Any, inputs: Any) -> Any:
-        with functorch_config.patch(activation_memory_budget=budget):
-            return inner(module, inputs)
-
-    return compile_graph

@@ -169,7 +169,33 @@ def _launch_ns(hw: Hardware, func: Any, args: Any, kwargs: Any) -> int:
     return number * hw.launch_ns
 
 
-class PredictedMeter:
+class _CountingMeter:
+    """What a counter of storages knows.
+
+    Args:
+        counter: is on while the meter is open.
+    """
+
+    def __init__(self, counter: _Counter) -> None:
+        self._counter = counter
+
+    def settle(self) -> str:
+        return ""
+
+    def live_bytes(self) -> int:
+        return self._counter.live
+
+    def peak_bytes(self) -> int:
+        return self._counter.peak
+
+    def mark(self) -> None:
+        self._counter.peak = self._counter.live
+
+    def rounded(self, num_bytes: int) -> int:
+        return self._counter.rounded(num_bytes)
+
+
+class PredictedMeter(_CountingMeter):
     """Fake tensors and a hardware profile. A model on the CPU stands for one on a GPU.
 
     Args:
@@ -182,7 +208,7 @@ class PredictedMeter:
         self.launch_ns = 0
         self._hardware = hardware
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
-        self._counter = _Counter(hardware.allocation_bytes, hardware)
+        super().__init__(_Counter(hardware.allocation_bytes, hardware))
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -191,9 +217,6 @@ class PredictedMeter:
         with no_collection(), on_gpu, self._fakes, self._counter:
             yield
 
-    def settle(self) -> str:
-        return ""
-
     def adopt(self, tensor: Tensor) -> Tensor:
         if tensor.is_meta:  # where attention is not the kernel that a GPU has
             with _disable_current_modes(), self._fakes:
@@ -201,29 +224,17 @@ class PredictedMeter:
                 return like.requires_grad_(tensor.requires_grad)
         return self._fakes.from_tensor(tensor, static_shapes=True)
 
-    def live_bytes(self) -> int:
-        return self._counter.live
-
-    def peak_bytes(self) -> int:
-        return self._counter.peak
-
-    def mark(self) -> None:
-        self._counter.peak = self._counter.live
-
     def step_ns(self, step: Callable[[], object]) -> int:
         before, launched = self._counter.ns, self._counter.launch_ns
         step()
         self.launch_ns = self._counter.launch_ns - launched
         return self._counter.ns - before
 
-    def rounded(self, num_bytes: int) -> int:
-        return self._counter.rounded(num_bytes)
-
     def workspace_bytes(self) -> int:
         return self._hardware.workspace_bytes
 
 
-class HostMeter:
+class HostMeter(_CountingMeter):
     """Real tensors of a CPU, counted as they are made, and its clock."""
 
     computes = True
@@ -231,27 +242,15 @@ class HostMeter:
 
     def __init__(self, repeats: int = 3) -> None:
         self._repeats = repeats
-        self._counter = _Counter(1, None)
+        super().__init__(_Counter(1, None))
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         with no_collection(), self._counter:
             yield
 
-    def settle(self) -> str:
-        return ""
-
     def adopt(self, tensor: Tensor) -> Tensor:
         return tensor.detach().requires_grad_(tensor.requires_grad)
-
-    def live_bytes(self) -> int:
-        return self._counter.live
-
-    def peak_bytes(self) -> int:
-        return self._counter.peak
-
-    def mark(self) -> None:
-        self._counter.peak = self._counter.live
 
     def step_ns(self, step: Callable[[], object]) -> int:
         times = []
@@ -260,9 +259,6 @@ class HostMeter:
             step()
             times.append(time.perf_counter_ns() - start)
         return int(statistics.median(times[1:]))
-
-    def rounded(self, num_bytes: int) -> int:
-        return num_bytes
 
     def workspace_bytes(self) -> int:
         return 0

@@ -295,9 +295,8 @@ def _own_code(function: Any, class_name: str, policy: Policy) -> Any:
     return copied
 
 
-@functools.cache
-def _backend(name: str, budget: float) -> Callable[..., Any]:
-    """A compiler of its own for each budget.
+def budgeted(name: str, budget: float) -> Callable[..., Any]:
+    """A compiler of its own, under torch's activation budget.
 
     Dynamo keeps what it compiled by code and backend: under one name a block would get
     the graph of another budget.
@@ -313,3 +312,6 @@ def _backend(name: str, budget: float) -> Callable[..., Any]:
             return inner(module, inputs)
 
     return compile_graph
+
+
+_backend = functools.cache(budgeted)  # by all blocks under one budget
