@@ -107,8 +107,6 @@ class Drawing:
         text: str = "",
         *,
         face: str = "none",
-        edge: str = INK,
-        dashed: bool = False,
         hatched: bool = False,
     ) -> None:
         """A box with its upper left corner at `place`; dark words on what is bright."""
@@ -120,8 +118,7 @@ class Drawing:
                 height,
                 boxstyle="round,pad=0,rounding_size=0.4",
                 facecolor=face,
-                edgecolor=COLORS["wire"].edge if hatched else edge,
-                linestyle="--" if dashed else "-",
+                edgecolor=COLORS["wire"].edge if hatched else INK,
                 linewidth=1,
                 hatch=COLORS["wire"].hatch if hatched else None,
             )
@@ -160,35 +157,25 @@ class Drawing:
             weight="bold" if bold else "normal",
         )
 
-    def arrow(
-        self,
-        start: Place,
-        end: Place,
-        *,
-        color: str = INK,
-        bend: float = 0.0,
-        dashed: bool = False,
-    ) -> None:
-        """An arrow; `bend` curves it."""
+    def arrow(self, start: Place, end: Place, *, color: str = INK) -> None:
+        """A straight arrow."""
         self._ax.add_patch(
             FancyArrowPatch(
                 start,
                 end,
                 arrowstyle="-|>",
                 mutation_scale=11,
-                connectionstyle=f"arc3,rad={bend}",
                 color=color,
                 linewidth=1.3,
-                linestyle="--" if dashed else "-",
                 shrinkA=0,
                 shrinkB=0,
             )
         )
 
-    def line(self, start: Place, end: Place, *, color: str = INK) -> None:
+    def line(self, start: Place, end: Place) -> None:
         """A thin dotted line."""
         (x0, y0), (x1, y1) = start, end
-        self._ax.plot([x0, x1], [y0, y1], ":", color=color, linewidth=1.2)
+        self._ax.plot([x0, x1], [y0, y1], ":", color=INK, linewidth=1.2)
 
     def stripe(self, place: Place, size: tuple[float, float], face: str) -> None:
         """A part of a box, without an outline."""

@@ -41,12 +41,10 @@ def _gigabyte() -> Program:
     return b.build()
 
 
-def a_gigabyte(
-    num_messages: int, *, gbit_per_s: float = 100, latency_us: float = 100
-) -> Timeline:
+def a_gigabyte(num_messages: int) -> Timeline:
     """The backward pass with its gigabyte in that many equal messages."""
-    link, cap = link_of(gbit_per_s, latency_us), _TOTAL_BYTES // num_messages
-    return replay(_gigabyte(), hardware=link, buckets=cap)
+    cap = _TOTAL_BYTES // num_messages
+    return replay(_gigabyte(), hardware=link_of(100, 100), buckets=cap)
 
 
 class Counted(NamedTuple):

@@ -26,7 +26,6 @@ from overlaplab_course.lab10.given import BOARD
 
 NUM_LAYERS, WIDTH, ROWS = 6, 64, 64
 LAYER_ELEMENTS = WIDTH * WIDTH + WIDTH
-Settings = Mapping[str, Any]
 
 # A layer's matmul takes 8 ms, its gather over two ranks 2 ms; launches cost nothing.
 CAPTURED: Hardware = replace(

@@ -45,12 +45,6 @@ BOARD: Hardware = replace(
     ),
     source="no machine: 8 ms for a layer's matmul, 2 ms for its gather",
 )
-# The same with a link on which a gather takes longer than the layer computes.
-SLOW_LINK: Hardware = replace(
-    BOARD,
-    name="board, slow link",
-    link=replace(BOARD.link, bytes_per_s=BOARD.link.bytes_per_s // 6),
-)
 
 
 def numel_of(shapes: Shapes) -> int:

@@ -40,4 +40,4 @@ _kept = Kept(
     {"13.2": "launch_early", "13.3": "wait_late", "13.4": "plan_buckets"},
     __name__,
 )
-keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose
+keep, mine_or_ours = _kept.keep, _kept.mine_or_ours

@@ -13,6 +13,7 @@ from overlaplab_course.lab16.blocks24 import (
 )
 from overlaplab_course.lab16.chains import (
     UNEVEN,
+    best_by,
     brute_force,
     cheapest_first,
     extra_ms,
@@ -29,7 +30,7 @@ from overlaplab_course.lab16.gpt import (
 from overlaplab_course.lab16.masks import draws_text
 from overlaplab_course.lab16.measured import gpu_frontier
 from overlaplab_course.lab16.overlap import EXAMPLE as SIX
-from overlaplab_course.lab16.overlap import MESSAGES, best_by
+from overlaplab_course.lab16.overlap import MESSAGES
 from overlaplab_course.lab16.overlap import step as overlapped
 from overlaplab_course.lab16.show import (
     chain_table,

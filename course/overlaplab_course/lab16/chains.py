@@ -110,14 +110,17 @@ def extra_ms(blocks: Sequence[Block], again: Collection[int]) -> int:
 
 def brute_force(blocks: Sequence[Block], budget: int) -> set[int] | None:
     """The fastest within `budget` MiB of all choices there are; None: none fits."""
+    return best_by(lambda again: extra_ms(blocks, again), blocks, budget)
+
+
+def best_by(
+    cost: Callable[[Collection[int]], float], blocks: Sequence[Block], budget: int
+) -> set[int] | None:
+    """The choice within `budget` MiB with the least cost, of all there are."""
     numbers = range(len(blocks))
-    fitting = [
-        set(again)
-        for count in range(len(blocks) + 1)
-        for again in combinations(numbers, count)
-        if peak_of(blocks, again) <= budget
-    ]
-    return min(fitting, key=lambda a: (extra_ms(blocks, a), sorted(a)), default=None)
+    every = [set(c) for n in range(len(blocks) + 1) for c in combinations(numbers, n)]
+    fitting = [c for c in every if peak_of(blocks, c) <= budget]
+    return min(fitting, key=lambda again: (cost(again), sorted(again)), default=None)
 
 
 def largest_first(blocks: Sequence[Block], budget: int) -> set[int] | None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from itertools import combinations
 
 from overlaplab.hardware import Hardware, Link, find_hardware
 from overlaplab.program import ProgramBuilder, resolve
 from overlaplab.timeline import Timeline
-from overlaplab_course.lab16 import chains
 from overlaplab_course.lab16.chains import Block
 
 # One operation is one millisecond, one byte of a message over two ranks another.
@@ -52,21 +49,3 @@ def step(
     for work in works:
         b.wait(0, work)
     return resolve(b.build(), CLOCK)
-
-
-def best_by(
-    cost: Callable[[Collection[int]], float], blocks: Sequence[Block], budget: int
-) -> set[int]:
-    """The choice within `budget` MiB with the least cost, of all there are."""
-    numbers = range(len(blocks))
-    every = [set(c) for n in range(len(blocks) + 1) for c in combinations(numbers, n)]
-    fitting = [c for c in every if chains.peak_of(blocks, c) <= budget]
-    return min(fitting, key=lambda choice: (cost(choice), sorted(choice)))
-
-
-@lru_cache(maxsize=8)
-def example(budget: int = 120) -> tuple[set[int], set[int]]:
-    """Of the lesson's blocks: the least computed again, and the shortest step."""
-    least = best_by(lambda c: chains.extra_ms(EXAMPLE, c), EXAMPLE, budget)
-    short = best_by(lambda c: step(EXAMPLE, MESSAGES, c).step_ns, EXAMPLE, budget)
-    return least, short

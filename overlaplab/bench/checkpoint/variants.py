@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from overlaplab.techniques.memory import CheckpointPlan
 from overlaplab.techniques.memory.policies import budgeted
-
-Batch = tuple[Tensor, ...]
 
 
 @dataclass

@@ -74,16 +74,10 @@ class Examined:
 
 
 def judge_step(
-    sheet: Sheet,
-    sentence: str,
-    seen: Examined,
-    best_ns: int,
-    *,
-    hint: str = "",
-    factor: float = 1.02,
+    sheet: Sheet, sentence: str, seen: Examined, best_ns: int, *, hint: str = ""
 ) -> None:
-    """The step is at most `factor` of the reference's."""
-    slow = laws.step_law(seen.step_ns, best_ns, factor=factor)
+    """The step is at most 2 % longer than the reference's."""
+    slow = laws.step_law(seen.step_ns, best_ns, factor=1.02)
     sheet.verify(sentence, slow, hint=hint)
 
 

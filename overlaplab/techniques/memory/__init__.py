@@ -12,13 +12,7 @@ a block `alone`, of what is `around` them, of the `whole` model; `costs` joins t
 
 from overlaplab.techniques.memory.chain import Block, Chain, Option, Whole
 from overlaplab.techniques.memory.choices import Costs
-from overlaplab.techniques.memory.knapsack import (
-    BudgetError,
-    Curve,
-    choose,
-    find_curve,
-    least_choice,
-)
+from overlaplab.techniques.memory.knapsack import BudgetError, Curve, find_curve
 from overlaplab.techniques.memory.messages import Communication
 from overlaplab.techniques.memory.plan import AppliedPlan, CheckpointPlan, Frontier
 from overlaplab.techniques.memory.planner import (
@@ -27,7 +21,7 @@ from overlaplab.techniques.memory.planner import (
     plan_checkpoints,
 )
 from overlaplab.techniques.memory.policies import EAGER, Policy, compiled
-from overlaplab.techniques.memory.strategies import every, none, segments
+from overlaplab.techniques.memory.strategies import every, none
 
 __all__ = [
     "EAGER",
@@ -43,14 +37,11 @@ __all__ = [
     "Option",
     "Policy",
     "Whole",
-    "choose",
     "compiled",
     "every",
     "find_curve",
     "frontier",
-    "least_choice",
     "measure_costs",
     "none",
     "plan_checkpoints",
-    "segments",
 ]

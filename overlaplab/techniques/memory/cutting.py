@@ -1,7 +1,7 @@
 """A model with its blocks cut out: who calls what with which inputs, and what is left.
 
 The copy that `cut` makes shares parameters with the model and nothing else: no hook,
-no gradient, no buffer. Each block is a `Stub`, which asks a `Book` what to do:
+no gradient, no buffer. Each block is a `Stub`, which asks its book what to do:
 `Looking` lets one block of each kind run and notes calls; `Marking`, of around.py,
 gives outputs of their size. Knows no policy.
 """
@@ -12,7 +12,7 @@ import copy
 from collections import Counter
 from collections.abc import Hashable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,12 +74,6 @@ class Kind:
 
 class NotCopiedError(ValueError):
     """A model that has no copy, on which things could be tried."""
-
-
-class Book(Protocol):
-    """Decides what a stub does."""
-
-    def call(self, stub: Stub, args: Any, kwargs: Any) -> Any: ...
 
 
 class Stub(nn.Module):

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.techniques.memory.arguments import whole_bytes
 from overlaplab.techniques.memory.chain import Chain
 
 MOST_ENDINGS = 8192
@@ -85,7 +84,13 @@ class Curve:
         return tuple(found)
 
     def choose(self, budget_bytes: int) -> tuple[int, ...]:
-        """See `choose`."""
+        """For each block the place of an option: the fastest step within the budget.
+
+        A larger budget never gives a slower one.
+
+        Raises:
+            BudgetError: there is none; the error has the least budget that works.
+        """
         place = int(np.searchsorted(self.peak_bytes, budget_bytes, "right")) - 1
         if place < 0:
             raise too_small(budget_bytes, int(self.peak_bytes[0]))
@@ -144,30 +149,6 @@ def find_curve(
         room, cost = room[best], cost[best]
         levels.append(_Level(options[best], endings[best]))
     return Curve(room, cost, is_exact, tuple(reversed(levels)))
-
-
-def choose(chain: Chain, budget_bytes: int) -> tuple[int, ...]:
-    """For each block the place of an option: the fastest step within the budget.
-
-    Args:
-        chain: the step.
-        budget_bytes: the most that may live at once.
-
-    Returns:
-        A choice whose `chain.peak_bytes` is at most the budget. A larger budget never
-        gives a slower one.
-
-    Raises:
-        BudgetError: there is none; the error has the least budget that works.
-        TypeError: the budget is no whole number.
-    """
-    budget_bytes = whole_bytes("budget_bytes", budget_bytes)
-    return find_curve(chain).choose(budget_bytes)
-
-
-def least_choice(chain: Chain) -> tuple[int, ...]:
-    """The choice with the smallest peak, of those the fastest."""
-    return find_curve(chain).choice(0)
 
 
 def _undominated(room: Numbers, cost: Numbers) -> NDArray[np.intp]:

@@ -97,7 +97,7 @@ def choose_with_messages(
     That time is searched for by halving.
 
     Args:
-        chain, budget_bytes: see `knapsack.choose`.
+        chain, budget_bytes: see `Curve.choose`.
         communication: what is sent.
 
     Raises:

@@ -1,12 +1,9 @@
 """Choices that people make by rule, for comparison with planned ones.
 
-Plans are per block, see [Note: why a plan is per block] in chain.py: `segments` says
-how to nest blocks where that pays.
+Plans are per block, see [Note: why a plan is per block] in chain.py.
 """
 
 from __future__ import annotations
-
-import math
 
 from overlaplab.techniques.memory.arguments import whole_k
 from overlaplab.techniques.memory.chain import Chain
@@ -34,34 +31,3 @@ def every(chain: Chain, k: int = 1, policy: str = "recompute") -> tuple[int, ...
         0 if number % k else block.option(policy)
         for number, block in enumerate(chain.blocks)
     )
-
-
-def segments(num_blocks: int, num_segments: int | None = None) -> tuple[range, ...]:
-    """Consecutive blocks in segments as even as possible, the longer ones first.
-
-    Args:
-        num_blocks: of the chain.
-        num_segments: None: about the root of `num_blocks`. With n equal blocks and k
-            segments the step holds k inputs and the n / k blocks of one segment, least
-            at k = sqrt(n) (Chen et al., 2016).
-
-    Raises:
-        ValueError: fewer than one segment, or more than blocks.
-
-    >>> [len(segment) for segment in segments(9, 5)]
-    [2, 2, 2, 2, 1]
-    """
-    if num_segments is None:
-        num_segments = max(1, round(math.sqrt(num_blocks)))
-    if not 1 <= num_segments <= max(1, num_blocks):
-        raise ValueError(
-            f"num_segments is {num_segments}; expected 1 to {num_blocks}, the number "
-            "of blocks"
-        )
-    short, longer = divmod(num_blocks, num_segments)
-    found, start = [], 0
-    for number in range(num_segments):
-        size = short + (number < longer)
-        found.append(range(start, start + size))
-        start += size
-    return tuple(found)

@@ -16,7 +16,6 @@ from overlaplab.techniques.memory import (
     EAGER,
     Communication,
     Costs,
-    choose,
     compiled,
     measure_costs,
     plan_checkpoints,
@@ -162,7 +161,6 @@ def test_a_budget_that_is_no_number_of_bytes_is_refused(
     for ask in (
         lambda: plan_checkpoints(Net(), INPUTS, budget_bytes=budget, costs=costs),
         lambda: costs.fastest(budget),
-        lambda: choose(costs.chain, budget),
     ):
         with pytest.raises(TypeError, match=r"budget_bytes is .*; expected a whole"):
             ask()

@@ -14,12 +14,18 @@ from overlaplab.techniques.memory import (
     BudgetError,
     Chain,
     Option,
-    choose,
     every,
-    least_choice,
+    find_curve,
     none,
-    segments,
 )
+
+
+def choose(chain: Chain, budget_bytes: int) -> tuple[int, ...]:
+    return find_curve(chain).choose(budget_bytes)
+
+
+def least_choice(chain: Chain) -> tuple[int, ...]:
+    return find_curve(chain).choice(0)
 
 
 def _chain(seed: int, num_blocks: int, num_options: int) -> Chain:
@@ -140,18 +146,10 @@ def test_200_unlike_blocks_fit_their_budget_and_cost_no_more_than_rules() -> Non
         assert chain.step_ns(choice) <= chain.step_ns(rule)
 
 
-def test_rules_and_segments() -> None:
+def test_rules_are_of_every_block_and_of_every_kth() -> None:
     chain = _chain(1, 5, 2)
     assert none(chain) == (0,) * 5
     assert every(chain, 2, "1") == (1, 0, 1, 0, 1)
-    assert [[*segment] for segment in segments(7, 3)] == [[0, 1, 2], [3, 4], [5, 6]]
-    assert len(segments(24)) == 5 and segments(1) == (range(1),)
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 6])
-def test_segments_that_cannot_be_are_refused(wrong: int) -> None:
-    with pytest.raises(ValueError, match="expected 1 to 5"):
-        segments(5, wrong)
 
 
 def test_rules_name_what_is_wrong() -> None:
