@@ -37,15 +37,10 @@ _kept = Kept({"3.1": "issue", "3.4": "feed"}, __name__)
 keep, mine_or_ours, whose = _kept.keep, _kept.mine_or_ours, _kept.whose
 
 
-def num_needed(mine: Pipeline) -> int:
-    """How many waits are enough."""
-    return len(_fewest_waits(mine))
-
-
 def compare_waits(mine: Pipeline, said: object) -> None:
     """Print the number that are needed beside a guess, and which follow from others."""
-    side_by_side("waits needed", said, num_needed(mine))
     fewest = _fewest_waits(mine)
+    side_by_side("waits needed", said, len(fewest))
     for pair in mine.every_wait:
         if pair not in fewest:
             print(f"follows from others: {pair}")

@@ -16,13 +16,14 @@ from torch.fx import Graph, Node
 
 from overlaplab.operators import COLLECTIVES, node_facts
 from overlaplab.techniques.compiler import find_dependencies, nine_operators, show
+from overlaplab.techniques.compiler.graphs import is_launch, is_wait
+from overlaplab.techniques.compiler.graphs import launches as launches
 
 Needs = Mapping[Node, Sequence[Node]]
 WIDTH = 100
 _MOST_NAMES = 1000  # no graph of this lab has so many nodes
 GROUP = "0"
 _FUNCTIONAL: Any = getattr(torch.ops, COLLECTIVES)
-_WAIT = _FUNCTIONAL.wait_tensor.default
 _aten = torch.ops.aten
 OPERATORS: dict[str, Any] = {
     "mm": _aten.mm.default,
@@ -34,7 +35,7 @@ OPERATORS: dict[str, Any] = {
     "relu": _aten.relu.default,
     "avg": _FUNCTIONAL.all_reduce.default,
     "max": _FUNCTIONAL.all_reduce.default,
-    "wait": _WAIT,
+    "wait": _FUNCTIONAL.wait_tensor.default,
 }
 
 # Each layer's dX before its dW, as autograd makes them.
@@ -229,14 +230,9 @@ def graph_of(case: str, width: int = WIDTH) -> Graph:
 # -- what the notebook asks of a graph
 
 
-def launches(graph: Graph) -> list[Node]:
-    """The nodes that launch a message, in the order of the graph."""
-    return [node for node in graph.nodes if _is_message(node)]
-
-
 def waits(graph: Graph) -> list[Node]:
     """The nodes that wait for one."""
-    return [node for node in graph.nodes if node.target is _WAIT]
+    return [node for node in graph.nodes if is_wait(node)]
 
 
 def operators(graph: Graph) -> list[Node]:
@@ -245,18 +241,9 @@ def operators(graph: Graph) -> list[Node]:
         node
         for node in graph.nodes
         if node.op == "call_function"
-        and not _is_message(node)
-        and node.target is not _WAIT
+        and not (is_launch(node) or is_wait(node))
         and node_facts(node).operator.records
     ]
-
-
-def _is_message(node: Node) -> bool:
-    return (
-        node.op == "call_function"
-        and getattr(node.target, "namespace", "") == COLLECTIVES
-        and node.target is not _WAIT
-    )
 
 
 def needs_of(graph: Graph) -> Needs:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from overlaplab import streams
-from overlaplab.techniques.memory.meters import no_collection
+from overlaplab.program.garbage import no_collections
 
 _PARTS = 5  # the median is of so many
 _MOST_STEPS = 50  # of a part
@@ -72,7 +72,7 @@ class GpuMeter:
     def open(self) -> Iterator[None]:
         gc.collect()  # the counters know all memory, garbage included
         torch.cuda.empty_cache()  # pieces that others left, of whatever sizes
-        with no_collection():
+        with no_collections():
             self._added_before_bytes = _added_to_all()
             self.mark()
             yield

@@ -3,13 +3,13 @@
 `PredictedMeter` counts fake tensors and prices operators by a hardware profile: nothing
 is computed. `HostMeter` counts real tensors and looks at the clock; `GpuMeter`, of
 gpu_meter.py, reads CUDA's counters. All have the same few methods, so that costs are
-taken in one way. Know no model and no policy.
+taken in one way. While one is open, garbage in cycles is freed at no point, or peaks
+would differ. Know no model and no policy.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import statistics
 import threading
 import time
@@ -26,6 +26,7 @@ from overlaplab.hardware import Hardware, compute_ns
 from overlaplab.operators import dtype_name, operator, read, tensors_in, written
 from overlaplab.operators.fused import launching_as_cuda
 from overlaplab.operators.nodes import tensor_bytes
+from overlaplab.program.garbage import no_collections
 
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::convolution"})
 
@@ -214,7 +215,7 @@ class PredictedMeter(_CountingMeter):
     def open(self) -> Iterator[None]:
         thread = threading.get_ident()
         on_gpu = launching_as_cuda(lambda: threading.get_ident() == thread)
-        with no_collection(), on_gpu, self._fakes, self._counter:
+        with no_collections(), on_gpu, self._fakes, self._counter:
             yield
 
     def adopt(self, tensor: Tensor) -> Tensor:
@@ -246,7 +247,7 @@ class HostMeter(_CountingMeter):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        with no_collection(), self._counter:
+        with no_collections(), self._counter:
             yield
 
     def adopt(self, tensor: Tensor) -> Tensor:
@@ -262,15 +263,3 @@ class HostMeter(_CountingMeter):
 
     def workspace_bytes(self) -> int:
         return 0
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """Garbage in cycles is freed at no point between, or peaks would differ."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
