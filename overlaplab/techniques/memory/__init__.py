@@ -10,38 +10,23 @@ curve of peaks and step times. `measure_costs` has what both are made of.
 a block `alone`, of what is `around` them, of the `whole` model; `costs` joins them.
 """
 
-from overlaplab.techniques.memory.chain import Block, Chain, Option, Whole
-from overlaplab.techniques.memory.choices import Costs
-from overlaplab.techniques.memory.knapsack import BudgetError, Curve, find_curve
-from overlaplab.techniques.memory.messages import Communication
-from overlaplab.techniques.memory.plan import AppliedPlan, CheckpointPlan, Frontier
-from overlaplab.techniques.memory.planner import (
-    frontier,
-    measure_costs,
-    plan_checkpoints,
-)
-from overlaplab.techniques.memory.policies import EAGER, Policy, compiled
-from overlaplab.techniques.memory.strategies import every, none
-
-__all__ = [
-    "EAGER",
-    "AppliedPlan",
-    "Block",
-    "BudgetError",
-    "Chain",
-    "CheckpointPlan",
-    "Communication",
-    "Costs",
-    "Curve",
-    "Frontier",
-    "Option",
-    "Policy",
-    "Whole",
-    "compiled",
-    "every",
-    "find_curve",
-    "frontier",
-    "measure_costs",
-    "none",
-    "plan_checkpoints",
-]
+from overlaplab.techniques.memory.chain import Block as Block
+from overlaplab.techniques.memory.chain import Chain as Chain
+from overlaplab.techniques.memory.chain import Option as Option
+from overlaplab.techniques.memory.chain import Whole as Whole
+from overlaplab.techniques.memory.choices import Costs as Costs
+from overlaplab.techniques.memory.knapsack import BudgetError as BudgetError
+from overlaplab.techniques.memory.knapsack import Curve as Curve
+from overlaplab.techniques.memory.knapsack import find_curve as find_curve
+from overlaplab.techniques.memory.messages import Communication as Communication
+from overlaplab.techniques.memory.plan import AppliedPlan as AppliedPlan
+from overlaplab.techniques.memory.plan import CheckpointPlan as CheckpointPlan
+from overlaplab.techniques.memory.plan import Frontier as Frontier
+from overlaplab.techniques.memory.planner import frontier as frontier
+from overlaplab.techniques.memory.planner import measure_costs as measure_costs
+from overlaplab.techniques.memory.planner import plan_checkpoints as plan_checkpoints
+from overlaplab.techniques.memory.policies import EAGER as EAGER
+from overlaplab.techniques.memory.policies import Policy as Policy
+from overlaplab.techniques.memory.policies import compiled as compiled
+from overlaplab.techniques.memory.strategies import every as every
+from overlaplab.techniques.memory.strategies import none as none
