@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from traceback import format_list, walk_tb
 from types import TracebackType
 
 from overlaplab import ours
@@ -37,33 +38,23 @@ class Frame:
             ours.is_our_file(self.file) and not self.file.startswith(_MACHINERY)
         )
 
-    def source(self) -> str:
-        return linecache.getline(self.file, self.line).strip()
-
     def __str__(self) -> str:
-        source = self.source()
+        source = linecache.getline(self.file, self.line).strip()
         code = f": `{source}`" if source else ""
         return f"{os.path.basename(self.file)}:{self.line} in {self.function}{code}"
 
 
 def frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:
     """The frames of an exception that a user wants to see, outermost first."""
-    frames = []
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        frames.append(Frame(code.co_filename, traceback.tb_lineno, code.co_name))
-        traceback = traceback.tb_next
+    codes = [(frame.f_code, line) for frame, line in walk_tb(traceback)]
+    frames = [Frame(code.co_filename, line, code.co_name) for code, line in codes]
     return tuple(frame for frame in frames if frame.is_shown)
 
 
 def format_frames(frames: tuple[Frame, ...]) -> str:
     """The frames as Python prints a traceback."""
-    lines = []
-    for frame in frames:
-        lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
-        if source := frame.source():
-            lines.append(f"    {source}")
-    return "\n".join(lines)
+    rows = [(frame.file, frame.line, frame.function, None) for frame in frames]
+    return "".join(format_list(rows)).rstrip("\n")
 
 
 def location(dump: str, main_thread: int) -> Frame | None:

@@ -8,7 +8,6 @@ because no operator has run: torch has no threads yet, and CUDA is untouched.
 
 from __future__ import annotations
 
-import array
 import ctypes
 import gc
 import os
@@ -48,7 +47,7 @@ def start_template(parent: int, control_file: int, has_dynamo: int) -> None:
     gc.freeze()  # what is loaded stays; a collection in a worker need not touch it
     control = socket.socket(fileno=control_file)
     while True:
-        request, files = _receive(control)
+        request, files, _, _ = socket.recv_fds(control, REQUEST.size, NUM_FILES)
         if not request:
             os._exit(0)
         which, pid = REQUEST.unpack(request)
@@ -81,16 +80,6 @@ def _poll(pid: int) -> int:
     except ChildProcessError:  # asked again after it was reported
         return 0
     return os.waitstatus_to_exitcode(status) if ended else RUNNING
-
-
-def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
-    files = array.array("i")
-    room = socket.CMSG_LEN(NUM_FILES * files.itemsize)
-    request, ancillary, _, _ = control.recvmsg(REQUEST.size, room)
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            files.frombytes(data[: len(data) - len(data) % files.itemsize])
-    return request, list(files)
 
 
 def _die_with(parent: int) -> None:

@@ -23,7 +23,9 @@ from overlaplab.errors import printable
 def printing_text() -> Iterator[None]:
     """While open, `sys.stdout` and `sys.stderr` show what ranks print as text."""
     streams = {name: getattr(sys, name) for name in ("stdout", "stderr")}
-    with patched((sys, name, _Stream(s)) for name, s in streams.items() if s):
+    with patched(
+        (sys, name, _Stream(s)) for name, s in streams.items() if s is not None
+    ):
         yield
 
 
