@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import (
 from overlaplab.cluster.virtual.meeting import Meeting, Meetings
 from overlaplab.cluster.virtual.rank_thread import RankThread
 from overlaplab.cluster.virtual.ranks import Turns
-from overlaplab.cluster.virtual.source import is_user_code, user_line
+from overlaplab.cluster.virtual.source import is_users, user_line
 from overlaplab.cluster.virtual.world import KeyWait
 from overlaplab.deadline import WALL_FACTOR, stack_of
 from overlaplab.errors import (
@@ -67,8 +67,7 @@ def failure(rank: int, error: BaseException) -> RankError:
     if type(error).__name__ == "FailOnRecompileLimitHit":
         error.args = (f"{message_of(error)}. {_RECOMPILES}",)
     frames = traceback.extract_tb(error.__traceback__)
-    codes = [f.f_code for f, _ in traceback.walk_tb(error.__traceback__)]
-    users = [f for f, code in zip(frames, codes, strict=True) if is_user_code(code)]
+    users = [frame for frame in frames if is_users(frame.filename)]
     text = "".join(traceback.format_list(users))
     text += "".join(traceback.format_exception_only(error))
     where = ""

@@ -6,7 +6,8 @@ import bisect
 import os
 import re
 import sys
-from types import CodeType, FrameType
+from functools import cache
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,9 +30,7 @@ _AOT = os.path.join(
     "runtime_wrappers.py",
 )
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')  # in a node's stack
-_is_user: dict[str, bool] = {}
 _graphs: dict[str, dict[int, str]] = {}
-_lines: dict[tuple[str, int, str], str] = {}
 
 
 def user_line(frame: FrameType | None = None) -> str:
@@ -59,11 +58,10 @@ def place(frame: FrameType | None = None) -> Place:
     """Of `frame`, or of the caller if it is None; looks outwards from there."""
     if frame is None:
         frame = sys._getframe(1)
-    known, line, traced, in_graph = _is_user, "", "", False
+    line, traced, in_graph = "", "", False
     while frame is not None:  # a dozen frames at each operator
         code = frame.f_code
-        users = known.get(code.co_filename)
-        if users or (users is None and is_user_code(code)):
+        if is_users(code.co_filename):
             line = line or _line(code.co_filename, frame.f_lineno, code.co_name)
             if not in_graph:  # whose backend may have put code of the user's around it
                 break
@@ -97,35 +95,22 @@ def _lines_of_graph(graph: Any) -> dict[int, str]:
     for line, node in numbers.items():
         if node is not None and node < len(nodes):
             places = _PLACE.findall(nodes[node].stack_trace or "")
-            users = [place for place in places if _of_user(place[0])]
+            users = [place for place in places if is_users(place[0])]
             if users:
                 file, at, function = users[-1]
                 lines[line + graph._prologue_start] = _line(file, int(at), function)
     return lines
 
 
-def is_user_code(code: CodeType) -> bool:
+@cache
+def is_users(filename: str) -> bool:
     """Whether it is neither torch's, nor ours, nor the standard library's."""
-    filename = code.co_filename  # the hash of a code object is slow
-    users = _is_user.get(filename)
-    if users is None:
-        users = _is_user[filename] = _of_user(filename)
-    return users
+    return filename.startswith("<ipython-input") or not filename.startswith(_SKIPPED)
 
 
+@cache
 def _line(filename: str, line: int, function: str) -> str:
-    key = (filename, line, function)
-    text = _lines.get(key)
-    if text is None:
-        text = f"{os.path.basename(filename)}:{line} in {function}"
-        _lines[key] = text
-    return text
-
-
-def _of_user(filename: str) -> bool:
-    if filename.startswith("<ipython-input"):
-        return True
-    return not filename.startswith(_SKIPPED)
+    return f"{os.path.basename(filename)}:{line} in {function}"
 
 
 class ForwardLines:
