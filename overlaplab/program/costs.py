@@ -6,14 +6,10 @@ of `overlaplab.program.rates`.
 
 from __future__ import annotations
 
+from functools import cache, partial
+
 from overlaplab.errors import MismatchError
-from overlaplab.hardware import (
-    Hardware,
-    compute_ns,
-    host_ns,
-    kernel_kind,
-    memcpy_ns,
-)
+from overlaplab.hardware import Hardware, compute_ns, host_ns, kernel_kind, memcpy_ns
 from overlaplab.hardware.collectives import Placement, placed_ns, placement
 from overlaplab.program.graph import Graph, Meeting
 from overlaplab.program.record import Collective, Op
@@ -55,8 +51,8 @@ class Costs:
     def __init__(self, graph: Graph, hw: Hardware) -> None:
         self._graph = graph
         self._hw = hw
-        self._kernels: dict[tuple[int, str, int, str], int] = {}
-        self._speeds: dict[str, Speeds] = {}  # by kind
+        self._compute_ns = cache(partial(compute_ns, hw))
+        self._of_kind = cache(partial(_speeds, hw))
         # By communicator, with its ranks.
         self._places: dict[str, tuple[tuple[int, ...], Placement]] = {}
         self.meetings: list[tuple[int, int]] = []
@@ -80,22 +76,12 @@ class Costs:
         return op.duration_ns + host_ns(self._hw, op.read_bytes + op.write_bytes)
 
     def kernel_ns(self, op: Op) -> int:
-        key = (op.flops, op.dtype, op.read_bytes + op.write_bytes, op.name)
-        cost = self._kernels.get(key)
-        if cost is None:
-            cost = self._kernels[key] = compute_ns(self._hw, *key)
-        return cost
+        moved = op.read_bytes + op.write_bytes
+        return self._compute_ns(op.flops, op.dtype, moved, op.name)
 
     def speeds(self, op: Op) -> Speeds:
         """How fast the kernels of `op` and a wire are beside one another."""
-        kind = kernel_kind(op.name, op.flops)
-        found = self._speeds.get(kind)
-        if found is None:
-            found = self._speeds[kind] = (
-                self._hw.speeds(kind, high_priority=False),
-                self._hw.speeds(kind, high_priority=True),
-            )
-        return found
+        return self._of_kind(kernel_kind(op.name, op.flops))
 
     def copy_ns(self, op: Op) -> int:
         moved = max(op.read_bytes, op.write_bytes)
@@ -144,6 +130,11 @@ class Costs:
                 placement(self._hw, ranks),
             )
         return known[1]
+
+
+def _speeds(hw: Hardware, kind: str) -> Speeds:
+    low, high = (hw.speeds(kind, high_priority=high) for high in (False, True))
+    return low, high
 
 
 def copy_direction(op: Op) -> int:

@@ -7,6 +7,7 @@ owner in between.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -53,17 +54,14 @@ class Touch:
 
 def touches_of(graph: Graph, clocks: Clocks) -> dict[Key, dict[int, Touch]]:
     """For each storage, by lane: the first and last operators that use it."""
-    found: dict[Key, dict[int, Touch]] = {}
+    found: dict[Key, dict[int, Touch]] = defaultdict(dict)
     for g, op in enumerate(graph.ops):
         if clocks.waits_for[g] >= 0:  # it never runs
             continue
         lane = clocks.lane[g]
         for accesses, writes in ((op.reads, False), (op.writes, True)):
             for access in accesses:
-                key = (op.rank, access.storage)
-                lanes = found.get(key)
-                if lanes is None:
-                    lanes = found[key] = {}
+                lanes = found[op.rank, access.storage]
                 touch = lanes.get(lane)
                 if touch is None:
                     touch = lanes[lane] = Touch(g, g)
