@@ -8,6 +8,7 @@ from functools import cached_property
 
 from torch.fx import Graph, Node
 
+from overlaplab.program.garbage import no_collections
 from overlaplab.techniques.buckets import size_text
 from overlaplab.techniques.compiler.bucketing import Merge, merge, plan_merges
 from overlaplab.techniques.compiler.codegen import generate
@@ -170,6 +171,7 @@ class Compilation:
         return f"{show(self.inserted)}\n\nbecomes\n\n{show(self.graph)}"
 
 
+@no_collections()  # a third of the time
 def compile_graph(
     graph: Graph,
     gradients: Mapping[int, str],
@@ -197,6 +199,7 @@ def compile_graph(
     return compile_inserted(inserted, costs, settings, name=name)
 
 
+@no_collections()
 def compile_inserted(
     inserted: Graph, costs: Costs, settings: Settings, *, name: str = "backward"
 ) -> Compilation:

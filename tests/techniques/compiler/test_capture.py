@@ -159,7 +159,7 @@ def test_code_without_messages_gives_what_the_graph_gives() -> None:
 
 
 def test_passes_of_a_large_model_take_no_more_than_a_few_traces_of_it() -> None:
-    """1.6 s of CPU for 24 layers, alone. Here a wide ratio: up to 1.3 was seen."""
+    """1.2 s of CPU for 24 layers. Here a wide ratio: up to 1.3 was seen."""
     config = TransformerConfig(num_layers=24, d_model=32, num_heads=2, vocab_size=64)
     tokens = torch.zeros(1, 8, dtype=torch.int64)
     costs = Costs(find_hardware("h100-nvlink"), 8)
