@@ -6,6 +6,7 @@ Order only: no time is needed to find one, so no time-out is either.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations, zip_longest
 
 from overlaplab.errors import DeadlockError
 from overlaplab.program.graph import (
@@ -156,23 +157,19 @@ def _first_difference(
 ) -> tuple[set[int], list[str]]:
     """The ranks whose order of launches differs from rank to rank, and how."""
     ranks = graph.program.ranks
-    for one in range(len(ranks)):
-        for other in range(one + 1, len(ranks)):
-            if blocked[one] is None and blocked[other] is None:
-                continue
-            mine = _shared(ranks[one], other)
-            theirs = _shared(ranks[other], one)
-            for place in range(max(len(mine), len(theirs))):
-                a = mine[place] if place < len(mine) else None
-                b = theirs[place] if place < len(theirs) else None
-                if a is None or b is None or _key(a) != _key(b):
-                    return {one, other}, [
-                        f"Their orders part at collective {place} of those that both "
-                        "take part in:",
-                        f"  rank {one}: {_described(a)}",
-                        f"  rank {other}: {_described(b)}",
-                        _rule(a, b),
-                    ]
+    for one, other in combinations(range(len(ranks)), 2):
+        if blocked[one] is None and blocked[other] is None:
+            continue
+        both = zip_longest(_shared(ranks[one], other), _shared(ranks[other], one))
+        for place, (a, b) in enumerate(both):
+            if a is None or b is None or _key(a) != _key(b):
+                return {one, other}, [
+                    f"Their orders part at collective {place} of those that both take "
+                    "part in:",
+                    f"  rank {one}: {_described(a)}",
+                    f"  rank {other}: {_described(b)}",
+                    _rule(a, b),
+                ]
     return set(), [
         "Every two ranks agree on the order of what both take part in, so the circle "
         "goes over three ranks or more: give all ranks one order of communicators."

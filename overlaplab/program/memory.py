@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from overlaplab.hardware import Hardware, kernel_kind
 from overlaplab.program.kinds import memory_kinds
@@ -85,12 +86,8 @@ def _steps(
         change[life.born] = change.get(life.born, 0) + life.bytes
         if life.freed is not None:
             change[life.freed] = change.get(life.freed, 0) - life.bytes
-    live = 0
-    steps = []
-    for index in sorted(change):
-        live += change[index]
-        steps.append((index, live))
-    return steps
+    order = sorted(change)
+    return list(zip(order, accumulate(change[at] for at in order), strict=True))
 
 
 def peak_bytes(program: Program, rank: int = 0) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from types import MappingProxyType
 from typing import Literal
 
@@ -252,17 +253,9 @@ def _piece(start_ns: int, end_ns: int, share: Share, span: int) -> list[Segment]
 
 def _join_idle(segments: Iterable[Segment]) -> Iterator[Segment]:
     """Idle stretches that follow one another become one."""
-    open_idle: Segment | None = None
-    for segment in segments:
-        if segment.share == "idle" and open_idle is not None:
-            open_idle = Segment(open_idle.start_ns, segment.end_ns, "idle")
-            continue
-        if open_idle is not None:
-            yield open_idle
-            open_idle = None
-        if segment.share == "idle":
-            open_idle = segment
+    for is_idle, run in groupby(segments, lambda segment: segment.share == "idle"):
+        if is_idle:
+            idle = list(run)
+            yield Segment(idle[0].start_ns, idle[-1].end_ns, "idle")
         else:
-            yield segment
-    if open_idle is not None:
-        yield open_idle
+            yield from run

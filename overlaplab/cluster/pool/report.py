@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from overlaplab.cluster.pool.collective_log import Launch, Notes
 from overlaplab.cluster.pool.frames import Frame, format_frames
@@ -158,18 +159,16 @@ def first_difference(states: Mapping[int, State]) -> dict[int, Launch | None]:
     """
     best: dict[int, Launch | None] = {}
     best_key: tuple[bool, int] | None = None
-    ranks = sorted(states)
-    for i, a in enumerate(ranks):
-        for b in ranks[i + 1 :]:
-            for with_labels in (False, True):
-                pair = _pair_difference(states, a, b, with_labels)
-                if pair is None:
-                    continue
-                numbers = [launch.number for launch in pair if launch is not None]
-                key = (with_labels, min(numbers))
-                if best_key is None or key < best_key:
-                    best_key, best = key, {a: pair[0], b: pair[1]}
-                break
+    for a, b in combinations(sorted(states), 2):
+        for with_labels in (False, True):
+            pair = _pair_difference(states, a, b, with_labels)
+            if pair is None:
+                continue
+            numbers = [launch.number for launch in pair if launch is not None]
+            key = (with_labels, min(numbers))
+            if best_key is None or key < best_key:
+                best_key, best = key, {a: pair[0], b: pair[1]}
+            break
     return best
 
 
