@@ -67,6 +67,7 @@ class Arrivals:
         on_turn: Callable[[int], None],
     ) -> None:
         self._parameters = parameters
+        self._tensors = [info.parameter for info in parameters]
         # No circle: a reducer that is dropped is freed at once, and its group with it.
         self._on_backward = weakref.WeakMethod(on_backward)
         self._on_turn = weakref.WeakMethod(on_turn)
@@ -115,7 +116,7 @@ class Arrivals:
         self._ended = True
 
     def _what_trains(self) -> list[bool]:
-        return list(map(_requires_grad, map(_parameter, self._parameters)))
+        return list(map(_requires_grad, self._tensors))
 
     def _watch_what_trains(self) -> None:
         self._trains = self._what_trains()
@@ -270,7 +271,6 @@ class Arrivals:
 
 
 _current_backward = torch._C._current_graph_task_id
-_parameter = operator.attrgetter("parameter")
 _requires_grad = operator.attrgetter("requires_grad")
 
 

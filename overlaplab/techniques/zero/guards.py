@@ -58,7 +58,7 @@ class Checks:
                 hooks[key] = check
         if unit is not None:
             for hooks, key, _ in self._hooks[unit]:
-                del hooks[key]
+                hooks.pop(key, None)
         self._off = unit
 
     def remove(self) -> None:
