@@ -234,6 +234,29 @@ def _runs_on_cuda() -> bool:
     return True
 
 
+class _OnStream:
+    """`torch.cuda.stream` for a stream of the current device, which hooks enter often.
+
+    That one walks through fifty functions of Python to find the device, twice.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._to = (stream.stream_id, stream.device_index, stream.device_type)
+
+    def __enter__(self) -> None:
+        self._back = torch._C._cuda_getCurrentStream(self._to[1])
+        _set_current(*self._to)
+
+    def __exit__(self, *_: object) -> None:
+        _set_current(*self._back)
+
+
+def _set_current(stream_id: int, device_index: int, device_type: int) -> None:
+    torch._C._cuda_setStream(
+        stream_id=stream_id, device_index=device_index, device_type=device_type
+    )
+
+
 class _CudaProvider:
     """torch.cuda itself."""
 
@@ -257,7 +280,11 @@ class _CudaProvider:
         return functools.partial(read, torch.cuda.current_device())
 
     def stream(self, stream: Any) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(stream)
+        if torch.compiler.is_dynamo_compiling() or stream is None:
+            return torch.cuda.stream(stream)
+        if stream.device_index != torch._C._cuda_getDevice():
+            return torch.cuda.stream(stream)
+        return _OnStream(stream)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()

@@ -63,7 +63,9 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch.utils.flop_counter": "flop_registry",
 }
 # Names that torch has only where it was built for CUDA.
-PRIVATE_CUDA_NAMES = {"torch._C": "_cuda_getCurrentStream"}
+PRIVATE_CUDA_NAMES = {
+    "torch._C": "_cuda_getCurrentStream _cuda_getDevice _cuda_setStream"
+}
 # Names that take two seconds to import: the virtual cluster's first run looks them up.
 PRIVATE_DTENSOR_NAMES = {
     "torch.distributed.tensor._sharding_prop.ShardingPropagator": ""
