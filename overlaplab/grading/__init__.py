@@ -73,35 +73,21 @@ reference's.
 
 from typing import TYPE_CHECKING
 
-from overlaplab.grading.exercise import (
-    Exercise,
-    Sheet,
-    exercise,
-    exercises,
-    find_exercise,
-)
-from overlaplab.grading.kept import import_later, solved
-from overlaplab.grading.verdict import CheckResult, Verdict
-from overlaplab.grading.violation import Violation
+from overlaplab.grading.exercise import Exercise as Exercise
+from overlaplab.grading.exercise import Sheet as Sheet
+from overlaplab.grading.exercise import exercise as exercise
+from overlaplab.grading.exercise import exercises as exercises
+from overlaplab.grading.exercise import find_exercise as find_exercise
+from overlaplab.grading.kept import import_later
+from overlaplab.grading.kept import solved as solved
+from overlaplab.grading.verdict import CheckResult as CheckResult
+from overlaplab.grading.verdict import Verdict as Verdict
+from overlaplab.grading.violation import Violation as Violation
 
 if TYPE_CHECKING:
-    from overlaplab.grading.judging import CheckFailed, check, judge
-
-__all__ = [
-    "CheckFailed",
-    "CheckResult",
-    "Exercise",
-    "Sheet",
-    "Verdict",
-    "Violation",
-    "check",
-    "exercise",
-    "exercises",
-    "find_exercise",
-    "judge",
-    "solved",
-]
-
+    from overlaplab.grading.judging import CheckFailed as CheckFailed
+    from overlaplab.grading.judging import check as check
+    from overlaplab.grading.judging import judge as judge
 
 # `judging` imports torch; who grades in other processes need not.
 __getattr__ = import_later(

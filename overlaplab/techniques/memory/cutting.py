@@ -26,7 +26,7 @@ from overlaplab.techniques.memory.finding import (
     likeness,
 )
 from overlaplab.techniques.memory.meters import Meter
-from overlaplab.techniques.memory.policies import BatchNorms
+from overlaplab.techniques.memory.policies import BATCH_NORM
 
 
 @dataclass(eq=False)
@@ -262,7 +262,7 @@ def _counted_buffers(block: nn.Module) -> dict[str, Tensor]:
     return {
         f"{path}.{name}" if path else name: buffer
         for path, module in block.named_modules()
-        if not isinstance(module, BatchNorms.kinds)
+        if not isinstance(module, BATCH_NORM)
         for name, buffer in module.named_buffers(recurse=False)
     }
 

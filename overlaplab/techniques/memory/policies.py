@@ -223,10 +223,8 @@ class _Selection:
         return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-class BatchNorms:
-    """Batch norms whose running statistics a second forward leaves as they are."""
-
-    kinds = (nn.modules.batchnorm._BatchNorm,)
+# Whose running statistics a second forward leaves as they are.
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 class _FrozenStatistics:
@@ -261,7 +259,7 @@ def _frozen_statistics(block: nn.Module) -> Iterator[None]:
     norms = [
         m
         for m in block.modules()
-        if isinstance(m, BatchNorms.kinds) and m.training and m.track_running_stats
+        if isinstance(m, BATCH_NORM) and m.training and m.track_running_stats
     ]
     momenta = [norm.momentum for norm in norms]
     counts = [norm.num_batches_tracked for norm in norms]
