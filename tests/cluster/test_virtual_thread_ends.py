@@ -17,6 +17,7 @@ import overlaplab as ol
 from overlaplab.cluster.virtual import run_virtual
 from overlaplab.program import find_findings
 from tests.cluster.rank_threads import brief, recorded, start
+from tests.guards import GUARD_S
 
 
 def test_a_rank_ends_when_its_threads_have_ended():
@@ -230,6 +231,7 @@ def test_a_thread_that_never_stops_computing_is_named_at_the_deadline():
 
 def test_who_waits_in_the_system_keeps_the_turn_and_the_other_is_named():
     receiver, sender = os.pipe()
+    before = set(threading.enumerate())
 
     def step():
         start(os.write, sender, b"x", name="the writer")
@@ -237,7 +239,9 @@ def test_who_waits_in_the_system_keeps_the_turn_and_the_other_is_named():
 
     with pytest.raises(ol.RunTimeoutError) as refused:
         run_virtual(step, world_size=1, timeout_s=0.05)
-    os.write(sender, b"x")  # or its thread would stay
+    os.write(sender, b"x")  # or its thread would stay, and the next test count it
+    for left in set(threading.enumerate()) - before:
+        left.join(GUARD_S)
     lines = str(refused.value).splitlines()
     assert any("rank 0 was at" in line and "in step" in line for line in lines)
     assert any("'the writer'" in x and "(waiting for its turn)" in x for x in lines)
