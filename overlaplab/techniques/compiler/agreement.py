@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from overlaplab.errors import MismatchError
 from overlaplab.operators import dtype_name, tensors_in
@@ -23,14 +23,23 @@ _ran: WeakKeyDictionary[dist.ProcessGroup, list[str]] = WeakKeyDictionary()
 
 
 def collectives_text(graph: Graph) -> str:
-    """A line for each collective: what must be equal on all ranks, in this order."""
+    """A line for each collective: what must be equal on all ranks, in this order.
+
+    With the names of what is sent, gradients' by parameter: the order goes by what
+    computing takes, so it may differ where ranks have batches of other sizes, and
+    tensors of one shape would be averaged with each other.
+    """
     lines = []
     for launch in launches(graph):
-        tensors = tensors_in(tuple(t.meta["val"] for t in payload(launch)))
-        sent = " ".join(f"{dtype_name(t.dtype)}{[*t.shape]}" for t in tensors)
+        sent = ", ".join(map(_sent, payload(launch)))
         settings = " ".join(map(str, launch.args[1:-1]))
         lines.append(f"{operation(launch)} {settings} of {sent}")
     return "\n".join(lines)
+
+
+def _sent(node: Node) -> str:
+    (tensor,) = tensors_in((node.meta["val"],))
+    return f"{node.name} {dtype_name(tensor.dtype)}{[*tensor.shape]}"
 
 
 def check_agreement(text: str, group: dist.ProcessGroup) -> None:
@@ -76,5 +85,6 @@ def _difference(number: int, rank: int, mine: str, other: int, theirs: str) -> s
     return (
         f"the collectives of compiled graph {number} differ between ranks, first in "
         f"collective #{at}:\n" + "\n".join(rows) + "\nEvery rank must launch the same "
-        "collectives in the same order: give all ranks the same model and settings."
+        "collectives in the same order: give all ranks the same model, settings and "
+        "hardware. What computing takes decides as well: give them batches of one size."
     )
