@@ -145,13 +145,24 @@ class Gathering:
                 self._followed = None
             if not self._ring.has(unit):
                 self._agree(unit, use)
-                self._ring.launch(unit)
+                self._gather(unit)
         self._ring.wait(unit)
 
     def _launch(self, plan: StepPlan, number: int) -> None:
         for index in plan.rows[number].gathers:
             if not self._ring.has(self._units[index]):
-                self._ring.launch(self._units[index])
+                self._gather(self._units[index])
+
+    def _gather(self, unit: ShardedUnit) -> None:
+        inside = self._computing
+        if inside is not None and inside is not unit and inside.slot == unit.slot:
+            raise RuntimeError(
+                f"a backward inside the forward of unit {inside.name} would gather "
+                f"unit {unit.name} into the same slot, over weights that compute. "
+                "Detach what that backward goes through, or give the ring more slots: "
+                f"prefetch={self._prefetch + 1} or more."
+            )
+        self._ring.launch(unit)
 
     def _agree(self, unit: ShardedUnit, use: Use) -> None:
         """See [Note: the order of a step]."""
@@ -237,7 +248,8 @@ class Gathering:
         made_in = self._scatters.num_steps
 
         def before_backward(_: Tensor) -> None:
-            self._computes(None)  # checkpointing may stop a forward in the middle
+            if not self._in_forward:  # checkpointing stops a forward in the middle
+                self._computes(None)
             self._windows.check_backward()
             refuse_second_derivatives(unit)
             refuse_old_graph(unit, made_in, self._scatters.num_steps)

@@ -14,7 +14,7 @@ from overlaplab.models.toy_nets import TOY_NETS, WIDTH, random_batch
 from overlaplab.techniques.data_parallel import BucketedReducer
 from overlaplab.techniques.zero import Zero3
 from tests.techniques.data_parallel.misuse import Fails
-from tests.techniques.zero.programs import Blocks
+from tests.techniques.zero.programs import AsksForAGradient, Blocks, InARow
 
 
 def batch(step: int = 0) -> Tensor:
@@ -85,6 +85,29 @@ def call_what_was_computed_again_in_part() -> None:
     model(batch()).backward()
     zero.wait()
     model.layers[0](batch())
+
+
+def goes_backward_inside(prefetch: int = 1) -> float:
+    """How far a step is from one process, of blocks that ask for a gradient inside."""
+    torch.manual_seed(1)
+    model, plain = InARow(AsksForAGradient), InARow(AsksForAGradient)
+    plain.load_state_dict(model.state_dict())
+    zero = Zero3(model, prefetch=prefetch)
+    optimizer = torch.optim.SGD(zero.shards(), lr=0.5)
+    alone = torch.optim.SGD(plain.parameters(), lr=0.5)
+    for step in range(3):
+        for net in (model, plain):
+            net(random_batch(0, step, WIDTH)).backward()
+        zero.wait()
+        for each in (optimizer, alone):
+            each.step()
+            each.zero_grad()
+    found = zero.full_state_dict()
+    return max(float((found[n] - p).abs().max()) for n, p in plain.state_dict().items())
+
+
+def go_backward_over_what_computes() -> None:
+    goes_backward_inside(prefetch=0)
 
 
 def second_derivatives() -> None:
@@ -224,6 +247,11 @@ WRONG: dict[Callable[[], None], tuple[str, ...]] = {
     call_what_a_failed_forward_left: ("module layers.0 computes",),
     call_what_was_computed_again_in_part: ("module layers.0 computes",),
     compute_after_reshard: ("module layers.0.0 computes", "unit layers.0"),
+    go_backward_over_what_computes: (
+        "a backward inside the forward of unit blocks.1",
+        "gather unit blocks.0 into the same slot",
+        "prefetch",
+    ),
     second_derivatives: ("create_graph=True", "unit head"),
     backward_of_an_old_graph: ("backward in step 1", "graph of step 0"),
     forget_to_wait: ("AdamW.step() before zero.wait()", "shards have none yet"),

@@ -7,6 +7,7 @@ backward runs before the next is (or at once, where it gives one).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,6 +76,21 @@ class Inside(nn.Module):
 
         out: Tensor = checkpoint(body, x, use_reentrant=False)  # type: ignore[assignment]
         return x + out
+
+
+class AsksForAGradient(nn.Module):
+    """Its forward goes backward to its input, and then computes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(WIDTH, WIDTH)
+        self.two = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.one(x))
+        (slope,) = torch.autograd.grad(hidden.sum(), x, retain_graph=True)
+        out: Tensor = torch.tanh(self.two(hidden + slope))
+        return out
 
 
 class SeveralOutputs(nn.Module):
@@ -209,17 +225,16 @@ def half_frozen() -> nn.Module:
     return model
 
 
-def of_insides() -> nn.Module:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.Sequential(Inside(), Inside(), Inside())
+class InARow(nn.Module):
+    """Three blocks, each of which gets what the one before returned."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.blocks(x)
-            return out.square().mean()
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(make(), make(), make())
 
-    return Net()
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.blocks(x.clone().requires_grad_())
+        return out.square().mean()
 
 
 def reentrant_segment() -> nn.Module:
@@ -241,7 +256,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Losses]] = {
         ordered(0, 1, 2, 3, checkpointed=True),
         one_loss,
     ),
-    "checkpointed inside": (of_insides, one_loss),
+    "checkpointed inside": (partial(InARow, Inside), one_loss),
     "one segment, checkpointed": (TwoAtOnce, one_loss),
     "one segment, reentrant": (reentrant_segment, one_loss),
     "two forwards, one loss": (Blocks, two_forwards_one_loss),

@@ -153,6 +153,11 @@ def test_full_state_dicts_have_the_names_and_shapes_of_the_plain_model() -> None
             assert shapes == {n: tuple(t.shape) for n, t in plain.items()}
 
 
+def test_a_forward_may_go_backward_to_its_input_and_compute_on() -> None:
+    # Both see one batch; a mean over ranks of equal gradients rounds as they do.
+    assert max(values(misuse.goes_backward_inside)) < 1e-6
+
+
 def test_a_gradient_is_where_elements_are_of_what_some_rank_used() -> None:
     everyone = list(values(misuse.gradients_that_nobody_has))
     for name in ("a.weight", "a.bias", "b.weight", "b.bias"):
