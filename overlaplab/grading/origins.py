@@ -176,7 +176,7 @@ class _Ledger:
 
     def fault(self, access: Access) -> str:
         """What is wrong with these bytes, "" if nothing."""
-        wanted = merge(byte_runs(access))
+        wanted = _ranges(access)
         if total(wanted) <= CONSTANTS_BYTES and not self._touches(access, wanted):
             return ""
         for where, reason in self._doubtful.get(access.storage, ()):
@@ -190,15 +190,21 @@ class _Ledger:
         return bool(intersect(self._known[access.storage], wanted))
 
     def _write(self, access: Access, reason: str) -> None:
-        written = merge(byte_runs(access))
+        written = _ranges(access)
         known = self._known[access.storage]
-        self._known[access.storage] = merge([*known, *written])
+        if not (len(written) == 1 and written[0] in known):  # else written again
+            self._known[access.storage] = merge([*known, *written])
         before = self._doubtful.get(access.storage, [])
         after = [(subtract(where, written), why) for where, why in before]
         if reason:
             after.append((written, reason))
         if before or reason:
             self._doubtful[access.storage] = [(w, why) for w, why in after if w]
+
+
+def _ranges(access: Access) -> list[Interval]:
+    runs = byte_runs(access)
+    return merge(runs) if len(runs) > 1 else runs
 
 
 def _sent(op: Op) -> tuple[Access, ...]:
@@ -212,7 +218,7 @@ def _sent(op: Op) -> tuple[Access, ...]:
 
 def _size(accesses: Sequence[Access]) -> bool:
     """Whether these are more than a constant."""
-    sizes = (total(merge(byte_runs(access))) for access in accesses)
+    sizes = (total(_ranges(access)) for access in accesses)
     return sum(sizes) > CONSTANTS_BYTES
 
 

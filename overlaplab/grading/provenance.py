@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from overlaplab.program import Access, Op
 from overlaplab.program.access import byte_runs, num_bytes
@@ -41,8 +43,7 @@ OVERWRITES = {"zero_", "fill_", "uniform_", "normal_", "random_", "set_"}
 _RETURNS = {"all_gather", "broadcast", "gather", "scatter"}
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):  # made by the thousand
     """Bytes [start, end) of a storage hold bytes [low, high) of a gradient."""
 
     start: int
@@ -56,12 +57,17 @@ class Mark:
 
     def cut(self, start: int, end: int) -> Mark:
         """The part inside [start, end), which must meet this mark."""
+        if start <= self.start and self.end <= end:
+            return self
         start, end = max(start, self.start), min(end, self.end)
         width = self.end - self.start
         span = self.high - self.low
         low = self.low + (start - self.start) * span // width
         high = self.low + (end - self.start) * span // width
-        return replace(self, start=start, end=end, low=low, high=high)
+        return Mark(start, end, self.gradient, low, high, self.via, self.sent)
+
+
+_START = attrgetter("start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +106,12 @@ class Ledger:
         """Carry the marks through a compute or copy operator."""
         name = op.name.split(".")[0]
         reads = [r for r in op.reads if self._holds(r)]
-        into_parameters = any(w.storage in self._parameters for w in op.writes)
         in_place = name.endswith("_") and all(self._holds(w) for w in op.writes)
-        sources = [r for r in op.reads if r not in op.writes]
-        if into_parameters or not (reads or in_place):
+        if not (reads or in_place):
             return self._erase_all(op.writes)
+        if any(w.storage in self._parameters for w in op.writes):
+            return self._erase_all(op.writes)
+        sources = [r for r in op.reads if r not in op.writes]
         if name in COPIES:
             if len(sources) == len(op.writes):
                 return self._carry(sources, op.writes, op.index)
@@ -142,8 +149,7 @@ class Ledger:
             parts = self._parts(op.reads, sizes_out)
         self._erase_all(op.writes)
         self._lay(
-            [(a, b, replace(mark, via=(), sent=True)) for a, b, mark in parts],
-            op.writes,
+            [(a, b, m._replace(via=(), sent=True)) for a, b, m in parts], op.writes
         )
 
     def _carry(
@@ -185,17 +191,17 @@ class Ledger:
         """Put `parts`, counted along `targets` one after another, into storages."""
         base = 0
         for target in targets:
+            marks = self._marks[target.storage]
             for start, end in byte_runs(target):
+                shift = start - base
                 for first, last, mark in parts:
-                    low, high = max(first, base), min(last, base + end - start)
-                    if low >= high:
+                    if first >= last or last <= base or base + end - start <= first:
                         continue
-                    whole = replace(mark, start=first, end=last).cut(low, high)
-                    self._marks[target.storage].append(
-                        replace(
-                            whole, start=start + low - base, end=start + high - base
-                        )
+                    _, _, gradient, low, high, via, sent = mark
+                    whole = Mark(
+                        first + shift, last + shift, gradient, low, high, via, sent
                     )
+                    marks.append(whole.cut(start, end))
                 base += end - start
 
     def _found(self, access: Access) -> Iterator[tuple[int, Mark]]:
@@ -205,13 +211,19 @@ class Ledger:
             return
         position = 0
         for start, end in byte_runs(access):
-            inside = (m.cut(start, end) for m in marks if m.start < end > start < m.end)
-            for mark in sorted(inside, key=lambda m: m.start):
+            inside = [m.cut(start, end) for m in marks if m.start < end > start < m.end]
+            inside.sort(key=_START)
+            for mark in inside:
                 yield position + mark.start - start, mark
             position += end - start
 
     def _holds(self, access: Access) -> bool:
-        return next(self._found(access), None) is not None
+        marks = self._marks.get(access.storage)
+        return bool(marks) and any(
+            m.start < end > start < m.end
+            for start, end in byte_runs(access)
+            for m in marks
+        )
 
     def _erase_all(self, accesses: Sequence[Access]) -> None:
         for access in accesses:
@@ -220,8 +232,8 @@ class Ledger:
                     self._erase(access.storage, start, end)
 
     def _erase(self, storage: int, start: int, end: int) -> None:
-        kept = []
-        for mark in self._marks[storage]:
+        kept: list[Mark] = []
+        for mark in self._marks.get(storage, ()):
             if mark.end <= start or mark.start >= end:
                 kept.append(mark)
                 continue
@@ -235,4 +247,4 @@ class Ledger:
 def _through(
     parts: Sequence[tuple[int, int, Mark]], op: int
 ) -> list[tuple[int, int, Mark]]:
-    return [(a, b, replace(mark, via=(*mark.via, op))) for a, b, mark in parts]
+    return [(a, b, mark._replace(via=(*mark.via, op))) for a, b, mark in parts]

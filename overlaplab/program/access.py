@@ -46,6 +46,9 @@ def byte_runs(access: Access) -> list[tuple[int, int]]:
     Where they fill their hull (a transposed matrix), or are too many to follow one by
     one, the hull stands for them.
     """
+    if not access.dims:  # most are one run
+        start, length = access.offset_bytes, access.run_bytes
+        return [(start, start + length)] if length else []
     total = num_bytes(access)
     if total == 0:
         return []

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from overlaplab.program.record import Op, Program
+from overlaplab.program.record import Access, Op, Program
 
 # The same values in another place or precision.
 _COPIES = frozenset(
@@ -63,8 +63,8 @@ def memory_kinds(program: Program, rank: int) -> Mapping[int, str]:
 
 
 def _note(op: Op, uses: Mapping[int, _Uses]) -> None:
-    read = [uses[s] for s in {access.storage for access in op.reads} if s in uses]
-    written = [uses[s] for s in {access.storage for access in op.writes} if s in uses]
+    read = _uses_of(op.reads, uses)
+    written = _uses_of(op.writes, uses)
     if op.collective is not None:
         for use in (*read, *written):
             use.sends = True
@@ -93,6 +93,15 @@ def _note(op: Op, uses: Mapping[int, _Uses]) -> None:
     if read or op.phase:  # else a constant, which says nothing
         for use in written:
             use.first = use.first or op.phase or "before"
+
+
+def _uses_of(
+    accesses: tuple[Access, ...], uses: Mapping[int, _Uses]
+) -> list[_Uses]:
+    if len(accesses) == 1:  # as of most operators
+        use = uses.get(accesses[0].storage)
+        return [] if use is None else [use]
+    return [uses[s] for s in {access.storage for access in accesses} if s in uses]
 
 
 def _origins(read: Iterable[_Uses]) -> set[int]:

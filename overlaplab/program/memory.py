@@ -68,20 +68,40 @@ def live_by_kind(program: Program, rank: int = 0) -> dict[str, list[tuple[int, i
     Every list has an entry wherever an allocation of any kind begins or ends, and the
     same ones as the others.
     """
-    kinds = memory_kinds(program, rank)
-    by_kind: dict[str, list[StorageLife]] = {kind: [] for kind in MEMORY_KINDS}
-    places = {0}
-    for life in _lives(program, rank):
-        by_kind[kinds[life.storage]].append(life)
-        places |= {life.born} if life.freed is None else {life.born, life.freed}
-    return {kind: _steps(lives, places) for kind, lives in by_kind.items() if lives}
+    kinds, changes = _steps_of_kinds(program, rank)
+    return {
+        kind: [(index, sizes[place]) for index, sizes in changes]
+        for place, kind in enumerate(kinds)
+    }
 
 
-def _steps(
-    lives: Iterable[StorageLife], places: Iterable[int] = (0,)
-) -> list[tuple[int, int]]:
-    """The bytes of `lives`, with an entry at each of `places` at least."""
-    change = dict.fromkeys(places, 0)
+def _steps_of_kinds(
+    program: Program, rank: int
+) -> tuple[list[str], list[tuple[int, tuple[int, ...]]]]:
+    """The kinds that occur, and the bytes of each wherever an allocation begins or
+    ends, and at operator 0."""
+    of_storage, lives = memory_kinds(program, rank), _lives(program, rank)
+    occurring = {of_storage[life.storage] for life in lives}
+    kinds = [kind for kind in MEMORY_KINDS if kind in occurring]
+    places = {kind: place for place, kind in enumerate(kinds)}
+    changes: dict[int, list[tuple[int, int]]] = {0: []}
+    for life in lives:
+        place = places[of_storage[life.storage]]
+        changes.setdefault(life.born, []).append((place, life.bytes))
+        if life.freed is not None:
+            changes.setdefault(life.freed, []).append((place, -life.bytes))
+    sizes = [0] * len(kinds)
+    steps = []
+    for index in sorted(changes):
+        for place, bytes in changes[index]:
+            sizes[place] += bytes
+        steps.append((index, tuple(sizes)))
+    return kinds, steps
+
+
+def _steps(lives: Iterable[StorageLife]) -> list[tuple[int, int]]:
+    """The bytes of `lives`, with an entry at operator 0."""
+    change = {0: 0}
     for life in lives:
         change[life.born] = change.get(life.born, 0) + life.bytes
         if life.freed is not None:
@@ -188,14 +208,11 @@ def memory_over_time(
     found = []
     for rank in sorted({life.rank for life in program.storages if not life.host}):
         came_ns = _came(program, rank, starts_ns[rank])
-        by_kind = live_by_kind(program, rank)
+        occurring, changes = _steps_of_kinds(program, rank)
         steps: list[tuple[int, int]] = []
         parts: list[tuple[int, ...]] = []
-        each_kind = zip(*by_kind.values(), strict=True)
-        for (index, size), each in zip(
-            live_bytes(program, rank), each_kind, strict=True
-        ):
-            part = tuple(bytes for _, bytes in each)
+        for index, part in changes:
+            size = sum(part)
             time_ns = came_ns[index] if index < len(came_ns) else end_ns
             if steps and steps[-1][0] == time_ns:
                 # Operators that take no time: the most that was held then.
@@ -209,7 +226,7 @@ def memory_over_time(
             (str(holder), holder.bytes)
             for holder in top_holders(program, rank, _NUM_HOLDERS)
         )
-        kinds = tuple(zip(by_kind, zip(*parts, strict=True), strict=True))
+        kinds = tuple(zip(occurring, zip(*parts, strict=True), strict=True))
         found.append(Memory(rank, tuple(steps), holders, kinds))
     return tuple(found)
 
