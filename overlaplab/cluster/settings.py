@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -64,12 +65,15 @@ def seeded() -> Iterator[None]:
 
 def first_state() -> tuple[Any, ...]:
     """What `seed` makes, as `set_process_state` takes it; changes nothing."""
+    return *_first_generators(), torch.get_default_dtype(), {}
+
+
+@cache  # whoever sets a state copies it
+def _first_generators() -> tuple[Any, ...]:
     generator = torch.Generator()
     generator.manual_seed(SEED)
-    python = random.Random(SEED)
     numpy_state = np.random.RandomState(SEED).get_state()
-    dtype = torch.get_default_dtype()
-    return generator.get_state(), python.getstate(), numpy_state, dtype, {}
+    return generator.get_state(), random.Random(SEED).getstate(), numpy_state
 
 
 def process_state() -> tuple[Any, ...]:

@@ -146,10 +146,7 @@ def disagree(solution: Any) -> Any:
             if name not in space
         },
     }
-    for name, thing in space.items():
-        if thing is not solution and _namespace_of(thing) is space:
-            names[name] = _twin(thing, names)
-    return _twin(solution, names)
+    return _Twins(space, names, solution).make(solution)
 
 
 def _namespace_of(thing: Any) -> dict[str, Any] | None:
@@ -164,26 +161,50 @@ def _namespace_of(thing: Any) -> dict[str, Any] | None:
     return thing.__globals__ if isinstance(thing, FunctionType) else None
 
 
-def _twin(thing: Any, names: dict[str, Any]) -> Any:
-    try:
-        (made,) = ast.parse(textwrap.dedent(inspect.getsource(thing))).body
-        if not isinstance(made, ast.FunctionDef | ast.ClassDef):
+class _Twins:
+    """Twins of a solution and of what it names in its namespace, and so on from there.
+
+    A namespace may have many more: every function of a notebook, or of a file.
+    """
+
+    def __init__(
+        self, space: dict[str, Any], names: dict[str, Any], solution: Any
+    ) -> None:
+        self._space = space
+        self._names = names  # in which the twins run
+        self._seen = {name for name, thing in space.items() if thing is solution}
+
+    def make(self, thing: Any) -> Any:
+        try:
+            (made,) = ast.parse(textwrap.dedent(inspect.getsource(thing))).body
+            if not isinstance(made, ast.FunctionDef | ast.ClassDef):
+                return thing
+            if made.name != thing.__name__:
+                return thing  # a lambda
+            self._make_named(made)
+            inner = thing if inspect.isclass(thing) else inspect.unwrap(thing)
+            free = inner.__code__.co_freevars if isinstance(inner, FunctionType) else ()
+            cells = [
+                cell.cell_contents for cell in getattr(inner, "__closure__", None) or ()
+            ]
+            module = _Sets().visit(_inside(made, free))
+            ast.fix_missing_locations(module)
+            space: dict[str, Any] = {}
+            file = inspect.getsourcefile(thing) or "<string>"
+            exec(compile(module, file, "exec"), self._names, space)
+            return space["make"](*cells)
+        except (OSError, TypeError, ValueError, SyntaxError):
             return thing
-        if made.name != thing.__name__:
-            return thing  # a lambda
-        inner = thing if inspect.isclass(thing) else inspect.unwrap(thing)
-        free = inner.__code__.co_freevars if isinstance(inner, FunctionType) else ()
-        cells = [
-            cell.cell_contents for cell in getattr(inner, "__closure__", None) or ()
-        ]
-        module = _Sets().visit(_inside(made, free))
-        ast.fix_missing_locations(module)
-        space: dict[str, Any] = {}
-        file = inspect.getsourcefile(thing) or "<string>"
-        exec(compile(module, file, "exec"), names, space)
-        return space["make"](*cells)
-    except (OSError, TypeError, ValueError, SyntaxError):
-        return thing
+
+    def _make_named(self, made: ast.AST) -> None:
+        """Before it, since a base class or a decorator is used while it is made."""
+        for node in ast.walk(made):
+            name = node.id if isinstance(node, ast.Name) else ""
+            if name in self._space and name not in self._seen:
+                self._seen.add(name)
+                thing = self._space[name]
+                if _namespace_of(thing) is self._space:
+                    self._names[name] = self.make(thing)
 
 
 def _inside(made: ast.FunctionDef | ast.ClassDef, free: tuple[str, ...]) -> ast.Module:

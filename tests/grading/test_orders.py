@@ -152,3 +152,48 @@ def test_an_empty_set_has_nothing_to_give():
 
 def pop_nothing():
     return set().pop()
+
+
+made = []
+
+
+def noted(function):
+    made.append(function.__name__)
+    return function
+
+
+@noted
+def named(things):
+    return calls_back(things)
+
+
+def calls_back(things):
+    return {*things} if things else named(things)
+
+
+@noted
+def not_named(things):
+    return {*things}
+
+
+class Base:
+    def all(self):
+        return list(named(DTYPES))
+
+
+class Derived(Base):
+    def __iter__(self):
+        return iter(self.all())
+
+
+def derived(things):
+    return [str(thing) for thing in Derived()]
+
+
+def test_only_what_a_solution_names_is_made_again():
+    one, other = orders(derived)
+    assert one == other[::-1]
+    assert "not_named" in made and len({*made}) == 2
+    made.clear()
+    disagree(derived)(DTYPES)
+    assert made == ["named"]
