@@ -95,9 +95,7 @@ def _note(op: Op, uses: Mapping[int, _Uses]) -> None:
             use.first = use.first or op.phase or "before"
 
 
-def _uses_of(
-    accesses: tuple[Access, ...], uses: Mapping[int, _Uses]
-) -> list[_Uses]:
+def _uses_of(accesses: tuple[Access, ...], uses: Mapping[int, _Uses]) -> list[_Uses]:
     if len(accesses) == 1:  # as of most operators
         use = uses.get(accesses[0].storage)
         return [] if use is None else [use]

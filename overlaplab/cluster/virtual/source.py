@@ -8,7 +8,7 @@ import re
 import sys
 from functools import cache
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -61,17 +61,31 @@ def place(frame: FrameType | None = None) -> Place:
     line, traced, in_graph = "", "", False
     while frame is not None:  # a dozen frames at each operator
         code = frame.f_code
-        if is_users(code.co_filename):
+        kind = _kind(code.co_filename)
+        if not kind:
+            pass
+        elif kind == "user":
             line = line or _line(code.co_filename, frame.f_lineno, code.co_name)
             if not in_graph:  # whose backend may have put code of the user's around it
                 break
-        elif code.co_filename == _AOT and code.co_name == "forward":
-            line = line or (user_line(frame.f_back) if frame.f_back else "")
-            return Place(line, traced, True)
-        elif not in_graph and code.co_filename.startswith(_GRAPH):
+        elif kind == "AOT":
+            if code.co_name == "forward":
+                line = line or (user_line(frame.f_back) if frame.f_back else "")
+                return Place(line, traced, True)
+        elif not in_graph:
             in_graph, traced = True, _line_of_node(frame)
         frame = frame.f_back
     return Place(line, traced)
+
+
+@cache
+def _kind(filename: str) -> Literal["user", "AOT", "graph", ""]:
+    """What a frame of a file may say; "": nothing, as of most."""
+    if is_users(filename):
+        return "user"
+    if filename == _AOT:
+        return "AOT"
+    return "graph" if filename.startswith(_GRAPH) else ""
 
 
 def _line_of_node(frame: FrameType) -> str:
