@@ -219,7 +219,9 @@ class Ledger:
 
     def _holds(self, access: Access) -> bool:
         marks = self._marks.get(access.storage)
-        return bool(marks) and any(
+        if not marks:
+            return False
+        return any(
             m.start < end > start < m.end
             for start, end in byte_runs(access)
             for m in marks
