@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -366,6 +367,29 @@ def test_a_pattern_means_the_same_in_another_thread_and_leaves_no_child(
     assert {span.kind for span in timeline.spans} == {"communication"}
     gc.collect()
     assert [child.returncode for child in children] == [-signal.SIGKILL]
+
+
+INTERRUPTED = """
+import os, signal, threading
+from overlaplab.profiling.trace.searching import LimitedSearch
+search = LimitedSearch("(a+)+$")
+search("")
+threading.Timer(0.1, os.killpg, (0, signal.SIGINT)).start()
+try:
+    search("a" * 60 + "!")
+except KeyboardInterrupt:
+    print(search("b"), search("a"))
+"""
+
+
+def test_an_interrupted_search_says_nothing_and_the_next_one_has_its_own_answer():
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        start_new_session=True,  # as a terminal interrupts: all of the group
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.stdout, ended.stderr) == ("False True\n", "")
 
 
 def test_an_empty_and_a_hidden_file_among_traces_are_skipped_and_named(tmp_path):

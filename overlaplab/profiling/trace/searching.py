@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 SEARCH_S = 1.0  # of CPU time, a search
@@ -47,6 +48,7 @@ class LimitedSearch:
         self._pattern = pattern
         self._search = re.compile(pattern, re.IGNORECASE).search
         self._child: subprocess.Popen[str] | None = None
+        self._end: Callable[[], object] | None = None
         self._lock = threading.Lock()
 
     def __call__(self, name: str) -> bool:
@@ -58,7 +60,13 @@ class LimitedSearch:
         if not hasattr(signal, "setitimer"):  # Windows: there is no limit
             return self._search(name) is not None
         with self._lock:
-            found = self._ask(name)
+            try:
+                found = self._ask(name)
+            except BaseException:  # an interrupt: what it answers now, nobody asked
+                if self._end is not None:
+                    self._end()
+                self._child = None
+                raise
         if found is None:
             raise ValueError(
                 f"communication={self._pattern!r} takes more than {SEARCH_S} s of CPU "
@@ -72,9 +80,10 @@ class LimitedSearch:
         lines: list[Any] = [name]
         if child is None:
             command = [sys.executable, "-I", "-S", "-c", _CHILD]
-            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            child = self._child = subprocess.Popen(command, **pipes, text=True)
-            weakref.finalize(self, _end, child)
+            how: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            how["process_group"] = 0  # a terminal interrupts its group: not this one
+            child = self._child = subprocess.Popen(command, **how, text=True)
+            self._end = weakref.finalize(self, _end, child)
             lines.insert(0, [self._pattern, SEARCH_S])
         assert child.stdin is not None and child.stdout is not None
         child.stdin.writelines(json.dumps(line) + "\n" for line in lines)
