@@ -15,7 +15,7 @@ import torch
 import overlaplab as ol
 from overlaplab.errors import RankError
 from tests.ranks import run_untimed
-from tests.techniques.data_parallel import misuse, refused
+from tests.techniques.data_parallel import misuse, refused, windows
 
 on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
 with_each = pytest.mark.parametrize("reducer", ["serial", "hooks", "bucketed"])
@@ -119,7 +119,7 @@ def test_after_a_micro_batch_that_failed_the_step_is_refused(
     cluster: str, then: str
 ) -> None:
     says = r"raised before it ended: 0 of 1 .*abandon"
-    refuses(says, misuse.fails_in_a_window, then, cluster=cluster)
+    refuses(says, windows.fails_in_a_window, then, cluster=cluster)
 
 
 @on_both
@@ -199,12 +199,12 @@ def test_a_parameter_that_one_rank_alone_unfreezes_is_named(cluster: str) -> Non
 def test_micro_batches_accumulate_and_are_sent_once(
     cluster: str, reducer: str, cut_short: bool, nested: bool
 ) -> None:
-    found = run(misuse.accumulate, reducer, cut_short, nested, cluster=cluster)
+    found = run(windows.accumulate, reducer, cut_short, nested, cluster=cluster)
     assert found == [[5.5]] * 2
 
 
 def test_a_window_sends_each_bucket_once() -> None:
-    seen = ol.run(misuse.accumulate, "bucketed", False, False, world_size=2)
+    seen = ol.run(windows.accumulate, "bucketed", False, False, world_size=2)
     sent = [s for s in seen.timeline.of_rank(0).spans if s.name == "all_reduce"]
     assert [s.attributes["label"] for s in sent][-1] == "bucket 0"
     assert sum(s.attributes["label"] == "bucket 0" for s in sent) == 1
@@ -212,13 +212,13 @@ def test_a_window_sends_each_bucket_once() -> None:
 
 @on_both
 def test_an_error_leaves_no_sync(cluster: str) -> None:
-    assert run(misuse.leaves_no_sync_by_an_error, cluster=cluster) == [[1.5]] * 2
+    assert run(windows.leaves_no_sync_by_an_error, cluster=cluster) == [[1.5]] * 2
 
 
 @on_both
 @with_each
 def test_waiting_inside_no_sync_is_refused(cluster: str, reducer: str) -> None:
-    refuses("inside no_sync", misuse.waits_in_no_sync, reducer, cluster=cluster)
+    refuses("inside no_sync", windows.waits_in_no_sync, reducer, cluster=cluster)
 
 
 @on_both
@@ -233,7 +233,7 @@ def test_waiting_or_abandoning_after_remove_is_refused(
 
 @on_both
 def test_accumulation_makes_no_second_copy(cluster: str) -> None:
-    assert run(misuse.accumulates_in_place, cluster=cluster) == [True] * 2
+    assert run(windows.accumulates_in_place, cluster=cluster) == [True] * 2
 
 
 @on_both

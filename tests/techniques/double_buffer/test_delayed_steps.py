@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 import overlaplab as ol
 from overlaplab.errors import DeadlockError, MismatchError, RankError
 from tests.ranks import run_untimed, values_of
-from tests.techniques.data_parallel import misuse, programs
+from tests.techniques.data_parallel import misuse, programs, windows
 from tests.techniques.double_buffer import delayed_misuse, delayed_steps
 
 on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
@@ -306,7 +306,7 @@ PROGRAMS: list[tuple[Any, ...]] = [
     (misuse.freeze_differently,),
     (misuse.freeze_and_unfreeze_on_rank_0,),
     (misuse.another_method,),
-    (misuse.accumulates_in_place,),
+    (windows.accumulates_in_place,),
     (misuse.half_precision,),
     (misuse.lazily_conjugated,),
     (misuse.abandons_after_a_cast,),
