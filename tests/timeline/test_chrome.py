@@ -34,6 +34,12 @@ def test_nanoseconds_beyond_what_a_float_holds_come_back_exactly(tmp_path):
     assert back.spans[2].end_ns == 10_000_000_000_000_030
 
 
+def test_whole_numbers_that_are_floats_come_back_as_what_they_are(tmp_path):
+    timeline = Timeline.of([Span(0, "default", "compute", "mm", 0, 2e6, 3.0)])
+    path = timeline.to_chrome(tmp_path / "trace.json")
+    assert Timeline.from_chrome(path).spans == timeline.spans
+
+
 def test_ranks_are_processes_and_lanes_are_threads_cpu_first(tmp_path):
     path = LINE.to_chrome(tmp_path / "a.json")
     names = [
