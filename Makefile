@@ -25,7 +25,7 @@ test test-%: export OMP_NUM_THREADS := 1
 test test-%: export MPLBACKEND := agg
 test test-%: export PYTHONHASHSEED := 0
 
-.PHONY: help lab test test-lint test-types test-arrows test-unit test-drift \
+.PHONY: help lab test test-static test-lint test-types test-arrows test-unit test-drift \
 	test-notebooks test-unsolved test-browser test-oldest test-wheel course site clean \
 	setup
 .NOTPARALLEL:
@@ -55,9 +55,17 @@ lab: setup
 	  --LabApp.default_url=/lab/tree/00_start.ipynb $(LAB_FLAGS) \
 	  $$(test "$$(id -u)" != 0 || echo --allow-root)
 
-test: test-lint test-types test-arrows test-drift site test-unit test-notebooks \
-	test-unsolved test-browser
+test: test-static test-unit test-notebooks test-unsolved test-browser
 	@echo "All checks passed."
+
+# mypy takes as long as all the others, and one core: beside them. What it says comes
+# after what they say; both are done before either fails.
+test-static: setup
+	@said=$$(mktemp) && { \
+	$(MAKE) --no-print-directory test-types > $$said 2>&1 & types=$$!; \
+	trap 'kill $$types 2> /dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \
+	$(MAKE) --no-print-directory test-lint test-arrows test-drift site; others=$$?; \
+	wait $$types; failed=$$?; cat $$said; test $$others = 0 -a $$failed = 0; }
 
 test-lint: setup
 	$(BIN)/ruff check .
