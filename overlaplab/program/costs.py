@@ -52,7 +52,7 @@ class Costs:
         self._graph = graph
         self._hw = hw
         self._compute_ns = cache(partial(compute_ns, hw))
-        self._of_kind = cache(partial(_speeds, hw))
+        self._speeds = cache(partial(_speeds, hw))
         # By communicator, with its ranks.
         self._places: dict[str, tuple[tuple[int, ...], Placement]] = {}
         self.meetings: list[tuple[int, int]] = []
@@ -81,7 +81,7 @@ class Costs:
 
     def speeds(self, op: Op) -> Speeds:
         """How fast the kernels of `op` and a wire are beside one another."""
-        return self._of_kind(kernel_kind(op.name, op.flops))
+        return self._speeds(op.name, bool(op.flops))
 
     def copy_ns(self, op: Op) -> int:
         moved = max(op.read_bytes, op.write_bytes)
@@ -132,7 +132,8 @@ class Costs:
         return known[1]
 
 
-def _speeds(hw: Hardware, kind: str) -> Speeds:
+def _speeds(hw: Hardware, name: str, has_flops: bool) -> Speeds:
+    kind = kernel_kind(name, has_flops)
     low, high = (hw.speeds(kind, high_priority=high) for high in (False, True))
     return low, high
 

@@ -92,7 +92,12 @@ class Timeline:
     @property
     def step_ns(self) -> int:
         """The slowest rank's time from its first start to its last end."""
-        return self.report().step_ns
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for span in self.spans:
+            first[span.rank] = min(span.start_ns, first.get(span.rank, span.start_ns))
+            last[span.rank] = max(span.end_ns, last.get(span.rank, span.end_ns))
+        return max((last[rank] - first[rank] for rank in first), default=0)
 
     def report(self) -> Report:
         """What was computed, sent, hidden, exposed, saved; `Report` defines each."""

@@ -78,3 +78,8 @@ def test_exposed_and_hidden_make_up_communication_and_no_union_passes_the_step(l
         assert rank.bound_ns <= rank.step_ns
         assert rank.saved_ns <= rank.hidden_ns
         assert 0 <= rank.waiting_ns <= rank.communication_ns
+
+
+@given(random_timelines())
+def test_the_step_of_a_timeline_is_its_report_s(line):
+    assert line.step_ns == line.report().step_ns
