@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +17,19 @@ def test_a_rehearsal_checks_every_way_and_keeps_what_was_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "compiler.json"
-    arguments = "compiler --backend gloo --world-size 2 --model tiny --batches 1 --out"
+    arguments = "compiler --backend gloo --world-size 2 --model tiny --batches 1"
+    arguments += " --batches 2 --out"
     monkeypatch.setattr(sys, "argv", ["bench", *arguments.split(), str(out)])
     monkeypatch.setattr(command, "run_ranks", run_here)
 
     assert command.main() == 0
 
-    (case,) = json.loads(out.read_text())["cases"]
+    first, second = json.loads(out.read_text())["cases"]
+    check_case(first)
+    check_case(second)  # without what was compiled for the first
+
+
+def check_case(case: dict[str, Any]) -> None:
     ways = case["variants"]
     assert list(ways) == [
         *("compute", "serial", "ddp 100 views static", "our reducer", "ours"),
