@@ -45,7 +45,9 @@ class Backend:
 
     Two of equal settings are equal: Dynamo compiles once for all of them, so that ranks
     which share a process share one compile. So nothing of a rank is in it; the process
-    group is found by its name whenever the code runs.
+    group is found by its name whenever the code runs. What is compiled again, for other
+    sizes, sends in the messages and the order that it had before: ranks need not all
+    compile again, and must go on sending the same.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Backend:
         self._world_size = world_size
         self._hardware = hardware
         self._settings = settings
+        self._made: list[Compilation] = []  # by this one alone: a model's, as a rule
 
     def _key(self) -> tuple[Any, ...]:
         return self._group, self._world_size, self._hardware.name, self._settings
@@ -135,12 +138,17 @@ class Backend:
         made = FusedCosts if fuses else Costs
         costs = made(self._hardware, self._world_size)
         compiled = compile_graph(
-            fragment.graph, fragment.gradients, self._group, costs, self._settings
+            fragment.graph,
+            fragment.gradients,
+            self._group,
+            costs,
+            self._settings,
+            earlier=self._made,
         )
         compiled = replace(compiled, forward=fragment.forward)
-        kept = _compilations.setdefault(self, [])
-        kept.append(compiled)
-        del kept[:-_KEPT]
+        for kept in (self._made, _compilations.setdefault(self, [])):
+            kept.append(compiled)
+            del kept[:-_KEPT]
         return compiled
 
     def _ordered(self, fragment: Fragment) -> Graph:

@@ -12,8 +12,9 @@ of those needs all of them. Else it is a rule of thumb, used for large graphs on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from torch.fx import Graph, Node
 
@@ -86,6 +87,7 @@ def plan_schedule(
     limit_bytes: int | None = None,
     max_states: int = DEFAULT_STATES,
     find: Callable[[Problem, int], Found] = search,
+    sent: Sequence[str] = (),
 ) -> Schedule:
     """Find an order for a graph. Nothing is moved: see `schedule`.
 
@@ -95,12 +97,13 @@ def plan_schedule(
         limit_bytes: that may be in flight at a time; None: no limit.
         max_states: the budget of the search.
         find: what orders a problem.
+        sent: names of messages that leave in this order, wherever they stand.
 
     Raises:
         ValueError: a message alone is larger than the limit.
     """
     dependencies = find_dependencies(graph)
-    problem, members, is_exact = _problem(dependencies, costs, limit_bytes)
+    problem, members, is_exact = _problem(dependencies, costs, limit_bytes, sent)
     found = find(problem, max_states)
     names = tuple(tuple(node.name for node in nodes) for nodes in members)
     return Schedule(found, problem, names, is_exact)
@@ -152,7 +155,10 @@ def find_lazy(dependencies: Dependencies) -> set[Node]:
 
 
 def _problem(
-    dependencies: Dependencies, costs: Costs, limit_bytes: int | None
+    dependencies: Dependencies,
+    costs: Costs,
+    limit_bytes: int | None,
+    sent: Sequence[str],
 ) -> tuple[Problem, list[list[Node]], bool]:
     """The problem, the nodes of each of its tasks, and whether nothing was lost."""
     lazy = find_lazy(dependencies)
@@ -172,6 +178,9 @@ def _problem(
         )
     is_exact = is_exact or len(nodes) <= _SMALL
     needs = _needs_of(groups, dependencies, lazy)
+    named = {message.name: message for message in messages}
+    for one, following in pairwise(sent):  # on one wire it waits for it anyway
+        needs[named[following]].add(named[one])
     # The given order: a group stands where the last of its nodes does.
     place = {node: i for i, node in enumerate(nodes)}
     last = {key: place[group[-1]] for key, group in groups.items()}

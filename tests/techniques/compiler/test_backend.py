@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from torch import nn
 
 import overlaplab as ol
 from overlaplab.errors import MismatchError, RankError
-from overlaplab.hardware import find_hardware
+from overlaplab.hardware import find_hardware, with_link
 from overlaplab.program import peak_bytes
 from overlaplab.techniques.compiler.agreement import collectives_text
 from overlaplab.techniques.compiler.example import nine_operators
+from tests.ranks import values_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
 SMALL = {"bucket_mib": 0.02, "hardware": "chalk"}
@@ -246,10 +248,13 @@ class Siblings(nn.Module):
 
 
 def in_orders_of_their_own() -> None:
-    """The order goes by what computing takes: other rows, another order."""
-    made = ol.compiler.backend(bucket_mib=0.01, hardware="chalk")
-    rows = 1024 if dist.get_rank() else 16
-    torch.compile(Siblings(), backend=made)(batch(0, rows)).backward()
+    """The order goes by what computing takes: another machine, another order."""
+    chalk = find_hardware("chalk")
+    fast = with_link(chalk, latency_ns=0, bytes_per_s=10**15)
+    free = replace(fast, launch_ns=0, collective_launch_ns=0)
+    machine = free if dist.get_rank() else chalk
+    made = ol.compiler.backend(bucket_mib=0.01, hardware=machine)
+    torch.compile(Siblings(), backend=made)(batch(0, 256)).backward()
 
 
 def test_gradients_of_one_shape_in_another_order_are_told_too() -> None:
@@ -258,6 +263,28 @@ def test_gradients_of_one_shape_in_another_order_are_told_too() -> None:
 
     sent = re.findall(r"rank (\d): all_reduce avg of \w*layers_(\d)", str(told.value))
     assert sorted(sent) == [("0", "1"), ("1", "4")]
+
+
+def last_batch_is_larger_on_rank_1() -> list[list[torch.Tensor]]:
+    """Rank 1 alone compiles again, with rows that would make another order."""
+    made = ol.compiler.backend(bucket_mib=0.01, hardware="chalk")
+    model, found = Siblings(), []
+    compiled = torch.compile(model, backend=made)
+    for rows in (16, 1024 if dist.get_rank() else 16):
+        model.zero_grad()
+        compiled(batch(dist.get_rank(), rows)).backward()
+        found.append(gradients(model))
+    return found
+
+
+def test_who_compiles_again_sends_as_before() -> None:
+    one, other = values_of(last_batch_is_larger_on_rank_1, cluster="gloo")
+
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+    model = Siblings()
+    for rank, rows in enumerate((16, 1024)):
+        (model(batch(rank, rows)) / 2).backward()
+    torch.testing.assert_close(one[1], gradients(model))
 
 
 def test_the_order_is_part_of_what_ranks_compare() -> None:

@@ -11,6 +11,7 @@ from torch.fx import Graph
 
 from overlaplab.hardware import find_hardware, with_link
 from overlaplab.techniques.compiler import sizing
+from overlaplab.techniques.compiler.agreement import collectives_text
 from overlaplab.techniques.compiler.bucketing import Merge
 from overlaplab.techniques.compiler.compilation import Settings, compile_inserted
 from overlaplab.techniques.compiler.costs import Costs
@@ -96,6 +97,17 @@ def test_where_launches_bind_the_usual_messages_stay():
     compiled = compile_inserted(eight_layers(), costs, Settings())
 
     assert cut(compiled.merges) == [4, 4]
+
+
+@pytest.mark.usefixtures("four_large")
+def test_what_was_compiled_before_says_what_is_sent():
+    binding = link_of(0.5, launch_ns=3 * MS, collective_launch_ns=2 * MS)
+    first = compile_inserted(eight_layers(), link_of(10), Settings())
+
+    again = compile_inserted(eight_layers(), binding, Settings(), earlier=[first])
+
+    assert cut(again.merges) == [1, 2, 4, 1]
+    assert collectives_text(again.graph) == collectives_text(first.graph)
 
 
 @pytest.mark.usefixtures("four_large")
