@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course import lab13 as lab
@@ -334,3 +335,11 @@ def test_a_right_wait_passes_however_it_is_moved(function):
 def test_nothing_overlaps_as_the_graphs_are_handed_out(case):
     report = lab.timed(lab.graph_of(case)).report()
     assert (report.step_ns, report.hidden_ns) == (27_000_000, 0)
+
+
+def test_a_wrong_value_names_the_rank_that_has_it():
+    right, wrong = [torch.zeros(2)], [torch.ones(2)]
+    (one,) = checks._wrong([right, wrong], [right, right])
+    assert one.rank == 1
+    assert "rank 1" in one.message
+    assert "rank 0" not in one.message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -168,12 +167,11 @@ def _run(sheet: Sheet, graph_pass: Pass, ours: Pass, prompt: str, shown: str) ->
 
 def _wrong(values: Sequence[Any], rights: Sequence[Any]) -> list[laws.Violation]:
     """Results of the ranks that are not those of the graph as it was handed out."""
-    found = []
+    found: list[laws.Violation] = []
     for rank, (mine, right) in enumerate(zip(values, rights, strict=True)):
         seen, oracle = (
             {f"result {i}": tensor for i, tensor in enumerate(results)}
             for results in (mine, right)
         )
-        wrong = laws.values_law([seen], oracle, what="the value")
-        found += [replace(one, rank=rank) for one in wrong]
+        found += laws.values_law([seen], oracle, what="the value", rank=rank)
     return found
