@@ -120,7 +120,7 @@ class Rates:
             if kernels:
                 beside = set(self._wires[rank].values())
                 for g, speeds in kernels.items():
-                    slowed = min((speeds[high][0] for high in beside), default=1000)
+                    slowed = min(speeds[h][0] for h in beside) if beside else 1000
                     self._set(g, slowed * _SHARES // len(kernels), now, changed)
             for number in (2 * rank, 2 * rank + 1):  # its copy engines
                 if self._copy[number] >= 0:

@@ -133,7 +133,7 @@ def _reducer(
 
 
 @lru_cache(maxsize=2)
-def our_steps(clean: Clean = CLEANS[0]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def our_steps(clean: Clean) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The steps of the course's reducer on a clean net, on both clocks."""
     make = _reducer(our_hooks, our_finish, clean.cap_bytes)
     ours = fixtures.train(clean.fixture, make, world_size=clean.ranks)
@@ -172,7 +172,7 @@ def _on_clean_nets(
         make = _reducer(install_hooks, finish, clean.cap_bytes)
         trained = fixtures.train(clean.fixture, make, world_size=clean.ranks)
         if clean is CLEANS[0]:
-            _show(sheet, trained.evidence, our_steps()[0][1])
+            _show(sheet, trained.evidence, our_steps(clean)[0][1])
         hint = slip_of_hooks(trained, clean.fixture)
         if hint:
             sentence = SENT if hint == PARAMETER_SENT else ONCE
@@ -227,7 +227,7 @@ def grade_finish(sheet: Sheet, finish: Finish) -> None:
         trained = fixtures.train(fixture, make, steps=STEPS + 1, world_size=num_ranks)
         evidence = trained.evidence
         if clean is CLEANS[0]:
-            _show(sheet, evidence, our_steps()[0][1])
+            _show(sheet, evidence, our_steps(clean)[0][1])
         wrong = wrong_gradients(trained, fixture, num_ranks)
         again = "what must be as it was, before the next backward pass begins?"
         hint = ""
