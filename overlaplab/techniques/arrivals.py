@@ -14,13 +14,15 @@ the one that counts: the outer one's callback is asked for as soon as the outer 
 on, after the Python function that started the inner one.
 
 [Note: a gradient that is there already]
-While backwards only accumulate, a hook has news once in a step: the first gradient of
-its parameter, and the stream that made it, whose memory it is. What later backwards add
-is not noted stream by stream. Nothing is sent before they have ended, and at the end of
-each autograd makes the stream that was current at the call wait for all that wrote
-("Stream semantics of backward passes" in torch's notes on CUDA). So hooks without news
-return at once, and a callback at the end notes that one stream. (It also stands for the
-owner of a gradient that was dropped in between and made anew on another stream.)
+While backwards only accumulate, a hook has news once in a step: its parameter has got
+a gradient, and this stream made it and owns its memory. Later backwards add to it, and
+which streams do so need not be noted: nothing is sent before these backwards have
+ended, and when one ends, autograd makes the stream that called it wait for all that
+wrote ("Stream semantics of backward passes" in torch's notes on CUDA). So hooks without
+news return at once, and a callback at the end notes that one stream. (It also stands
+for the owner of a gradient that was dropped in between and made anew on another one.)
+If the backward raises, nothing ends it: these hooks stay silent until `reset`. So the
+next backward may not learn that one before it failed, and whoever ends the step looks.
 """
 
 from __future__ import annotations
@@ -53,9 +55,10 @@ class Arrivals:
             weakly. What it raises, the backward raises.
 
     Attributes:
-        paused: gradients accumulate and are not counted (`no_sync`).
+        paused: gradients are noted and not counted, so that no bucket gets full. Set
+            by `pausing`, or by the owner for all backwards.
         windows: blocks of `pausing` that are open.
-        is_open: a gradient has arrived since `reset`.
+        is_open: the step has begun; the owner sets it where no gradient has come.
         next: the first bucket that has not been announced; how many have been.
         first: index of the parameter whose gradient began the latest backward.
     """
@@ -75,10 +78,10 @@ class Arrivals:
         self._handles: list[Any] = [None] * len(parameters)
         self._buckets: Sequence[Sequence[int]] = ()
         self._bucket_of: list[int] = []
-        # By parameter: whether its gradient has arrived, and what that is at first. By
-        # bucket: those that will arrive, and those that have not been counted yet.
+        # By parameter: whether its gradient has arrived in this step, and how that
+        # begins. By bucket: what trains, and what of it has not been counted yet.
         self._here: list[bool] = []
-        self._nothing: list[bool] = []
+        self._nothing = [False] * len(parameters)
         self._expected: list[list[int]] = []
         self._missing: list[set[int]] = []
         self.paused = False
@@ -87,12 +90,12 @@ class Arrivals:
         self._backward = -1  # autograd's number of the one that is running
         self._ended = self._inner_ended = True
         # Shared with the hooks: whether one has no news in the backward that runs.
-        self._no_news = [False] * len(parameters)
+        self._no_news = self._nothing.copy()
         weakref.finalize(self, _remove, self._handles)
         self.plan(())
 
     def plan(self, buckets: Sequence[Sequence[int]]) -> None:
-        """Count by these buckets of parameter indices, and begin a new step."""
+        """Count by these buckets of parameter indices from now on; resets."""
         self._buckets = buckets
         self._bucket_of = [-1] * len(self._parameters)
         for number, bucket in enumerate(buckets):
@@ -102,15 +105,15 @@ class Arrivals:
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new step: nothing has arrived. What trains now gets a hook."""
+        """Forget the step: nothing has arrived. What trains now gets a hook."""
         if self._what_trains() != self._trains:
             self._watch_what_trains()
-        self._here = self._nothing.copy()  # also while paused
+        self._here = self._nothing.copy()
         self._no_news[:] = self._nothing
-        self._missing = list(map(set, self._expected))  # not counted yet
+        self._missing = list(map(set, self._expected))
         # Dicts, not sets: their order, and so the run, does not depend on hashes.
         self._writers: list[dict[Hashable, None]] = [{} for _ in self._buckets]
-        self._writers_so_far: dict[Hashable, None] = {}  # of any bucket, while paused
+        self._writers_while_paused: dict[Hashable, None] = {}  # of any bucket
         self.is_open = False
         self.next = 0
         self._ended = True
@@ -120,7 +123,6 @@ class Arrivals:
 
     def _watch_what_trains(self) -> None:
         self._trains = self._what_trains()
-        self._nothing = [False] * len(self._parameters)
         self._expected = [[] for _ in self._buckets]
         for info in self._parameters:
             if self._trains[info.index]:
@@ -166,7 +168,7 @@ class Arrivals:
 
     def writers(self, bucket: int) -> dict[Hashable, None]:
         """Keys of the streams that wrote its gradients, in order of arrival."""
-        return self._writers_so_far | self._writers[bucket]
+        return self._writers_while_paused | self._writers[bucket]
 
     def announce_next(self) -> None:
         """Announce one more bucket, full or not; it stays `next` if that raises."""
@@ -187,7 +189,7 @@ class Arrivals:
 
         def on_gradient(_: Tensor) -> None:
             if not no_news[index] and (arrivals := me()) is not None:
-                arrivals._arrived(index)
+                arrivals._note(index)
 
         on_gradient.arrivals = me  # type: ignore[attr-defined]
         parameter: Any = info.parameter
@@ -200,13 +202,13 @@ class Arrivals:
         hooks.update(later)
         return handle
 
-    def _arrived(self, index: int) -> None:
+    def _note(self, index: int) -> None:
         if _current_backward() != self._backward:
             self.first = index
             self._begin_backward()
         self._here[index] = True
         if self.paused:
-            self._writers_so_far[self._stream_key()] = None
+            self._writers_while_paused[self._stream_key()] = None
             return
         bucket = self._bucket_of[index]
         if bucket < 0:
@@ -222,7 +224,7 @@ class Arrivals:
 
     def _begin_backward(self) -> None:
         outer = _outermost_function()
-        if not self._ended and outer is not None:
+        if not self._ended and outer is not None:  # part of the one that runs
             return
         if not self.is_open and self._what_trains() != self._trains:
             self.reset()  # frozen or unfrozen since the last step
@@ -236,12 +238,12 @@ class Arrivals:
             return
         me = weakref.ref(self)
 
-        def left(*_: object) -> None:
+        def outer_goes_on(*_: object) -> None:
             handle.remove()
             if (arrivals := me()) is not None and not arrivals._ended:
                 arrivals._call_at_the_end()
 
-        handle = outer.register_hook(left)
+        handle = outer.register_hook(outer_goes_on)
 
     def _call_at_the_end(self, inner: bool = False) -> None:
         """Note when the running backward ends; `inner` if it is part of another."""
@@ -256,7 +258,7 @@ class Arrivals:
             arrivals._ended |= not inner
             if any(arrivals._no_news):
                 arrivals._no_news[:] = arrivals._nothing
-                arrivals._writers_so_far[arrivals._stream_key()] = None
+                arrivals._writers_while_paused[arrivals._stream_key()] = None
 
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(ended)

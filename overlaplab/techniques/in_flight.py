@@ -132,9 +132,9 @@ def load(
 def _travel_themselves(
     parameters: Sequence[ParameterInfo], grads: list[Tensor], dtype: torch.dtype
 ) -> bool:
-    """Whether all are there, as they travel: the usual case.
+    """Whether all are there, and none needs a copy: the usual case.
 
-    Every loop of it runs in C: it is on the backward pass's way.
+    Every loop of it runs in C, since the backward pass waits for it.
     """
     return (
         set(map(type, grads)) == {Tensor}
@@ -322,8 +322,8 @@ class InFlight:
             for owner in flight.owners:
                 if owner != flight.key:
                     waits[owner, flight.key] = None
-        for waiting, ending in waits:
-            stream_of(waiting).wait_stream(stream_of(ending))
+        for waiting, awaited in waits:
+            stream_of(waiting).wait_stream(stream_of(awaited))
 
     def clear(self) -> None:
         """Let go of all launches, finished or given up."""

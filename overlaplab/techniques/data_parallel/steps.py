@@ -194,19 +194,36 @@ class StepwiseReducer:
             self._refuse_changed_parameter("this backward")
 
     def _open(self) -> None:
-        """A step begins, at its first gradient or in a `wait` without one."""
+        """A step begins: at its first gradient, else in `wait` or `abandon`."""
         self._refuse_destroyed_group()
         if self._facts.dtypes() != self._dtypes:  # after `model.to(dtype)`
             self._make_plan()
         self._marks = marks_of(self._facts.tensors)
         self._in_flight.wire = self._wire_of_step()
-        self._arrivals.is_open = True  # also where `wait` or `abandon` opens it
+        self._arrivals.is_open = True
 
     def _wire_of_step(self) -> Wire:
-        return self._wire
+        return self._wire  # another one inside `join`
+
+    def _launch(self, bucket: int) -> None:
+        """Send a bucket: it and all before it are full, or the step is ending."""
+        flags = self._write_flags if bucket == len(self.plan) - 1 else None
+        members = self._members[bucket]
+        writers = self._arrivals.writers(bucket)
+        stale = self._arrivals.stale(bucket)
+        with (
+            self._provider.annotate(type(self).__name__),
+            self._provider.annotate(f"bucket {bucket}"),
+        ):
+            self._in_flight.launch(members, writers, flags, stale)
+
+    def _write_flags(self, last: Payload) -> Tensor:
+        payloads = (*self._in_flight.payloads, last)
+        absent = [info for payload in payloads for info, _ in payload.absent]
+        return self._flags.write(absent, last.tensors[0])
 
     def _send_rest(self) -> None:
-        """In `wait`: all of the step has been sent, and is as it was sent."""
+        """For `wait`: refuse a broken step, and send the buckets that are not full."""
         if self._arrivals.windows:
             raise RuntimeError("reducer.wait() inside no_sync(); leave the block first")
         self._refuse_removed("reducer.wait()")
@@ -217,7 +234,7 @@ class StepwiseReducer:
         with torch.no_grad():
             if not self._arrivals.is_open:
                 self._open()
-            self._arrivals.announce_rest()
+            self._arrivals.announce_rest()  # calls `_launch` for each
         if (info := self._in_flight.touched() or self._lost()) is not None:
             raise RuntimeError(
                 f"{info.name}.grad was replaced, freed or written between the "
@@ -226,7 +243,7 @@ class StepwiseReducer:
             )
 
     def _finish(self) -> list[Average]:
-        """Wait for this step's buckets: gradients that travelled are averages.
+        """Wait for this step's buckets: then gradients that travelled are averages.
 
         Returns:
             Averages of what has no gradient here; nobody's `.grad` yet.
@@ -239,6 +256,8 @@ class StepwiseReducer:
         self._num_steps += 1
         self._in_flight.clear()
         self._arrivals.reset()
+
+    # What breaks it.
 
     def _refuse_destroyed_group(self) -> None:
         if not is_registered(self._group):
@@ -280,22 +299,7 @@ class StepwiseReducer:
         absent = [info for p in self._in_flight.payloads for info, _ in p.absent]
         return next((i for i in absent if self._arrivals.arrived(i.index)), None)
 
-    def _launch(self, bucket: int) -> None:
-        """Send a bucket: it and all before it are full, or the step is ending."""
-        flags = self._write_flags if bucket == len(self.plan) - 1 else None
-        members = self._members[bucket]
-        writers = self._arrivals.writers(bucket)
-        stale = self._arrivals.stale(bucket)
-        with (
-            self._provider.annotate(type(self).__name__),
-            self._provider.annotate(f"bucket {bucket}"),
-        ):
-            self._in_flight.launch(members, writers, flags, stale)
-
-    def _write_flags(self, last: Payload) -> Tensor:
-        payloads = (*self._in_flight.payloads, last)
-        absent = [info for payload in payloads for info, _ in payload.absent]
-        return self._flags.write(absent, last.tensors[0])
+    # What travels together.
 
     def _adopt(self) -> list[Average]:
         """Do what the flags say; see [Note: parameters without a gradient]."""

@@ -55,7 +55,7 @@ class AllReduce:
         if self._divides:
             if tensors[0].dtype is torch.float16:  # the sum could overflow
                 torch._foreach_div_(tensors, self._size)
-            # gloo counts up the version of what it writes. Into aliases with versions
+            # gloo counts up the version of what it writes. These aliases have versions
             # of their own, so that a gradient's tells whether somebody else wrote it.
             numbers = [t.data for t in numbers]
         return self._group.allreduce_coalesced(numbers, self._options), tensors
