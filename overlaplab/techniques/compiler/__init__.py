@@ -10,8 +10,9 @@ scatters what each rank has rows of, `bucketing` lets messages travel together a
 `sizing` says how many, `updates` divides the optimizer by them, `decision` says which
 are worth launching early, `scheduling` orders computing, launches and waits,
 `side_stream` gives each operator a stream. `dependencies` says what may move where,
-`checks` refuses a pass that changed what a graph means, `codegen` writes Python,
-`predict` its timeline, and `compilation` has all of it in a row.
+`costs` (`fusing`, for Inductor's kernels) what each node takes. `checks` refuses a pass
+that changed what a graph means, `codegen` writes Python, `predict` its timeline, and
+`compilation` has all of it in a row.
 """
 
 from overlaplab.techniques.compiler.backend import Backend, backend

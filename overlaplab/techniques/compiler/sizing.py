@@ -13,6 +13,7 @@ thing after another: the CPU launches, the stream computes, the wire sends.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,13 +31,13 @@ from overlaplab.techniques.compiler.graphs import is_launch, sent_bytes
 from overlaplab.techniques.compiler.words import count, time_text
 
 # What GPUs confirmed stays unless another way promises more than formulas are off, and
-# does so on a slow CPU as well: in a profile launches are often too cheap. These took
-# that long beside two H200 (overlaplab/bench/results/README.md).
+# does so on a slow CPU as well: in a profile launches are often too cheap. On the CPU
+# beside two H200 they took as long as here (overlaplab/bench/results/README.md).
 _WORTH = 0.97
 SLOW_LAUNCH_NS, SLOW_COLLECTIVE_NS = 50_000, 220_000
-_TRIED = (0.25, 0.5, 1, 2, 4, 8)  # least sizes, of the usual cap
-# Of the wire's time, when it is free: a message that is ready early waits for it, which
-# costs nothing, and one that is late leaves it idle.
+_TRIED = (0.25, 0.5, 1, 2, 4, 8)  # least sizes, as parts of the usual cap
+# The wire is taken to be free after this part of its time: a message that is ready
+# early waits for it, which costs nothing, and one that is late leaves it idle.
 _SOONER = 0.8
 
 
@@ -98,14 +99,14 @@ def plan_sizes(
     """
     dependencies = find_dependencies(graph)
     ready = ready_ns(dependencies, costs)
-    total = sum(map(sent_bytes, ready))
-    usual, most = default_cap_bytes(total), limit_bytes or max(1, total)
+    usual = default_cap_bytes(sum(map(sent_bytes, ready)))
+    most = limit_bytes or sys.maxsize
     slow = costs.on(_slowed(costs.hardware))
     at = ready_ns(dependencies, costs, costs.launch_ns)
     tried: dict[tuple[tuple[str, ...], ...], Sizes] = {}
     for part in (None, *_TRIED):
-        size = usual if part is None else max(1, int(usual * part))
-        cap = min(most, usual) if part is None else most
+        size = min(most, usual if part is None else max(1, int(usual * part)))
+        cap = size if part is None else most
         leaves = None if part is None else _Wire(at, costs, size)
         merges = merges_up_to(cap, dependencies, ready, max_delay_ns, leaves)
         same = tuple(merge.launches for merge in merges)

@@ -143,6 +143,18 @@ def test_what_was_tried_is_explained_with_both_times():
     )
 
 
+@pytest.mark.usefixtures("four_large")
+def test_no_size_that_was_tried_is_above_the_limit():
+    limit_bytes = 2 * LARGE_GRADIENT + 1
+
+    sizes = plan_sizes(eight_layers(), link_of(10), limit_bytes=limit_bytes)
+
+    assert [(cut(s.merges), s.bytes) for s in sizes] == [
+        ([1, 2, 2, 2, 1], LARGE_GRADIENT),
+        ([2, 2, 2, 2], limit_bytes),
+    ]
+
+
 @pytest.mark.usefixtures("one_gradient")
 def test_where_launches_are_expensive_gradients_share_a_launch():
     compiled = compile_inserted(nine_operators(), Costs(EXPENSIVE, 2), Settings())
