@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import overlaplab as ol
 from overlaplab.cluster.pool.pool import Outcome
-from tests.ranks import run_untimed
+from tests.ranks import Untimed, run_untimed
 from tests.techniques.compiler.nets import (
     NETS,
     compiled_states,
@@ -29,7 +28,7 @@ RUNS: dict[tuple[str, int], tuple[list[str], dict[str, Any]]] = {
 
 
 @cache
-def run_of(cluster: str, world_size: int) -> ol.Run | Outcome:
+def run_of(cluster: str, world_size: int) -> Untimed | Outcome:
     names, settings = RUNS[cluster, world_size]
     return run_untimed(
         compiled_states, names, settings, cluster=cluster, world_size=world_size

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import overlaplab as ol
 from overlaplab.cluster.pool.pool import Outcome
 from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.example import nine_operators
@@ -20,7 +19,7 @@ from overlaplab.techniques.compiler.side_stream import (
     plan_streams,
 )
 from tests.gpu.compiler_programs import CUTS, code_on_two_streams, run_source
-from tests.ranks import run_untimed
+from tests.ranks import Untimed, run_untimed
 from tests.techniques.compiler.making import Making, aten
 
 SOURCE = code_on_two_streams().source
@@ -116,7 +115,7 @@ def test_a_bucket_is_packed_and_sent_beside_what_follows():
     assert "bucket_0.wait(); del bucket_0, dw2, dw3" in lines
 
 
-def run(source: str, **where: Any) -> ol.Run | Outcome:
+def run(source: str, **where: Any) -> Untimed | Outcome:
     return run_untimed(run_source, source, **where)
 
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.fx import Graph
 from torch.optim.sgd import sgd
 
-import overlaplab as ol
 from overlaplab import streams
 from overlaplab.cluster.pool.pool import Outcome
 from overlaplab.hardware import find_hardware
@@ -30,7 +29,7 @@ from overlaplab.techniques.compiler.predict import predict
 from overlaplab.techniques.compiler.runtime import load
 from overlaplab.techniques.compiler.scheduling import plan_schedule, schedule
 from overlaplab.techniques.compiler.updates import divide_updates, plan_updates
-from tests.ranks import run_untimed
+from tests.ranks import Untimed, run_untimed
 from tests.techniques.compiler.making import Making, aten, names
 
 SIZE = 16
@@ -140,7 +139,7 @@ def expected(kind: str, world_size: int, num_steps: int = 2) -> list[Tensor]:
 
 
 @cache
-def trained(kind: str, cluster: str, world_size: int) -> ol.Run | Outcome:
+def trained(kind: str, cluster: str, world_size: int) -> Untimed | Outcome:
     source = compiled(kind).code.source
     return run_untimed(train, source, kind, cluster=cluster, world_size=world_size)
 

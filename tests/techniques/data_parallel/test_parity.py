@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import overlaplab as ol
 from overlaplab.cluster.pool.pool import Outcome
 from overlaplab.models import TOY_NETS
-from tests.ranks import run_untimed
+from tests.ranks import Untimed, run_untimed
 from tests.techniques.data_parallel import training
 
 TRAPS = ("tied", "unused", "uneven", "zero_element", "mixed_dtypes", "channels_last")
@@ -42,7 +41,7 @@ def train_all(reducer: str, set_to_none: bool, nets: tuple[str, ...]) -> dict[st
 @cache
 def run_of(
     cluster: str, world_size: int, reducer: str, set_to_none: bool
-) -> ol.Run | Outcome:
+) -> Untimed | Outcome:
     """One run for all nets of a row of the grid."""
     row = (cluster, world_size, reducer, set_to_none)
     nets = tuple(net for *key, net in GRID if tuple(key) == row)

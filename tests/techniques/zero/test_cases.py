@@ -10,7 +10,7 @@ import torch
 import overlaplab as ol
 from overlaplab.cluster.pool.pool import Outcome
 from tests.guards import GUARD_S
-from tests.ranks import run_untimed
+from tests.ranks import Untimed, run_untimed
 from tests.techniques.zero import programs
 from tests.techniques.zero.programs import CASES
 
@@ -29,7 +29,7 @@ def cases_of(world_size: int) -> tuple[str, ...]:
 
 
 @cache
-def run_of(cluster: str, world_size: int, prefetch: int) -> ol.Run | Outcome:
+def run_of(cluster: str, world_size: int, prefetch: int) -> Untimed | Outcome:
     cases = cases_of(world_size)
     return run_untimed(
         programs.train_cases, cases, prefetch, world_size=world_size, cluster=cluster

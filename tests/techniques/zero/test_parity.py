@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import overlaplab as ol
 from overlaplab.cluster.pool.pool import Outcome
-from tests.ranks import run_untimed
+from tests.ranks import Untimed, run_untimed
 from tests.techniques.zero import training
 from tests.techniques.zero.training import FIXTURES
 
@@ -34,7 +33,7 @@ RUNS = {
 
 
 @cache
-def run_of(cluster: str, world_size: int, settings: str) -> ol.Run | Outcome:
+def run_of(cluster: str, world_size: int, settings: str) -> Untimed | Outcome:
     return run_untimed(
         training.train_all,
         FIXTURES,
