@@ -21,8 +21,8 @@ ended, and when one ends, autograd makes the stream that called it wait for all 
 wrote ("Stream semantics of backward passes" in torch's notes on CUDA). So hooks without
 news return at once, and a callback at the end notes that one stream. (It also stands
 for the owner of a gradient that was dropped in between and made anew on another one.)
-If the backward raises, nothing ends it: these hooks stay silent until `reset`. So the
-next backward may not learn that one before it failed, and whoever ends the step looks.
+If the backward raises, nothing ends it: its hooks stay silent until `pausing` is over,
+so that the next one that only accumulates may not learn of it; the one that sends does.
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ class Arrivals:
         finally:
             self.windows -= 1
             self.paused = before
+            self._no_news[:] = self._nothing  # one that raised left it as it was
 
     @property
     def backward_failed(self) -> bool:

@@ -114,11 +114,18 @@ def test_a_backward_that_failed_between_checkpointed_layers_is_refused() -> None
 
 
 @on_both
-@pytest.mark.parametrize("then", ["micro", "backward", "wait"])
+@pytest.mark.parametrize(
+    ("then", "who"),
+    [
+        ("micro", r"reducer.wait\(\)"),
+        ("backward", "this backward"),
+        ("wait", r"reducer.wait\(\)"),
+    ],
+)
 def test_after_a_micro_batch_that_failed_the_step_is_refused(
-    cluster: str, then: str
+    cluster: str, then: str, who: str
 ) -> None:
-    says = r"raised before it ended: 0 of 1 .*abandon"
+    says = rf"raised before it ended: 0 of 1 .*{who} cannot go on.*abandon"
     refuses(says, windows.fails_in_a_window, then, cluster=cluster)
 
 
