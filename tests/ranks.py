@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from overlaplab.cluster.pool.pool import Outcome, the_pool
 from overlaplab.cluster.virtual import run_virtual
-from overlaplab.program import Finding, find_findings
-from overlaplab.program.graph import build_graph
+from overlaplab.program import Finding, find_deadlock, find_findings
 from tests.guards import GUARD_S
 
 
@@ -30,10 +29,9 @@ def run_untimed(
         values, program = run_virtual(
             fn, args, {}, world_size=world_size, timeout_s=GUARD_S
         )
-        graph = build_graph(program)
-        _, waits_for = graph.walk()
-        never = [g for g, num in enumerate(waits_for) if num >= 0]
-        assert all(map(graph.unmatched, never)), "streams wait for one another for ever"
+        deadlock = find_deadlock(program)  # of streams; ranks had one raised to them
+        if deadlock is not None:
+            raise deadlock
         return Untimed(values, find_findings(program))
     pool = the_pool()
     return pool.run(fn, args, {}, world_size, cluster, GUARD_S, measure=False)
