@@ -200,14 +200,26 @@ def zero3_command(
     help="Of the reducers.  [both]",
 )
 @click.option("--batches", multiple=True, type=POSITIVE, help="Of the reducers.")
+@click.option("--mib", multiple=True, type=POSITIVE, help="Of the loaders' batches.")
+@click.option(
+    "--loader",
+    "loaders",
+    multiple=True,
+    type=click.Choice(Plan().loaders),
+    help="Of the prefetcher.  [all]",
+)
 @click.option("--quick", is_flag=True, help="Fewer sizes and rounds.")
+@click.option("--rounds", type=POSITIVE, help="At most, in the minutes that there are.")
 @click.option("--minutes", default=3.5, help="Of each part, about.")
 @rank_options
 def double_buffer_command(
     parts: tuple[str, ...],
     links: tuple[str, ...],
     batches: tuple[int, ...],
+    mib: tuple[float, ...],
+    loaders: tuple[str, ...],
     quick: bool,
+    rounds: int | None,
     minutes: float,
     backend: str,
     world_size: int | None,
@@ -217,7 +229,13 @@ def double_buffer_command(
     plan = BRIEF if quick else Plan()
     if backend == "gloo":
         plan = REHEARSAL
-    plan = replace(plan, batches=batches or plan.batches)
+    plan = replace(
+        plan,
+        batches=batches or plan.batches,
+        batches_mib=mib or plan.batches_mib,
+        loaders=loaders or plan.loaders,
+        rounds=rounds or plan.rounds,
+    )
     parts, links = parts or PARTS, links or tuple(LINKS)
     num_jobs = ("prefetch" in parts) + ("reducer" in parts) * len(links)
     if under_torchrun() and num_jobs > 1:

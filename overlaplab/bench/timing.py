@@ -109,6 +109,8 @@ def time_until(
 ) -> tuple[dict[str, Samples], int]:
     """`time_in_turn`, round after round: one, and more until `end`. Collective.
 
+    Every other round takes the steps in the opposite order.
+
     Args:
         end: seconds of `time.time()`; no round but the first begins later.
         steps, steps_a_round, settling: see `time_in_turn`.
@@ -120,8 +122,13 @@ def time_until(
     times: dict[str, tuple[int, ...]] = dict.fromkeys(steps, ())
     rounds = 0
     while rounds < num_rounds and not agree(rounds > 0 and time.time() > end):
+        # Back and forth: what one leaves behind does not fall on the same one always.
+        turn = list(steps)[:: -1 if rounds % 2 else 1]
         found = time_in_turn(
-            steps, num_rounds=1, steps_a_round=steps_a_round, settling=settling
+            {name: steps[name] for name in turn},
+            num_rounds=1,
+            steps_a_round=steps_a_round,
+            settling=settling,
         )
         times = {name: times[name] + found[name].step_ns for name in steps}
         rounds += 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,7 +15,7 @@ from torch import Tensor
 from overlaplab.bench import command
 from overlaplab.bench.double_buffer import delayed, feeding, measure, prefetched
 from overlaplab.bench.double_buffer.plan import REHEARSAL, Plan
-from overlaplab.bench.timing import Samples
+from overlaplab.bench.timing import Samples, time_until
 from tests.ranks import values_of
 
 MS = 1_000_000
@@ -125,7 +127,7 @@ def feeds_wrong_batches() -> dict[str, str]:
             whole[: len(whole) // 2] = 0
             yield whole
 
-    ways = {"pinned, blocking": feeding.pinned_blocking, "ours, half": half}
+    ways = {"pinned, blocking": feeding.pinned_blocking, "ours, pinned": half}
     prefetched.WAYS = ways  # type: ignore[misc]
     try:
         (case, _) = prefetched.cases(0.01, REHEARSAL, 1e12)
@@ -138,8 +140,37 @@ def feeds_wrong_batches() -> dict[str, str]:
 
 def test_a_way_that_feeds_wrong_batches_is_not_timed() -> None:
     for found in values_of(feeds_wrong_batches, cluster="gloo"):
-        assert list(found) == ["ours, half"]
-        assert "has values from 0.0 to" in found["ours, half"]
+        assert list(found) == ["ours, pinned"]
+        assert "has values from 0.0 to" in found["ours, pinned"]
+
+
+def feeds_pageable_batches_for_two_rounds() -> list[str]:
+    plan = replace(REHEARSAL, loaders=("pageable",), rounds=2)
+    (case, _) = prefetched.cases(0.01, plan, 1e12)
+    assert all(len(row["samples_ms"]) == 4 for row in case["variants"].values())
+    return list(case["variants"])
+
+
+def test_one_loader_is_measured_alone_if_it_is_asked_for() -> None:
+    ways = ["compute", "pageable, pinned in the loop", "ours, pageable"]
+    assert (
+        values_of(feeds_pageable_batches_for_two_rounds, cluster="gloo") == [ways] * 2
+    )
+
+
+def test_every_other_round_goes_back_through_the_ways() -> None:
+    taken = values_of(takes_three_rounds, cluster="gloo", world_size=1)[0]
+    assert taken == ["a", "a", "b", "b", "b", "b", "a", "a", "a", "a", "b", "b"]
+
+
+def takes_three_rounds() -> list[str]:
+    taken: list[str] = []
+    steps = {name: partial(taken.append, name) for name in "ab"}
+    times, rounds = time_until(
+        float("inf"), steps, num_rounds=3, steps_a_round=1, settling={}
+    )
+    assert rounds == 3 and list(times) == ["a", "b"]
+    return taken
 
 
 def test_workers_that_the_hosts_shared_memory_has_no_room_for_are_not_started(

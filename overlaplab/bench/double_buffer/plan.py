@@ -14,6 +14,7 @@ class Plan:
     """How much to measure."""
 
     batches_mib: tuple[float, ...] = (1, 8, 64, 256, 512)  # of the prefetcher
+    loaders: tuple[str, ...] = ("pinned", "pageable", "torch's workers")
     # a step's length in times of its copy's, but at least so long
     lengths: tuple[float, ...] = (1.25, 3.0)
     least_ms: float = 2.0

@@ -72,8 +72,10 @@ class _Case:
     def run(self, until: float) -> dict[str, Any]:
         here = self._loaders.batches[0].to(streams.device())
         steps: dict[str, Callable[[], object]] = {ALONE: lambda: self._compute(here)}
+        ours = [f"ours, {loader}" for loader in self._plan.loaders]
+        chosen = {way for each in ours for way in (each, *PEERS.get(each, ()))}
         for way in WAYS:
-            if (step := self._build(way)) is not None:
+            if way in chosen and (step := self._build(way)) is not None:
                 steps[way] = step
         settling = {way: self._settling(step) for way, step in steps.items()}
         times, rounds = time_until(
