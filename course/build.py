@@ -1,7 +1,6 @@
 """Write labs/ and solutions/ from the lessons in course/, and hold them to it.
 
     python course/build.py [06 ...]           write both notebooks of each lesson
-    python course/build.py --code [06 ...]    write reference.py and broken.py alone
     python course/build.py --check            fail where any of these has drifted
     python course/build.py --prove-unsolved   run labs as handed out: the checks, all
                                               of them and nothing else, must raise
@@ -18,8 +17,8 @@ Cells. `# %% [markdown]` and `# %%` go into both notebooks, unless a key says ot
     # %% tags=["raises-exception"]               nbconvert's and nbval's tags are kept
     # %% name="plan"                             the cell's id
     # %% fold=true                               JupyterLab folds its code away
-    # %% reference=true                          its solution goes to reference.py
-    # %% broken=true                             its stub goes to broken.py
+    # %% reference=true                          its solution is in labNN.reference
+    # %% broken=true                             its stub is in labNN.broken
     # %% include="primers/fx_graphs.py"          an empty cell: the cells of that file,
                                                  which several lessons share
 
@@ -43,13 +42,10 @@ The solution notebook keeps the SOLUTION markers and drops the stub. BEGIN/END H
 TESTS, in a check, is left out of the lab. A hint folds: <details><summary>Hint
 </summary> ... </details> in Markdown.
 
-Code that a lab runs itself stands in the lesson too. The functions and classes of the
-cells with reference=true, solved, make overlaplab_course/labNN/reference.py; those with
-broken=true, as the lab hands them out, make broken.py beside it. Both modules import
-what they use as the lesson does; lab.X becomes an import of X from where the lab's
-__init__.py has it. A cell may have both keys. The modules are committed, are in the
-wheel, and are exempt from mypy (pyproject.toml). After editing a marked cell,
-`--code` writes them without running the notebook.
+Code that a lab runs itself stands in the lesson too: the lab's module `reference` has
+the functions and classes of the cells with reference=true, solved, and `broken` those
+of the cells with broken=true, as the lab hands them out. A cell may have both keys. See
+overlaplab_course/marked_cells.py.
 
 Nothing here knows what a lesson teaches, or how a check decides.
 """
@@ -68,7 +64,6 @@ from nbformat import NotebookNode
 
 import notebook_runs as runs
 from lesson_cells import Cell, lab_source, read_lesson, solution_source
-from lesson_code import code_problems, write_code
 from lesson_words import banned_words
 from notebook_runs import BuildError
 
@@ -184,7 +179,6 @@ def build(root: Path, topics: Sequence[str] = ()) -> None:
     """Write what each lesson gives; the solution's notebook is executed first."""
     for lesson in find_lessons(root, topics):
         cells = read_lesson(lesson)
-        write_code(root, lesson, cells)
         lab, solution = make_lab(cells), make_solution(cells)
         runs.write(lab, root / "labs" / f"{lesson.stem}.ipynb")
         print(f"{lesson.name}: running the solution", flush=True)
@@ -196,7 +190,7 @@ def build(root: Path, topics: Sequence[str] = ()) -> None:
 
 
 def check(root: Path) -> None:
-    """Compare notebooks and modules on disk with what the lessons would give.
+    """Compare notebooks on disk with what the lessons would give.
 
     Raises:
         BuildError: listing every difference.
@@ -207,7 +201,6 @@ def check(root: Path) -> None:
     lessons = find_lessons(root)
     for lesson in lessons:
         cells = read_lesson(lesson)
-        problems += code_problems(root, lesson, cells)
         lab = root / "labs" / f"{lesson.stem}.ipynb"
         if not lab.exists() or lab.read_text("utf-8") != runs.text(make_lab(cells)):
             problems.append(f"labs/{lab.name} is not what course/{lesson.name} gives")
@@ -237,7 +230,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("topics", nargs="*", help="only lessons that start so: 06")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="fail on drift")
-    mode.add_argument("--code", action="store_true", help="write no notebook")
     mode.add_argument(
         "--prove-unsolved",
         action="store_true",
@@ -249,9 +241,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.check:
             check(root)
-        elif options.code:
-            for lesson in find_lessons(root, options.topics):
-                write_code(root, lesson, read_lesson(lesson))
         elif options.prove_unsolved:
             runs.prove_unsolved(root / "labs", options.topics)
         else:

@@ -62,8 +62,6 @@ class Cell:
     points: int
     tags: tuple[str, ...]
     fold: bool
-    reference: bool
-    broken: bool
     blocks: tuple[Block, ...]
 
 
@@ -133,8 +131,6 @@ def _cell(raw: Any, where: str, before: Sequence[Cell]) -> Cell:
         points=int(keys.get("points", 1)),
         tags=tuple(keys.get("tags", ())),
         fold=bool(keys.get("fold", False)),
-        reference=bool(keys.get("reference", False)),
-        broken=bool(keys.get("broken", False)),
         blocks=blocks,
     )
 

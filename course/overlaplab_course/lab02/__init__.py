@@ -1,7 +1,5 @@
 """What the notebook of lab 02 calls: `from overlaplab_course import lab02 as lab`."""
 
-from typing import TYPE_CHECKING
-
 from overlaplab.grading.kept import Kept, import_later, side_by_side
 from overlaplab.timeline.intervals import intersect, merge, total
 from overlaplab_course.lab02.given import (
@@ -35,9 +33,6 @@ from overlaplab_course.lab02.show import (
 from overlaplab_course.lab02.stopwatch import clock
 from overlaplab_course.pictures import events_between_steps
 from overlaplab_course.stored import text_table
-
-if TYPE_CHECKING:  # it is imported when a cell runs it
-    from overlaplab_course.lab02.reference import is_communication
 
 _kept = Kept(
     {
