@@ -15,6 +15,7 @@ import click
 import torch.distributed as dist
 
 from overlaplab.bench import compiled, data_parallel, traces, zero3
+from overlaplab.bench import whole_steps as whole
 from overlaplab.bench.checkpoint.command import checkpoint
 from overlaplab.bench.double_buffer import measure as double_buffer
 from overlaplab.bench.double_buffer.plan import BRIEF, PARTS, REHEARSAL, Plan
@@ -121,6 +122,7 @@ def traces_command(
     help="What compiles long; minutes on a CPU.  [default: on GPUs]",
 )
 @click.option("--brief", is_flag=True, help="Fewer bucket sizes and rounds.")
+@click.option("--whole-steps", is_flag=True, help="Steps with AdamW, and they alone.")
 @click.option("--link", type=click.Choice(list(LINKS)), default="nvlink")
 @click.option(
     "--hardware",
@@ -132,6 +134,7 @@ def compiler_command(
     batches: Sequence[int],
     inductor: bool | None,
     brief: bool,
+    whole_steps: bool,
     link: str,
     hardware: str | None,
     backend: str,
@@ -148,7 +151,7 @@ def compiler_command(
         plan = replace(plan, inductor=inductor)
     os.environ.update(LINKS[link])
     cases = [(model, batch, plan) for batch in batches]
-    measure = compiled.measure_case
+    measure = whole.measure_case if whole_steps else compiled.measure_case
     measure_cases("compiler", measure, cases, out, backend, world_size)
 
 

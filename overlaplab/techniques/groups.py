@@ -18,6 +18,12 @@ Group = dist.ProcessGroup
 _own_groups: WeakKeyDictionary[Group, dict[str, Group]] = WeakKeyDictionary()
 
 
+# Through the host's memory NCCL (2.28) moves data with so few blocks of a GPU that they
+# do not fill the link: with eight it is 1.1 to 1.2 times as fast (2x H200, P2P off).
+# Over NVLink it takes more than eight anyway. A minimum alone is refused.
+_MIN_BLOCKS, _MAX_BLOCKS = 8, 64
+
+
 def own_group() -> Group:
     """The world; on NCCL a communicator of the reducers' own, at high priority.
 
@@ -36,7 +42,8 @@ def own_group() -> Group:
 def job_group(job: str) -> Group:
     """All ranks, on a communicator for `job` alone; on NCCL at high priority.
 
-    Without the priority a collective's blocks wait behind those of large matmuls. One
+    Without the priority a collective's blocks wait behind those of large matmuls; with
+    fewer than eight of them a link through the host's memory is not filled. One
     a job is shared by all who do it in a process: each would cost GPU memory.
     Collective: every rank asks.
 
@@ -48,10 +55,17 @@ def job_group(job: str) -> Group:
     if job not in groups:
         options = None
         if dist.get_backend(world) == "nccl":
-            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+            options = nccl_options()
         groups[job] = dist.new_group(pg_options=options)
         streams.go_first(groups[job])
     return groups[job]
+
+
+def nccl_options() -> Any:
+    """Of a communicator of our own: `pg_options` of `dist.new_group`."""
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.min_ctas, options.config.max_ctas = _MIN_BLOCKS, _MAX_BLOCKS
+    return options
 
 
 def asked_group(group: Group) -> Group:
