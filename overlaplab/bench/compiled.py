@@ -185,9 +185,14 @@ def _makers(
         "our reducer": of(variants.bucketed, model, batch),
     }
     if plan.ddp_on_our_group:
-        settings = {"bucket_cap_mb": 100, "views": True, "static_graph": True}
         makers[OUR_GROUP] = of(
-            variants.ddp, model, batch, **settings, group=own_group()
+            variants.ddp,
+            model,
+            batch,
+            bucket_cap_mb=100,
+            views=True,
+            static_graph=True,
+            group=own_group(),
         )
     caps = {f"ours {cap:g}" if cap else "ours": cap for cap in plan.caps_mib}
     for name, cap in caps.items():

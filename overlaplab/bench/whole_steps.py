@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.distributed.optim.apply_optimizer_in_backward import (
+    _apply_optimizer_in_backward,
+)
 from torch.optim import AdamW
 from torch.utils import _pytree as pytree
 
@@ -41,7 +43,13 @@ from overlaplab.techniques.groups import own_group
 ALONE = "compute and update"
 DDP, IN_HOOKS = "ddp, then AdamW", "ddp, AdamW in its hooks"
 LR, BETAS, EPS, DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
-SETTINGS = {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": DECAY, "fused": True}
+SETTINGS: dict[str, Any] = {
+    "lr": LR,
+    "betas": BETAS,
+    "eps": EPS,
+    "weight_decay": DECAY,
+    "fused": True,
+}
 WEIGHTS_RTOL = 0.1  # of all that the steps changed; bfloat16 sums in another order
 _DDP = {"bucket_cap_mb": 100, "gradient_as_bucket_view": True}
 
@@ -122,9 +130,9 @@ def check_weights(
         )
 
 
-def ways(plan: Plan) -> dict[str, Callable[[nn.Module, Batch], Training]]:
+def ways(plan: Plan) -> Mapping[str, Callable[[nn.Module, Batch], Training]]:
     """By name, what trains a model; `DDP` is the first that averages."""
-    found = {ALONE: alone, DDP: ddp}
+    found: dict[str, Callable[[nn.Module, Batch], Training]] = {ALONE: alone, DDP: ddp}
     if streams.device().type == "cuda":  # the hook waits for an accelerator's stream
         found[IN_HOOKS] = ddp_in_hooks
     ours = functools.partial(one_graph, plan=plan)
@@ -218,7 +226,17 @@ def _update(
     """What `AdamW(fused=True)` runs."""
     torch._foreach_add_(counts, 1)
     torch._fused_adamw_(
-        *(weights, gradients, first, second, [], counts),
-        **{"lr": LR, "beta1": BETAS[0], "beta2": BETAS[1], "weight_decay": DECAY},
-        **{"eps": EPS, "amsgrad": False, "maximize": False},
+        weights,
+        gradients,
+        first,
+        second,
+        [],
+        counts,
+        lr=LR,
+        beta1=BETAS[0],
+        beta2=BETAS[1],
+        weight_decay=DECAY,
+        eps=EPS,
+        amsgrad=False,
+        maximize=False,
     )
