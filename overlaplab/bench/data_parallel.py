@@ -270,5 +270,5 @@ def _graph_groups() -> dict[str, dist.ProcessGroup]:
     """
     if dist.get_backend() != "nccl":
         return {}
-    ours = dist.new_group(pg_options=nccl_options())
+    ours = dist.new_group(pg_options=nccl_options(is_wide=True))
     return {"ours": ours, "ddp": dist.new_group()}

@@ -34,18 +34,21 @@ def own_group() -> Group:
     """
     world = _world()
     if dist.get_backend(world) == "nccl":
-        return job_group("reduce")
+        return job_group("reduce", is_wide=True)
     streams.go_first(world)
     return world
 
 
-def job_group(job: str) -> Group:
+def job_group(job: str, *, is_wide: bool = False) -> Group:
     """All ranks, on a communicator for `job` alone; on NCCL at high priority.
 
-    Without the priority a collective's blocks wait behind those of large matmuls; with
-    fewer than eight of them a link through the host's memory is not filled. One
+    Without the priority a collective's blocks wait behind those of large matmuls. One
     a job is shared by all who do it in a process: each would cost GPU memory.
     Collective: every rank asks.
+
+    Args:
+        job: its name.
+        is_wide: whether it has eight blocks at least, see `nccl_options`.
 
     Raises:
         ValueError: there is no process group.
@@ -55,16 +58,22 @@ def job_group(job: str) -> Group:
     if job not in groups:
         options = None
         if dist.get_backend(world) == "nccl":
-            options = nccl_options()
+            options = nccl_options(is_wide=is_wide)
         groups[job] = dist.new_group(pg_options=options)
         streams.go_first(groups[job])
     return groups[job]
 
 
-def nccl_options() -> Any:
-    """Of a communicator of our own: `pg_options` of `dist.new_group`."""
+def nccl_options(*, is_wide: bool) -> Any:
+    """Of a communicator of our own: `pg_options` of `dist.new_group`.
+
+    Args:
+        is_wide: whether it takes eight blocks of the GPU at least. They fill a link
+            through the host's memory, and leave less to the computing beside it.
+    """
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    options.config.min_ctas, options.config.max_ctas = _MIN_BLOCKS, _MAX_BLOCKS
+    if is_wide:
+        options.config.min_ctas, options.config.max_ctas = _MIN_BLOCKS, _MAX_BLOCKS
     return options
 
 

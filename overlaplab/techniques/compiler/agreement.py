@@ -8,6 +8,7 @@ the rank that comes second sees the difference.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ from overlaplab.techniques.compiler.graphs import launches, operation, payload
 _ran: WeakKeyDictionary[dist.ProcessGroup, list[str]] = WeakKeyDictionary()
 
 
-def collectives_text(graph: Graph) -> str:
+def collectives_text(graph: Graph, tail: Collection[str] = ()) -> str:
     """A line for each collective: what must be equal on all ranks, in this order.
 
     With the names of what is sent, gradients' by parameter: the order goes by what
@@ -33,7 +34,8 @@ def collectives_text(graph: Graph) -> str:
     for launch in launches(graph):
         sent = ", ".join(map(_sent, payload(launch)))
         settings = " ".join(map(str, launch.args[1:-1]))
-        lines.append(f"{operation(launch)} {settings} of {sent}")
+        where = " on the tail's group" if launch.name in tail else ""
+        lines.append(f"{operation(launch)} {settings} of {sent}{where}")
     return "\n".join(lines)
 
 

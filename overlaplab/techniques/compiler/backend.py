@@ -35,7 +35,7 @@ from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.fusing import FusedCosts
 from overlaplab.techniques.compiler.lowering import lower
 from overlaplab.techniques.compiler.runtime import side_stream_of
-from overlaplab.techniques.groups import checked_group, own_group
+from overlaplab.techniques.groups import checked_group, job_group, own_group
 
 _KEPT = 64  # compilations of equal backends that can be explained
 
@@ -51,16 +51,28 @@ class Backend:
     """
 
     def __init__(
-        self, group: str, world_size: int, hardware: Hardware, settings: Settings
+        self,
+        group: str,
+        world_size: int,
+        hardware: Hardware,
+        settings: Settings,
+        tail: str = "",
     ) -> None:
         self._group = group
+        self._tail = tail  # the group of messages that nothing is computed beside
         self._world_size = world_size
         self._hardware = hardware
         self._settings = settings
         self._made: list[Compilation] = []  # by this one alone: a model's, as a rule
 
     def _key(self) -> tuple[Any, ...]:
-        return self._group, self._world_size, self._hardware.name, self._settings
+        return (
+            self._group,
+            self._tail,
+            self._world_size,
+            self._hardware.name,
+            self._settings,
+        )
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -121,13 +133,16 @@ class Backend:
             code = generate(fragment.graph, name).run
             return lambda args: code(args, None, streams.device())
         compiled = self._keep(fragment)
-        text, run = collectives_text(compiled.graph), compiled.code.run
+        text = collectives_text(compiled.graph, compiled.tail)
+        run, tail = compiled.code.run, self._tail if compiled.tail else ""
 
         def backward(args: list[Any]) -> Any:
             group = resolve_group(self._group)
             check_agreement(text, group)
             if self._settings.side_stream:
                 return run(args, group, streams.device(), side_stream_of(group))
+            if tail:
+                return run(args, group, streams.device(), resolve_group(tail))
             return run(args, group, streams.device())
 
         return backward
@@ -190,7 +205,8 @@ def backend(
         model = torch.compile(model, backend=ol.compiler.backend())
 
     Args:
-        process_group: the ranks; by default all.
+        process_group: the ranks; by default all. Then, on NCCL, what is sent when
+            nothing is left to compute has a communicator of its own: `plan_tail`.
         bucket_mib: of gradients that travel together; None: `BucketedReducer`'s, or
             what is ready whenever the wire is free, if that ends sooner on `hardware`:
             see `plan_sizes`. `explain()` says what was tried.
@@ -212,7 +228,13 @@ def backend(
     Raises:
         ValueError, TypeError: an argument is wrong, or there is no process group.
     """
-    group = own_group() if process_group is None else checked_group(process_group)
+    tail = ""
+    if process_group is not None:
+        group = checked_group(process_group)
+    else:
+        group = own_group()
+        if _parts_tail(lowering, side_stream, limit_mib):
+            group, tail = job_group("compiled"), group.group_name
     settings = Settings(
         cap_bytes=None if bucket_mib is None else cap_bytes("bucket_mib", bucket_mib),
         max_delay_ns=None
@@ -222,10 +244,17 @@ def backend(
         limit_bytes=None if limit_mib is None else cap_bytes("limit_mib", limit_mib),
         side_stream=side_stream,
         lowering=lowering,
+        part_tail=bool(tail),
         **({} if max_states is None else {"max_states": max_states}),
     )
     size = dist.get_world_size(group)
-    return Backend(group.group_name, size, find_hardware(hardware), settings)
+    return Backend(group.group_name, size, find_hardware(hardware), settings, tail)
+
+
+def _parts_tail(lowering: str, side_stream: object, limit_mib: float | None) -> bool:
+    """Whether a second communicator changes anything: it has blocks of a GPU."""
+    is_plain = lowering == "eager" and not side_stream and limit_mib is None
+    return is_plain and dist.get_backend() == "nccl"
 
 
 def _ns(name: str, value: object) -> int:
