@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from overlaplab.grading import find_exercise, judge
-from overlaplab_course.lab03.fraction_checks import OVERLAP, THE_RUN
+from overlaplab_course.lab03.checks_extra import OVERLAP, THE_RUN
 from overlaplab_course.lab03.jobs import EAGER, backward_job, one_stream, play
 from overlaplab_course.lab03.reference import issue
 from tests.labs.test_lab03_issue import (

@@ -7,8 +7,7 @@ import pytest
 from overlaplab import streams
 from overlaplab.grading import find_exercise, judge
 from overlaplab_course.lab03 import checks
-from overlaplab_course.lab03.checks import drawn_job
-from overlaplab_course.lab03.jobs import COMPUTE, backward_job, play
+from overlaplab_course.lab03.jobs import COMPUTE, backward_job, drawn_job, play
 from overlaplab_course.lab03.reference import issue as plain_issue
 
 

@@ -6,7 +6,6 @@ it takes is free; values, findings, the CPU's waits and the step are judged.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -16,28 +15,25 @@ import torch
 from overlaplab.grading import Sheet, Violation, laws, program_laws
 from overlaplab.grading.forms import Examined, Repair, judge_step
 from overlaplab.program import Finding
-from overlaplab_course.lab03 import fraction_checks as _fraction_checks  # noqa: F401
 from overlaplab_course.lab03 import given, reference
 from overlaplab_course.lab03.checks_extra import LAB
 from overlaplab_course.lab03.feed_checks import LEAN, crowded
 from overlaplab_course.lab03.jobs import (
-    COMPUTE,
     EAGER,
-    INPUT,
     NUM_RANKS,
     SET_UP,
-    WIRE,
     Issue,
     Job,
-    Piece,
     Played,
     Task,
     Wait,
     backward_job,
+    drawn_job,
     fewest_waits,
     one_stream,
     pipeline,
     play,
+    three_tasks,
 )
 
 SAFE, ALL_RUN, FREE_CPU, SHORT_STEPS = LAB.sentences("3.1")
@@ -74,38 +70,20 @@ def wrong_results(
 # -- 3.1a: one event
 
 SendBeside = Callable[[Task, Task, Task], object]
-
-
-def three_tasks(first_ms: int, second_ms: int, message_ms: int) -> Job:
-    """`message` needs `first`; `second`, launched between them, is needed by nobody."""
-    return Job(
-        f"three tasks of {first_ms}, {second_ms} and {message_ms} ms",
-        (
-            Piece("first", COMPUTE, first_ms, (INPUT,), "a"),
-            Piece("second", COMPUTE, second_ms, (INPUT,), "b"),
-            Piece("message", WIRE, message_ms, ("a",), "sum"),
-        ),
-    )
+BESIDE = ((three_tasks(2, 4, 3), NUM_RANKS), (three_tasks(3, 2, 5), 3))
 
 
 def _as_issue(send_beside: SendBeside, tasks: Sequence[Task]) -> object:
     return send_beside(*tasks)
 
 
-@lru_cache(maxsize=1)
-def best_beside() -> list[Played]:
-    """The course's own on two jobs."""
-    issue = partial(_as_issue, reference.send_beside)
-    return [
-        play(three_tasks(2, 4, 3), issue),
-        play(three_tasks(3, 2, 5), issue, num_ranks=3),
-    ]
+_OUR_BESIDE = partial(_as_issue, reference.send_beside)
 
 
 @LAB.grader("3.1a")
 def grade_beside(sheet: Sheet, send_beside: SendBeside) -> None:
     """An event between two streams, on three tasks."""
-    _play_all(sheet, "3.1a", partial(_as_issue, send_beside), best_beside())
+    _play_all(sheet, "3.1a", BESIDE, partial(_as_issue, send_beside), _OUR_BESIDE)
 
 
 # -- 3.1: two streams, with events between them
@@ -116,62 +94,40 @@ def grade_beside(sheet: Sheet, send_beside: SendBeside) -> None:
 SEEDS = (9, 21, 46, 52)
 
 
-def drawn_job(seed: int, num_pieces: int = 12) -> Job:
-    """A random job on two streams: each piece reads one or two of the last five."""
-    draw = random.Random(seed)
-    pieces: list[Piece] = []
-    for number in range(num_pieces):
-        on = draw.choice((COMPUTE, COMPUTE, WIRE)) if number else COMPUTE
-        recent = [p.writes for p in pieces[-5:]]
-        reads = draw.sample(recent, min(len(recent), draw.choice((1, 1, 2))))
-        if not reads or draw.random() < 0.15:
-            reads = [INPUT]
-        name = f"{'c' if on == COMPUTE else 'w'}{number}"
-        pieces.append(Piece(name, on, draw.randint(1, 4), tuple(reads), f"of {name}"))
-    return Job(f"random, no. {seed}", tuple(pieces))
-
-
 @lru_cache(maxsize=1)
-def jobs() -> tuple[Job, ...]:
-    """The lesson's job, then four that the learner has not seen."""
-    return (backward_job(), *map(drawn_job, SEEDS))
-
-
-@lru_cache(maxsize=8)
-def best_issue(index: int) -> Played:
-    """The course's own solution on job `index`."""
-    return play(jobs()[index], reference.issue, num_ranks=num_ranks(index))
-
-
-def num_ranks(index: int) -> int:
-    """On which job `index` is played: not all in one world."""
-    return 3 if index == len(SEEDS) else NUM_RANKS
+def own_and_drawn() -> tuple[tuple[Job, int], ...]:
+    """The lesson's job, four that the learner has not seen; not all in one world."""
+    drawn = [(drawn_job(seed), 3 if seed == SEEDS[-1] else NUM_RANKS) for seed in SEEDS]
+    return (backward_job(), NUM_RANKS), *drawn
 
 
 @LAB.grader("3.1")
 def grade_issue(sheet: Sheet, issue: Issue) -> None:
     """Play five jobs; the first that is wrong is described and drawn."""
-    indices = range(len(jobs()))
-    _play_all(sheet, "3.1", issue, [best_issue(index) for index in indices])
-    job, right = jobs()[-1], best_issue(indices[-1])
+    right = _play_all(sheet, "3.1", own_and_drawn(), issue, reference.issue)
+    job, n = right.job, len(right.program.ranks)
     apart = program_laws.order_law(
         f"job '{job.name}'",
-        lambda: play(job, issue, num_ranks=num_ranks(indices[-1]), apart=True),
+        lambda: play(job, issue, num_ranks=n, apart=True),
         lambda played: wrong_tasks(played, right),
     )
     sheet.verify(ALL_RUN, apart)
 
 
-def _play_all(sheet: Sheet, id: str, issue: Issue, rights: Sequence[Played]) -> None:
-    """Play each job as the course's own was played."""
+_by_ours = lru_cache(maxsize=8)(play)  # the course's own solution on a job
+
+
+def _play_all(
+    sheet: Sheet, id: str, on: Sequence[tuple[Job, int]], issue: Issue, ours: Issue
+) -> Played:
+    """Play each job on so many ranks; returns the last, as the course's own does it."""
     _, all_run, _, short_steps = LAB.sentences(id)
-    for number, right in enumerate(rights):
-        job, n = right.job, len(right.program.ranks)
+    for number, (job, n) in enumerate(on):
         table = f"\n{job}" if number else ""
         sheet.ran(f"job '{job.name}' on {n} ranks, in slow motion{table}")
         played = play(job, issue, num_ranks=n)
+        right = _by_ours(job, ours, num_ranks=n)
         played.draw_on(sheet, right.step_ns, f"your run of '{job.name}'")
-        found = played.findings
         program_laws.hold(
             sheet,
             played.run,
@@ -179,17 +135,15 @@ def _play_all(sheet: Sheet, id: str, issue: Issue, rights: Sequence[Played]) -> 
             once=program_laws.tasks_law(played.program, right.program),
             values=all_run,
             but=(SET_UP,),
-            hints={
-                "hazard": _missing_edge(found[0]) if found else "",
-                "cpu": CPU_HINT,
-            },
+            hints={"hazard": _missing_edge(played.findings), "cpu": CPU_HINT},
         )
         sheet.stop_if_wrong()
         sheet.verify(short_steps, slow(played, right))
         late = program_laws.slow_law(EAGER, played.program, right.program)
         sheet.verify(short_steps, late)
         sheet.stop_if_wrong()
-    sheet.show_first(f"{len(rights)} jobs on {NUM_RANKS} ranks, in slow motion")
+    sheet.show_first(f"{len(on)} jobs on {NUM_RANKS} ranks, in slow motion")
+    return right
 
 
 def wrong_tasks(seen: Played, right: Played) -> list[Violation]:
@@ -207,14 +161,11 @@ def wrong_tasks(seen: Played, right: Played) -> list[Violation]:
     return wrong_results(seen, right, describe, expected=expected, hint=hint)
 
 
-def _missing_edge(finding: Finding) -> str:
-    """Which edge of the three kinds is missing, as a hint."""
-    first, _, then = str(finding).partition("\n  then")
-    edge = (
-        "input" if ", input" in first else "collect" if ", collect" in then else "event"
-    )
-    hint: str = LAB.cases("3.1", "hints")[SAFE][edge]
-    return hint
+def _missing_edge(findings: Sequence[Finding]) -> str:
+    """Which edge of the three kinds the first finding misses, as a hint."""
+    first, _, then = str(findings[0] if findings else "").partition("\n  then")
+    late = "collect" if ", collect" in then else "event" if first else ""
+    return LAB.hint(SAFE, "input" if ", input" in first else late)
 
 
 def slow(played: Played, right: Played) -> list[Violation]:
@@ -225,7 +176,7 @@ def slow(played: Played, right: Played) -> list[Violation]:
     serial = play(played.job, one_stream).step_ns * 0.99 <= played.step_ns
     names = {piece.name for piece in played.job.pieces}
     used = {op.launch_stream for op in played.program.ranks[0] if op.label in names}
-    hint = LAB.cases("3.1", "hints")[SHORT_STEPS]["one" if len(used) == 1 else "all"]
+    hint = LAB.hint(SHORT_STEPS, "one" if len(used) == 1 else "all")
     return [
         replace(
             violation,

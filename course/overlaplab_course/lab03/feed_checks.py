@@ -115,12 +115,11 @@ def _slow_feed(fed: given.Fed, right: given.Fed, loop: given.Loop) -> list[Viola
     if why == "late" and (number := _waits_for_next(fed, loop)):
         why = "waits"
         cause = f"step {number} begins only when batch {number + 1} has been copied too"
-    hint = LAB.cases("3.4", "hints")[FIRST_COPY][why]
     return [
         replace(
             violation,
             message=f"{loop.name}: {cause or violation.message}; {exposed}",
-            hint=hint,
+            hint=LAB.hint(FIRST_COPY, why),
         )
         for violation in laws.step_law(fed.step_ns, right.step_ns)
     ]

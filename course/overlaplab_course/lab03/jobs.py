@@ -295,7 +295,7 @@ def one_stream(tasks: Sequence[Task]) -> None:
         task.run()
 
 
-# -- the lesson's jobs
+# -- jobs: the lesson's, and those that its graders draw
 
 
 def backward_job() -> Job:
@@ -311,6 +311,33 @@ def backward_job() -> Job:
     order = [back[4], send[4], back[3], send[3], update[4], back[2], send[2]]
     order += [update[3], back[1], send[1], update[2], update[1]]
     return Job("four layers", tuple(order))
+
+
+def three_tasks(first_ms: int, second_ms: int, message_ms: int) -> Job:
+    """`message` needs `first`; `second`, launched between them, is needed by nobody."""
+    return Job(
+        f"three tasks of {first_ms}, {second_ms} and {message_ms} ms",
+        (
+            Piece("first", COMPUTE, first_ms, (INPUT,), "a"),
+            Piece("second", COMPUTE, second_ms, (INPUT,), "b"),
+            Piece("message", WIRE, message_ms, ("a",), "sum"),
+        ),
+    )
+
+
+def drawn_job(seed: int, num_pieces: int = 12) -> Job:
+    """A random job on two streams: each piece reads one or two of the last five."""
+    draw = random.Random(seed)
+    pieces: list[Piece] = []
+    for number in range(num_pieces):
+        on = draw.choice((COMPUTE, COMPUTE, WIRE)) if number else COMPUTE
+        recent = [p.writes for p in pieces[-5:]]
+        reads = draw.sample(recent, min(len(recent), draw.choice((1, 1, 2))))
+        if not reads or draw.random() < 0.15:
+            reads = [INPUT]
+        name = f"{'c' if on == COMPUTE else 'w'}{number}"
+        pieces.append(Piece(name, on, draw.randint(1, 4), tuple(reads), f"of {name}"))
+    return Job(f"random, no. {seed}", tuple(pieces))
 
 
 class Pipeline(Job):

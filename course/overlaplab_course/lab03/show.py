@@ -29,52 +29,27 @@ class Table:
         return self._text
 
 
-# Section of the lesson, what, and where its number stands: question, column, row.
-_ROWS = (
-    ("1", "the job on one stream, ms", "job", "ms", "one stream"),
-    *(
-        ("1", f"{name}, ms", "job", "ms", name)
-        for name in ("two streams that wait for each other", "an event per task")
-    ),
-    *(
-        ("3", f"a hop to another stream, {name}: us", "waits", "us a hop", name)
-        for name in ("no wait", "event", "event.synchronize")
-    ),
-    *(
-        (
-            "4",
-            f"{program}: wrong of 20, {where} GPU",
-            "races",
-            program,
-            f"broken, {where}",
-        )
-        for program in ("one event for two", "memory given away")
-        for where in ("quiet", "busy")
-    ),
-    *(
-        ("5", f"{name}, ms per batch", "feeds", "ms per batch", name)
-        for name in (
-            "steps alone",
-            "pageable, same stream",
-            "pinned, same stream",
-            "pinned, own stream, ahead",
-            "3.4: the CPU fills two pinned buffers",
-        )
-    ),
-    *(
-        ("6", f"8 chains of {kind} kernels, streams: {n}, ms", "chains", kind, n)
-        for kind in ("wide", "narrow")
-        for n in ("1", "3")
-    ),
-    *(
-        ("7", f"{name} takes the CPU, ms", "synchronize", "ms", name)
-        for name in ("stream.synchronize", "work and synchronize")
-    ),
-    *(
-        ("9", f"five small kernels, {name}, ms", "priorities", "ms", name)
-        for name in ("alone", "priority 0", "priority -1")
-    ),
-)
+# Section of the lesson, what, and where its numbers stand: question, column, rows.
+_NUMBERS = (
+    ("1", "the job on one stream, ms", "job", "ms", ("one stream",)),
+    ("1", "{row}, ms", "job", "ms",
+     ("two streams that wait for each other", "an event per task")),
+    ("3", "a hop to another stream, {row}: us", "waits", "us a hop",
+     ("no wait", "event", "event.synchronize")),
+    *(("4", "{column}: wrong of 20, {where} GPU", "races", program,
+       ("broken, quiet", "broken, busy"))
+      for program in ("one event for two", "memory given away")),
+    ("5", "{row}, ms per batch", "feeds", "ms per batch",
+     ("steps alone", "pageable, same stream", "pinned, same stream",
+      "pinned, own stream, ahead", "3.4: the CPU fills two pinned buffers")),
+    *(("6", "8 chains of {column} kernels, streams: {row}, ms", "chains", kind,
+       ("1", "3"))
+      for kind in ("wide", "narrow")),
+    ("7", "{row} takes the CPU, ms", "synchronize", "ms",
+     ("stream.synchronize", "work and synchronize")),
+    ("9", "five small kernels, {row}, ms", "priorities", "ms",
+     ("alone", "priority 0", "priority -1")),
+)  # fmt: skip
 
 
 def on_gpus(path: Path | None = None) -> Table:
@@ -86,13 +61,17 @@ def on_gpus(path: Path | None = None) -> Table:
         "one stream": predicted_ms("h200-nvlink", events=False),
         "an event per task": predicted_ms("h200-nvlink", events=True),
     }
-    rows: list[tuple[str, ...]] = [("section", "", "predicted", "measured")]
-    for section, what, question, column, row in _ROWS:
-        seen = found["answers"].get(question, {}).get(column, {}).get(row)
-        told = f"{predicted[row]:.3g}" if row in predicted else ""
-        rows.append((section, what, told, "-" if seen is None else f"{seen:.3g}"))
-    table = view.Table(rows[0], tuple(rows[1:]), left=2)
-    return Table(str(table).split("\n"), found)
+    rows: list[tuple[str, ...]] = []
+    for section, text, question, column, names in _NUMBERS:
+        numbers = found["answers"].get(question, {}).get(column, {})
+        for row in names:
+            where = row.removeprefix("broken, ")
+            what = text.format(row=row, column=column, where=where)
+            told = f"{predicted[row]:.3g}" if row in predicted else ""
+            seen = f"{numbers[row]:.3g}" if row in numbers else "-"
+            rows.append((section, what, told, seen))
+    head = ("section", "", "predicted", "measured")
+    return Table(str(view.Table(head, tuple(rows), left=2)).split("\n"), found)
 
 
 def predicted_ms(
