@@ -128,15 +128,9 @@ TASKS = forms.KnobTasks(
     LAB.tables("1.8"),
     condition=lambda s: LAB.tables("1.8")[0]["yes"] if "yes" in s.values() else "",
     draw=True,
+    ran="your three settings, each resolved again, with and without overlap",
 )
-
-
-@LAB.grader("1.8")
-def grade_knobs(sheet: Sheet, settings: forms.Settings) -> None:
-    """Resolve the learner's settings, whatever they typed or slid."""
-    sheet.ran("your three settings, each resolved again, with and without overlap")
-    TASKS.grade(sheet, settings)
-
+LAB.grader("1.8")(TASKS.grade)
 
 # 1.9: the diagnosis is of the learner's own five jobs; one of them is promised a step
 # that is shorter than its own messages.

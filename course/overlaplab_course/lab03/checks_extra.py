@@ -118,11 +118,6 @@ TASKS = KnobTasks(
     LAB.tables("3.7"),
     measure=staging,
     listed=[name for name in given.KNOBS if name != "staged"],
+    ran="your three settings, each with staging and without",
 )
-
-
-@LAB.grader("3.7")
-def grade_knobs(sheet: Sheet, found: object) -> None:
-    """Resolve the learner's settings, staged and direct."""
-    sheet.ran("your three settings, each with staging and without")
-    TASKS.grade(sheet, found)
+LAB.grader("3.7")(TASKS.grade)

@@ -66,17 +66,14 @@ def grade_in_two(sheet: Sheet, all_reduce_in_two: Callable[[Tensor], Any]) -> No
         LAB.refuse(sheet, PARTS, "all_reduce" in used.split(", "), used=used)
         padded = -(-inputs[0].numel() // n) * n * inputs[0].itemsize
         wanted = wire_bytes("all_reduce", n, padded)
-        expected = f"{wanted}: 2 x {n - 1}/{n} of the tensor, padded to a multiple of "
+        facts = {"wanted": wanted, "n": n, "last": n - 1, "used": used or "nothing"}
         wrong = []
         for rank in range(n):
             sent = given.sent_bytes(seen.program, rank)
-            message = f"{sent} bytes crossed the link of rank {rank}"
-            message += f" ({used or 'nothing'})"
-            hint = LAB.hint(BYTES, "many" if sent > wanted else "few")
             if abs(sent - wanted) > n:  # each count is rounded up
-                wrong.append(
-                    Violation("bytes", message, f"{expected}{n} elements", hint)
-                )
+                facts |= {"rank": rank, "sent": sent}
+                why = "many" if sent > wanted else "few"
+                wrong.append(LAB.violation(sheet, BYTES, why=why, **facts))
         sheet.verify(BYTES, wrong)
         sheet.stop_if_wrong()
     apart = program_laws.order_law(
@@ -132,14 +129,8 @@ def grade_order(sheet: Sheet, experts: Step) -> None:
             for x, w in inputs
         ]
 
-    _grade(
-        sheet,
-        experts,
-        reference.experts,
-        given.experts_inputs,
-        right,
-        largest_first=True,
-    )
+    make = given.experts_inputs
+    _grade(sheet, experts, reference.experts, make, right, largest_first=True)
 
 
 def _grade(
@@ -275,12 +266,9 @@ def _named(seen: Run, what: str) -> list[dict[str, Tensor | None]]:
 
 def _backward_end_ns(timeline: Timeline) -> int:
     """When the last gradient is there, on the slowest rank."""
-    ends = [
-        span.end_ns
-        for span in timeline.spans
-        if span.kind == "compute" and span.attributes.get("label") == given.BACKWARD
-    ]
-    return max(ends, default=0)
+    computed = (span for span in timeline.spans if span.kind == "compute")
+    own = (s for s in computed if s.attributes.get("label") == given.BACKWARD)
+    return max((span.end_ns for span in own), default=0)
 
 
 # -- 4.5
@@ -304,7 +292,7 @@ def grade_small(sheet: Sheet, sum_all: given.SumAll) -> None:
         wrong = _wrong_totals(seen.run, inputs)
         program_laws.hold(sheet, seen.run, wrong=wrong, once=(), what="a sum")
         sheet.stop_if_wrong()
-        sheet.verify(DTYPES, _mixed(seen.program))
+        sheet.verify(DTYPES, _mixed(sheet, seen.program))
         for clock in (given.CAPTURED, SMALL_CLOCK):
             latency_ns = clock.link.latency_ns
             count = given.latencies(resolve(seen.program, clock), latency_ns)
@@ -333,15 +321,16 @@ def _wrong_totals(ran: Run, inputs: Inputs) -> list[Violation]:
     return wrong
 
 
-def _mixed(program: Program) -> list[Violation]:
-    found = []
-    for payload in (op.collective.payload for op in program.ranks[0] if op.collective):
-        dtypes = sorted({part.dtype for part in payload})
-        message = f"a message of {len(payload)} tensors has {' and '.join(dtypes)}"
-        expected = "one dtype: NCCL and gloo refuse another"
-        if len(dtypes) > 1:
-            found.append(Violation("dtype", message, expected))
-    return found
+def _mixed(sheet: Sheet, program: Program) -> list[Violation]:
+    sent = (op.collective.payload for op in program.ranks[0] if op.collective)
+    found = [
+        (len(payload), sorted({part.dtype for part in payload})) for payload in sent
+    ]
+    return [
+        LAB.violation(sheet, DTYPES, number=number, dtypes=" and ".join(dtypes))
+        for number, dtypes in found
+        if len(dtypes) > 1
+    ]
 
 
 def _flat(tensors: Sequence[Tensor]) -> None:

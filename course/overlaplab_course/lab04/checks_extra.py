@@ -54,21 +54,22 @@ def grade_ring(sheet: Sheet, chunk_to_send: extras.ChunkToSend) -> None:
         program_laws.hold(sheet, seen.run, once=())  # counted above
         values = [{"the tensor": value} for value in seen.values]
         wrong = laws.values_law(values, {"the tensor": total})
-        sheet.verify(RUNS, [*wrong, *_moved_otherwise(seen, n, total)])
+        sheet.verify(RUNS, [*wrong, *_moved_otherwise(sheet, seen, total)])
         sheet.stop_if_wrong()
     sheet.show_first()
 
 
-def _moved_otherwise(seen: Examined, n: int, tensor: Tensor) -> list[Violation]:
+def _moved_otherwise(sheet: Sheet, seen: Examined, tensor: Tensor) -> list[Violation]:
     """Ranks that send more or less of the tensor than a ring has to."""
-    wanted, found = wire_bytes("all_reduce", n, tensor.numel() * tensor.itemsize), []
-    for rank in range(n):
-        # Sends and receives are both in the record: each byte is counted twice.
-        moved = sent_bytes(seen.program, rank) // 2
-        if moved != wanted:
-            message = f"rank {rank} sent {moved} bytes"
-            found.append(Violation("bytes", message, str(wanted)))
-    return found
+    n, size = len(seen.values), tensor.numel() * tensor.itemsize
+    wanted = wire_bytes("all_reduce", n, size)
+    # Sends and receives are both in the record: each byte is counted twice.
+    moved = [sent_bytes(seen.program, rank) // 2 for rank in range(n)]
+    return [
+        LAB.violation(sheet, RUNS, rank=rank, moved=own, wanted=wanted)
+        for rank, own in enumerate(moved)
+        if own != wanted
+    ]
 
 
 def _faults(sentence: str, held: extras.Counts) -> Iterator[dict[str, Any]]:
@@ -110,16 +111,9 @@ def grade_bus(sheet: Sheet, bus_gbyte_per_s: Callable[..., Any]) -> None:
             why = "unit" if is_near(*units) else "factor"
             why = "whole" if is_near(size / (us * 1e3)) else why
             good = is_near(right)
-        LAB.expect(
-            sheet,
-            RIGHT,
-            good,
-            hint=LAB.hint(RIGHT, why),
-            ran=f"{operation}, {size} bytes, {num_ranks} ranks, {us:g} us",
-            answer=answer,
-            right=right,
-            wire=wire,
-        )
+        ran = f"{operation}, {size} bytes, {num_ranks} ranks, {us:g} us"
+        facts = {"ran": ran, "answer": answer, "right": right, "wire": wire}
+        LAB.expect(sheet, RIGHT, good, hint=LAB.hint(RIGHT, why), **facts)
 
 
 # -- 4.8: public bugs in small; the learner's number draws the widths

@@ -34,19 +34,10 @@ def grade_fit(
         predicted_us = float(latency_us) + mib * MIB / (float(gbyte_per_s) * 1e3)
         off[mib] = predicted_us / measured_us - 1
         if mib in (0, 25, 100):
-            sheet.expect(
-                FIT,
-                abs(off[mib]) <= 0.10,
-                seen=f"at {mib} MiB the line says {predicted_us:.0f} us, measured are "
-                f"{measured_us:.0f} us",
-                expected="within 10 %",
-            )
-    sheet.expect(
-        MISSED,
-        missed_mib == max(off, key=lambda mib: abs(off[mib])),
-        seen=f"at {missed_mib} MiB your line is off by {off.get(missed_mib, 0):+.0%}",
-        expected="the size at which it is off most",
-    )
+            us: dict[str, Any] = {"predicted": predicted_us, "measured": measured_us}
+            LAB.expect(sheet, FIT, abs(off[mib]) <= 0.10, mib=mib, **us)
+    most, missed = max(off, key=lambda mib: abs(off[mib])), off.get(missed_mib, 0)
+    LAB.expect(sheet, MISSED, missed_mib == most, mib=missed_mib, off=missed)
 
 
 # -- the size: marked by what the choice loses, on pairs where every constant fails
@@ -69,12 +60,8 @@ def grade_choice(sheet: Sheet, choose_cap: Callable[..., Any]) -> None:
             cap_bytes = float(answer)
         except (TypeError, ValueError):
             cap_bytes = 0.0
-        sheet.expect(
-            USABLE,
-            0 < cap_bytes < float("inf"),
-            seen=f"{case.name}: choose_cap returned {answer!r}",
-            expected="a number of bytes above 0, such as 26214400 (25 MiB)",
-        )
+        good = 0 < cap_bytes < float("inf")
+        LAB.expect(sheet, USABLE, good, name=case.name, answer=answer)
         sheet.stop_if_wrong()
         smallest = min(smallest, cap_bytes)
         best = case.best_cap_bytes
@@ -84,9 +71,8 @@ def grade_choice(sheet: Sheet, choose_cap: Callable[..., Any]) -> None:
             f"{case.step_ns(best) / 1e6:.2f}, the worse end {case.worst_ns / 1e6:.2f}"
         )
         lost[described] = case.regret(cap_bytes)
-    hint = "the answer is in bytes, not MiB and not a number of buckets"
-    wrong = regret_law(lost, at_most=AT_MOST)
-    sheet.verify(REGRET, wrong, hint=hint if smallest < LEAST_BYTES else "")
+    hint = LAB.hint(REGRET, "unit" if smallest < LEAST_BYTES else "")
+    sheet.verify(REGRET, regret_law(lost, at_most=AT_MOST), hint=hint)
 
 
 # -- the critical path, settings of DDP, knobs
@@ -187,11 +173,6 @@ TASKS = KnobTasks(
     turn,
     LAB.tables("6.7"),
     measures={"25 MiB loses": lambda s: {"lost": lost_percent(s)}},
+    ran="your four settings, each resolved again",
 )
-
-
-@LAB.grader("6.7")
-def grade_knobs(sheet: Sheet, found: Settings) -> None:
-    """Resolve the learner's settings, whatever they typed or slid."""
-    sheet.ran("your four settings, each resolved again")
-    TASKS.grade(sheet, found)
+LAB.grader("6.7")(TASKS.grade)

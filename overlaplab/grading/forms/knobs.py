@@ -1,12 +1,8 @@
 """A step with knobs, and exercises that ask for settings of them.
 
     turn = KnobProgram(KNOBS, _timed, what_if=WHAT_IF)  # turn(batch=64) -> Timeline
-    TASKS = KnobTasks(turn, LAB.tables("0.6"))
-
-    @LAB.grader("0.6")
-    def grade_knobs(sheet: Sheet, found: Settings) -> None:
-        sheet.ran("your settings, each resolved again")
-        TASKS.grade(sheet, found)
+    TASKS = KnobTasks(turn, LAB.tables("0.6"), ran="your three settings, each timed")
+    LAB.grader("0.6")(TASKS.grade)
 
 Fails closed: a setting that is missing, is no dict, or names a knob or a value that
 does not exist is refused with that reason; only the others are measured.
@@ -104,6 +100,7 @@ class KnobTasks:
         listed: the knobs that a wrong entry is reminded of; (): all.
         condition: what else is wrong with a setting, "" if nothing.
         draw: draw the last setting that does not do as asked.
+        ran: what is done with the settings, for the verdict.
     """
 
     turn: KnobProgram
@@ -113,6 +110,7 @@ class KnobTasks:
     listed: Sequence[str] = ()
     condition: Callable[[Settings], str] | None = None
     draw: bool = False
+    ran: str = "your settings, each resolved again"
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -121,6 +119,7 @@ class KnobTasks:
 
     def grade(self, sheet: Sheet, found: object) -> None:
         """Write every sentence; the tasks whose entry is unusable stay unjudged."""
+        sheet.ran(self.ran)
         self.judge(sheet, found, but=self.check_usable(sheet, found))
 
     def check_usable(
