@@ -1,26 +1,30 @@
 """Data parallelism: every rank has the whole model, gradients are averaged.
 
-The way of a gradient: autograd accumulates it into `.grad` and calls the hook of
-`Arrivals`, which counts. When its bucket and all before it are full, `Arrivals` calls
-`_launch` in `steps`. `InFlight.launch` makes its stream wait for those that wrote the
-gradient, `load`s it (itself, or a copy where it cannot travel) and gives it to the
-`Wire`. The user's `wait()` launches the buckets that are not full, makes the current
-stream wait (`Wire.finish`) and writes copies back (`unload`): `.grad` is the average.
-Inside `no_sync()` a hook counts nothing: it notes that there is a gradient, and on
-which stream. What breaks a step is refused in `steps`, as the next backward begins or
-in `wait()`.
+The way of a gradient, from its hook to the average in `.grad`, file by file:
 
-`steps` is the course of a step, which `double_buffer`'s reducer shares. What is not
-special to data parallelism stands in `techniques/`: `buckets`, `arrivals`,
-`in_flight`, `model_facts`. Off the main way: `agreement` (a parameter without a
-gradient, a frozen layer) and `join` (ranks with different numbers of batches), though
-`BucketedReducer` inherits from `steps` through it.
+1. `techniques/arrivals.py` counts. Autograd has added the gradient to `.grad` and calls
+   its hook. When its bucket and all before it are full, it is the bucket's turn.
+2. `steps.py` sends a bucket at its turn, and in `wait`, which the user calls after the
+   backward pass, those that are not full.
+3. `techniques/in_flight.py` makes the stream of the launch wait for the streams that
+   wrote, gives the gradients to the wire and, in `wait`, waits for it.
+4. `wire.py` averages them in place: `.grad` is the average.
+
+Inside `no_sync()` a hook counts nothing: it notes that there is a gradient, and on
+which stream.
+
+These guard it, and need not be read to follow it: in `techniques/`, `hooks` (backwards
+that raise, or run inside another) and `payload` (which gradients travel as copies);
+here, `guard` (what is refused) and `agreement` (the plan; frozen layers, parameters
+without a gradient). What a training loop calls is in `reducer`, `base`, `baselines` and
+`join` (ranks with different numbers of batches), what it may set in `options`.
 """
 
 from overlaplab.techniques.buckets import Bucket, BucketPlan, plan_buckets
 from overlaplab.techniques.data_parallel.baselines import HookReducer, SerialReducer
+from overlaplab.techniques.data_parallel.options import BFloat16Wire
 from overlaplab.techniques.data_parallel.reducer import BucketedReducer
-from overlaplab.techniques.data_parallel.wire import AllReduce, BFloat16Wire
+from overlaplab.techniques.data_parallel.wire import AllReduce
 
 Reducer = BucketedReducer  # for annotations: the other two are subclasses of it
 

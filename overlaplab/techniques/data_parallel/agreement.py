@@ -1,4 +1,4 @@
-"""What ranks must know of each other: who has a gradient, and what trains.
+"""What ranks must agree on: who has a gradient, what trains, and so the buckets.
 
 [Note: parameters without a gradient]
 A rank whose hook never fires for some parameter cannot know whether another rank
@@ -18,44 +18,69 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
-from overlaplab.techniques.in_flight import Payload
+from overlaplab import streams
+from overlaplab.techniques.arrivals import Arrivals
+from overlaplab.techniques.buckets import BucketPlan, plan_buckets
+from overlaplab.techniques.in_flight import InFlight
 from overlaplab.techniques.model_facts import ModelFacts, ParameterInfo
+from overlaplab.techniques.payload import Payload
 
 Average = tuple[ParameterInfo, Tensor]
 
 
-class Flags:
-    """Two flags per parameter, and what they change on the rank that reads them.
+class Agreement:
+    """The plan, the same on all ranks; two flags per parameter, and what they change.
+
+    Args:
+        facts: of the model.
+        arrivals: is told to count by the plan.
+        caps: of a bucket and of each dtype's first one, in bytes.
 
     Attributes:
-        planned: whether each parameter is in the plan; the same on all ranks.
+        plan: of what trains on all ranks; changes between steps, on all ranks.
+        members: by bucket of the plan, its parameters.
     """
 
-    def __init__(self, facts: ModelFacts) -> None:
-        self._facts = facts
-        self.planned = facts.trains()
+    plan: BucketPlan
+    members: list[tuple[ParameterInfo, ...]]
+
+    def __init__(
+        self, facts: ModelFacts, arrivals: Arrivals, caps: tuple[int, int]
+    ) -> None:
+        self._facts, self._arrivals, self._caps = facts, arrivals, caps
+        self._planned = facts.trains()  # by parameter: whether it is in the plan
+        self._make_plan()
 
     @property
-    def members(self) -> list[ParameterInfo]:
-        """What the plan is made of."""
-        pairs = zip(self._facts.parameters, self.planned, strict=True)
-        return [info for info, planned in pairs if planned]
+    def changed(self) -> list[ParameterInfo]:
+        """What this rank has frozen or unfrozen since the plan was made."""
+        now = self._facts.trains()
+        if now == self._planned:
+            return []
+        states = zip(self._facts.parameters, now, self._planned, strict=True)
+        return [info for info, trains, planned in states if trains != planned]
 
-    def write(self, absent: list[ParameterInfo], like: Tensor) -> Tensor:
+    def step_opens(self) -> None:
+        """Plan again after `model.to(dtype)`."""
+        if self._facts.dtypes() != self._dtypes:
+            self._make_plan()
+
+    def write_flags(self, payloads: list[Payload]) -> Tensor:
         """1 for each gradient here, then 1 for each parameter that trains as planned.
 
         Args:
-            absent: the planned parameters without a gradient.
-            like: its dtype and device are taken, so that both travel together.
+            payloads: of all buckets, in order. The last one's dtype and device are
+                taken, so that the flags travel with it.
 
         Returns:
             Shape (2 n,) for n parameters, on the current stream.
         """
-        number = len(self.planned)
+        number, like = len(self._planned), payloads[-1].tensors[0]
         flags = torch.ones(2 * number, dtype=like.dtype, device=like.device)
-        for info in absent:
-            flags[info.index] = 0
-        for info in self._changed():
+        for payload in payloads:
+            for info, _ in payload.absent:
+                flags[info.index] = 0
+        for info in self.changed:
             flags[number + info.index] = 0
         return flags
 
@@ -65,7 +90,7 @@ class Flags:
         Waits for the GPU where something is missing.
 
         Args:
-            payloads: of a step, finished, in order; the last one has the flags.
+            payloads: of a step's buckets, finished; the last has the flags.
         """
         absent = [pair for payload in payloads for pair in payload.absent]
         if not absent or (values := _values(payloads)) is None:
@@ -76,23 +101,18 @@ class Flags:
             if values[info.index] > 0
         ]
 
-    def changed_everywhere(self, payloads: list[Payload]) -> list[ParameterInfo]:
+    def _changed_everywhere(self, payloads: list[Payload]) -> list[ParameterInfo]:
         """What every rank has frozen or unfrozen since the plan was made.
 
-        Waits for the GPU where this rank has.
-
-        Args:
-            payloads: as above, and launched since then.
-
-        Raises:
-            RuntimeError: a parameter trains here that is frozen elsewhere.
+        Waits for the GPU where this rank has; raises where it trains something that is
+        frozen elsewhere.
         """
-        changed = self._changed()
+        changed = self.changed
         if not changed or (values := _values(payloads)) is None:
             return []
         everywhere = []
         for info in changed:
-            if not values[len(self.planned) + info.index]:
+            if not values[len(self._planned) + info.index]:
                 everywhere.append(info)
             elif info.parameter.requires_grad:
                 raise RuntimeError(
@@ -101,30 +121,44 @@ class Flags:
                 )
         return everywhere
 
-    def adopt(self, changed: list[ParameterInfo]) -> bool:
-        """Plan without what froze and with what trains again.
+    def adopt(self, in_flight: InFlight) -> list[Average]:
+        """Do what the flags say; see [Note: parameters without a gradient].
+
+        Args:
+            in_flight: the buckets of a step, finished.
 
         Returns:
-            False, and nothing changes, where no parameter would be left.
+            Averages of what has no gradient here; nobody's `.grad` yet.
         """
-        planned = list(self.planned)
+        found = self.averages_elsewhere(in_flight.payloads)
+        planned = list(self._planned)
+        changed = self._changed_everywhere(in_flight.payloads)
         for info in changed:
             planned[info.index] = info.parameter.requires_grad
-        if any(planned):
-            self.planned = planned
-        return any(planned)
+        if not changed or not any(planned):  # a plan of nothing is none
+            return found
+        self._planned = planned
+        # Those that train again are in no bucket of this step.
+        if unfrozen := [info for info in changed if info.parameter.requires_grad]:
+            streams.synchronize()  # no hook has noted which stream wrote them
+            for info in unfrozen:
+                in_flight.launch([info], (), _presence)
+            in_flight.finish()
+        for payload in in_flight.payloads[len(self.plan) :]:
+            found += _present_elsewhere(payload)
+        self._make_plan()
+        return found
 
-    @property
-    def changed(self) -> bool:
-        """Whether this rank has frozen or unfrozen something since the plan."""
-        return self._facts.trains() != self.planned
-
-    def _changed(self) -> list[ParameterInfo]:
-        now = self._facts.trains()
-        if now == self.planned:
-            return []
-        states = zip(self._facts.parameters, now, self.planned, strict=True)
-        return [info for info, trains, planned in states if trains != planned]
+    def _make_plan(self) -> None:
+        self._dtypes = self._facts.dtypes()
+        pairs = zip(self._facts.parameters, self._planned, strict=True)
+        infos = [info for info, planned in pairs if planned]
+        self.plan = plan_buckets([(i.name, i.parameter) for i in infos], *self._caps)
+        self.members = [
+            tuple(infos[position] for position in bucket.positions)
+            for bucket in self.plan
+        ]
+        self._arrivals.plan([[i.index for i in bucket] for bucket in self.members])
 
 
 def _values(payloads: list[Payload]) -> list[float] | None:
@@ -134,13 +168,14 @@ def _values(payloads: list[Payload]) -> list[float] | None:
     return None if is_fake(flags) else flags.real.tolist()
 
 
-def presence(payload: Payload) -> Tensor:
-    """The flag of a payload of one parameter, shape (1,): 1 if a gradient is here."""
+def _presence(payloads: list[Payload]) -> Tensor:
+    """The flag of the last, of one parameter, shape (1,): 1 if a gradient is here."""
+    payload = payloads[-1]
     like = payload.tensors[0]
     return torch.full((1,), float(not payload.absent)).to(like)
 
 
-def present_elsewhere(payload: Payload) -> list[Average]:
+def _present_elsewhere(payload: Payload) -> list[Average]:
     """The average of such a payload, if another rank alone had the gradient."""
     assert payload.flags is not None
     if not payload.absent or payload.flags.real.item() <= 0:

@@ -44,11 +44,11 @@ class SerialReducer(BucketedReducer):
         self, model: nn.Module, *, process_group: dist.ProcessGroup | None = None
     ) -> None:
         super().__init__(model, bucket_mib=EVERYTHING_MIB, process_group=process_group)
-        self._arrivals.paused = True
+        self._steps.arrivals.paused = True
 
     def wait(self) -> None:
-        self._arrivals.paused = False
+        self._steps.arrivals.paused = False
         try:
             super().wait()
         finally:
-            self._arrivals.paused = True
+            self._steps.arrivals.paused = True

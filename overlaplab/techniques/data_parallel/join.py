@@ -23,9 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from overlaplab.techniques.data_parallel.steps import StepwiseReducer
+from overlaplab.techniques.data_parallel.base import StepwiseReducer
 from overlaplab.techniques.groups import asked_group
-from overlaplab.techniques.in_flight import Wire
+from overlaplab.techniques.payload import Wire
 
 Update = Callable[[], object]
 _joining: WeakSet[dist.ProcessGroup] = WeakSet()  # groups inside a `join`
@@ -34,7 +34,7 @@ _joining: WeakSet[dist.ProcessGroup] = WeakSet()  # groups inside a `join`
 class JoinableReducer(StepwiseReducer, Joinable):
     """The part of `BucketedReducer` that is `join`; a member of torch's `Join` as well.
 
-    It is asked for the wire as each step opens.
+    Inside a join the wire of each step is another one.
     """
 
     _ending: _Ending | None = None  # set inside a join
@@ -106,7 +106,7 @@ class JoinableReducer(StepwiseReducer, Joinable):
                 update=update,
             ):
                 yield
-                if enable and self._arrivals.is_open:
+                if enable and self._steps.arrivals.is_open:
                     raise RuntimeError(
                         "reducer.join() was left while a step is open: other ranks "
                         "would wait for its buckets. Call reducer.wait() after the "
@@ -119,9 +119,10 @@ class JoinableReducer(StepwiseReducer, Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """What `Join` calls on an ended rank; arguments as those of `join`."""
-        if self._arrivals.windows:
+        if self._steps.arrivals.windows:
             raise RuntimeError("join() inside no_sync(); open the join first")
         self._ending = _Ending(self, **kwargs)
+        self._steps.wire_of_step = self._ending.wire_of_step
         return self._ending
 
     def broadcast_buffers(self) -> None:
@@ -142,12 +143,6 @@ class JoinableReducer(StepwiseReducer, Joinable):
         """The group of `Join`'s collectives; all members of the join must have it."""
         return asked_group(self._group)
 
-    def _wire_of_step(self) -> Wire:
-        """For a step that opens: the reducer's own, or one that knows who goes on."""
-        if self._ending is None or not self._join_config.enable:
-            return self._wire
-        return self._ending.wire_of_step()
-
     def _refuse_in_join(self, what: str) -> None:
         if self._ending is not None and self._join_config.enable:
             raise RuntimeError(
@@ -156,7 +151,7 @@ class JoinableReducer(StepwiseReducer, Joinable):
             )
 
     def _leave_join(self) -> None:
-        self._ending = None
+        self._ending = self._steps.wire_of_step = None
         self._join_config = self._join_config.construct_disabled_join_config()
 
 
@@ -214,6 +209,8 @@ class _Ending(JoinHook):
     def wire_of_step(self) -> Wire:
         """The wire of a step that opens here; launches the step's first collectives."""
         reducer, ended = self._reducer, self._own_gradients is not None
+        if not reducer._join_config.enable:
+            return reducer._wire
         if not reducer._join_config.is_first_joinable:
             raise RuntimeError(
                 "the reducer is not the first in Join([...]): an ended rank would not "

@@ -4,8 +4,8 @@ The backward pass makes the last layer's gradients first. They travel while the
 layers before it still compute. Many small messages each pay the latency; one large
 message has no computation left to hide behind. Buckets lie between.
 
-The course of a step stands in `steps`, the way of one gradient through the files in
-this package's docstring.
+What a training loop calls stands here and in `base`; what happens then, in the files
+that this package's docstring names.
 """
 
 from __future__ import annotations
@@ -79,7 +79,4 @@ class BucketedReducer(JoinableReducer):
                 trains here and is frozen elsewhere; the ranks where it is frozen have
                 ended the step, so that it cannot be given up any more.
         """
-        self._send_rest()
-        for info, average in self._finish():
-            info.parameter.grad = average
-        self._end_step()
+        self._steps.wait()

@@ -1,4 +1,4 @@
-"""The average of a step: off the wire, in a checkpoint, in `.grad`."""
+"""The average of a step: off the wire, in a checkpoint, in `.grad` and to be zeroed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from torch._subclasses.fake_tensor import is_fake
 
 from overlaplab import streams
 from overlaplab.errors import MismatchError
+from overlaplab.techniques.arrivals import Arrivals
 from overlaplab.techniques.data_parallel.agreement import Average
+from overlaplab.techniques.data_parallel.guard import Guard
 from overlaplab.techniques.groups import Group, exchange_texts
 from overlaplab.techniques.in_flight import InFlight
-from overlaplab.techniques.model_facts import ParameterInfo
+from overlaplab.techniques.model_facts import ModelFacts, ParameterInfo
+
+_ZERO = (
+    "Zero the gradients in every step (optimizer.zero_grad()), and call "
+    "reducer.wait() once a step."
+)
 
 State = dict[str, dict[str, Tensor] | None]
 
@@ -96,6 +103,69 @@ class Doubt:
         aside.wait_event(self.asked)
         with streams.stream(aside):
             return bool(self.is_left.item())
+
+
+class LateGuard(Guard):
+    """Refuses also to send an average once more, and steps in a CUDA graph."""
+
+    def __init__(self, facts: ModelFacts, group: Group) -> None:
+        super().__init__(facts, group)
+        self._first = facts.parameters[0].parameter
+        self._given: Given | None = None
+        self._doubt: Doubt | None = None
+        self._aside: Any = None
+
+    def gave(self, average: list[Average] | None) -> None:
+        """It was left in `.grad`, and is to be zeroed before the next backward."""
+        self._given = Given.of(average) if average else None
+
+    def backward_begins(self, arrivals: Arrivals) -> None:
+        if not arrivals.is_open:
+            self._refuse_kept("this backward", by=arrivals.first)
+        super().backward_begins(arrivals)
+
+    def step_opens(self, number: int) -> None:
+        if self._first.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a step of DoubleBufferedReducer cannot be captured in a CUDA graph: "
+                "its messages are on the way when it ends. Use BucketedReducer, or run "
+                "the step without a graph"
+            )
+        super().step_opens(number)
+
+    def step_ends(self, arrivals: Arrivals) -> None:
+        if not arrivals.is_open:
+            self._refuse_kept("reducer.wait()", by=None)
+        self._refuse_written()
+        super().step_ends(arrivals)
+
+    def _refuse_kept(self, what: str, by: int | None) -> None:
+        """Raise if `.grad` still has an average as it was given.
+
+        One that was written (zeroed or clipped) is looked at, unless the gradient of
+        parameter `by`, which is there, is in it already.
+        """
+        given, self._doubt = self._given, None
+        if given is not None and given.is_there:
+            raise RuntimeError(
+                f"{what} finds in .grad the average that reducer.wait() or flush() "
+                f"left there, and would send it once more. {_ZERO}"
+            )
+        if given is not None and given.info.index != by:
+            self._doubt = given.doubt()
+
+    def _refuse_written(self) -> None:
+        """Raise if what was written into an average did not zero it."""
+        doubt, self._doubt = self._doubt, None
+        if doubt is None:
+            return
+        self._aside = self._aside or streams.Stream()
+        if doubt.holds(self._aside):
+            raise RuntimeError(
+                f"the gradient of {doubt.info.name} was added to the average that the "
+                "last reducer.wait() or flush() left in .grad, which had been written "
+                f"(clipped?) and not zeroed. {_ZERO}"
+            )
 
 
 def saved(average: list[Average] | None) -> State:

@@ -5,30 +5,23 @@ that is too short (a slow link, a small batch), there are two sets of gradients:
 is averaged over the ranks while the next backward fills the other. The price: the
 optimizer gets the average of the step before, and one more set of gradients lives.
 
-The course of a step is that of `BucketedReducer`: see `data_parallel.steps`.
+The course of a step is that of `BucketedReducer`: see `data_parallel`.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import is_fake
 
-from overlaplab import streams
 from overlaplab.techniques.buckets import size_text
 from overlaplab.techniques.data_parallel.agreement import Average
-from overlaplab.techniques.data_parallel.steps import StepwiseReducer
+from overlaplab.techniques.data_parallel.base import StepwiseReducer
 from overlaplab.techniques.double_buffer import averages
 from overlaplab.techniques.groups import exchange
-from overlaplab.techniques.in_flight import InFlight, Wire
-
-_ZERO = (
-    "Zero the gradients in every step (optimizer.zero_grad()), and call "
-    "reducer.wait() once a step."
-)
+from overlaplab.techniques.in_flight import InFlight
+from overlaplab.techniques.payload import Wire, written
 
 
 class DoubleBufferedReducer(StepwiseReducer):
@@ -79,6 +72,9 @@ class DoubleBufferedReducer(StepwiseReducer):
             optimizer.step()
     """
 
+    _guard: averages.LateGuard
+    _guard_type = averages.LateGuard
+
     def __init__(
         self,
         model: nn.Module,
@@ -98,9 +94,6 @@ class DoubleBufferedReducer(StepwiseReducer):
         # The step before: on the way in `_before`, or waited for in `_average`.
         self._before = InFlight(self._wire)
         self._average: list[Average] | None = None
-        self._given: averages.Given | None = None
-        self._doubt: averages.Doubt | None = None
-        self._aside: Any = None
         self._num_loads = self._num_flushes = 0
 
     @property
@@ -147,20 +140,18 @@ class DoubleBufferedReducer(StepwiseReducer):
             RuntimeError: as `BucketedReducer.wait`; or a gradient of the step before
                 was written while its average was on the way.
         """
-        if not self._arrivals.is_open:
-            self._refuse_kept("reducer.wait()", by=None)
-        self._refuse_written()
-        self._send_rest()
+        steps = self._steps
+        steps.send_rest()
         average = self._settle()
-        own = self._finish_own() if self._flags.changed else None
-        for payload in self._in_flight.payloads:
+        own = self._finish_own() if steps.agreement.changed else None
+        for payload in steps.in_flight.payloads:
             for info in payload.holders:
                 info.parameter.grad = None  # this step's: on the way
         self._average = own
         if own is None:
-            self._before, self._in_flight = self._in_flight, self._before
+            steps.in_flight, self._before = self._before, steps.in_flight
         self._give(average)
-        self._end_step()
+        steps.end()
 
     def flush(self) -> bool:
         """Put the last average in `.grad`; step the optimizer once more if there was.
@@ -176,7 +167,7 @@ class DoubleBufferedReducer(StepwiseReducer):
         Raises:
             RuntimeError: a step is open; after `remove()`; a rank does not come.
         """
-        self._refuse_removed("reducer.flush()")
+        self._guard.refuse_removed("reducer.flush()")
         self._refuse_open("reducer.flush()")
         if not self.pending:
             return False
@@ -204,7 +195,7 @@ class DoubleBufferedReducer(StepwiseReducer):
         Raises:
             RuntimeError: a step is open; after `remove()`.
         """
-        self._refuse_removed("reducer.state_dict()")
+        self._guard.refuse_removed("reducer.state_dict()")
         self._refuse_open("reducer.state_dict()")
         return averages.saved(self._settle())
 
@@ -221,7 +212,7 @@ class DoubleBufferedReducer(StepwiseReducer):
             MismatchError: ranks load averages of different parameters.
             RuntimeError: a step is open; after `remove()`; a rank does not come.
         """
-        self._refuse_removed("reducer.load_state_dict()")
+        self._guard.refuse_removed("reducer.load_state_dict()")
         self._refuse_open("reducer.load_state_dict()")
         average = averages.loaded(state, self.parameters)
         self._num_loads += 1
@@ -245,26 +236,11 @@ class DoubleBufferedReducer(StepwiseReducer):
             self._average = None
             super().remove()
 
-    def _backward_begins(self) -> None:
-        if not self._arrivals.is_open:
-            self._refuse_kept("this backward", by=self._arrivals.first)
-        super()._backward_begins()
-
-    def _open(self) -> None:
-        first = self.parameters[0].parameter
-        if first.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "a step of DoubleBufferedReducer cannot be captured in a CUDA graph: "
-                "its messages are on the way when it ends. Use BucketedReducer, or run "
-                "the step without a graph"
-            )
-        super()._open()
-
     def _settle(self) -> list[Average] | None:
         """Make the current stream wait for what is on the way; None if nothing is."""
         if not len(self._before):
             return self._average
-        if (info := self._before.written()) is not None:
+        if (info := written(self._before.payloads)) is not None:
             raise RuntimeError(
                 f"the gradient of {info.name} of the step before was written while its "
                 "average was on the way. What was in .grad before reducer.wait() "
@@ -273,51 +249,24 @@ class DoubleBufferedReducer(StepwiseReducer):
         with torch.no_grad():
             self._before.finish()
             self._average = averages.of(self._before)
-            self._average += self._flags.averages_elsewhere(self._before.payloads)
+            elsewhere = self._steps.agreement.averages_elsewhere(self._before.payloads)
+            self._average += elsewhere
         self._before.clear()
         return self._average
 
     def _finish_own(self) -> list[Average]:
         """Where something froze or trains again: as in `BucketedReducer`, at once."""
-        elsewhere = self._finish()
-        return averages.of(self._in_flight) + elsewhere
+        elsewhere = self._steps.finish()
+        return averages.of(self._steps.in_flight) + elsewhere
 
     def _give(self, average: list[Average] | None) -> None:
         for info, grad in average or ():
             dtype = info.parameter.dtype  # another one after `model.to(dtype)`
             info.parameter.grad = grad if grad.dtype is dtype else grad.to(dtype)
-        self._given = averages.Given.of(average) if average else None
-
-    def _refuse_kept(self, what: str, by: int | None) -> None:
-        """Raise if `.grad` still has an average as it was given.
-
-        One that was written (zeroed or clipped) is looked at, unless the gradient of
-        parameter `by`, which is there, is in it already.
-        """
-        given, self._doubt = self._given, None
-        if given is not None and given.is_there:
-            raise RuntimeError(
-                f"{what} finds in .grad the average that reducer.wait() or flush() "
-                f"left there, and would send it once more. {_ZERO}"
-            )
-        if given is not None and given.info.index != by:
-            self._doubt = given.doubt()
-
-    def _refuse_written(self) -> None:
-        """Raise if what was written into an average did not zero it."""
-        doubt, self._doubt = self._doubt, None
-        if doubt is None:
-            return
-        self._aside = self._aside or streams.Stream()
-        if doubt.holds(self._aside):
-            raise RuntimeError(
-                f"the gradient of {doubt.info.name} was added to the average that the "
-                "last reducer.wait() or flush() left in .grad, which had been written "
-                f"(clipped?) and not zeroed. {_ZERO}"
-            )
+        self._guard.gave(average)
 
     def _refuse_open(self, what: str) -> None:
-        if self._arrivals.is_open:
+        if self._steps.arrivals.is_open:
             raise RuntimeError(
                 f"{what} while step {self.num_steps} is open. Call reducer.wait() "
                 "after the backward pass first."

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from overlaplab.techniques.arrivals import watcher_of
+from overlaplab.techniques.hooks import is_watched
 from overlaplab.techniques.model_facts import ModelFacts, marks_of
 from overlaplab.techniques.zero.ring import ShardedUnit
 
@@ -248,7 +248,7 @@ def refuse_model(model: nn.Module, facts: ModelFacts) -> None:
                 "written to gathered values is lost. Use max_norm=None."
             )
     for info in facts.parameters:
-        if watcher_of(info) is not None:
+        if is_watched(info):
             raise ValueError(
                 f"parameter {info.name} has a reducer already, or is sharded. Call its "
                 "remove() first."

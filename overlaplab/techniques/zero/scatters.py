@@ -137,7 +137,7 @@ class Scatters:
 
     def remove(self) -> None:
         """Take the hooks off."""
-        self._arrivals.remove()
+        self._arrivals.hooks.remove()
 
     @property
     def is_open(self) -> bool:
@@ -154,7 +154,7 @@ class Scatters:
 
     def refuse_broken(self, what: str) -> None:
         """Raise RuntimeError if a backward of the open step did not end."""
-        if self._arrivals.is_open and self._arrivals.backward_failed:
+        if self._arrivals.is_open and self._arrivals.backwards.failed:
             raise RuntimeError(
                 f"a backward of step {self.num_steps} raised before it ended: "
                 f"{self.num_launched} reduce-scatters were sent, so {what} cannot go "
