@@ -1301,7 +1301,8 @@ for mib in (1, 25, 600):
 # - Megatron-LM: `_ParamAndGradBuffer` in
 #   `megatron/core/distributed/param_and_grad_buffer.py`. All gradients live in one
 #   contiguous buffer from the start; a bucket is a slice of it, so nothing is copied.
-# - This package: `overlaplab/techniques/data_parallel/reducer.py` sends the gradients themselves.
+# - This package: `overlaplab/techniques/data_parallel/` sends the gradients themselves; its
+#   `__init__.py` says in which files to follow one.
 #
 # Further reading: Li et al., *PyTorch Distributed: Experiences on Accelerating Data
 # Parallel Training*, VLDB 2020.
