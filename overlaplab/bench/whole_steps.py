@@ -2,12 +2,13 @@
 
 Ours is one graph of forward, backward, averages and AdamW, in which each bucket's
 update begins when its averages are there. DDP's optimizer runs behind the last of them,
-or weight by weight in a hook of PyTorch's own. After as many steps all variants must
+or weight by weight in a hook of PyTorch's own. Behind the first step all variants must
 have the same weights, or no time is believed.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -50,7 +51,9 @@ SETTINGS: dict[str, Any] = {
     "weight_decay": DECAY,
     "fused": True,
 }
-WEIGHTS_RTOL = 0.1  # of all that the steps changed; bfloat16 sums in another order
+# Of all that the first step changed. Its updates are about the signs of gradients, which
+# near zero go by the order of sums in bfloat16. Not averaged, it would be about 1.
+WEIGHTS_RTOL = 0.2
 _DDP = {"bucket_cap_mb": 100, "gradient_as_bucket_view": True}
 
 
@@ -73,15 +76,18 @@ def measure_case(name: str, batch_size: int, plan: Plan) -> dict[str, Any]:
     start, batch, head = build(name, batch_size, plan.tokens)
     say(f"\n{name}, batch {batch_size}, whole steps with AdamW")
     made: dict[str, Training] = {}
+    expected: nn.Module | None = None  # the weights behind DDP's first step
     for way, make in ways(plan).items():
         begin = time.perf_counter()
         training = made[way] = make(build_model(name)[0], batch)
+        training.step()
+        streams.synchronize()
+        training.facts["first_step_s"] = round(time.perf_counter() - begin, 3)
+        if training.averages:
+            expected = expected or copy.deepcopy(training.model)
+            check_weights(way, training.model, expected, start)
         for _ in range(plan.warmup):
             training.step()
-        streams.synchronize()
-        training.facts["first_steps_s"] = round(time.perf_counter() - begin, 3)
-        if training.averages:
-            check_weights(way, training.model, made[DDP].model, start)
     times = time_in_turn(
         {way: training.step for way, training in made.items()},
         num_rounds=plan.rounds,
@@ -126,7 +132,7 @@ def check_weights(
     off = float((norms[0] / norms[1]).sqrt())
     if not off < WEIGHTS_RTOL:
         raise AssertionError(
-            f"{way}: weights differ from DDP's by {off:.3f} of what the steps changed"
+            f"{way}: weights differ from DDP's by {off:.3f} of what the step changed"
         )
 
 

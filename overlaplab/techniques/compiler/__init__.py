@@ -9,8 +9,7 @@ out, graph in, graph out. `simplification` takes out what autograd alone needed,
 scatters what each rank has rows of, `bucketing` lets messages travel together and
 `sizing` says how many, `updates` divides the optimizer by them, `decision` says which
 are worth launching early, `scheduling` orders computing, launches and waits,
-`tail` sends what nothing is computed beside on a wider communicator, `side_stream`
-gives each operator a stream. `dependencies` says what may move where,
+`side_stream` gives each operator a stream. `dependencies` says what may move where,
 `costs` (`fusing`, for Inductor's kernels) what each node takes. `checks` refuses a pass
 that changed what a graph means, `codegen` writes Python, `predict` its timeline, and
 `compilation` has all of it in a row.
@@ -63,7 +62,6 @@ from overlaplab.techniques.compiler.side_stream import (
 )
 from overlaplab.techniques.compiler.simplification import simplify
 from overlaplab.techniques.compiler.sizing import Sizes, plan_sizes
-from overlaplab.techniques.compiler.tail import part_tail, plan_tail
 from overlaplab.techniques.compiler.updates import divide_updates, plan_updates
 
 __all__ = [
@@ -105,7 +103,6 @@ __all__ = [
     "insert_shards",
     "merge",
     "nine_operators",
-    "part_tail",
     "peak_in_flight",
     "peak_whole",
     "plan_decisions",
@@ -113,7 +110,6 @@ __all__ = [
     "plan_schedule",
     "plan_sizes",
     "plan_streams",
-    "plan_tail",
     "plan_updates",
     "predict",
     "program_of",

@@ -8,7 +8,6 @@ the rank that comes second sees the difference.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,19 +22,21 @@ from overlaplab.techniques.compiler.graphs import launches, operation, payload
 _ran: WeakKeyDictionary[dist.ProcessGroup, list[str]] = WeakKeyDictionary()
 
 
-def collectives_text(graph: Graph, tail: Collection[str] = ()) -> str:
+def collectives_text(graph: Graph, group: str = "") -> str:
     """A line for each collective: what must be equal on all ranks, in this order.
 
     With the names of what is sent, gradients' by parameter: the order goes by what
     computing takes, so it may differ where ranks have batches of other sizes, and
     tensors of one shape would be averaged with each other.
+
+    Args:
+        group: where they are sent, if there is a choice.
     """
-    lines = []
+    lines = [f"on {group}"] if group and launches(graph) else []
     for launch in launches(graph):
         sent = ", ".join(map(_sent, payload(launch)))
         settings = " ".join(map(str, launch.args[1:-1]))
-        where = " on the tail's group" if launch.name in tail else ""
-        lines.append(f"{operation(launch)} {settings} of {sent}{where}")
+        lines.append(f"{operation(launch)} {settings} of {sent}")
     return "\n".join(lines)
 
 

@@ -56,23 +56,18 @@ class Backend:
         world_size: int,
         hardware: Hardware,
         settings: Settings,
-        tail: str = "",
+        wide: str = "",
     ) -> None:
         self._group = group
-        self._tail = tail  # the group of messages that nothing is computed beside
+        self._wide = wide  # for graphs that the wire bounds; "": there is no other one
         self._world_size = world_size
         self._hardware = hardware
         self._settings = settings
         self._made: list[Compilation] = []  # by this one alone: a model's, as a rule
 
     def _key(self) -> tuple[Any, ...]:
-        return (
-            self._group,
-            self._tail,
-            self._world_size,
-            self._hardware.name,
-            self._settings,
-        )
+        groups = self._group, self._wide
+        return *groups, self._world_size, self._hardware.name, self._settings
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -133,19 +128,21 @@ class Backend:
             code = generate(fragment.graph, name).run
             return lambda args: code(args, None, streams.device())
         compiled = self._keep(fragment)
-        text = collectives_text(compiled.graph, compiled.tail)
-        run, tail = compiled.code.run, self._tail if compiled.tail else ""
+        chosen = self._chosen_group(compiled)
+        text, run = collectives_text(compiled.graph, chosen), compiled.code.run
 
         def backward(args: list[Any]) -> Any:
-            group = resolve_group(self._group)
-            check_agreement(text, group)
+            group = resolve_group(chosen)
+            check_agreement(text, resolve_group(self._group))
             if self._settings.side_stream:
                 return run(args, group, streams.device(), side_stream_of(group))
-            if tail:
-                return run(args, group, streams.device(), resolve_group(tail))
             return run(args, group, streams.device())
 
         return backward
+
+    def _chosen_group(self, compiled: Compilation) -> str:
+        """On which group the averages of a backward are made."""
+        return self._wide if self._wide and compiled.is_wire_bound else self._group
 
     def _keep(self, fragment: Fragment) -> Compilation:
         """All passes on a backward graph; remembered for `explain`."""
@@ -205,8 +202,10 @@ def backend(
         model = torch.compile(model, backend=ol.compiler.backend())
 
     Args:
-        process_group: the ranks; by default all. Then, on NCCL, what is sent when
-            nothing is left to compute has a communicator of its own: `plan_tail`.
+        process_group: the ranks; by default all. On NCCL that is two communicators: a
+            backward whose messages take longer than the computing has one with more
+            blocks of the GPU, which fill a link through the host's memory; the others
+            one that leaves more of them to the computing.
         bucket_mib: of gradients that travel together; None: `BucketedReducer`'s, or
             what is ready whenever the wire is free, if that ends sooner on `hardware`:
             see `plan_sizes`. `explain()` says what was tried.
@@ -228,13 +227,13 @@ def backend(
     Raises:
         ValueError, TypeError: an argument is wrong, or there is no process group.
     """
-    tail = ""
+    wide = ""
     if process_group is not None:
         group = checked_group(process_group)
     else:
         group = own_group()
-        if _parts_tail(lowering, side_stream, limit_mib):
-            group, tail = job_group("compiled"), group.group_name
+        if dist.get_backend() == "nccl" and lowering == "eager":
+            group, wide = job_group("compiled"), group.group_name
     settings = Settings(
         cap_bytes=None if bucket_mib is None else cap_bytes("bucket_mib", bucket_mib),
         max_delay_ns=None
@@ -244,17 +243,10 @@ def backend(
         limit_bytes=None if limit_mib is None else cap_bytes("limit_mib", limit_mib),
         side_stream=side_stream,
         lowering=lowering,
-        part_tail=bool(tail),
         **({} if max_states is None else {"max_states": max_states}),
     )
     size = dist.get_world_size(group)
-    return Backend(group.group_name, size, find_hardware(hardware), settings, tail)
-
-
-def _parts_tail(lowering: str, side_stream: object, limit_mib: float | None) -> bool:
-    """Whether a second communicator changes anything: it has blocks of a GPU."""
-    is_plain = lowering == "eager" and not side_stream and limit_mib is None
-    return is_plain and dist.get_backend() == "nccl"
+    return Backend(group.group_name, size, find_hardware(hardware), settings, wide)
 
 
 def _ns(name: str, value: object) -> int:

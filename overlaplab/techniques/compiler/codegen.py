@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import keyword
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +36,7 @@ from overlaplab.techniques.compiler.runtime import GLOBALS, Generated, load
 from overlaplab.techniques.compiler.side_stream import StreamPlan, check_streams
 
 
-def generate(
-    graph: Graph,
-    name: str,
-    plan: StreamPlan | None = None,
-    tail: Collection[str] = (),
-) -> Generated:
+def generate(graph: Graph, name: str, plan: StreamPlan | None = None) -> Generated:
     """Python for `graph`, as a function called `name`.
 
     The function is given the process group of its averages; where they are of several,
@@ -52,7 +46,6 @@ def generate(
         graph: as the passes left it.
         name: "forward", "backward".
         plan: of `plan_streams`; None: all is launched from the current stream.
-        tail: of `plan_tail`; if there is one, the function takes its group, too.
 
     Raises:
         GraphError: the plan leaves an edge between streams to chance.
@@ -62,7 +55,7 @@ def generate(
     check_graph(graph)
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(f"name is {name!r}; expected a function's, such as 'backward'")
-    writer = _Writer(graph, name, plan, tail)
+    writer = _Writer(graph, name, plan)
     return load(writer.write(), name, writer.naming.constants)
 
 
@@ -79,22 +72,14 @@ class _Line:
 class _Writer:
     """Writes one function, a line for each node that does anything."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        name: str,
-        plan: StreamPlan | None,
-        tail: Collection[str],
-    ) -> None:
+    def __init__(self, graph: Graph, name: str, plan: StreamPlan | None) -> None:
         self._graph = graph
         self._name = name
         self._plan = plan
-        self._tail = tail
         self._side = set(plan.side) if plan else set()
         self._groups = {group_of(n) for n in graph.nodes if is_average(n)}
         group = "groups" if len(self._groups) > 1 else "group"
-        self._parameters = ["args", group, "device"]
-        self._parameters += ["side"] * bool(plan) + ["tail"] * bool(tail)
+        self._parameters = ["args", group, "device", *(["side"] if plan else [])]
         own = [*self._parameters, "main", name, *GLOBALS]
         self.naming = Naming(graph, own)
         self._variables = self.naming.variables
@@ -238,8 +223,6 @@ class _Writer:
         self._lines.append(_Line(code, {variable, *sent, *flat}, note, is_side))
 
     def _group(self, launch: Node) -> str:
-        if launch.name in self._tail:
-            return "tail"
         several = len(self._groups) > 1
         return f"groups[{group_of(launch)!r}]" if several else "group"
 

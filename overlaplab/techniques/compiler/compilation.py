@@ -21,6 +21,8 @@ from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.decision import Decision, decide, plan_decisions
 from overlaplab.techniques.compiler.graphs import (
     check_graph,
+    is_launch,
+    is_wait,
     launches,
     sent_bytes,
     show,
@@ -33,7 +35,6 @@ from overlaplab.techniques.compiler.search import DEFAULT_STATES
 from overlaplab.techniques.compiler.side_stream import StreamPlan, plan_streams
 from overlaplab.techniques.compiler.simplification import simplify
 from overlaplab.techniques.compiler.sizing import Sizes, plan_sizes
-from overlaplab.techniques.compiler.tail import part_tail, plan_tail
 from overlaplab.techniques.compiler.updates import divide_updates, plan_updates
 from overlaplab.techniques.compiler.words import count, time_text
 from overlaplab.timeline import Timeline
@@ -55,8 +56,6 @@ class Settings:
         max_states: the budget of the search for an order.
         side_stream: whether messages are packed and sent beside the computing.
         lowering: who makes the kernels: "eager", one by one, or "inductor".
-        part_tail: whether what is sent when nothing is computed any more goes on a
-            group of its own, see `plan_tail`. Not with `side_stream` or a limit.
     """
 
     cap_bytes: int | None = None
@@ -66,7 +65,6 @@ class Settings:
     max_states: int = DEFAULT_STATES
     side_stream: bool = False
     lowering: str = "eager"
-    part_tail: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no pass can use.
@@ -92,8 +90,6 @@ class Settings:
             raise ValueError(
                 f"lowering is {self.lowering!r}; expected one of {LOWERINGS}"
             )
-        if self.part_tail and (self.side_stream or self.limit_bytes is not None):
-            raise ValueError("part_tail=True is not for side_stream or limit_bytes")
         if self.lowering == "inductor" and self.side_stream:
             raise ValueError("side_stream=True is for lowering='eager': leave one out")
 
@@ -113,7 +109,6 @@ class Compilation:
         sizes: of messages that were tried, the chosen first; none if a cap was given.
         streams: what runs beside computing, if anything does.
         forward: what runs before it, if that is known.
-        tail: names of the messages that have a group of their own.
     """
 
     inserted: Graph
@@ -126,7 +121,6 @@ class Compilation:
     sizes: Sequence[Sizes] = ()
     streams: StreamPlan | None = None
     forward: Graph | None = None
-    tail: Sequence[str] = ()
 
     @cached_property
     def undecided(self) -> Timeline:
@@ -150,6 +144,19 @@ class Compilation:
         """Predicted, of the forward and of the graph that runs."""
         return self.forward_ns + self.predicted.step_ns
 
+    @property
+    def is_wire_bound(self) -> bool:
+        """Whether all messages take longer, one by one, than all computing.
+
+        Then the link is what must not wait, else the computing is.
+        """
+        sent = sum(map(self.costs, launches(self.graph)))
+        return sent > self.forward_ns + sum(
+            self.costs(node)
+            for node in self.graph.nodes
+            if node.op == "call_function" and not is_launch(node) and not is_wait(node)
+        )
+
     def __str__(self) -> str:
         before, after = self.undecided.report(), self.predicted.report()
         found = launches(self.graph)
@@ -159,11 +166,6 @@ class Compilation:
         for launch, carried in self._messages():
             decision = launch.meta["decision"]
             lines.append(f"  {launch.name}: {carried.what}; {decision}")
-        if self.tail:
-            lines.append(
-                "behind all computing, on a communicator with more blocks: the last "
-                f"{len(self.tail)}"
-            )
         if len(self.sizes) > 1:
             lines.append("sizes that were tried, of which the first is taken:")
             lines += [f"  {sizes}" for sizes in self.sizes]
@@ -269,22 +271,9 @@ def compile_inserted(
     )
     final = schedule(decided, plan, limit_bytes=limit_bytes)
     streams = plan_streams(final) if settings.side_stream else None
-    tail: Sequence[str] = ()
-    if settings.part_tail:
-        tail = plan_tail(final, costs) if like is None else like.tail
-        final = part_tail(final, tail)
-    code = generate(final, name, streams, tail)
+    code = generate(final, name, streams)
     return Compilation(
-        inserted,
-        final,
-        merges,
-        decisions,
-        plan,
-        code,
-        costs,
-        sizes,
-        streams,
-        tail=tail,
+        inserted, final, merges, decisions, plan, code, costs, sizes, streams
     )
 
 

@@ -84,7 +84,7 @@ class Generated:
         source: of a function of (args, group, device): a list of the graph's inputs,
             which it empties; the process group, or several by name; where it makes new
             tensors. With a plan of streams it takes one more, `side`: the stream of
-            communication; with a tail `tail`, the process group of that.
+            communication.
         run: that function; it returns a tuple.
         constants: what the source takes from the graph's module, by name.
     """
