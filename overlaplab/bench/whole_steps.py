@@ -51,8 +51,8 @@ SETTINGS: dict[str, Any] = {
     "weight_decay": DECAY,
     "fused": True,
 }
-# Of all that the first step changed. Its updates are about the signs of gradients, which
-# near zero go by the order of sums in bfloat16. Not averaged, it would be about 1.
+# Of all that the first step changed: AdamW begins with the signs of gradients, and near
+# zero these go by the order of sums in bfloat16. Without averages it is about 1.
 WEIGHTS_RTOL = 0.2
 _DDP = {"bucket_cap_mb": 100, "gradient_as_bucket_view": True}
 
