@@ -165,14 +165,14 @@ def script_of(steps: Any) -> list[Action]:
 
 
 @given(right_steps)
-@settings(max_examples=150)
+@settings(max_examples=350)
 def test_steps_in_order_are_right_on_every_rank(steps: Any) -> None:
     check(script_of(steps))
 
 
 @given(st.lists(actions(EVERYTHING), max_size=12))
 @example([("backward", (0, 1)), ("freeze", (0,)), ("abandon", (0, 1))])
-@settings(max_examples=300)
+@settings(max_examples=650)
 def test_steps_in_any_order_are_right_or_refused(script: list[Action]) -> None:
     with contextlib.suppress(OverlaplabError):
         check([*script, ("wait", (0, 1))])
