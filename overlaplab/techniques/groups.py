@@ -142,15 +142,35 @@ def exchange(group: Group, key: str, number: int) -> list[int]:
 
 def exchange_texts(group: Group, key: str, text: str) -> list[str]:
     """Every rank's text, as `exchange`."""
-    store: Any = dist.distributed_c10d._get_default_store()
+    say(group, key, text)
     ranks = dist.get_process_group_ranks(group)
-    keys = {rank: f"{key} on rank {rank} of {group.group_name!r}" for rank in ranks}
-    store.set(keys[dist.get_rank()], text)
-    for rank, its in keys.items():
-        try:
-            store.wait([its])
-        except dist.DistStoreError as error:
-            raise RuntimeError(
-                f"rank {rank} did not come to {key} in time. Call it on every rank."
-            ) from error
-    return [store.get(its).decode() for its in keys.values()]
+    return [hear(group, key, rank) for rank in ranks]
+
+
+def say(group: Group, key: str, text: str) -> None:
+    """Leave a text for the ranks of a group, in the store; waits for nobody."""
+    _store().set(_key(group, key, dist.get_rank()), text)
+
+
+def hear(group: Group, key: str, rank: int) -> str:
+    """What `rank` says; the CPU waits for it.
+
+    Raises:
+        RuntimeError: the rank does not come.
+    """
+    its = _key(group, key, rank)
+    try:
+        _store().wait([its])
+    except dist.DistStoreError as error:
+        raise RuntimeError(
+            f"rank {rank} did not come to {key} in time. Call it on every rank."
+        ) from error
+    return str(_store().get(its).decode())
+
+
+def _key(group: Group, key: str, rank: int) -> str:
+    return f"{key} on rank {rank} of {group.group_name!r}"
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()

@@ -12,9 +12,10 @@ are worth launching early, `scheduling` orders computing, launches and waits,
 `side_stream` gives each operator a stream. `dependencies` says what may move where,
 `costs` (`fusing`, for Inductor's kernels) what each node takes. `checks` refuses a pass
 that changed what a graph means, `codegen` writes Python, `predict` its timeline, and
-`compilation` has all of it in a row.
+`compilation` has all of it in a row. `agreement` has all ranks send as one does.
 """
 
+from overlaplab.techniques.compiler.agreement import Sending
 from overlaplab.techniques.compiler.backend import Backend, backend
 from overlaplab.techniques.compiler.bucketing import Merge, merge, plan_merges
 from overlaplab.techniques.compiler.capture import (
@@ -78,6 +79,7 @@ __all__ = [
     "Merge",
     "Problem",
     "Schedule",
+    "Sending",
     "Settings",
     "Sizes",
     "StreamPlan",

@@ -1,43 +1,154 @@
-"""Do all ranks launch the same collectives in the same order? Asked before they do.
+"""All ranks launch the same collectives in the same order: the first rank's.
 
-One rank may compile for all, so nothing may be asked while compiling: it would wait for
-ever. Instead each rank leaves the list of a graph's collectives in the store when it
-first runs that graph, and compares it with those that are there already. Nobody waits;
-the rank that comes second sees the difference.
+What travels together, and in which order, goes by what computing takes. So it may
+differ where ranks have batches of other sizes, or were given other machines. The first
+rank of a group plans for all; the others are compiled to send as it does, and that they
+do is compared. Where they cannot, since their gradients or settings are others, every
+rank is told.
+
+Asked when a backward graph first runs, not when it is compiled: ranks that share a
+process share what one of them compiled.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from itertools import zip_longest
+from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import is_fake
 from torch.fx import Graph, Node
 
 from overlaplab.errors import MismatchError
 from overlaplab.operators import dtype_name, tensors_in
 from overlaplab.techniques.compiler.graphs import launches, operation, payload
+from overlaplab.techniques.groups import hear, say
 
-# Of each group, the lists of collectives that ran on it, by their first run.
-_ran: WeakKeyDictionary[dist.ProcessGroup, list[str]] = WeakKeyDictionary()
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What travels together, and in which order it leaves.
+
+    Args:
+        together: of each message, names of launches in a graph with one a gradient.
+        order: in which messages leave, by position in `together`.
+        is_wire_bound: whether they take longer than all computing.
+    """
+
+    together: tuple[tuple[str, ...], ...]
+    order: tuple[int, ...]
+    is_wire_bound: bool
+
+
+class Sends(Protocol):
+    """A compiled graph, as far as ranks must agree on it."""
+
+    @property
+    def sending(self) -> Sending: ...
+
+
+Compiled = TypeVar("Compiled", bound=Sends)
+
+
+@dataclass
+class _Agreed:
+    """On a group: how often ranks compared, and what they send, by graph."""
+
+    num_compared: int = 0
+    sending: dict[Hashable, Sending] = field(default_factory=dict)
+
+
+_agreed: WeakKeyDictionary[dist.ProcessGroup, _Agreed] = WeakKeyDictionary()
+
+
+def agree(
+    group: dist.ProcessGroup,
+    backend: Hashable,
+    wanted: str,
+    compiled: Callable[[Sending | None], Compiled],
+    text_of: Callable[[Compiled], str],
+    args: Sequence[object],
+) -> Compiled:
+    """What a rank is to run, so that all ranks of a group send the same.
+
+    Collective where `wanted` is new for this backend; the CPU waits for the others.
+
+    Args:
+        group: on which it is sent.
+        backend: whose graph it is.
+        wanted: its settings, and what is to be sent: equal on ranks that can agree.
+        compiled: compiles the graph to send in some way; None: as is best here.
+        text_of: its `collectives_text`.
+        args: what it is to run on. If fake, nobody waits for the other ranks: one may
+            stand for several.
+
+    Raises:
+        MismatchError: ranks have other collectives; the same message on all of them.
+        RuntimeError: a rank does not come.
+    """
+    known = _agreed.setdefault(group, _Agreed())
+    if (backend, wanted) in known.sending:
+        return compiled(known.sending[backend, wanted])
+    known.num_compared += 1
+    number = known.num_compared
+    backward = f"the backward of compiled graph {number}"
+    outcome = f"what ranks differ in, in {backward},"
+    waits = not any(map(is_fake, args))
+    first, *others = dist.get_process_group_ranks(group)
+    if dist.get_rank() == first:
+        made = compiled(None)
+        way = astuple(made.sending)
+        say(group, backward, json.dumps([wanted, text_of(made), *way]))
+        found = [hear(group, backward, rank) for rank in others] if waits else []
+        difference = next(filter(None, found), "")
+        say(group, outcome, difference)
+    else:
+        its_wanted, its_text, *its_way = json.loads(hear(group, backward, first))
+        made = compiled(_sending(*its_way) if its_wanted == wanted else None)
+        texts = {first: its_text, dist.get_rank(): text_of(made)}
+        difference = _difference(number, texts)
+        say(group, backward, difference)
+        if waits:
+            difference = hear(group, outcome, first)
+    if difference:
+        raise MismatchError(difference)
+    known.sending[backend, wanted] = made.sending
+    return made
+
+
+def _sending(together: list[list[str]], order: list[int], is_bound: bool) -> Sending:
+    return Sending(tuple(map(tuple, together)), tuple(order), is_bound)
+
+
+def wanted_text(settings: object, inserted: Graph) -> str:
+    """What ranks must have in common to be able to send the same, in any order."""
+    sent = (f"{n.name}: {_collective(n)}" for n in launches(inserted))
+    return "\n".join([repr(settings), *sorted(sent)])
 
 
 def collectives_text(graph: Graph, group: str = "") -> str:
     """A line for each collective: what must be equal on all ranks, in this order.
 
-    With the names of what is sent, gradients' by parameter: the order goes by what
-    computing takes, so it may differ where ranks have batches of other sizes, and
-    tensors of one shape would be averaged with each other.
+    With the names of what is sent, gradients' by parameter: in another order tensors of
+    one shape would be averaged with each other.
 
     Args:
         group: where they are sent, if there is a choice.
     """
-    lines = [f"on {group}"] if group and launches(graph) else []
-    for launch in launches(graph):
-        sent = ", ".join(map(_sent, payload(launch)))
-        settings = " ".join(map(str, launch.args[1:-1]))
-        lines.append(f"{operation(launch)} {settings} of {sent}")
-    return "\n".join(lines)
+    found = launches(graph)
+    return "\n".join(
+        [f"on {group}"] * bool(group and found) + [*map(_collective, found)]
+    )
+
+
+def _collective(launch: Node) -> str:
+    sent = ", ".join(map(_sent, payload(launch)))
+    settings = " ".join(map(str, launch.args[1:-1]))
+    return f"{operation(launch)} {settings} of {sent}"
 
 
 def _sent(node: Node) -> str:
@@ -45,49 +156,19 @@ def _sent(node: Node) -> str:
     return f"{node.name} {dtype_name(tensor.dtype)}{[*tensor.shape]}"
 
 
-def check_agreement(text: str, group: dist.ProcessGroup) -> None:
-    """Compare the collectives of a graph with those of other ranks. Waits for nobody.
-
-    Args:
-        text: of `collectives_text`; a graph without any is not compared.
-        group: on which they are launched.
-
-    Raises:
-        MismatchError: another rank's graph, the first or second or so that ran on the
-            group there as well, has other collectives.
-    """
-    ran = _ran.setdefault(group, [])
-    if not text or text in ran:
-        return
-    ran.append(text)
-    number = len(ran)
-    store: Any = dist.distributed_c10d._get_default_store()
-    rank = dist.get_rank()
-
-    def key(its_rank: int) -> str:
-        return f"collectives {number} of rank {its_rank} on {group.group_name!r}"
-
-    store.set(key(rank), text)
-    for other in dist.get_process_group_ranks(group):
-        if other == rank or not store.check([key(other)]):
-            continue
-        theirs = store.get(key(other)).decode()
-        if theirs != text:
-            raise MismatchError(_difference(number, rank, text, other, theirs))
-
-
-def _difference(number: int, rank: int, mine: str, other: int, theirs: str) -> str:
-    own, its = mine.splitlines(), theirs.splitlines()
-    at = 0
-    while at < min(len(own), len(its)) and own[at] == its[at]:
-        at += 1
+def _difference(number: int, texts: Mapping[int, str]) -> str:
+    """Where the collectives of two ranks differ; "" if they do not."""
+    if len(set(texts.values())) == 1:
+        return ""
+    lists = {rank: text.splitlines() for rank, text in texts.items()}
+    at = next(i for i, (a, b) in enumerate(zip_longest(*lists.values())) if a != b)
     rows = (
-        f"  rank {r}: {lines[at] if at < len(lines) else 'no more collectives'}"
-        for r, lines in ((rank, own), (other, its))
+        f"  rank {rank}: {lines[at] if at < len(lines) else 'no more collectives'}"
+        for rank, lines in lists.items()
     )
     return (
         f"the collectives of compiled graph {number} differ between ranks, first in "
         f"collective #{at}:\n" + "\n".join(rows) + "\nEvery rank must launch the same "
-        "collectives in the same order: give all ranks the same model, settings and "
-        "hardware. What computing takes decides as well: give them batches of one size."
+        "collectives in the same order: give all ranks the same model, with the same "
+        "parameters that train, and the same settings."
     )

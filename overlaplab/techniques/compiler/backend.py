@@ -2,13 +2,14 @@
 
 Gradients leave the backward as averages over the ranks. Each backward averages what it
 adds to `.grad`: two backwards before a step give the right sum and send twice. Ranks
-must begin with equal parameters, as one seed gives them.
+must begin with equal parameters, as one seed gives them; their batches may differ in
+size, and their machines: all send as the group's first rank does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,12 @@ from torch.fx import Graph, GraphModule
 from overlaplab import streams
 from overlaplab.hardware import Hardware, find_hardware
 from overlaplab.techniques.buckets import cap_bytes
-from overlaplab.techniques.compiler.agreement import check_agreement, collectives_text
+from overlaplab.techniques.compiler.agreement import (
+    Sending,
+    agree,
+    collectives_text,
+    wanted_text,
+)
 from overlaplab.techniques.compiler.capture import (
     Capturing,
     Fragment,
@@ -29,12 +35,14 @@ from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.compilation import (
     Compilation,
     Settings,
-    compile_graph,
+    compile_inserted,
 )
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.fusing import FusedCosts
+from overlaplab.techniques.compiler.insertion import insert_all_reduces
 from overlaplab.techniques.compiler.lowering import lower
 from overlaplab.techniques.compiler.runtime import side_stream_of
+from overlaplab.techniques.compiler.simplification import simplify
 from overlaplab.techniques.groups import checked_group, job_group, own_group
 
 _KEPT = 64  # compilations of equal backends that can be explained
@@ -46,7 +54,7 @@ class Backend:
     Two of equal settings are equal: Dynamo compiles once for all of them, so that ranks
     which share a process share one compile. So nothing of a rank is in it; the process
     group is found by its name whenever the code runs. What is compiled again, for other
-    sizes, sends in the messages and the order that it had before: ranks need not all
+    sizes, sends in the messages and the order that ranks agreed on: they need not all
     compile again, and must go on sending the same.
     """
 
@@ -63,7 +71,6 @@ class Backend:
         self._world_size = world_size
         self._hardware = hardware
         self._settings = settings
-        self._made: list[Compilation] = []  # by this one alone: a model's, as a rule
 
     def _key(self) -> tuple[Any, ...]:
         groups = self._group, self._wide
@@ -127,13 +134,11 @@ class Backend:
             name = "backward" if fragment.is_backward else "forward"
             code = generate(fragment.graph, name).run
             return lambda args: code(args, None, streams.device())
-        compiled = self._keep(fragment)
-        chosen = self._chosen_group(compiled)
-        text, run = collectives_text(compiled.graph, chosen), compiled.code.run
+        agreed = self._agreeing(fragment)
 
         def backward(args: list[Any]) -> Any:
-            group = resolve_group(chosen)
-            check_agreement(text, resolve_group(self._group))
+            made = agreed(resolve_group(self._group), args)
+            group, run = resolve_group(self._chosen_group(made)), made.code.run
             if self._settings.side_stream:
                 return run(args, group, streams.device(), side_stream_of(group))
             return run(args, group, streams.device())
@@ -144,30 +149,45 @@ class Backend:
         """On which group the averages of a backward are made."""
         return self._wide if self._wide and compiled.is_wire_bound else self._group
 
-    def _keep(self, fragment: Fragment) -> Compilation:
-        """All passes on a backward graph; remembered for `explain`."""
-        fuses = self._settings.lowering == "inductor"
-        made = FusedCosts if fuses else Costs
-        costs = made(self._hardware, self._world_size)
-        compiled = compile_graph(
-            fragment.graph,
-            fragment.gradients,
-            self._group,
-            costs,
-            self._settings,
-            earlier=self._made,
-        )
-        compiled = replace(compiled, forward=fragment.forward)
-        for kept in (self._made, _compilations.setdefault(self, [])):
-            kept.append(compiled)
-            del kept[:-_KEPT]
-        return compiled
-
     def _ordered(self, fragment: Fragment) -> Graph:
         """What Inductor is given. Each rank compiles for itself, and asks here."""
-        graph = self._keep(fragment).graph
-        check_agreement(collectives_text(graph), resolve_group(self._group))
-        return graph
+        return self._agreeing(fragment)(resolve_group(self._group), ()).graph
+
+    def _agreeing(
+        self, fragment: Fragment
+    ) -> Callable[[dist.ProcessGroup, Sequence[Any]], Compilation]:
+        """A backward graph as the ranks of a group agree to send; see `agree`."""
+        graph = simplify(fragment.graph)
+        inserted = insert_all_reduces(graph, fragment.gradients, self._group)
+        wanted = wanted_text(self._settings, inserted)
+        known: dict[Sending, Compilation] = {}
+
+        def compiled(sending: Sending | None) -> Compilation:
+            if sending is None:  # it is free, so as before
+                sending = next(iter(known), None)
+            if sending is None or sending not in known:
+                made = self._keep(inserted, sending, fragment.forward)
+                sending = made.sending
+                known[sending] = made
+            return known[sending]
+
+        def text_of(made: Compilation) -> str:
+            where = self._chosen_group(made) if self._wide else ""
+            return collectives_text(made.graph, where)
+
+        return lambda group, args: agree(group, self, wanted, compiled, text_of, args)
+
+    def _keep(
+        self, inserted: Graph, sending: Sending | None, forward: Graph | None
+    ) -> Compilation:
+        """All other passes on a backward graph; remembered for `explain`."""
+        fuses = self._settings.lowering == "inductor"
+        costs = (FusedCosts if fuses else Costs)(self._hardware, self._world_size)
+        made = compile_inserted(inserted, costs, self._settings, sending=sending)
+        kept = _compilations.setdefault(self, [])
+        kept.append(replace(made, forward=forward))
+        del kept[:-_KEPT]
+        return kept[-1]
 
 
 _compilations: dict[Backend, list[Compilation]] = {}

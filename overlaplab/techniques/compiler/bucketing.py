@@ -167,15 +167,16 @@ def merges_up_to(
     reasons += ["the end"] * len(open_)
     merges = sorted(zip(closed, reasons, strict=True), key=lambda m: ready[m[0][-1]])
     return [
-        Merge(
-            tuple(launch.name for launch in bucket),
-            sum(sizes[n] for n in bucket),
-            kind_of(bucket[0]),
-            ready[bucket[-1]][0] - ready[bucket[0]][0],
-            reason,
-        )
+        merge_of(bucket, ready[bucket[-1]][0] - ready[bucket[0]][0], reason)
         for bucket, reason in merges
     ]
+
+
+def merge_of(bucket: Sequence[Node], delay_ns: int, closed_by: str) -> Merge:
+    """The plan to let some launches travel together; see `Merge`."""
+    names = tuple(launch.name for launch in bucket)
+    num_bytes = sum(map(sent_bytes, bucket))
+    return Merge(names, num_bytes, kind_of(bucket[0]), delay_ns, closed_by)
 
 
 @graph_pass

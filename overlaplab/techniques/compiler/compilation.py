@@ -10,10 +10,11 @@ from torch.fx import Graph, Node
 
 from overlaplab.program.garbage import no_collections
 from overlaplab.techniques.buckets import size_text
+from overlaplab.techniques.compiler.agreement import Sending
 from overlaplab.techniques.compiler.bucketing import (
     Merge,
-    kind_of,
     merge,
+    merge_of,
     plan_merges,
 )
 from overlaplab.techniques.compiler.codegen import generate
@@ -106,9 +107,11 @@ class Compilation:
         plan: the order.
         code: that runs it.
         costs: by which was decided.
-        sizes: of messages that were tried, the chosen first; none if a cap was given.
+        sizes: of messages that were tried, the chosen first; none if it was said what
+            travels together, or how much.
         streams: what runs beside computing, if anything does.
         forward: what runs before it, if that is known.
+        settled: what was settled before it was compiled.
     """
 
     inserted: Graph
@@ -121,6 +124,17 @@ class Compilation:
     sizes: Sequence[Sizes] = ()
     streams: StreamPlan | None = None
     forward: Graph | None = None
+    settled: Sending | None = None
+
+    @property
+    def sending(self) -> Sending:
+        """What travels together, and in which order it leaves."""
+        number = {merge.name_of(i): i for i, merge in enumerate(self.merges)}
+        return Sending(
+            tuple(merge.launches for merge in self.merges),
+            tuple(number[launch.name] for launch in launches(self.graph)),
+            self.is_wire_bound,
+        )
 
     @cached_property
     def undecided(self) -> Timeline:
@@ -144,12 +158,15 @@ class Compilation:
         """Predicted, of the forward and of the graph that runs."""
         return self.forward_ns + self.predicted.step_ns
 
-    @property
+    @cached_property
     def is_wire_bound(self) -> bool:
         """Whether all messages take longer, one by one, than all computing.
 
-        Then the link is what must not wait, else the computing is.
+        Then the link is what must not wait, else the computing is. As it was settled,
+        if it was.
         """
+        if self.settled is not None:
+            return self.settled.is_wire_bound
         sent = sum(map(self.costs, launches(self.graph)))
         return sent > self.forward_ns + sum(
             self.costs(node)
@@ -183,8 +200,8 @@ class Compilation:
 
     def _messages(self) -> Iterator[tuple[Node, Merge]]:
         """The messages in the order in which they leave, and what they carry."""
-        merges = {m.name_of(i): m for i, m in enumerate(self.merges)}
-        return ((launch, merges[launch.name]) for launch in launches(self.graph))
+        merges = (self.merges[number] for number in self.sending.order)
+        return zip(launches(self.graph), merges, strict=True)
 
     def graphs(self) -> str:
         """Both graphs, one below the other, as `show` prints them."""
@@ -200,7 +217,6 @@ def compile_graph(
     settings: Settings,
     *,
     name: str = "backward",
-    earlier: Sequence[Compilation] = (),
 ) -> Compilation:
     """Simplify, insert, merge, decide, order, and write code.
 
@@ -211,16 +227,13 @@ def compile_graph(
         costs: of its nodes.
         settings: of the passes.
         name: of the function that is written.
-        earlier: with the same settings: what one of them sent is sent as it sent it.
-            Ranks differ in what they compile again (for a last batch, say), and must
-            not in what they send.
 
     Raises:
         GraphError: a pass would change what the graph means.
         ValueError: `settings` have no solution; the message says what is possible.
     """
     inserted = insert_all_reduces(simplify(graph), gradients, group)
-    return compile_inserted(inserted, costs, settings, name=name, earlier=earlier)
+    return compile_inserted(inserted, costs, settings, name=name)
 
 
 @no_collections()
@@ -230,22 +243,31 @@ def compile_inserted(
     settings: Settings,
     *,
     name: str = "backward",
-    earlier: Sequence[Compilation] = (),
+    sending: Sending | None = None,
 ) -> Compilation:
     """As `compile_graph`, of a graph whose collectives somebody else has put in.
 
     It may be a whole step, optimizer included, as `capture_step` follows it; its code
     is to be run under `torch.no_grad()`.
+
+    Args:
+        inserted, costs, settings, name: see `compile_graph`.
+        sending: what travels together, and in which order it leaves, if that is
+            settled: ranks differ in what they compile (for a last batch, say), and must
+            not in what they send.
     """
     check_graph(inserted)
     cap_bytes, limit_bytes = settings.cap_bytes, settings.limit_bytes
     max_delay_ns = settings.max_delay_ns
     sizes: Sequence[Sizes] = ()
     sent: list[str] = []
-    like = next((c for c in earlier if _sent(c.inserted) == _sent(inserted)), None)
-    if like is not None:
-        merges, sizes = like.merges, like.sizes
-        sent = [launch.name for launch in launches(like.graph)]
+    if sending is not None:
+        named = {launch.name: launch for launch in launches(inserted)}
+        merges = [
+            merge_of([named[n] for n in names], 0, "what ranks agreed on")
+            for names in sending.together
+        ]
+        sent = [merges[number].name_of(number) for number in sending.order]
     elif cap_bytes is None:
         sizes = plan_sizes(
             inserted, costs, limit_bytes=limit_bytes, max_delay_ns=max_delay_ns
@@ -273,10 +295,6 @@ def compile_inserted(
     streams = plan_streams(final) if settings.side_stream else None
     code = generate(final, name, streams)
     return Compilation(
-        inserted, final, merges, decisions, plan, code, costs, sizes, streams
+        *(inserted, final, merges, decisions, plan, code, costs, sizes, streams),
+        settled=sending,
     )
-
-
-def _sent(graph: Graph) -> set[tuple[str, ...]]:
-    """What each message of a graph sends, and how it is called."""
-    return {(n.name, str(sent_bytes(n)), *kind_of(n)) for n in launches(graph)}

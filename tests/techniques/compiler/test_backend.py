@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from overlaplab.techniques.compiler.agreement import collectives_text
 from overlaplab.techniques.compiler.backend import Backend
 from overlaplab.techniques.compiler.compilation import Settings
 from overlaplab.techniques.compiler.example import nine_operators
-from tests.ranks import values_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
 SMALL = {"bucket_mib": 0.02, "hardware": "chalk"}
@@ -232,61 +230,6 @@ def test_ranks_with_other_collectives_are_told_before_they_send() -> None:  # E0
     two = r"rank 0: all_reduce avg of \w+_4_\w+ float32\[64, 64\], \w+_2_\w+ float32"
     assert re.search(two, text)
     assert re.search(r"rank 1: all_reduce avg of \w+_4_\w+ float32\[64, 64\]\n", text)
-
-
-class Siblings(nn.Module):
-    """Five weights of one shape whose gradients need each other not at all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weights: list[Any] = [layer.weight for layer in self.layers]
-        outs = [x @ (w if i == 1 else w.relu()).t() for i, w in enumerate(weights)]
-        whole = outs[0] + outs[1] + outs[2] + outs[3] + outs[4]
-        return (x + whole.tanh() + whole).square().mean()
-
-
-def in_orders_of_their_own() -> None:
-    """The order goes by what computing takes: another machine, another order."""
-    chalk = find_hardware("chalk")
-    fast = with_link(chalk, latency_ns=0, bytes_per_s=10**15)
-    free = replace(fast, launch_ns=0, collective_launch_ns=0)
-    machine = free if dist.get_rank() else chalk
-    made = ol.compiler.backend(bucket_mib=0.01, hardware=machine)
-    torch.compile(Siblings(), backend=made)(batch(0, 256)).backward()
-
-
-def test_gradients_of_one_shape_in_another_order_are_told_too() -> None:
-    with pytest.raises(MismatchError, match=r"(?s)collective #0.*batches") as told:
-        ol.run(in_orders_of_their_own, world_size=2, hardware="chalk")
-
-    sent = re.findall(r"rank (\d): all_reduce avg of \w*layers_(\d)", str(told.value))
-    assert sorted(sent) == [("0", "1"), ("1", "4")]
-
-
-def last_batch_is_larger_on_rank_1() -> list[list[torch.Tensor]]:
-    """Rank 1 alone compiles again, with rows that would make another order."""
-    made = ol.compiler.backend(bucket_mib=0.01, hardware="chalk")
-    model, found = Siblings(), []
-    compiled = torch.compile(model, backend=made)
-    for rows in (16, 1024 if dist.get_rank() else 16):
-        model.zero_grad()
-        compiled(batch(dist.get_rank(), rows)).backward()
-        found.append(gradients(model))
-    return found
-
-
-def test_who_compiles_again_sends_as_before() -> None:
-    one, other = values_of(last_batch_is_larger_on_rank_1, cluster="gloo")
-
-    torch.testing.assert_close(one, other, rtol=0, atol=0)
-    model = Siblings()
-    for rank, rows in enumerate((16, 1024)):
-        (model(batch(rank, rows)) / 2).backward()
-    torch.testing.assert_close(one[1], gradients(model))
 
 
 def test_the_order_is_part_of_what_ranks_compare() -> None:

@@ -104,7 +104,7 @@ def test_what_was_compiled_before_says_what_is_sent():
     binding = link_of(0.5, launch_ns=3 * MS, collective_launch_ns=2 * MS)
     first = compile_inserted(eight_layers(), link_of(10), Settings())
 
-    again = compile_inserted(eight_layers(), binding, Settings(), earlier=[first])
+    again = compile_inserted(eight_layers(), binding, Settings(), sending=first.sending)
 
     assert cut(again.merges) == [1, 2, 4, 1]
     assert collectives_text(again.graph) == collectives_text(first.graph)
