@@ -46,7 +46,8 @@ def define_marked(module: dict[str, Any]) -> None:
         raise LookupError(f"{lesson}: no cell with {mark}=true defines anything")
     imports = _imports(text, "\n".join(map(ast.unparse, definitions)))
     # No such file: what lies there would be taken for the lines that stand below.
-    file = str(Path(module["__file__"]).with_suffix("") / lesson.name)
+    file = str(Path(__file__).parent / lab / mark / lesson.name)
+    module["__file__"] = file  # where `inspect` looks for classes
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     tree = ast.Module([*imports, *definitions], type_ignores=[])
     exec(compile(tree, file, "exec", _FLAGS, dont_inherit=True), module)

@@ -6,6 +6,7 @@ import ast
 import builtins
 import dis
 import importlib
+import inspect
 import linecache
 import types
 from collections import Counter
@@ -62,8 +63,7 @@ def lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def defined(mark: str) -> dict[str, Any]:
-    file = COURSE / "lab06" / f"{mark}.py"
-    module = {"__name__": f"overlaplab_course.lab06.{mark}", "__file__": str(file)}
+    module = {"__name__": f"overlaplab_course.lab06.{mark}"}
     marked_cells.define_marked(module)
     return {name: thing for name, thing in module.items() if not name.startswith("__")}
 
@@ -97,6 +97,13 @@ def test_a_run_finds_the_text_of_a_line(lesson: Path) -> None:
     stub = 1 + LESSON.splitlines().index("    # sent.append(grads)  # all of them")
     told = linecache.getline(code.co_filename, stub)
     assert told == "    sent.append(grads)  # all of them\n"
+
+
+def test_the_text_of_a_class_and_of_a_function_is_found() -> None:
+    lab05 = importlib.import_module("overlaplab_course.lab05.broken")
+    assert inspect.getsource(lab05.Alder).startswith("class Alder:\n")
+    lab06 = importlib.import_module("overlaplab_course.lab06.reference")
+    assert inspect.getsource(lab06.finish).startswith("def finish(state")
 
 
 def test_a_lesson_whose_marked_cells_define_nothing_is_refused(lesson: Path) -> None:

@@ -61,6 +61,11 @@ def test_it_has_no_results_of_benchmarks_and_no_traces_but_a_lessons_own() -> No
     assert json_folders <= {"overlaplab/hardware/machines"}
 
 
+def test_it_has_the_lessons_whose_cells_the_labs_run() -> None:
+    carried = {Path(name).name for name in names() if "/lessons/" in name}
+    assert carried == {path.name for path in (ROOT / "course").glob("[0-9][0-9]_*.py")}
+
+
 class Installed:
     """The wheel in an environment of its own, far from the repository.
 
