@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from overlaplab.cluster.run import Run, run
 from overlaplab.models import Transformer, TransformerConfig
@@ -41,6 +42,18 @@ def make_gpt(
     )
     with in_bfloat16():
         return Transformer(config)
+
+
+def send_each(model: nn.Module) -> Callable[[], Any]:
+    """One message per gradient, as soon as it is there; the answer waits for all."""
+    works: list[Any] = []
+
+    def send(param: Tensor) -> None:
+        works.append(dist.all_reduce(param.grad, async_op=True))
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(send)  # type: ignore[no-untyped-call]
+    return lambda: [work.wait() for work in works]
 
 
 def record_step(

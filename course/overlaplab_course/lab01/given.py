@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
@@ -22,6 +21,7 @@ from overlaplab.cluster.run import run
 from overlaplab.hardware import Hardware, Link, find_hardware, with_link
 from overlaplab.program import Program, ProgramBuilder, resolve
 from overlaplab.timeline import Timeline
+from overlaplab_course.gpts import send_each
 
 NS_PER_MS = 1_000_000
 
@@ -73,16 +73,9 @@ def ten_layers() -> tuple[nn.Module, Tensor, Optimizer]:
 
 
 def _backward_only(model: nn.Module, x: Tensor) -> None:
-    works: list[Any] = []
-
-    def send(param: Tensor) -> None:
-        works.append(dist.all_reduce(param.grad, async_op=True))
-
-    for param in model.parameters():
-        param.register_post_accumulate_grad_hook(send)  # type: ignore[no-untyped-call]
+    wait = send_each(model)
     model(x).sum().backward()
-    for work in works:
-        work.wait()
+    wait()
 
 
 @lru_cache(maxsize=1)

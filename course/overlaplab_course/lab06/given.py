@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from overlaplab import streams
@@ -21,7 +20,7 @@ from overlaplab.program import Program, only_step, replay
 from overlaplab.program.replay import rebucket
 from overlaplab.streams import name_tensor
 from overlaplab.timeline import Timeline
-from overlaplab_course.gpts import Attach, record_step
+from overlaplab_course.gpts import Attach, record_step, send_each
 
 MIB = 2**20
 NUM_RANKS = 4
@@ -132,18 +131,6 @@ def name_gradients(model: nn.Module) -> None:
     streams.name_gradients(model, prefix="")
 
 
-def _send_each(model: nn.Module) -> Callable[[], Any]:
-    """One message per gradient, as soon as it is there."""
-    works = []
-
-    def send(param: Tensor) -> None:
-        works.append(dist.all_reduce(param.grad, async_op=True))
-
-    for param in model.parameters():
-        param.register_post_accumulate_grad_hook(send)  # type: ignore[no-untyped-call]
-    return lambda: [work.wait() for work in works]
-
-
 def _record(
     attach: Attach, sequences: int, vocab_size: int = 256, width: int = WIDTH
 ) -> Program:
@@ -155,14 +142,14 @@ def _record(
 @lru_cache(maxsize=4)
 def recorded_step(sequences: int, vocabulary: int = 256) -> Program:
     """The 24 layers of the lesson on four GPUs, one message per gradient."""
-    return _record(_send_each, sequences, vocabulary)
+    return _record(send_each, sequences, vocabulary)
 
 
 @lru_cache(maxsize=2)
 def measured_step(sequences: int) -> Program:
     """The GPT that was measured (738.5 M parameters), on two GPUs."""
     sizes = {"num_layers": 12, "width": 2048, "vocab_size": 32_768}
-    return record_step(_send_each, sequences, world_size=2, **sizes)
+    return record_step(send_each, sequences, world_size=2, **sizes)
 
 
 def record_reducer(
@@ -267,7 +254,7 @@ def three_runs() -> dict[str, GivenRun]:
     c = "GPT with a vocabulary of 32k, 8k tokens, InfiniBand, 25 MiB"
     return {
         "A": GivenRun(a, recorded_step(10), ETHERNET, 25),
-        "B": GivenRun(b, _record(_send_each, 2, width=WIDTH // 2), NVLINK, None),
+        "B": GivenRun(b, _record(send_each, 2, width=WIDTH // 2), NVLINK, None),
         "C": GivenRun(c, recorded_step(8, 32_768), INFINIBAND, 25),
     }
 
