@@ -1,10 +1,8 @@
 """Which gradients have arrived: counts them, and says when a bucket is full.
 
-Gets a call of each parameter's hook when its gradient is in `.grad`, on autograd's
-thread. The CPU runs ahead of the GPU: the gradient has been launched, and may not be
-computed yet. So the stream that computes it is noted, by a key (`streams.key_reader`).
-Gives two calls to a reducer: a backward begins; it is the turn of a bucket (parameters
-that travel together), which the reducer sends.
+Each parameter's hook calls when its gradient is in `.grad`, on autograd's thread. The
+CPU runs ahead of the GPU: the gradient has been launched, and may not be computed yet.
+So the stream that computes it is noted, by a key (`streams.key_reader`).
 
 `hooks` puts the hooks on, and tells one backward from the next.
 """
@@ -23,23 +21,21 @@ from overlaplab.techniques.model_facts import ParameterInfo
 
 
 class Arrivals:
-    """The gradients of one step, as they come. Parameters are told by their index.
+    """The gradients of one step, as they come. Parameters go by their index.
 
     Args:
-        parameters: of the model.
         on_backward: called at the first gradient of each backward.
-        on_turn: called with the index of each bucket, in order: when it and all before
-            it are full, or when `announce` asks for it. What it raises, the backward
-            raises.
+        on_turn: called with the number of each bucket, in order: when it and all before
+            it are full, or when `announce` asks for it.
 
     Attributes:
-        buckets: what travels together; set by `plan`.
+        buckets: parameters that travel together.
         next: the bucket whose turn comes next; how many have had theirs.
         here: by parameter, whether its gradient has arrived.
-        is_open: the step has begun; the reducer sets it where no gradient has come.
+        is_open: the step has begun; its reducer sets it (`Steps.open`).
         first: the parameter whose gradient began the latest backward.
-        paused: gradients are noted and not counted, so that no bucket gets full; by
-            `pausing` (`no_sync`), or by the reducer for all backwards.
+        paused: gradients are noted and not counted, so that no bucket gets full: inside
+            `pausing` (`no_sync`); in backwards of a `SerialReducer`.
         windows: blocks of `pausing` that are open.
     """
 
@@ -50,9 +46,9 @@ class Arrivals:
         on_turn: Callable[[int], None],
     ) -> None:
         self._parameters = parameters
-        # Weak: a reducer that is dropped is freed at once, and its group with it.
-        self._on_backward: Any = weakref.WeakMethod(on_backward)
-        self._on_turn: Any = weakref.WeakMethod(on_turn)
+        # Weak: a dropped reducer is freed at once, and its group with it.
+        self._on_backward_ref: Any = weakref.WeakMethod(on_backward)
+        self._on_turn_ref: Any = weakref.WeakMethod(on_turn)
         self._stream_key = streams.key_reader(streams.provider())
         self.hooks = Hooks(parameters, self)
         self.backwards = Backwards(self._backward_ended)
@@ -75,7 +71,7 @@ class Arrivals:
             self._expect()
         self.here = [False] * len(self._parameters)
         self._awaited = list(map(set, self._expected))  # by bucket: what has to come
-        # Dicts, not sets: their order, and so the run, does not depend on hashes.
+        # Dicts: their order, and so the run, does not depend on hashes.
         self._writers: list[dict[Hashable, None]] = [{} for _ in self.buckets]
         self._writers_while_paused: dict[Hashable, None] = {}  # of any bucket
         self.hooks.hear()  # none is silent
@@ -84,7 +80,8 @@ class Arrivals:
         self.next = 0
 
     def note(self, index: int) -> None:
-        """What a hook calls: the gradient of parameter `index` is here."""
+        """What a hook calls: a gradient is here, written by the current stream."""
+        # Another backward, not inside the latest one (checkpointing).
         if running() != self.backwards.number and not self.backwards.goes_on:
             self._begin_backward(index)
         self.here[index] = True
@@ -106,7 +103,7 @@ class Arrivals:
     def announce(self, up_to: int) -> None:
         """It is the turn of all buckets before `up_to`; one that raises stays next."""
         while self.next < up_to:
-            self._on_turn()(self.next)
+            self._on_turn_ref()(self.next)
             self.next += 1
 
     def writers(self, bucket: int) -> dict[Hashable, None]:
@@ -119,7 +116,7 @@ class Arrivals:
 
     @contextlib.contextmanager
     def pausing(self) -> Iterator[None]:
-        """Pause in this block. Blocks may be nested; an exception ends them, too."""
+        """Pause in this block; blocks may be nested."""
         before, self.paused = self.paused, True
         self.windows += 1
         try:
@@ -138,10 +135,9 @@ class Arrivals:
         if not self.is_open and self.hooks.outdated:
             self.reset()  # frozen or unfrozen since the last step
         self.first = index
-        self._on_backward()()
-        self.is_open = True
+        self._on_backward_ref()()
         if self.backwards.begin() and self.paused:
-            # See [Note: a gradient that is there already].
+            # See hooks, [Note: a gradient that is there already].
             self.hooks.silence(self.here)
 
     def _backward_ended(self) -> None:

@@ -149,13 +149,13 @@ class Backwards:
         """Whether it raised; see [Note: a backward that did not end]."""
         if self._ended:
             return False
-        # Not failed: the inner one has ended, and we are still in the outer one, whose
-        # Python function may run whole steps.
+        # Rare: the inner one has ended, and we are still in the outer one, whose Python
+        # function may run whole steps. That is no failure.
         return not (self._inner_ended and _outermost_function() is not None)
 
     @property
     def goes_on(self) -> bool:
-        """Whether what runs here is inside it, and no other one."""
+        """Rare: what runs here is inside it, and no other one."""
         return not self._ended and _outermost_function() is not None
 
     def begin(self) -> bool:
@@ -165,6 +165,7 @@ class Backwards:
         self._call_at_the_end(inner=outer is not None)
         if outer is None:
             return True
+        # Rare: a backward inside another, whose end is the one that counts.
         me = weakref.ref(self)
 
         def outer_goes_on(*_: object) -> None:

@@ -1,13 +1,7 @@
 """What has been launched and not finished: behind which streams, and who waits for it.
 
-Gets the parameters of a bucket and the streams that wrote their gradients. `launch`
-makes the current stream (where what the CPU launches next runs) wait for those and
-gives the gradients to the wire, which averages them: themselves, or copies of what
-cannot travel so. `finish` makes the current stream wait for the averages, and copies
-are written back: all gradients are averages then.
-
-`payload` makes the copies, and zeros that travel where there is no gradient. Keys name
-streams, see `streams.key_reader`.
+The current stream is where what the CPU launches next runs. `payload` copies gradients
+that cannot travel themselves, there and back, and makes zeros where there is none.
 """
 
 from __future__ import annotations
@@ -62,9 +56,9 @@ class InFlight:
         """Send the gradients of `parameters`, of one dtype, behind their writers.
 
         Args:
-            parameters: in an order that is equal on all ranks.
+            parameters: in the same order on all ranks.
             writers: keys of the streams that wrote their gradients.
-            flags: makes one more tensor, to travel with them, of all payloads.
+            flags: makes one more tensor, of all payloads, that travels along.
             missing: indices of parameters that no backward of this step has reached.
 
         Raises:
@@ -72,7 +66,7 @@ class InFlight:
             Exception: what the wire raises. Nothing was sent.
         """
         key = self._stream_key()
-        # Of the gradients' memory: before that is let go, each waits for the averages.
+        # May own the gradients' memory: each waits for the averages before it is freed.
         owners = dict.fromkeys((key, *writers))
         for owner in owners:
             if owner != key:
@@ -92,7 +86,8 @@ class InFlight:
     def finish(self) -> None:
         """Make the current stream, and all owners, wait for the averages.
 
-        The CPU goes on, except with gloo.
+        They wait for the stream of the launch, which waits for the wire. The CPU goes
+        on, except with gloo.
         """
         here = self._stream_key()
         waits: dict[tuple[Hashable, Hashable], None] = {}
@@ -110,7 +105,7 @@ class InFlight:
             stream_of(waiting).wait_stream(stream_of(awaited))
 
     def clear(self) -> None:
-        """Let go of all launches, finished or given up."""
+        """Let go of all launches, finished or not."""
         keep_unfinished(self._flights)
         self._flights.clear()
 

@@ -28,8 +28,8 @@ class Wire(Protocol):
 
     Ranks launch and finish in the same order. Tensors of one launch have one dtype, and
     on all ranks the same shapes and strides. The last of them may be a row of flags,
-    see [Note: parameters without a gradient]: where every rank has 0 the average must
-    be 0, and above 0 elsewhere.
+    see agreement, [Note: parameters without a gradient]: where every rank has 0 the
+    average must be 0, and above 0 elsewhere.
     """
 
     def dtype_of(self, gradient: torch.dtype) -> torch.dtype:
@@ -61,7 +61,8 @@ class Payload:
         staged: (parameter, gradient, its copy on the wire), until written back.
         absent: (parameter, zeros on the wire) where there is no gradient here.
         flags: what travels besides gradients, if anything does.
-        marks: of `grads`, as the launch (or the finish) left them.
+        marks: of `grads`, as the launch left them; set again where `CappedInFlight`
+            (options) finishes before `wait`.
     """
 
     tensors: list[Tensor] = field(default_factory=list)
@@ -101,7 +102,8 @@ def load(
     """The gradients of `parameters` as they travel: in `dtype`, zeros where is none.
 
     `missing` has the indices of parameters that no backward of this step has reached:
-    where one is frozen, a `.grad` left there is an old one. A gradient is copied only
+    where one is frozen, a `.grad` left there is an old one, and zeros travel; where it
+    trains, the old one counts as accumulated, and travels. A gradient is copied only
     if its dtype or strides differ from those on the wire, if it has a graph
     (create_graph), or if its memory does not hold its values (a lazy conjugate or
     negative).
@@ -111,7 +113,7 @@ def load(
     """
     grads = list(map(_grad, map(_parameter, parameters)))
     if not missing and _travel_themselves(parameters, grads, dtype):
-        return Payload(grads.copy(), parameters, grads)
+        return Payload(list(grads), parameters, grads)
     payload, holders = Payload(), []
     for info, grad in zip(parameters, grads, strict=True):
         frozen = not info.parameter.requires_grad
@@ -179,7 +181,7 @@ def unload(payload: Payload) -> None:
 
     On the stream that owns them, and after it waits for the wire. A gradient that
     cannot be written into is replaced, in `grads` and where it is still its parameter's
-    `.grad`, and kept: its owner does not wait yet.
+    `.grad`, and kept until `InFlight.clear`: its owner does not wait yet.
     """
     into, averages, kept, new = [], [], [], {}
     for info, grad, copy in payload.staged:

@@ -138,7 +138,7 @@ class Agreement:
         if not changed or not any(planned):  # a plan of nothing is none
             return found
         self._planned = planned
-        # Those that train again are in no bucket of this step.
+        # Rare: what trains again is in no bucket of this step, and is sent now.
         if unfrozen := [info for info in changed if info.parameter.requires_grad]:
             streams.synchronize()  # no hook has noted which stream wrote them
             for info in unfrozen:

@@ -1,6 +1,7 @@
 """What breaks a step is refused here, on every rank.
 
-`Steps` asks at three moments: a step opens, a backward begins in it, it is to end.
+`Steps` asks at three moments: a step opens, a backward begins in it, it is to end. What
+errors send one to, `reducer.abandon()`, is in base.py.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ class BucketedReducer(JoinableReducer):
 
         Sends the buckets that are left (a parameter without a gradient holds up its
         bucket, and those after it, until here) and makes the current stream wait for
-        all. The CPU goes on, except with gloo, and where a rank reads flags, see [Note:
-        parameters without a gradient]. Collective: every rank calls it once per step,
-        even one that had no backward.
+        all. The CPU goes on, except with gloo, and where a rank reads flags, see
+        agreement, [Note: parameters without a gradient]. Collective: every rank calls
+        it once per step, even one that had no backward.
 
         Raises:
             RuntimeError: a backward of the step raised; a parameter was written while

@@ -1,10 +1,7 @@
 """The course of a step: a gradient opens it, its buckets are sent, `wait` ends it.
 
-Gets two calls of `Arrivals`: a backward begins; it is a bucket's turn. Gives the bucket
-to `InFlight`, behind the streams that wrote it. Nothing happens in a forward.
-
-`guard` refuses what breaks a step. `agreement` makes the plan of buckets, and flags
-that tell the ranks who has a gradient.
+`Arrivals` calls: a backward begins; it is a bucket's turn. `Guard` refuses what breaks
+a step. `Agreement` plans the buckets, and makes flags that say who has a gradient.
 """
 
 from __future__ import annotations
@@ -26,14 +23,12 @@ class Steps:
     """One step after another.
 
     Args:
-        facts: of the model.
         caps: of a bucket and of each dtype's first one, in bytes.
         in_flight: takes what is sent; may be another one in each step.
-        guard: raises.
         title: of the ranges in a profile.
 
     Attributes:
-        num_ended: steps that have ended, those that were given up included.
+        num_ended: how many steps have ended or were given up.
         wire_of_step: gives the wire of each step; None: that of `in_flight`.
     """
 
@@ -71,7 +66,7 @@ class Steps:
             self.open()
 
     def _launch(self, bucket: int) -> None:
-        """Send a bucket: it and all before it are full, or the step is ending."""
+        """It is the turn of `bucket`: send it."""
         last = bucket == len(self.arrivals.buckets) - 1
         with self._annotate(self._title), self._annotate(f"bucket {bucket}"):
             self.in_flight.launch(
@@ -82,17 +77,14 @@ class Steps:
             )
 
     def wait(self) -> None:
-        """End the step; averages are in `.grad`, safe on the current stream.
-
-        Most are there already: gradients travel themselves.
-        """
+        """End the step; averages are in `.grad`, safe on the current stream."""
         self.send_rest()
         for info, average in self.finish():
             info.parameter.grad = average
         self.end()
 
     def send_rest(self) -> None:
-        """Send the buckets that are not full, of which some gradient will not come."""
+        """Send the buckets that are left: full ones, too, behind one that is not."""
         self.guard.step_ends(self.arrivals)
         with torch.no_grad():
             if not self.arrivals.is_open:
@@ -101,7 +93,7 @@ class Steps:
         self.guard.all_sent(self.arrivals, self.in_flight)
 
     def finish(self) -> list[Average]:
-        """Wait for this step's buckets: then gradients that travelled are averages.
+        """Wait for the buckets: gradients that travelled are averages then.
 
         Returns:
             Averages of what has no gradient here; nobody's `.grad` yet.

@@ -1,7 +1,6 @@
-"""How the average is made: what happens to a bucket between launch and finish.
+"""How a bucket's tensors become their averages, between launch and finish.
 
-Gets the tensors of a bucket, on all ranks, and leaves the averages in them. What a wire
-must do says `payload.Wire`.
+`payload.Wire` says what a wire must do.
 """
 
 from __future__ import annotations
@@ -52,7 +51,8 @@ class AllReduce:
         if tensors[0].is_complex():
             numbers = [torch.view_as_real(t) for t in tensors]
         if self._divides:
-            if tensors[0].dtype is torch.float16:  # the sum could overflow
+            # float16 is divided here, before its sum can overflow; others in `finish`.
+            if tensors[0].dtype is torch.float16:
                 torch._foreach_div_(tensors, self._size)
             # gloo counts up the version of what it writes. These aliases have versions
             # of their own, so that a gradient's tells whether somebody else wrote it.

@@ -167,6 +167,7 @@ class Scatters:
         if self._arrivals.is_open:
             self.refuse_broken("this backward")
             self._arrivals.reset()
+        self._arrivals.is_open = True
 
     def _full(self, position: int) -> None:
         """All gradients of a unit are here, and of those before it in the order."""

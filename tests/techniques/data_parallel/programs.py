@@ -284,14 +284,14 @@ def order_of_launches(net_name: str) -> list[str]:
     model = net.make_model()
     reducer = BucketedReducer(model, bucket_mib=0.00001)
     sent: list[str] = []
-    launch = reducer._steps.arrivals._on_turn()
+    launch = reducer._steps.arrivals._on_turn_ref()
     assert launch is not None
 
     def spy(bucket: int) -> None:
         sent.append(" ".join(reducer.plan[bucket].names))
         launch(bucket)
 
-    reducer._steps.arrivals._on_turn = lambda: spy  # type: ignore[assignment]
+    reducer._steps.arrivals._on_turn_ref = lambda: spy  # type: ignore[assignment]
     model(net.make_batch(dist.get_rank(), 0)).backward()
     reducer.wait()
     return sent
