@@ -24,7 +24,6 @@ from overlaplab.bench.variants import Variant
 from overlaplab.bench.workload import build, plans, release_memory, say
 from overlaplab.errors import CaptureError
 from overlaplab.profiling.profile import profile
-from overlaplab.techniques.groups import nccl_options
 
 CASES = dict.fromkeys(("gpt-738m", "gpt-162m", "gpt-1.4b"), (1, 2, 8))
 PROFILED = ("compute", "ddp best", "ours best", "ddp captured", "ours captured")
@@ -270,5 +269,5 @@ def _graph_groups() -> dict[str, dist.ProcessGroup]:
     """
     if dist.get_backend() != "nccl":
         return {}
-    ours = dist.new_group(pg_options=nccl_options(is_wide=True))
-    return {"ours": ours, "ddp": dist.new_group()}
+    priority = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    return {"ours": dist.new_group(pg_options=priority), "ddp": dist.new_group()}

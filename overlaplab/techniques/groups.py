@@ -18,12 +18,6 @@ Group = dist.ProcessGroup
 _own_groups: WeakKeyDictionary[Group, dict[str, Group]] = WeakKeyDictionary()
 
 
-# Through the host's memory NCCL (2.28) moves data with so few blocks of a GPU that they
-# do not fill the link: with eight it is 1.1 to 1.2 times as fast (2x H200, P2P off).
-# Over NVLink it takes more than eight anyway. A minimum alone is refused.
-_MIN_BLOCKS, _MAX_BLOCKS = 8, 64
-
-
 def own_group() -> Group:
     """The world; on NCCL a communicator of the reducers' own, at high priority.
 
@@ -34,21 +28,17 @@ def own_group() -> Group:
     """
     world = _world()
     if dist.get_backend(world) == "nccl":
-        return job_group("reduce", is_wide=True)
+        return job_group("reduce")
     streams.go_first(world)
     return world
 
 
-def job_group(job: str, *, is_wide: bool = False) -> Group:
+def job_group(job: str) -> Group:
     """All ranks, on a communicator for `job` alone; on NCCL at high priority.
 
     Without the priority a collective's blocks wait behind those of large matmuls. One
     a job is shared by all who do it in a process: each would cost GPU memory.
     Collective: every rank asks.
-
-    Args:
-        job: its name.
-        is_wide: whether it has eight blocks at least, see `nccl_options`.
 
     Raises:
         ValueError: there is no process group.
@@ -58,23 +48,10 @@ def job_group(job: str, *, is_wide: bool = False) -> Group:
     if job not in groups:
         options = None
         if dist.get_backend(world) == "nccl":
-            options = nccl_options(is_wide=is_wide)
+            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         groups[job] = dist.new_group(pg_options=options)
         streams.go_first(groups[job])
     return groups[job]
-
-
-def nccl_options(*, is_wide: bool) -> Any:
-    """Of a communicator of our own: `pg_options` of `dist.new_group`.
-
-    Args:
-        is_wide: whether it takes eight blocks of the GPU at least. They fill a link
-            through the host's memory, and leave less to the computing beside it.
-    """
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    if is_wide:
-        options.config.min_ctas, options.config.max_ctas = _MIN_BLOCKS, _MAX_BLOCKS
-    return options
 
 
 def asked_group(group: Group) -> Group:

@@ -16,7 +16,7 @@ that changed what a graph means, `codegen` writes Python, `predict` its timeline
 """
 
 from overlaplab.techniques.compiler.agreement import Sending
-from overlaplab.techniques.compiler.backend import Backend, backend
+from overlaplab.techniques.compiler.backend import Backend, backend, forget
 from overlaplab.techniques.compiler.bucketing import Merge, merge, plan_merges
 from overlaplab.techniques.compiler.capture import (
     Fragment,
@@ -99,6 +99,7 @@ __all__ = [
     "end_of",
     "find_dependencies",
     "find_windows",
+    "forget",
     "generate",
     "graph_pass",
     "insert_all_reduces",

@@ -13,8 +13,8 @@ process share what one of them compiled.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -36,17 +36,17 @@ class Sending:
     Args:
         together: of each message, names of launches in a graph with one a gradient.
         order: in which messages leave, by position in `together`.
-        is_wire_bound: whether they take longer than all computing.
     """
 
     together: tuple[tuple[str, ...], ...]
     order: tuple[int, ...]
-    is_wire_bound: bool
 
 
 class Sends(Protocol):
     """A compiled graph, as far as ranks must agree on it."""
 
+    @property
+    def graph(self) -> Graph: ...
     @property
     def sending(self) -> Sending: ...
 
@@ -70,7 +70,6 @@ def agree(
     backend: Hashable,
     wanted: str,
     compiled: Callable[[Sending | None], Compiled],
-    text_of: Callable[[Compiled], str],
     args: Sequence[object],
 ) -> Compiled:
     """What a rank is to run, so that all ranks of a group send the same.
@@ -82,7 +81,6 @@ def agree(
         backend: whose graph it is.
         wanted: its settings, and what is to be sent: equal on ranks that can agree.
         compiled: compiles the graph to send in some way; None: as is best here.
-        text_of: its `collectives_text`.
         args: what it is to run on. If fake, nobody waits for the other ranks: one may
             stand for several.
 
@@ -101,16 +99,16 @@ def agree(
     first, *others = dist.get_process_group_ranks(group)
     if dist.get_rank() == first:
         made = compiled(None)
-        way = astuple(made.sending)
-        say(group, backward, json.dumps([wanted, text_of(made), *way]))
+        way, text = made.sending, collectives_text(made.graph)
+        say(group, backward, json.dumps([wanted, text, way.together, way.order]))
         found = [hear(group, backward, rank) for rank in others] if waits else []
         difference = next(filter(None, found), "")
         say(group, outcome, difference)
     else:
         its_wanted, its_text, *its_way = json.loads(hear(group, backward, first))
         made = compiled(_sending(*its_way) if its_wanted == wanted else None)
-        texts = {first: its_text, dist.get_rank(): text_of(made)}
-        difference = _difference(number, texts)
+        text = collectives_text(made.graph)
+        difference = _difference(number, first, its_text, dist.get_rank(), text)
         say(group, backward, difference)
         if waits:
             difference = hear(group, outcome, first)
@@ -120,8 +118,14 @@ def agree(
     return made
 
 
-def _sending(together: list[list[str]], order: list[int], is_bound: bool) -> Sending:
-    return Sending(tuple(map(tuple, together)), tuple(order), is_bound)
+def forget_agreements() -> None:
+    """Agree anew on all graphs, on every rank."""
+    for known in _agreed.values():
+        known.sending.clear()  # not the number, by which ranks find one another's texts
+
+
+def _sending(together: list[list[str]], order: list[int]) -> Sending:
+    return Sending(tuple(map(tuple, together)), tuple(order))
 
 
 def wanted_text(settings: object, inserted: Graph) -> str:
@@ -130,19 +134,13 @@ def wanted_text(settings: object, inserted: Graph) -> str:
     return "\n".join([repr(settings), *sorted(sent)])
 
 
-def collectives_text(graph: Graph, group: str = "") -> str:
+def collectives_text(graph: Graph) -> str:
     """A line for each collective: what must be equal on all ranks, in this order.
 
     With the names of what is sent, gradients' by parameter: in another order tensors of
     one shape would be averaged with each other.
-
-    Args:
-        group: where they are sent, if there is a choice.
     """
-    found = launches(graph)
-    return "\n".join(
-        [f"on {group}"] * bool(group and found) + [*map(_collective, found)]
-    )
+    return "\n".join(map(_collective, launches(graph)))
 
 
 def _collective(launch: Node) -> str:
@@ -156,11 +154,11 @@ def _sent(node: Node) -> str:
     return f"{node.name} {dtype_name(tensor.dtype)}{[*tensor.shape]}"
 
 
-def _difference(number: int, texts: Mapping[int, str]) -> str:
+def _difference(number: int, first: int, its: str, other: int, others: str) -> str:
     """Where the collectives of two ranks differ; "" if they do not."""
-    if len(set(texts.values())) == 1:
+    if its == others:
         return ""
-    lists = {rank: text.splitlines() for rank, text in texts.items()}
+    lists = {first: its.splitlines(), other: others.splitlines()}
     at = next(i for i, (a, b) in enumerate(zip_longest(*lists.values())) if a != b)
     rows = (
         f"  rank {rank}: {lines[at] if at < len(lines) else 'no more collectives'}"

@@ -22,7 +22,7 @@ from overlaplab.techniques.buckets import cap_bytes
 from overlaplab.techniques.compiler.agreement import (
     Sending,
     agree,
-    collectives_text,
+    forget_agreements,
     wanted_text,
 )
 from overlaplab.techniques.compiler.capture import (
@@ -43,7 +43,7 @@ from overlaplab.techniques.compiler.insertion import insert_all_reduces
 from overlaplab.techniques.compiler.lowering import lower
 from overlaplab.techniques.compiler.runtime import side_stream_of
 from overlaplab.techniques.compiler.simplification import simplify
-from overlaplab.techniques.groups import checked_group, job_group, own_group
+from overlaplab.techniques.groups import checked_group, own_group
 
 _KEPT = 64  # compilations of equal backends that can be explained
 
@@ -59,22 +59,15 @@ class Backend:
     """
 
     def __init__(
-        self,
-        group: str,
-        world_size: int,
-        hardware: Hardware,
-        settings: Settings,
-        wide: str = "",
+        self, group: str, world_size: int, hardware: Hardware, settings: Settings
     ) -> None:
         self._group = group
-        self._wide = wide  # for graphs that the wire bounds; "": there is no other one
         self._world_size = world_size
         self._hardware = hardware
         self._settings = settings
 
     def _key(self) -> tuple[Any, ...]:
-        groups = self._group, self._wide
-        return *groups, self._world_size, self._hardware.name, self._settings
+        return self._group, self._world_size, self._hardware.name, self._settings
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -137,17 +130,13 @@ class Backend:
         agreed = self._agreeing(fragment)
 
         def backward(args: list[Any]) -> Any:
-            made = agreed(resolve_group(self._group), args)
-            group, run = resolve_group(self._chosen_group(made)), made.code.run
+            group = resolve_group(self._group)
+            run = agreed(group, args).code.run
             if self._settings.side_stream:
                 return run(args, group, streams.device(), side_stream_of(group))
             return run(args, group, streams.device())
 
         return backward
-
-    def _chosen_group(self, compiled: Compilation) -> str:
-        """On which group the averages of a backward are made."""
-        return self._wide if self._wide and compiled.is_wire_bound else self._group
 
     def _ordered(self, fragment: Fragment) -> Graph:
         """What Inductor is given. Each rank compiles for itself, and asks here."""
@@ -171,11 +160,7 @@ class Backend:
                 known[sending] = made
             return known[sending]
 
-        def text_of(made: Compilation) -> str:
-            where = self._chosen_group(made) if self._wide else ""
-            return collectives_text(made.graph, where)
-
-        return lambda group, args: agree(group, self, wanted, compiled, text_of, args)
+        return lambda group, args: agree(group, self, wanted, compiled, args)
 
     def _keep(
         self, inserted: Graph, sending: Sending | None, forward: Graph | None
@@ -192,6 +177,17 @@ class Backend:
 
 _compilations: dict[Backend, list[Compilation]] = {}
 _runs: dict[Backend, dict[Hashable, Run]] = {}
+
+
+def forget() -> None:
+    """Plan anew, and agree anew, what is compiled from now on.
+
+    A model sends as an earlier one of equal parameters and settings did, even if its
+    batches are larger. Call this on every rank, beside `torch._dynamo.reset()` and not
+    during a run on the virtual cluster, to let it have a plan of its own.
+    """
+    _runs.clear()
+    forget_agreements()
 
 
 def resolve_group(name: str) -> dist.ProcessGroup:
@@ -222,10 +218,7 @@ def backend(
         model = torch.compile(model, backend=ol.compiler.backend())
 
     Args:
-        process_group: the ranks; by default all. On NCCL that is two communicators: a
-            backward whose messages take longer than the computing has one with more
-            blocks of the GPU, which fill a link through the host's memory; the others
-            one that leaves more of them to the computing.
+        process_group: the ranks; by default all.
         bucket_mib: of gradients that travel together; None: `BucketedReducer`'s, or
             what is ready whenever the wire is free, if that ends sooner on `hardware`:
             see `plan_sizes`. `explain()` says what was tried.
@@ -247,13 +240,7 @@ def backend(
     Raises:
         ValueError, TypeError: an argument is wrong, or there is no process group.
     """
-    wide = ""
-    if process_group is not None:
-        group = checked_group(process_group)
-    else:
-        group = own_group()
-        if dist.get_backend() == "nccl" and lowering == "eager":
-            group, wide = job_group("compiled"), group.group_name
+    group = own_group() if process_group is None else checked_group(process_group)
     settings = Settings(
         cap_bytes=None if bucket_mib is None else cap_bytes("bucket_mib", bucket_mib),
         max_delay_ns=None
@@ -266,7 +253,7 @@ def backend(
         **({} if max_states is None else {"max_states": max_states}),
     )
     size = dist.get_world_size(group)
-    return Backend(group.group_name, size, find_hardware(hardware), settings, wide)
+    return Backend(group.group_name, size, find_hardware(hardware), settings)
 
 
 def _ns(name: str, value: object) -> int:

@@ -22,8 +22,6 @@ from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.decision import Decision, decide, plan_decisions
 from overlaplab.techniques.compiler.graphs import (
     check_graph,
-    is_launch,
-    is_wait,
     launches,
     sent_bytes,
     show,
@@ -111,7 +109,6 @@ class Compilation:
             travels together, or how much.
         streams: what runs beside computing, if anything does.
         forward: what runs before it, if that is known.
-        settled: what was settled before it was compiled.
     """
 
     inserted: Graph
@@ -124,7 +121,6 @@ class Compilation:
     sizes: Sequence[Sizes] = ()
     streams: StreamPlan | None = None
     forward: Graph | None = None
-    settled: Sending | None = None
 
     @property
     def sending(self) -> Sending:
@@ -133,7 +129,6 @@ class Compilation:
         return Sending(
             tuple(merge.launches for merge in self.merges),
             tuple(number[launch.name] for launch in launches(self.graph)),
-            self.is_wire_bound,
         )
 
     @cached_property
@@ -157,22 +152,6 @@ class Compilation:
     def step_ns(self) -> int:
         """Predicted, of the forward and of the graph that runs."""
         return self.forward_ns + self.predicted.step_ns
-
-    @cached_property
-    def is_wire_bound(self) -> bool:
-        """Whether all messages take longer, one by one, than all computing.
-
-        Then the link is what must not wait, else the computing is. As it was settled,
-        if it was.
-        """
-        if self.settled is not None:
-            return self.settled.is_wire_bound
-        sent = sum(map(self.costs, launches(self.graph)))
-        return sent > self.forward_ns + sum(
-            self.costs(node)
-            for node in self.graph.nodes
-            if node.op == "call_function" and not is_launch(node) and not is_wait(node)
-        )
 
     def __str__(self) -> str:
         before, after = self.undecided.report(), self.predicted.report()
@@ -295,6 +274,5 @@ def compile_inserted(
     streams = plan_streams(final) if settings.side_stream else None
     code = generate(final, name, streams)
     return Compilation(
-        *(inserted, final, merges, decisions, plan, code, costs, sizes, streams),
-        settled=sending,
+        inserted, final, merges, decisions, plan, code, costs, sizes, streams
     )

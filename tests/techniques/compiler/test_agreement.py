@@ -18,8 +18,7 @@ import overlaplab as ol
 from overlaplab.errors import DeadlockError, MismatchError, RunTimeoutError
 from overlaplab.hardware import find_hardware, with_link
 from overlaplab.techniques.compiler.agreement import agree, collectives_text
-from overlaplab.techniques.compiler.backend import Backend
-from overlaplab.techniques.compiler.compilation import Settings
+from overlaplab.techniques.compiler.backend import forget
 from tests.ranks import values_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
@@ -186,24 +185,6 @@ def test_what_travels_together_is_the_first_ranks_choice(cluster: str) -> None:
     assert len(sent.splitlines()) == 1 < len(alone.splitlines())
 
 
-def on_two_groups() -> list[torch.Tensor]:
-    """The wire bounds the first rank's backward, and not the second's."""
-    groups = [dist.new_group().group_name for _ in range(2)]
-    machine = FREE if dist.get_rank() else CHALK
-    made = Backend(groups[0], 2, machine, Settings(), groups[1])
-    model = Siblings()
-    torch.compile(model, backend=made)(batch(dist.get_rank(), 16)).backward()
-    return gradients(model)
-
-
-def test_the_first_rank_chooses_the_communicator() -> None:
-    run = ol.run(on_two_groups, world_size=2, hardware="chalk")
-
-    check(tuple((grads, "") for grads in run.values), 16, 16)
-    lanes = {s.lane for s in run.timeline.spans if s.kind == "communication"}
-    assert {lane.partition(":")[2] for lane in lanes} == {"2"}
-
-
 def one_model_after_another() -> Any:
     return [on_machines_of_their_own(m, max_states=1_000) for m in ("cc", "ff")]
 
@@ -214,6 +195,23 @@ def test_another_backend_is_another_agreement(cluster: str) -> None:
         one_model_after_another, cluster=cluster
     ):
         assert on_chalk != on_free
+
+
+def models_of_other_sizes(forgets: bool) -> list[str]:
+    """What two models of equal settings send, small batches and large ones."""
+    sent = []
+    for rows in ROWS[:2]:
+        if forgets:
+            torch._dynamo.reset()
+            forget()
+        sent.append(trained(rows, bucket_mib=1, max_delay_ms=0.006)[1])
+    return sent
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_another_model_is_sent_as_the_first_or_planned_anew(forgets: bool) -> None:
+    for small, large in fresh_values_of(models_of_other_sizes, forgets, cluster="gloo"):
+        assert (small == large) is not forgets
 
 
 def explained() -> str:

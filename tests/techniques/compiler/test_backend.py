@@ -12,11 +12,9 @@ from torch import nn
 
 import overlaplab as ol
 from overlaplab.errors import MismatchError, RankError
-from overlaplab.hardware import find_hardware, with_link
+from overlaplab.hardware import find_hardware
 from overlaplab.program import peak_bytes
 from overlaplab.techniques.compiler.agreement import collectives_text
-from overlaplab.techniques.compiler.backend import Backend
-from overlaplab.techniques.compiler.compilation import Settings
 from overlaplab.techniques.compiler.example import nine_operators
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
@@ -238,33 +236,6 @@ def test_the_order_is_part_of_what_ranks_compare() -> None:
     shape = "float32[10, 10]"
     sent = [f"{name} {shape}" for name in ("dw3", "dw2", "dw1")]
     assert text.splitlines() == [f"all_reduce avg of {one}" for one in sent]
-    on_a_group = collectives_text(nine_operators(width=10), "wide")
-    assert on_a_group.splitlines() == ["on wide", *text.splitlines()]
-
-
-def on_two_groups(link: Any) -> list[torch.Tensor]:
-    """Trains by a backend that has a wide group, too."""
-    hardware = find_hardware("chalk") if link is None else with_link("chalk", **link)
-    groups = [dist.new_group().group_name for _ in range(2)]
-    made = Backend(groups[0], 2, hardware, Settings(), groups[1])
-    model = Loss()
-    torch.compile(model, backend=made)(batch(dist.get_rank())).backward()
-    return gradients(model)
-
-
-@pytest.mark.parametrize("bounds", ["the wire", "the computing"])
-def test_a_backward_that_the_wire_bounds_is_sent_on_the_wide_group(bounds: str) -> None:
-    fast = {"latency_ns": 1, "bytes_per_s": 10**15}
-    link = None if bounds == "the wire" else fast
-    run = ol.run(on_two_groups, link, world_size=2, hardware="chalk", timeout_s=900)
-
-    sent = {s.lane for s in run.timeline.spans if s.kind == "communication"}
-    numbers = {lane.partition(":")[2] for lane in sent}
-    wide = "2" if bounds == "the wire" else "1"
-    assert len(sent) == 1 and numbers == {wide}, sent
-    for found in run.values:
-        for one, other in zip(found, averages(16, 0, 1), strict=True):
-            torch.testing.assert_close(one, other)
 
 
 def make(**settings: Any) -> Any:
