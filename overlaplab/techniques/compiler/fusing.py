@@ -2,8 +2,8 @@
 
 Inductor puts what computes element by element, and reductions, into the kernels of
 those who read it. So a value that only such operators read is never stored, and a
-kernel reads what stands in memory at the beginning of such chains. Its tiling, kernels
-with several results and rereading by reductions are not modelled.
+kernel reads what stands in memory at the beginning of such chains, or its part of it.
+Its tiling, kernels with several results and rereading by reductions are not modelled.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _facts(node: Node) -> NodeFacts:
     if _is_inside(node):
         inside = replace(facts.operator, records=False)
         return replace(facts, operator=inside, read_bytes=0, write_bytes=0)
-    read_bytes = node_bytes(_stored_inputs(node))
-    return replace(facts, read_bytes=read_bytes, write_bytes=node_bytes([node]))
+    written = node_bytes([node])
+    return replace(facts, read_bytes=_read_bytes(node), write_bytes=written)
 
 
 def _fuses(node: Node) -> bool:
@@ -80,16 +80,18 @@ def _readers(node: Node) -> Iterator[Node]:
             yield user
 
 
-def _stored_inputs(node: Node) -> set[Node]:
-    """Of the kernel that ends in `node`."""
-    found, seen, todo = set(), {node}, [node]
+def _read_bytes(node: Node) -> int:
+    """By the kernel that ends in `node`: of each stored value what it uses of it."""
+    found: dict[Node, int] = {}
+    seen, todo = {node}, [node]
     while todo:
         for source in todo.pop().all_input_nodes:
-            if source in seen:
-                continue
-            seen.add(source)
-            if is_view(source) or (_fuses(source) and _is_inside(source)):
-                todo.append(source)
-            else:
-                found.add(source)
-    return found
+            whole = source
+            while is_view(whole):
+                whole = facts_of(whole).aliases[0]
+            if not (_fuses(whole) and _is_inside(whole)):
+                found[whole] = found.get(whole, 0) + node_bytes([source])
+            elif whole not in seen:
+                seen.add(whole)
+                todo.append(whole)
+    return sum(min(used, node_bytes([whole])) for whole, used in found.items())

@@ -67,6 +67,22 @@ def test_two_kernels_that_read_a_value_inside_each_compute_it() -> None:
     assert (facts["other"].read_bytes, facts["other"].write_bytes) == (40_000, 40_000)
 
 
+def test_of_a_stored_value_a_kernel_reads_the_part_that_it_uses() -> None:
+    making = Making()
+    x = making.input("x", 100, 100)
+    rows = [making.call(aten.slice.Tensor, x, 0, i, i + 10) for i in (0, 5)]
+    first = making.call(aten.slice.Tensor, rows[0], 0, 0, 1)
+    two = making.call(aten.add.Tensor, *rows)
+    some = making.call(aten.add.Tensor, two, first, name="some")
+    both = making.call(aten.add.Tensor, x, making.call(aten.t.default, x), name="both")
+    graph = making.returning(some, both)
+
+    costs = FusedCosts(CHALK, 1)
+    read = {node.name: costs.facts(node).read_bytes for node in graph.nodes}
+    assert read["some"] == 4_000 + 4_000 + 400
+    assert read["both"] == 40_000  # never more than all of it
+
+
 def test_a_write_in_place_is_a_kernel_of_its_own() -> None:
     making = Making()
     x = making.input("x", 100, 100)
