@@ -131,3 +131,17 @@ def message_of(error: BaseException) -> str:
         return str(error).encode("utf-8", "backslashreplace").decode()
     except Exception as broken:
         return f"(its message cannot be made: {type(broken).__name__})"
+
+
+_RECOMPILES = (
+    "What is compiled is kept for all ranks and runs. Repair: make the backend an "
+    "object of an importable class with __eq__ and __hash__ (a lambda is another one "
+    "on each rank and in each run), pass dynamic=True where shapes change, or call "
+    "torch._dynamo.reset() between runs"
+)
+
+
+def say_of_recompiles(error: BaseException) -> None:
+    """Add to the message of a rank's error what to do, if Dynamo gave up."""
+    if type(error).__name__ == "FailOnRecompileLimitHit":
+        error.args = (f"{message_of(error)}. {_RECOMPILES}",)

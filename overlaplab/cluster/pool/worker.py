@@ -48,7 +48,7 @@ from overlaplab.cluster.pool.messages import (
 )
 from overlaplab.cluster.pool.pickling import dumps, loads
 from overlaplab.cluster.settings import kept_settings, seed
-from overlaplab.errors import message_of
+from overlaplab.errors import message_of, say_of_recompiles
 from overlaplab.profiling.collectives import Label, printable
 from overlaplab.profiling.sessions import recording
 from overlaplab.timeline import Span
@@ -281,6 +281,7 @@ class _Lines(io.TextIOBase):
 
 def _failure(error: BaseException, stage: Stage) -> Failure:
     at_ns = time.monotonic_ns()
+    say_of_recompiles(error)
     try:
         pickled = dumps(error, detach=True)
     except Exception:

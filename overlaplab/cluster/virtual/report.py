@@ -24,6 +24,7 @@ from overlaplab.errors import (
     RankError,
     RunTimeoutError,
     message_of,
+    say_of_recompiles,
 )
 from overlaplab.program import Program, find_deadlock
 
@@ -64,8 +65,7 @@ def _standing(rank: RankThread) -> str:
 
 def failure(rank: int, error: BaseException) -> RankError:
     """The first cause, with the user's frames."""
-    if type(error).__name__ == "FailOnRecompileLimitHit":
-        error.args = (f"{message_of(error)}. {_RECOMPILES}",)
+    say_of_recompiles(error)
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if is_users(frame.filename)]
     text = "".join(traceback.format_list(users))
@@ -76,14 +76,6 @@ def failure(rank: int, error: BaseException) -> RankError:
     what = f"{type(error).__name__}: {message_of(error)}".removesuffix(": ")
     message = f"rank {rank} failed{where}: {what}"
     return RankError(message, rank=rank, remote_traceback=text)
-
-
-_RECOMPILES = (
-    "What is compiled is kept for all ranks and runs. Repair: make the backend an "
-    "object of an importable class with __eq__ and __hash__ (a lambda is another one "
-    "on each rank and in each run), pass dynamic=True where shapes change, or call "
-    "torch._dynamo.reset() between runs"
-)
 
 
 def _waits_for_its_turn(frame: FrameType | None) -> bool:

@@ -4,6 +4,9 @@ Gradients leave the backward as averages over the ranks. Each backward averages 
 adds to `.grad`: two backwards before a step give the right sum and send twice. Ranks
 must begin with equal parameters, as one seed gives them; their batches may differ in
 size, and their machines: all send as the group's first rank does.
+
+What Dynamo does not compile is not averaged. Where it has compiled some code as often
+as `torch._dynamo.config.recompile_limit` says, it raises instead of doing without.
 """
 
 from __future__ import annotations
@@ -84,6 +87,7 @@ class Backend:
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
         """Compile one fragment; what Dynamo calls."""
+        _refuse_at_the_limit()
         if self._settings.lowering == "inductor":
             return lower(module, inputs, self._ordered)
         same = sameness(module)
@@ -173,6 +177,16 @@ class Backend:
         kept.append(replace(made, forward=forward))
         del kept[:-_KEPT]
         return kept[-1]
+
+
+def _refuse_at_the_limit() -> None:
+    """From now on Dynamo raises where it would compile some code once too often.
+
+    By default it then runs that code as it is, and nothing averages its gradients.
+    """
+    from torch._dynamo import config  # who calls us has imported it; it takes seconds
+
+    config.fail_on_recompile_limit_hit = True
 
 
 _compilations: dict[Backend, list[Compilation]] = {}

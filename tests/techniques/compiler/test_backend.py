@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ from overlaplab.hardware import find_hardware
 from overlaplab.program import peak_bytes
 from overlaplab.techniques.compiler.agreement import collectives_text
 from overlaplab.techniques.compiler.example import nine_operators
+from tests.ranks import values_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
 SMALL = {"bucket_mib": 0.02, "hardware": "chalk"}
@@ -295,3 +297,25 @@ def test_a_function_of_a_notebook_goes_through_the_passes_once_for_all_ranks() -
     average = sum(torch.full((4, 4), (1.0 + r) ** 2 / 2) for r in range(3)) / 3
     for grad, _, _ in run.values:
         torch.testing.assert_close(grad, average)
+
+
+class Recompiled(Loss):
+    """Its code is compiled for nobody else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).mul(2)
+
+
+def three_backends_where_torch_compiles_twice() -> None:
+    config = importlib.import_module("torch._dynamo.config")  # else it is pickled
+    model = Recompiled()
+    with config.patch(recompile_limit=2):
+        for states in (1_002, 1_003, 1_004):
+            made = ol.compiler.backend(**SMALL, max_states=states)
+            torch.compile(model, backend=made)(batch(dist.get_rank())).backward()
+
+
+def test_code_that_is_compiled_no_more_is_refused_in_a_process_too() -> None:
+    """It would run as it is: each rank would keep the gradients of its own batch."""
+    with pytest.raises(RankError, match=r"recompile_limit_hit\. .*dynamo\.reset\(\)"):
+        values_of(three_backends_where_torch_compiles_twice, cluster="gloo")
