@@ -81,7 +81,7 @@ class Arrivals:
 
     def note(self, index: int) -> None:
         """What a hook calls: a gradient is here, written by the current stream."""
-        # Another backward, not inside the latest one (checkpointing).
+        # The first gradient of a backward that is not part of the latest one.
         if running() != self.backwards.number and not self.backwards.goes_on:
             self._begin_backward(index)
         self.here[index] = True
@@ -89,7 +89,7 @@ class Arrivals:
             self._writers_while_paused[self._stream_key()] = None
             return
         bucket = self._bucket_of[index]
-        if bucket < 0:  # in none
+        if bucket < 0:  # it did not train when the buckets were planned
             return
         self._writers[bucket][self._stream_key()] = None
         if bucket < self.next:
@@ -137,7 +137,7 @@ class Arrivals:
         self.first = index
         self._on_backward_ref()()
         if self.backwards.begin() and self.paused:
-            # See hooks, [Note: a gradient that is there already].
+            # Inside `no_sync`; see hooks, [Note: a gradient that is there already].
             self.hooks.silence(self.here)
 
     def _backward_ended(self) -> None:

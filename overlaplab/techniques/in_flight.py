@@ -66,7 +66,8 @@ class InFlight:
             Exception: what the wire raises. Nothing was sent.
         """
         key = self._stream_key()
-        # May own the gradients' memory: each waits for the averages before it is freed.
+        # The gradients' memory may be any of these streams', who reuse it when it is
+        # freed: so `finish` makes each wait.
         owners = dict.fromkeys((key, *writers))
         for owner in owners:
             if owner != key:
@@ -80,7 +81,7 @@ class InFlight:
             payload.flags = flags([*self.payloads, payload])
             payload.tensors.append(payload.flags)
         launched = self.wire.launch(payload.tensors)
-        payload.marks = marks_of(payload.grads)  # to see whether somebody writes
+        payload.marks = marks_of(payload.grads)  # the guard sees if somebody writes
         self._flights.append(Flight(payload, launched, key, owners))
 
     def finish(self) -> None:
@@ -105,7 +106,7 @@ class InFlight:
             stream_of(waiting).wait_stream(stream_of(awaited))
 
     def clear(self) -> None:
-        """Let go of all launches, finished or not."""
+        """Let go of all launches; what was given up stays in memory."""
         keep_unfinished(self._flights)
         self._flights.clear()
 

@@ -50,13 +50,14 @@ class AllReduce:
         numbers = tensors
         if tensors[0].is_complex():
             numbers = [torch.view_as_real(t) for t in tensors]
-        if self._divides:
+        if self._divides:  # gloo
             # float16 is divided here, before its sum can overflow; others in `finish`.
             if tensors[0].dtype is torch.float16:
                 torch._foreach_div_(tensors, self._size)
             # gloo counts up the version of what it writes. These aliases have versions
             # of their own, so that a gradient's tells whether somebody else wrote it.
             numbers = [t.data for t in numbers]
+        # Behind the current stream's work, which is all that NCCL waits for.
         return self._group.allreduce_coalesced(numbers, self._options), tensors
 
     def finish(self, launched: Any) -> None:
