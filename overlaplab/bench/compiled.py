@@ -1,10 +1,11 @@
 """Steps whose communication a compiler put in, beside PyTorch's own, in one run.
 
 For each model and batch: eager DDP at its best known setting, our eager reducer, our
-compiled model by bucket size, eager and lowered through Inductor, the compiled model
-under our reducer's hooks, torch.compile of DDP by bucket size, and one graph with an
-all-reduce behind each gradient, as it is and under Inductor's own passes. Every
-variant's gradients are compared with a plain all-reduce before any time is believed.
+compiled model by bucket size, eager and lowered through Inductor, and with the rows of
+its embedding sent in place of the table, the compiled model under our reducer's hooks,
+torch.compile of DDP by bucket size, and one graph with an all-reduce behind each
+gradient, as it is and under Inductor's own passes. Every variant's gradients are
+compared with a plain all-reduce before any time is believed.
 """
 
 from __future__ import annotations
@@ -185,6 +186,9 @@ def _makers(
     caps = {f"ours {cap:g}" if cap else "ours": cap for cap in plan.caps_mib}
     for name, cap in caps.items():
         makers[name] = of(ours, model, batch, cap, plan.hardware)
+    makers["ours, rows"] = of(
+        ours, model, batch, 0, plan.hardware, embedding_rows=batch[0].numel()
+    )
     if plan.inductor:
         makers[INDUCTOR] = of(inductor, model, batch)
         makers["our reducer, inductor"] = of(inductor, model, batch, reduces=True)
@@ -234,11 +238,15 @@ def ours(
     mib: float,
     hardware: str | Hardware,
     lowering: str = "eager",
+    *,
+    embedding_rows: int | None = None,
 ) -> Ours:
     """The unmodified model under our backend, its operators one by one or fused."""
     twin = variants.share_parameters(model)
-    made = backend(bucket_mib=mib or None, hardware=hardware, lowering=lowering)
-    settings = {"bucket_mib": mib or None, "lowering": lowering}
+    settings: dict[str, Any] = {"bucket_mib": mib or None, "lowering": lowering}
+    if embedding_rows is not None:
+        settings["embedding_rows"] = embedding_rows
+    made = backend(hardware=hardware, **settings)
     run = torch.compile(twin, backend=made)
     plain = _stepping(f"ours {mib:g} {lowering}", settings, run, twin, batch)
     earlier = len(made.compilations)

@@ -33,6 +33,7 @@ def check_case(case: dict[str, Any]) -> None:
     ways = case["variants"]
     assert list(ways) == [
         *("compute", "serial", "ddp 100 views static", "our reducer", "ours"),
+        "ours, rows",
     ]
     assert case["gradient_norm"] > 0
     assert ways["ddp 100 views static"]["ratio_to_best_peer"] == 1
@@ -40,4 +41,7 @@ def check_case(case: dict[str, Any]) -> None:
     # Float32 gradients of all parameters.
     assert ways["ours"]["messages_mib"] == [round(case["num_parameters"] / 2**18, 1)]
     assert ways["ours"]["predicted_ms"] > 0
+    # The rows, which words they are, and all other gradients.
+    assert ways["ours, rows"]["num_messages"] == 3
+    assert ways["ours, rows"]["settings"]["embedding_rows"] == 8 * case["batch"]
     assert "predicted_ms" not in ways["serial"]

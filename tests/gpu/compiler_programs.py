@@ -48,6 +48,47 @@ def gradients_of_a_compiled_chain(delay: bool, lowering: str = "eager") -> float
     return worst
 
 
+def gradients_of_a_table(delay: bool) -> list[float]:
+    """Errors of an embedding's gradient that is sent as rows, to one process's.
+
+    Of three steps, the second with a smaller batch on rank 1; the last number is how
+    far the ranks' gradients are from one another, bit by bit.
+
+    Args:
+        delay: whether the rows of one rank are held up.
+    """
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(4096, 64)
+    model = torch.nn.Sequential(table, torch.nn.Linear(64, 64)).cuda()
+    backend = ol.compiler.backend(embedding_rows=512)
+    made = torch.compile(model, backend=backend)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    errors, apart = [], 0.0
+    for step in range(3):
+        batches = [
+            torch.randint(4096, (4, 64 if step == of == 1 else 128), generator=draw)
+            for of in range(world)
+            for draw in [torch.Generator().manual_seed(10 * step + of)]
+        ]
+        losses = [model(batch.cuda()).square().mean() for batch in batches]
+        weights = [*model.parameters()]
+        right = torch.autograd.grad(torch.stack(losses).mean(), weights)[0]
+        model.zero_grad()
+        loss = made(batches[rank].cuda()).square().mean()
+        if delay and rank == 1:
+            torch.cuda._sleep(programs.LONG)
+        loss.backward()
+        found = model[0].weight.grad
+        assert isinstance(found, torch.Tensor)
+        errors.append(((found - right).norm() / right.norm()).item())
+        first = found.clone()
+        dist.broadcast(first, 0)
+        apart = max(apart, (found - first).abs().max().item())
+    assert "all_gather_into_tensor" in backend.explain()
+    return [*errors, apart]
+
+
 def _chain() -> torch.nn.Sequential:
     torch._dynamo.reset()
     torch.manual_seed(0)

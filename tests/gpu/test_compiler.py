@@ -20,6 +20,13 @@ def test_gradients_are_those_of_one_process(delay: bool, lowering: str) -> None:
         assert worst < 1e-3  # TF32 is off; sums over ranks in another order
 
 
+@pytest.mark.parametrize("delay", [False, True], ids=["as it comes", "a slow rank"])
+def test_rows_of_a_table_are_summed_to_one_processs_gradient(delay: bool) -> None:
+    for *errors, apart in run_on_gpus(compiler_programs.gradients_of_a_table, delay):
+        assert max(errors) < 1e-3
+        assert apart == 0  # all ranks sum the same rows in the same order
+
+
 def test_inductor_keeps_our_order() -> None:
     for written in run_on_gpus(compiler_programs.what_inductor_wrote):
         assert written.count("send") > 1

@@ -5,14 +5,15 @@ and `capture_gradients` give graphs to look at and to try passes on.
 
 Each pass is a file: a plan, which is data and prints, and a function that carries it
 out, graph in, graph out. `simplification` takes out what autograd alone needed,
-`insertion` lets gradients leave a backward graph as averages, `sharding` gathers and
-scatters what each rank has rows of, `bucketing` lets messages travel together and
-`sizing` says how many, `updates` divides the optimizer by them, `decision` says which
-are worth launching early, `scheduling` orders computing, launches and waits,
-`side_stream` gives each operator a stream. `dependencies` says what may move where,
-`costs` (`fusing`, for Inductor's kernels) what each node takes. `checks` refuses a pass
-that changed what a graph means, `codegen` writes Python, `predict` its timeline, and
-`compilation` has all of it in a row. `agreement` has all ranks send as one does.
+`insertion` lets gradients leave a backward graph as averages, `embeddings` sends the
+rows of tables that were looked up, `sharding` gathers and scatters what each rank has
+rows of, `bucketing` lets messages travel together and `sizing` says how many, `updates`
+divides the optimizer by them, `decision` says which are worth launching early,
+`scheduling` orders computing, launches and waits, `side_stream` gives each operator a
+stream. `dependencies` says what may move where, `costs` (`fusing`, for Inductor's
+kernels) what each node takes. `checks` refuses a pass that changed what a graph means,
+`codegen` writes Python, `predict` its timeline, and `compilation` has all of it in a
+row. `agreement` has all ranks send as one does.
 """
 
 from overlaplab.techniques.compiler.agreement import Sending
@@ -39,6 +40,11 @@ from overlaplab.techniques.compiler.dependencies import (
     Window,
     find_dependencies,
     find_windows,
+)
+from overlaplab.techniques.compiler.embeddings import (
+    Lookup,
+    gather_lookups,
+    plan_lookups,
 )
 from overlaplab.techniques.compiler.example import nine_operators
 from overlaplab.techniques.compiler.fusing import FusedCosts
@@ -76,6 +82,7 @@ __all__ = [
     "FusedCosts",
     "Generated",
     "GraphError",
+    "Lookup",
     "Merge",
     "Problem",
     "Schedule",
@@ -100,6 +107,7 @@ __all__ = [
     "find_dependencies",
     "find_windows",
     "forget",
+    "gather_lookups",
     "generate",
     "graph_pass",
     "insert_all_reduces",
@@ -109,6 +117,7 @@ __all__ = [
     "peak_in_flight",
     "peak_whole",
     "plan_decisions",
+    "plan_lookups",
     "plan_merges",
     "plan_schedule",
     "plan_sizes",

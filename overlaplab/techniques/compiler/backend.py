@@ -41,6 +41,11 @@ from overlaplab.techniques.compiler.compilation import (
     compile_inserted,
 )
 from overlaplab.techniques.compiler.costs import Costs
+from overlaplab.techniques.compiler.embeddings import (
+    Lookup,
+    gather_lookups,
+    plan_lookups,
+)
 from overlaplab.techniques.compiler.fusing import FusedCosts
 from overlaplab.techniques.compiler.insertion import insert_all_reduces
 from overlaplab.techniques.compiler.lowering import lower
@@ -131,9 +136,12 @@ class Backend:
             name = "backward" if fragment.is_backward else "forward"
             code = generate(fragment.graph, name).run
             return lambda args: code(args, None, streams.device())
-        agreed = self._agreeing(fragment)
+        lookups = self._lookups(fragment)
+        agreed = self._agreeing(fragment, lookups)
 
         def backward(args: list[Any]) -> Any:
+            for lookup in lookups:
+                lookup.check(args)
             group = resolve_group(self._group)
             run = agreed(group, args).code.run
             if self._settings.side_stream:
@@ -146,12 +154,24 @@ class Backend:
         """What Inductor is given. Each rank compiles for itself, and asks here."""
         return self._agreeing(fragment)(resolve_group(self._group), ()).graph
 
+    def _lookups(self, fragment: Fragment) -> list[Lookup]:
+        """Which gradients are sent as rows."""
+        rows = self._settings.embedding_rows
+        if rows is None:
+            return []
+        graph = simplify(fragment.graph)
+        return plan_lookups(graph, fragment.gradients, rows, self._world_size)
+
     def _agreeing(
-        self, fragment: Fragment
+        self, fragment: Fragment, lookups: Sequence[Lookup] = ()
     ) -> Callable[[dist.ProcessGroup, Sequence[Any]], Compilation]:
         """A backward graph as the ranks of a group agree to send; see `agree`."""
         graph = simplify(fragment.graph)
-        inserted = insert_all_reduces(graph, fragment.gradients, self._group)
+        if lookups:
+            graph = gather_lookups(graph, lookups, self._group, self._world_size)
+        own = {lookup.result for lookup in lookups}
+        others = {p: n for p, n in fragment.gradients.items() if p not in own}
+        inserted = insert_all_reduces(graph, others, self._group)
         wanted = wanted_text(self._settings, inserted)
         known: dict[Sending, Compilation] = {}
 
@@ -222,6 +242,7 @@ def backend(
     max_states: int | None = None,
     side_stream: bool = False,
     lowering: str = "eager",
+    embedding_rows: int | None = None,
 ) -> Backend:
     """A backend for `torch.compile` that trains a model data parallel.
 
@@ -247,6 +268,11 @@ def backend(
             memory, which costs no copy and half the memory. Pays for many small ones.
         lowering: "eager": operators run as they are, one by one; "inductor": as its
             kernels, in our order. The latter is for ranks that are processes.
+        embedding_rows: how many tokens a rank's batch has, at most. Then the gradient
+            of an embedding travels as a row for each token, not as a whole table,
+            where that is less: see `embeddings`. Sums are in the order of tokens, so
+            they are rounded otherwise than an average. A larger batch is refused, on
+            its rank. For lowering="eager".
 
     Returns:
         The backend; `explain()` says what it decided.
@@ -264,6 +290,7 @@ def backend(
         limit_bytes=None if limit_mib is None else cap_bytes("limit_mib", limit_mib),
         side_stream=side_stream,
         lowering=lowering,
+        embedding_rows=embedding_rows,
         **({} if max_states is None else {"max_states": max_states}),
     )
     size = dist.get_world_size(group)

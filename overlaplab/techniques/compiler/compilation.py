@@ -55,6 +55,8 @@ class Settings:
         max_states: the budget of the search for an order.
         side_stream: whether messages are packed and sent beside the computing.
         lowering: who makes the kernels: "eager", one by one, or "inductor".
+        embedding_rows: of an embedding's gradient that a rank sends, at most; None:
+            the whole gradient is averaged. See `embeddings`.
     """
 
     cap_bytes: int | None = None
@@ -64,6 +66,7 @@ class Settings:
     max_states: int = DEFAULT_STATES
     side_stream: bool = False
     lowering: str = "eager"
+    embedding_rows: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no pass can use.
@@ -72,7 +75,7 @@ class Settings:
             TypeError, ValueError: which, and what was expected.
         """
         least = {"cap_bytes": 1, "limit_bytes": 1, "max_states": 1}
-        least |= {"max_delay_ns": 0, "least_gain_ns": 0}
+        least |= {"embedding_rows": 1, "max_delay_ns": 0, "least_gain_ns": 0}
         for name, smallest in least.items():
             value = getattr(self, name)
             if value is None and name not in ("max_states", "least_gain_ns"):
@@ -89,8 +92,12 @@ class Settings:
             raise ValueError(
                 f"lowering is {self.lowering!r}; expected one of {LOWERINGS}"
             )
-        if self.lowering == "inductor" and self.side_stream:
-            raise ValueError("side_stream=True is for lowering='eager': leave one out")
+        for name in ("side_stream", "embedding_rows"):
+            value = getattr(self, name)
+            if self.lowering == "inductor" and value:
+                raise ValueError(
+                    f"{name}={value!r} is for lowering='eager': leave one out"
+                )
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,17 @@ from overlaplab.techniques.compiler.graphs import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an operator reads, among arguments that are constants.
+
+    Args:
+        number: of what was read, see `Numbers.read`.
+    """
+
+    number: int
+
+
 class Numbers:
     """Gives equal things equal numbers; shared by the graphs that are compared."""
 
@@ -48,9 +59,13 @@ class Numbers:
         """Of who reads all of a value."""
         return self.of(self.of("whole", content), content)
 
-    def call(self, target: object, read: int, *constants: object) -> int:
-        """What an operator makes of what it reads."""
-        return self.of(str(target), ((read, *map(_plain, constants)), ()))
+    def call(self, target: object, *args: object) -> int:
+        """What an operator makes of what it reads, a `Value` each, and of constants."""
+
+        def number(arg: Any) -> Hashable:
+            return arg.number if isinstance(arg, Value) else _plain(arg)
+
+        return self.of(str(target), _mapped((args, {}), number))
 
     def reduced(self, launch: Node, sent: int) -> int:
         """What a collective makes of one tensor."""

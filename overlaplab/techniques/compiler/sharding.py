@@ -30,7 +30,7 @@ from overlaplab.techniques.compiler.insertion import (
     name_gradients,
     return_reduced,
 )
-from overlaplab.techniques.compiler.meaning import Meaning, Numbers, meaning
+from overlaplab.techniques.compiler.meaning import Meaning, Numbers, Value, meaning
 from overlaplab.techniques.compiler.regathering import gather_again
 
 _GATHER = FUNCTIONAL.all_gather_into_tensor.default
@@ -211,7 +211,7 @@ def _expected(
         gradient = results[position]
         if name in shards.values() and isinstance(gradient, Node):
             reduced = numbers.reduced(scatter, whole.returns[position])
-            average = numbers.call(_DIVIDE, numbers.read(reduced), num_ranks)
+            average = numbers.call(_DIVIDE, Value(numbers.read(reduced)), num_ranks)
             returns[position] = numbers.read(average)
             messages[reduced] += gradient not in scattered
             scattered.add(gradient)
