@@ -101,3 +101,21 @@ def accepting_init(member: Callable[[], Member | None]) -> Iterator[None]:
 
     with rewrapped(dist.init_process_group, accepting):
         yield
+
+
+@contextlib.contextmanager
+def empty_store(name: str) -> Iterator[None]:
+    """In this block the world's store has nothing in it that was said before.
+
+    A world serves many runs, and keys that one leaves would be read by the next.
+    `name` is new each time, and the same on all ranks.
+    """
+    world = dist.group.WORLD
+    kept: dict[Any, Any] = dist.distributed_c10d._world.pg_map
+    backend, store = kept[world]
+    kept[world] = backend, dist.distributed_c10d.PrefixStore(name, store)
+    try:
+        yield
+    finally:
+        if world in kept:  # else the function destroyed it
+            kept[world] = backend, store

@@ -6,7 +6,9 @@ Knows no tensor.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from itertools import chain, count
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -95,14 +97,40 @@ def _world() -> Group:
     return world
 
 
-# How many reducers each group has seen: equal on all ranks.
-_numbers: WeakKeyDictionary[Group, int] = WeakKeyDictionary()
+T = TypeVar("T")
+
+
+class OfGroups(Generic[T]):
+    """Something for each group of the world, for as long as its store serves.
+
+    Ranks forget it together, with what they said: `destroy_process_group` ends a store,
+    and so does a run on a cluster, whose groups may serve the next one.
+
+    Args:
+        make: makes it where a group has none.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._by_store: WeakKeyDictionary[Any, dict[str, T]] = WeakKeyDictionary()
+
+    def __getitem__(self, group: Group) -> T:
+        by_name = self._by_store.setdefault(_store(), {})
+        if group.group_name not in by_name:
+            by_name[group.group_name] = self._make()
+        return by_name[group.group_name]
+
+    def __iter__(self) -> Iterator[T]:
+        """All that there is, also of worlds that are gone or another rank's."""
+        return chain.from_iterable(map(dict.values, tuple(self._by_store.values())))
+
+
+_reducers = OfGroups(lambda: count(1))
 
 
 def number_in(group: Group) -> int:
     """A number for one more reducer; ranks build theirs in one order."""
-    _numbers[group] = _numbers.get(group, 0) + 1
-    return _numbers[group]
+    return next(_reducers[group])
 
 
 def exchange(group: Group, key: str, number: int) -> list[int]:
@@ -146,7 +174,24 @@ def hear(group: Group, key: str, rank: int) -> str:
 
 
 def _key(group: Group, key: str, rank: int) -> str:
-    return f"{key} on rank {rank} of {group.group_name!r}"
+    where = f"{key} on rank {rank} of {group.group_name!r}"
+    life = _life()
+    return where if life == 1 else f"{where} in world {life}"
+
+
+_lives: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+def _life() -> int:
+    """How often this rank has begun to speak on the world's store; equal on all ranks.
+
+    torchrun's store serves a second `init_process_group` of the same processes, with
+    all that was said in the world before.
+    """
+    store = _store()
+    if store not in _lives:
+        _lives[store] = store.add(f"worlds of rank {dist.get_rank()}", 1)
+    return _lives[store]
 
 
 def _store() -> Any:

@@ -104,6 +104,18 @@ def test_groups_that_a_call_makes_are_gone_in_the_next():
 
 
 @both
+def test_the_store_of_a_call_is_empty_in_the_next(cluster):
+    def number_of_calls():
+        store = dist.distributed_c10d._get_default_store()
+        return store.add(f"calls of rank {dist.get_rank()}", 1)
+
+    assert [run(number_of_calls, cluster=cluster).values for _ in range(2)] == [
+        (1, 1),
+        (1, 1),
+    ]
+
+
+@both
 def test_arguments_are_copies_that_keep_ties_and_shared_memory(cluster):
     flat = torch.arange(6.0)
     views = [flat[:2], flat[2:].view(2, 2).t()]

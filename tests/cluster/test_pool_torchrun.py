@@ -24,11 +24,19 @@ def step(scale):
         destroy_process_group()
     return os.getpid(), total.item() * scale
 
+def calls_in_the_store():
+    store = dist.distributed_c10d._get_default_store()
+    return store.add(f"calls of rank {dist.get_rank()}", 1)
+
+def run_gloo(fn, *args):
+    return ol.run(fn, *args, cluster="gloo", world_size=2, timeout_s=900)
+
+calls = [run_gloo(calls_in_the_store).values for _ in range(2)]
 for _ in range(2):
-    run = ol.run(step, 10, cluster="gloo", world_size=2, timeout_s=900)
+    run = run_gloo(step, 10)
 kinds = sorted({(span.rank, span.kind) for span in run.timeline.spans})
 with open(f"{sys.argv[1]}/{os.environ['RANK']}.json", "w") as file:
-    json.dump([os.getpid(), run.values, kinds], file)
+    json.dump([os.getpid(), run.values, kinds, calls], file)
 """
 
 
@@ -44,9 +52,10 @@ def test_each_process_is_one_rank_and_has_the_values_of_all(tmp_path):
 
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
 
-    values = [[pid, 30.0] for pid, _, _ in results]
-    for _, of_all, kinds in results:
+    values = [[pid, 30.0] for pid, *_ in results]
+    for _, of_all, kinds, calls in results:
         assert of_all == values
+        assert calls == [[1, 1], [1, 1]]  # nothing of a run is in the store of the next
         assert [0, "communication"] in kinds
         assert [1, "communication"] in kinds
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from overlaplab import streams
-from overlaplab.cluster.membership import Init, Member, accepting_init
+from overlaplab.cluster.membership import Init, Member, accepting_init, empty_store
 from overlaplab.cluster.pool.pickling import dump_call, dumps, loads
 from overlaplab.cluster.pool.pool import Outcome
 from overlaplab.cluster.settings import seeded
@@ -56,6 +56,7 @@ def run_in_world(
         own_fn, own_args, own_kwargs = loads(call, device)
         with (
             accepting_init(lambda: member),
+            empty_store(f"run {next(_num_runs)}"),
             recording(cuda=cuda, align=dist.barrier) as record,
         ):
             result = own_fn(*own_args, **own_kwargs)
@@ -98,6 +99,7 @@ def _leave() -> None:
 
 
 _num_connected = itertools.count()  # after a destruction; equal on all ranks
+_num_runs = itertools.count()  # likewise
 
 
 def _member(backend: str) -> Member:

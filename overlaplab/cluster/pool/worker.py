@@ -30,6 +30,7 @@ from overlaplab.cluster.membership import (
     Init,
     Member,
     accepting_init,
+    empty_store,
     environment_of,
 )
 from overlaplab.cluster.pool import collective_log as log_module
@@ -141,6 +142,7 @@ class _Worker:
             stack.enter_context(kept_settings())
             stack.callback(torch.set_default_device, None)
             stack.enter_context(self._as_member(call.world, call.rank))
+            stack.enter_context(empty_store(f"call {call.number}"))
             fn, args, kwargs = loads(call.payload, device)
             record = None
             if call.measure:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Protocol, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import is_fake
@@ -26,7 +25,7 @@ from torch.fx import Graph, Node
 from overlaplab.errors import MismatchError
 from overlaplab.operators import dtype_name, tensors_in
 from overlaplab.techniques.compiler.graphs import launches, operation, payload
-from overlaplab.techniques.groups import hear, say
+from overlaplab.techniques.groups import OfGroups, hear, say
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class _Agreed:
     sending: dict[Hashable, Sending] = field(default_factory=dict)
 
 
-_agreed: WeakKeyDictionary[dist.ProcessGroup, _Agreed] = WeakKeyDictionary()
+_agreed = OfGroups(_Agreed)
 
 
 def agree(
@@ -88,7 +87,7 @@ def agree(
         MismatchError: ranks have other collectives; the same message on all of them.
         RuntimeError: a rank does not come.
     """
-    known = _agreed.setdefault(group, _Agreed())
+    known = _agreed[group]
     if (backend, wanted) in known.sending:
         return compiled(known.sending[backend, wanted])
     known.num_compared += 1
@@ -120,7 +119,7 @@ def agree(
 
 def forget_agreements() -> None:
     """Agree anew on all graphs, on every rank."""
-    for known in _agreed.values():
+    for known in _agreed:
         known.sending.clear()  # not the number, by which ranks find one another's texts
 
 

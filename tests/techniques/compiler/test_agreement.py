@@ -321,6 +321,14 @@ def test_every_rank_is_told_what_differs(
     assert rows == ["0", str(world_size - 1)]
 
 
+def test_every_rank_is_told_in_a_run_after_one_that_agreed() -> None:
+    """Processes, and what they have compiled, outlive a run; agreements do not."""
+    values_of(chain, cluster="gloo")
+
+    (text,) = set(values_of(a_frozen_layer, cluster="gloo"))
+    assert text.startswith("the collectives of compiled graph 1 differ between ranks")
+
+
 def in_orders_of_their_own() -> None:
     """Ranks of other settings plan for themselves; another machine, another order."""
     own = {"hardware": FREE, "least_gain_us": 0.001} if dist.get_rank() else {}
