@@ -26,7 +26,9 @@ from overlaplab.techniques.compiler.graphs import (
     GraphError,
     launches,
     operation,
+    output_of,
     payload,
+    returned,
     show,
 )
 from overlaplab.techniques.compiler.simplification import simplify
@@ -205,6 +207,37 @@ def test_what_is_more_than_a_table_is_averaged_whole(make_model: Any) -> None:
     backward = backward_of(make_model(), 2, 2)
     assert backward.gradients
     assert plan_lookups(backward.graph, backward.gradients, 4, 2) == []
+
+
+@pytest.mark.parametrize("reader", ["the graph", "two results"])
+def test_a_table_that_something_else_reads_is_averaged_whole(reader: str) -> None:
+    """What the reader gets must stay this rank's own."""
+    backward = backward_of(Words(), 4, 5)
+    graph = backward.graph
+    (position,) = (p for p, n in backward.gradients.items() if n == "one.weight")
+    table = returned(graph)[position]
+    others = [table]
+    if reader == "the graph":
+        with graph.inserting_after(table):
+            others = [graph.call_function(torch.ops.aten.neg.default, (table,))]
+        others[0].meta["val"] = table.meta["val"]
+    output_of(graph).args = ((*returned(graph), *others),)
+    found = plan_lookups(graph, backward.gradients, 20, 2)
+    assert [lookup.name for lookup in found] == ["two.weight"]
+
+
+def test_tokens_that_the_backward_works_out_are_not_counted_in_time() -> None:
+    backward = backward_of(Words(), 4, 5)
+    graph = backward.graph
+    (position,) = (p for p, n in backward.gradients.items() if n == "one.weight")
+    table = returned(graph)[position]
+    tokens = table.args[1]
+    with graph.inserting_before(table):
+        made = graph.call_function(torch.ops.aten.abs.default, (tokens,))
+    made.meta["val"] = tokens.meta["val"]
+    table.replace_input_with(tokens, made)
+    found = plan_lookups(graph, backward.gradients, 20, 2)
+    assert [lookup.name for lookup in found] == ["two.weight"]
 
 
 def large_ones() -> Tensor:
