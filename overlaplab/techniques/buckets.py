@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 from torch import Tensor
 
@@ -155,11 +156,12 @@ def cap_bytes(name: str, mib: object) -> int:
         TypeError: it is no number.
         ValueError: it is not positive.
     """
-    if isinstance(mib, bool) or not isinstance(mib, int | float):
+    if isinstance(mib, bool) or not isinstance(mib, Real):
         raise TypeError(f"{name} is {mib!r}; expected a number of MiB")
-    if not 0 < mib < math.inf:
+    number: Any = mib
+    if not 0 < number * MIB < math.inf:
         raise ValueError(f"{name} is {mib}; expected a finite number above 0 MiB")
-    return max(1, int(mib * MIB))
+    return max(1, int(number * MIB))
 
 
 def _describe(

@@ -154,6 +154,11 @@ class Backwards:
         return not (self._inner_ended and _outermost_function() is not None)
 
     @property
+    def runs_here(self) -> bool:
+        """Whether one of its hooks asks."""
+        return not self._ended and running() == self.number
+
+    @property
     def goes_on(self) -> bool:
         """Rare: what runs here is inside it, and no other one."""
         return not self._ended and _outermost_function() is not None

@@ -165,7 +165,7 @@ class ModelFacts:
 
     def _walk(self) -> Iterator[Any]:
         """Every parameter and child module."""
-        return chain.from_iterable(map(dict.values, self._tables))
+        return chain.from_iterable(map(_values, self._tables))
 
     def _agree(
         self, named: list[tuple[str, nn.Parameter]], strides: list[tuple[int, ...]]
@@ -204,6 +204,7 @@ class ModelFacts:
 
 _requires_grad = operator.attrgetter("requires_grad")
 _dtype = operator.attrgetter("dtype")
+_values = operator.methodcaller("values")  # a scripted module's table is no dict
 _version = operator.attrgetter("_version")
 
 
@@ -283,6 +284,12 @@ def _refuse_tensor(name: str, tensor: Tensor, backend: str) -> None:
         raise ValueError(
             f"{what} was made in torch.inference_mode() and cannot be trained. Build "
             "the model outside of it."
+        )
+    if tensor.is_nested or tensor.is_quantized:
+        how = "nested" if tensor.is_nested else "quantized"
+        raise ValueError(
+            f"{what} is {how}, which no process group sends. Register plain tensors "
+            "instead."
         )
     if tensor.layout is not torch.strided:
         raise ValueError(f"{what} has layout {tensor.layout}; make it dense first.")

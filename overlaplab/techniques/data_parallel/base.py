@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 from collections.abc import Iterator
+from typing import NoReturn
 from weakref import WeakSet
 
 import torch
@@ -124,10 +125,12 @@ class StepwiseReducer:
         meet again in the next step. The CPU waits until every rank has called it.
 
         Raises:
-            RuntimeError: inside `join()`, or after `remove()`; a rank does not come;
+            RuntimeError: inside `join()` or a backward (in a hook), or after
+                `remove()`; a rank does not come;
                 the process group was destroyed, and ranks can meet no more.
         """
         self._guard.refuse_removed("reducer.abandon()")
+        self._guard.refuse_inside_backward("reducer.abandon()", self._steps.arrivals)
         self._guard.refuse_destroyed_group()
         if not self._steps.arrivals.is_open:
             self._steps.open()  # it may have to send buckets of the others' plan
@@ -156,6 +159,13 @@ class StepwiseReducer:
             self._steps.arrivals.hooks.remove()
             step_members.leave(self)
             self._guard.removed = True
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: its hooks are on "
+            "the parameters of one model, and its process group is this process's. "
+            "Copy the model without it, and build another reducer on the copy."
+        )
 
     def abandon_step(self) -> None:
         """Forget the open step on this rank alone; waits for nothing.

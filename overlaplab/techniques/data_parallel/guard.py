@@ -39,6 +39,7 @@ class Guard:
         if arrivals.windows:
             raise RuntimeError("reducer.wait() inside no_sync(); leave the block first")
         self.refuse_removed("reducer.wait()")
+        self.refuse_inside_backward("reducer.wait()", arrivals)
         self._facts.check_identity()
         if arrivals.is_open:
             self._refuse_failed_backward("reducer.wait()", arrivals)
@@ -68,6 +69,14 @@ class Guard:
         """Raise if the reducer has no hooks any more."""
         if self.removed:
             raise RuntimeError(f"{what} after remove(); build a new reducer")
+
+    def refuse_inside_backward(self, what: str, arrivals: Arrivals) -> None:
+        """Raise if a hook of the step's backward calls."""
+        if arrivals.backwards.runs_here:
+            raise RuntimeError(
+                f"{what} inside the backward pass, in a hook: gradients may be still "
+                "to come. Call it after loss.backward() has returned."
+            )
 
     def _refuse_failed_backward(self, what: str, arrivals: Arrivals) -> None:
         if arrivals.backwards.failed:

@@ -80,6 +80,7 @@ class JoinableReducer(StepwiseReducer, Joinable):
         Raises:
             RuntimeError: opened inside `no_sync()` or another join of the group; left
                 while a step is open.
+            TypeError: `update` is no function.
 
         Example:
             with reducer.join():
@@ -89,6 +90,11 @@ class JoinableReducer(StepwiseReducer, Joinable):
                     reducer.wait()
                     optimizer.step()
         """
+        if update is not None and not callable(update):
+            raise TypeError(
+                f"update is {update!r}; expected a function without arguments, such as "
+                "optimizer.step, or None"
+            )
         if enable and self.join_process_group in _joining:
             raise RuntimeError(
                 "join() inside another reducer.join() of the group: an ended rank "

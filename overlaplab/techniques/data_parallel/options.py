@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from overlaplab.techniques.groups import checked_group
 from overlaplab.techniques.in_flight import InFlight
 from overlaplab.techniques.model_facts import ParameterInfo, as_real, marks_of
 from overlaplab.techniques.payload import Payload, Wire
@@ -91,10 +92,13 @@ class BFloat16Wire:
 
     Args:
         group: the ranks, those of the reducer.
+
+    Raises:
+        TypeError, ValueError: it is no process group, or one without this rank.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self._group = checked_group(group)
         self._size = dist.get_world_size(group)
 
     def dtype_of(self, gradient: torch.dtype) -> torch.dtype:

@@ -25,8 +25,10 @@ class BucketedReducer(JoinableReducer):
     step is: any number of forwards, one backward, `wait()`, the optimizer; with more
     backwards, all but the last inside `no_sync()`; where ranks have different numbers
     of batches, the loop inside `join()`. From the backward until `wait()` the gradients
-    belong to the reducer: no optimizer, clipping or zeroing in between. Gradients of
-    `torch.autograd.grad` never reach a hook and are not averaged.
+    belong to the reducer: no optimizer, clipping, unscaling or zeroing in between. It
+    raises in `wait()`, except where torch does not count a write: through `.data`, and
+    in `GradScaler.unscale_`. Gradients of `torch.autograd.grad` never reach a hook and
+    are not averaged.
 
     After Li et al., PyTorch Distributed (VLDB 2020); without its flat buffers.
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlaplab.techniques.data_parallel.options import check_reduce_dtype
+from overlaplab.techniques.groups import checked_group
 from overlaplab.torch_versions import averages
 
 
@@ -24,7 +25,8 @@ class AllReduce:
             gradients always keep theirs.
 
     Raises:
-        TypeError, ValueError: `reduce_dtype` is no dtype, or not of floats.
+        TypeError, ValueError: `group` is none; `reduce_dtype` is no dtype, or not of
+            floats.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class AllReduce:
     ) -> None:
         if reduce_dtype is not None:
             check_reduce_dtype(reduce_dtype)
-        self._group = group
+        self._group = checked_group(group)
         self._reduce_dtype = reduce_dtype
         self._size = dist.get_world_size(group)
         self._divides = not averages(group)  # no AVG: a sum, divided here

@@ -1,0 +1,154 @@
+"""What users try beside a plain loop: it works, or one sentence says what to do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from overlaplab.techniques.data_parallel import (
+    AllReduce,
+    BFloat16Wire,
+    BucketedReducer,
+)
+from tests.ranks import values_of
+from tests.techniques.data_parallel.misuse import Buffers, average, batch, weight
+from tests.techniques.data_parallel.training import REDUCERS
+
+on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
+each_reducer = pytest.mark.parametrize("reducer", REDUCERS)
+
+
+def told(what: Callable[[], Any]) -> str:
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as error:
+        what()
+    return str(error.value)
+
+
+def copies(reducer: str) -> list[str]:
+    """Of a reducer, and of a model that has it as an attribute."""
+    model = weight()
+    model.reducer = REDUCERS[reducer](model)
+    return [
+        told(partial(how, what))
+        for how in (copy.deepcopy, pickle.dumps)
+        for what in (model, model.reducer)
+    ]
+
+
+@on_both
+@each_reducer
+def test_a_copy_of_a_reducer_is_refused_with_what_to_copy(
+    cluster: str, reducer: str
+) -> None:
+    for texts in values_of(copies, reducer, cluster=cluster):
+        (text,) = set(texts)
+        assert "Reducer cannot be copied or pickled" in text
+        assert "Copy the model without it, and build another reducer" in text
+
+
+def ends_the_step_in_a_hook(how: str, reducer: str) -> tuple[str, list[float]]:
+    """And goes on rightly after it has been told."""
+    model = nn.Sequential(weight(), weight())
+    reduces = REDUCERS[reducer](model)
+    hook = model[1].weight.register_post_accumulate_grad_hook(
+        lambda _: getattr(reduces, how)()
+    )
+    text = told(lambda: model(batch(0)).sum().backward())
+    hook.remove()
+    reduces.abandon()
+    model.zero_grad()
+    model(batch(1)).sum().backward()
+    reduces.wait()
+    return text, average(model)
+
+
+@on_both
+@each_reducer
+@pytest.mark.parametrize("how", ["wait", "abandon"])
+def test_a_step_that_is_ended_inside_its_backward_is_refused(
+    cluster: str, how: str, reducer: str
+) -> None:
+    found = values_of(ends_the_step_in_a_hook, how, reducer, cluster=cluster)
+
+    says = (
+        f"reducer.{how}() inside the backward pass, in a hook: gradients may be still "
+        "to come. Call it after loss.backward() has returned."
+    )
+    assert found == ((says, [11.5, 11.5]),) * 2
+
+
+def joins_with_an_update_that_is_none(reducer: str) -> str:
+    model = weight()
+    join = REDUCERS[reducer](model).join(update=5)  # type: ignore[attr-defined]
+    return told(join.__enter__)
+
+
+@on_both
+@each_reducer
+def test_an_update_that_cannot_be_called_is_refused_on_every_rank(
+    cluster: str, reducer: str
+) -> None:
+    (text,) = set(
+        values_of(joins_with_an_update_that_is_none, reducer, cluster=cluster)
+    )
+    assert text.startswith("update is 5; expected a function without arguments")
+
+
+def with_a_buffer(buffer: torch.Tensor) -> None:
+    BucketedReducer(Buffers(buffer))
+
+
+def nested() -> None:
+    with_a_buffer(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+
+
+def quantized() -> None:
+    with_a_buffer(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8))
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "buffer table is nested": nested,
+    "buffer table is quantized": quantized,
+    "bucket_mib is 1e+308; expected a finite": lambda: BucketedReducer(
+        weight(), bucket_mib=1e308
+    ),
+    "process_group is None; expected a ProcessGroup": lambda: AllReduce(None),  # type: ignore[arg-type]
+    "process_group is 'x'; expected a ProcessGroup": lambda: BFloat16Wire("x"),  # type: ignore[arg-type]
+    "does not contain this rank": lambda: AllReduce(dist.GroupMember.NON_GROUP_MEMBER),  # type: ignore[arg-type]
+}
+
+
+def all_refused() -> list[str]:
+    return [told(what) for what in REFUSED.values()]
+
+
+@on_both
+def test_what_cannot_be_is_refused_by_name(cluster: str) -> None:
+    for texts in values_of(all_refused, cluster=cluster, world_size=1):
+        for text, says in zip(texts, REFUSED, strict=True):
+            assert says in text
+
+
+def scripted() -> list[float]:
+    model = torch.jit.script(nn.Sequential(weight(), nn.Sequential(weight())))
+    reducer = BucketedReducer(model, bucket_mib=np.int64(1))  # type: ignore[arg-type]
+    for step in range(2):
+        model.zero_grad()
+        model(batch(step)).sum().backward()
+        reducer.wait()
+    return average(model)
+
+
+@on_both
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_a_scripted_module_is_averaged(cluster: str) -> None:
+    assert values_of(scripted, cluster=cluster) == ([11.5, 11.5],) * 2
