@@ -350,9 +350,9 @@ lab.keep("13.4", plan_buckets)
 # Your plan is data. `lab.merged` carries it out with our compiler's own pass, which puts nodes in
 # and takes nodes out.
 #
-# **Predict.** The nine operators have three gradients. How many of them should the first message
-# carry, so that the step is shortest: 1, 2 or 3? Guess for this link, with a latency of 1 ms, and
-# for a link with a latency of 6 ms.
+# **Predict.** The nine operators have three gradients. Let the cap be 1, 2 or 3 gradients: the first
+# message carries as many, and those behind it the rest. With which cap is the step shortest? Guess
+# for this link, with a latency of 1 ms, and for a link with a latency of 6 ms.
 
 # %% name="predict-buckets" kind="lab-only"
 best_near, best_far = None, None  # with 1 ms of latency, with 6 ms
@@ -611,8 +611,11 @@ print(run.values[0])
 # Read it like this. The four gradients of this small model travel in one message. No computing is
 # left that could run beside it, so it is `sync`: launched and waited for at once.
 #
-# Look first at the two lines above the last: the step as predicted, and the step before the
-# compiler decided anything. The difference is what you win.
+# Look first at the two lines above the last: the backward pass as predicted, and as it would be if the
+# compiler had decided nothing. The difference is what you win. The last line adds the forward pass.
+# The line with `order of` is about the search of section 6. A *task* is operators that the search
+# moves together. Here there are two, and the order that the graph had is proven the best without
+# looking at another (`0 states`).
 
 # %% [markdown]
 # ---
@@ -692,7 +695,9 @@ _ = check("13.6", order)
 # message's memory stays alive longer. If nothing can run beside a message, it gains nothing.
 #
 # So for each message the compiler asks the question of 13.1. It adds up the times of the operators
-# that could run beside it:
+# that could run beside it. Here a layer is *split over the ranks*: each rank has a part of its
+# weights, and an all-reduce joins what they computed, `y` in the forward pass and `dx` in the
+# backward pass.
 
 # %% name="decide"
 for name in ("forward", "backward"):
@@ -807,9 +812,9 @@ _ = check("13.7", my_number, diagnosis, plan_launches)
 
 # %% [markdown]
 # If the gradients had different shapes, the ranks could have stopped with an error. With equal
-# shapes nobody notices: only the loss gets worse. So our compiler makes a hash of the order of its
-# messages, and compares it between the ranks before the first run. PyTorch's scheduler lets all
-# ranks agree on the median of their times
+# shapes nobody notices: only the loss gets worse. So in our compiler one rank plans for all. Before
+# the first run the others take over its order, and compare what they would send with what it
+# sends (`agreement.py`). PyTorch's scheduler lets all ranks agree on the median of their times
 # (`_align_compute_nodes_runtime_estimations_across_all_distributed_ranks`).
 #
 # ## 12. Two streams (10 minutes)
@@ -826,8 +831,9 @@ _ = check("13.7", my_number, diagnosis, plan_launches)
 # - From `side` back to `main` the message's `wait()` holds it. From there on `main` may read the
 #   average.
 #
-# This is what the compiler writes for the nine operators, with `dw3` and `dw2` in one bucket. For your number
-# (the cell `my_number` of section 11) one line is gone.
+# This is what the compiler writes for the nine operators, with `dw3` and `dw2` in one bucket: `pack` copies
+# both into one message, `average` sends it. For your number (the cell `my_number` of section 11) one
+# line is gone.
 
 # %% name="missing-case"
 two = lab.cut(my_number)
@@ -840,7 +846,8 @@ print(f"\n{len(two.play().warnings)} findings when it runs on two ranks")
 # - `"kind"`: what goes wrong. `"race"`: something is read while it may still be written.
 #   `"unwaited"`: nobody waits for a message.
 # - `"put"`: the missing line, as a letter of the menu below the code.
-# - `"line"`: a line's number. The missing line belongs right behind that line, in the same block.
+# - `"line"`: a line's number. The missing line belongs right behind that line, in the same block;
+#   behind a line `with ...:`, inside its block.
 #
 # The check runs the code with your line. Nothing may be read too early, and the CPU may not wait.
 #
@@ -876,7 +883,7 @@ _ = check("13.8", my_number, missing)
 # You will meet two claims.
 #
 # - *If all ranks run the same code (SPMD), there is little to overlap. Asynchronous dependencies
-#   win.*
+#   win.* (That is: each operator waits for what it needs, and for nothing else.)
 # - *Overlap made by hand reaches 60 to 80 % of the potential. Compilers reach 85 to 95 %.*
 #
 # You can measure both.
@@ -891,7 +898,7 @@ print(lab.by_type_on_a_gpt())
 # In a real model, then, the list also *misses* things: attention, norms and activations take time, too.
 #
 # Now the two claims. The GPT runs on eight GPUs, with two links and two batch sizes. The table has
-# ms per step.
+# ms per step. Its first column says how long all messages take, as a multiple of all computing.
 #
 # - *Waits at once*: each gradient is sent and waited for.
 # - *Hooks*: launch early and wait late in autograd's order, with the best of four bucket sizes.
@@ -931,8 +938,9 @@ print(f"the compiler {least:.0f} to {most:.0f} %")
 #
 # ## 14. What PyTorch ships (4 minutes)
 #
-# Every pass of this lab is in PyTorch, too. The next cell looks them up in the version that you
-# have installed:
+# Every pass of this lab is in PyTorch, too, most of them in **Inductor**, the compiler that
+# `torch.compile` uses by default. The next cell looks them up in the version that you have
+# installed:
 
 # %% name="shipped"
 print(lab.passes_table())
@@ -954,7 +962,8 @@ print(lab.settings_table())
 #
 # An inference compiler sees no gradients. Its messages are those of layers that are split over
 # ranks, and the next operator reads each of them. A training compiler also sees the backward pass
-# of such a layer. What could run beside the message in each?
+# of such a layer. What could run beside the message in each? (In parentheses: the computing that must be
+# over before the message.)
 
 # %% name="inference"
 for name in ("forward", "backward"):
@@ -996,17 +1005,17 @@ for way in ("our reducer, inductor", "ddp 100, inductor", "ours"):
     print(f"machine D, batch 8: lowered takes {share:.2f} of {lab.NAMES[way]!r}")
 
 # %% [markdown]
-# Hooks and compiler are close on GPUs, too, if each has its best bucket size. At batch 2 the step waits for the CPU's
-# launches. Each message is one more launch from Python, so 25 MiB is far too small. On machine A overlap wins nothing
-# there: one message at the end is as short as the best cap. At batch 8 the GPU sets the pace, and all ways that compute
-# alike are within a few percent.
+# Hooks and compiler are close on GPUs, too, if the compiler's buckets are large enough. At batch 2 the step waits for
+# the CPU's launches. Each message is one more launch from Python, so 25 MiB is far too small. On machine A overlap wins
+# nothing there: one message at the end is as short as the best cap. At batch 8 the GPU sets the pace, and all ways that
+# compute alike are within a few percent.
 #
 # What matters most is who computes. Inductor's kernels are faster than eager ones, whoever sends the messages. On machine
 # D, where this compiler's graph is lowered through Inductor, it has both, and is the fastest of all.
 #
-# Now the second claim of section 13, on GPUs. The potential is that of section 13, from the step with one message at the
-# end. Without P2P the ranks talk through the host's memory, which is a slow link. On machine C hooks had the best of four
-# bucket sizes; on D both chose their size themselves.
+# Now the second claim of section 13, on GPUs. The potential is counted as there, but from the step with one message at
+# the end, since a step that waits at once was not measured. Without P2P the ranks talk through the host's memory, which
+# is a slow link. On machine C hooks had the best of four bucket sizes; on D both chose their size themselves.
 
 # %% name="won" fold=true
 print(lab.won_table())
