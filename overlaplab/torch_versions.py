@@ -22,7 +22,8 @@ from torch.utils import _python_dispatch
 TESTED = ("2.11", "2.13")  # the oldest and the newest
 # Module of torch -> the private names of it that the package uses.
 PRIVATE_NAMES: Mapping[str, str] = {
-    "torch._C": "_TensorBase _current_autograd_node _current_graph_task_id",
+    "torch._C": "_TensorBase _current_autograd_node _current_graph_task_id "
+    "_will_engine_execute_node",
     "torch._C._autograd": "_profiler_enabled",
     "torch._C._distributed_c10d": "AllgatherOptions HashStore ProcessGroup "
     "ReduceScatterOptions Store Work "
@@ -37,7 +38,7 @@ PRIVATE_NAMES: Mapping[str, str] = {
     "torch._tensor": "",
     "torch": "_disable_dynamo _foreach_copy_ _foreach_div_ _foreach_mul_ "
     "_foreach_norm _foreach_zero_ _is_functional_tensor",
-    "torch.Tensor": "_post_accumulate_grad_hooks _version",
+    "torch.Tensor": "_backward_hooks _post_accumulate_grad_hooks _version",
     "torch.autograd": "_engine_run_backward _get_sequence_nr",
     "torch.autograd.graph": "_engine_run_backward",
     "torch.autograd.Variable": "_execution_engine",

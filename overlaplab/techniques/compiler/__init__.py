@@ -13,7 +13,8 @@ divides the optimizer by them, `decision` says which are worth launching early,
 stream. `dependencies` says what may move where, `costs` (`fusing`, for Inductor's
 kernels) what each node takes. `checks` refuses a pass that changed what a graph means,
 `codegen` writes Python, `predict` its timeline, and `compilation` has all of it in a
-row. `agreement` has all ranks send as one does.
+row. `agreement` has all ranks send as one does, and `watching` refuses gradients of
+code that Dynamo left out.
 """
 
 from overlaplab.techniques.compiler.agreement import Sending
@@ -70,6 +71,7 @@ from overlaplab.techniques.compiler.side_stream import (
 from overlaplab.techniques.compiler.simplification import simplify
 from overlaplab.techniques.compiler.sizing import Sizes, plan_sizes
 from overlaplab.techniques.compiler.updates import divide_updates, plan_updates
+from overlaplab.techniques.compiler.watching import NotAveragedError, watch
 
 __all__ = [
     "Backend",
@@ -84,6 +86,7 @@ __all__ = [
     "GraphError",
     "Lookup",
     "Merge",
+    "NotAveragedError",
     "Problem",
     "Schedule",
     "Sending",
@@ -129,4 +132,5 @@ __all__ = [
     "search",
     "show",
     "simplify",
+    "watch",
 ]

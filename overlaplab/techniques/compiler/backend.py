@@ -5,8 +5,9 @@ adds to `.grad`: two backwards before a step give the right sum and send twice. 
 must begin with equal parameters, as one seed gives them; their batches may differ in
 size, and their machines: all send as the group's first rank does.
 
-What Dynamo does not compile is not averaged. Where it has compiled some code as often
-as `torch._dynamo.config.recompile_limit` says, it raises instead of doing without.
+What Dynamo does not compile is not averaged; `watch` refuses its gradients. Where it
+has compiled some code as often as `torch._dynamo.config.recompile_limit` says, it
+raises instead of doing without.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from overlaplab.techniques.compiler.insertion import insert_all_reduces
 from overlaplab.techniques.compiler.lowering import lower
 from overlaplab.techniques.compiler.runtime import side_stream_of
 from overlaplab.techniques.compiler.simplification import simplify
+from overlaplab.techniques.compiler.watching import noting
 from overlaplab.techniques.groups import checked_group, own_group
 
 _KEPT = 64  # compilations of equal backends that can be explained
@@ -148,7 +150,8 @@ class Backend:
                 return run(args, group, streams.device(), side_stream_of(group))
             return run(args, group, streams.device())
 
-        return backward
+        assert fragment.forward is not None, "a backward has gradients"
+        return noting(backward, fragment.gradients, fragment.forward)
 
     def _ordered(self, fragment: Fragment) -> Graph:
         """What Inductor is given. Each rank compiles for itself, and asks here."""

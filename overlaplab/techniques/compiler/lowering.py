@@ -18,6 +18,7 @@ from overlaplab.techniques.compiler.capture import (
     parameter_names,
 )
 from overlaplab.techniques.compiler.graphs import copied
+from overlaplab.techniques.compiler.watching import noting
 from overlaplab.torch_versions import inductor
 
 # Of torch._inductor.config: what else would change the order.
@@ -58,7 +59,8 @@ def lower(
         if fragment.gradients:  # a copy, too
             gm = GraphModule(gm, copied(passes(fragment)))
         with patch(dict(config)):
-            return compile_inner(gm, example_inputs, **settings)
+            made = compile_inner(gm, example_inputs, **settings)
+        return noting(made, gradients, module.graph)
 
     run: Run = compile_fx(module, inputs, inner_compile=inner)
     return run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +56,10 @@ class Interpreted:
 
 def states() -> dict[str, Any]:
     made = ol.compiler.backend(hardware="chalk", bucket_mib=0.0005, lowering="inductor")
-    compiled: Callable[[Any], Any] = lambda m: torch.compile(m, backend=made)  # noqa: E731
+
+    def compiled(model: Any) -> Any:
+        return torch.compile(ol.compiler.watch(model), backend=made)
+
     found = state_of(step("mlp", dist.get_rank(), compiled))
     return found | {"explained": made.explain()}
 
