@@ -256,7 +256,8 @@ class Gathering:
             if unit.is_lookup:
                 self._scatters.begins(unit)
             else:
-                self._use(unit, Use(unit.index, True))
+                paused = self._scatters.is_paused()
+                self._use(unit, Use(unit.index, True, False, paused))
                 self._scatters.goes_backward(unit)
 
         made = list(_made(out, self._begin))
@@ -284,6 +285,8 @@ def _made(out: object, begin: int = 0) -> Iterator[Tensor]:
 
 
 def _letter(use: Use) -> str:
+    if use.paused:
+        return "n"  # no_sync
     return "a" if use.again else "b" if use.backward else "f"
 
 

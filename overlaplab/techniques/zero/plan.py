@@ -24,11 +24,13 @@ class Use(NamedTuple):
         unit: its index.
         backward: in a backward pass.
         again: what is computed once more there, by checkpointing: no gradients.
+        paused: a backward inside `no_sync()`: gradients stay, and so do weights.
     """
 
     unit: int
     backward: bool
     again: bool = False
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def plan_step(
     A slot is free when what is in it is not used before the unit that wants it. A unit
     that is still in its slot is not gathered again: so the last units of a forward
     serve the first of the backward. Behind a unit's backward its gradients leave from
-    its slot, and its weights are gone.
+    its slot, and its weights are gone; not so inside `no_sync()`.
 
     Args:
         uses: the order of the step, from an empty ring.
@@ -162,7 +164,8 @@ def plan_step(
                 gathers.append(ahead.unit)
             needed.add(ahead.unit)
         goes_on = number + 1 < len(uses) and uses[number + 1].unit == use.unit
-        scatters = use.backward and not use.again and not goes_on
+        leave = use.backward and not use.again and not use.paused
+        scatters = leave and not goes_on
         rows.append(Row(use, slots[use.unit], tuple(gathers), scatters))
         if scatters:
             inside.pop(slots[use.unit], None)

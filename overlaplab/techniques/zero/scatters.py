@@ -97,6 +97,10 @@ class Scatters:
         if not in_step:
             self._arrivals.reset()
 
+    def is_paused(self) -> bool:
+        """Inside `no_sync`: what goes backward now does not leave."""
+        return self._arrivals.paused
+
     def goes_backward(self, unit: ShardedUnit) -> None:
         """`unit` begins its backward, with its weights."""
         self._went_backward.add(unit)

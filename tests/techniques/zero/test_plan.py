@@ -22,7 +22,7 @@ used = st.lists(
     st.builds(
         lambda unit, kind: Use(unit, *kind),
         st.integers(0, 5),
-        st.sampled_from([(False,), (True,), (True, True)]),
+        st.sampled_from([(False,), (True,), (True, True), (True, False, True)]),
     ),
     max_size=30,
 )
@@ -62,7 +62,8 @@ def test_gradients_leave_when_a_backward_is_over_and_the_weights_go_with_them(
     rows = planned(uses, prefetch).rows
     for row, follows in zip_longest(rows, rows[1:]):
         goes_on = follows is not None and follows.use.unit == row.use.unit
-        assert row.scatters == (row.use.backward and not row.use.again and not goes_on)
+        leaves = row.use.backward and not row.use.again and not row.use.paused
+        assert row.scatters == (leaves and not goes_on)
     for number, row in enumerate(rows):
         before = [r for r in rows[:number] if r.use.unit == row.use.unit]
         if before and before[-1].scatters:
@@ -83,6 +84,14 @@ def test_each_gather_of_there_and_back_is_launched_a_use_before(number, prefetch
 def test_the_slots_of_the_last_units_serve_the_first_of_the_backward():
     gathers = [row.gathers for row in planned(there_and_back(5), 1).rows]
     assert gathers == [(0, 1), (2,), (3,), (4,), (), (), (2,), (1,), (0,), ()]
+
+
+def test_gradients_and_weights_stay_behind_a_backward_inside_no_sync():
+    paused = [Use(0, False), Use(1, False), Use(1, True, False, True)]
+    paused.append(Use(0, True, False, True))
+    rows = planned(paused + there_and_back(2), 1).rows
+    assert [row.scatters for row in rows] == [False] * 6 + [True] * 2
+    assert [row.gathers for row in rows] == [(0, 1), *[()] * 7]
 
 
 def test_a_depth_of_zero_gathers_on_demand():

@@ -11,6 +11,7 @@ from torch import nn
 
 import overlaplab as ol
 from overlaplab import streams
+from overlaplab.techniques.zero.plan import StepPlan
 from overlaplab.techniques.zero.ring import Ring
 from overlaplab.techniques.zero.scatters import Scatters
 from overlaplab.timeline import Span
@@ -55,6 +56,33 @@ def test_a_unit_is_gathered_while_the_one_before_computes() -> None:
         *("mm", "mm", "scatter 3", "mm", "gather 1", "mm", "scatter 2", "mm"),
         *("gather 0", "mm", "scatter 1", "mm", "scatter 0"),
     ]
+
+
+def windows_of_two() -> StepPlan | None:
+    """The plan of steps whose first backward is inside no_sync."""
+    model = layers()
+    zero = ol.Zero3(model)
+    for step in range(3):
+        with ol.annotate(f"step {step}"):
+            with zero.no_sync():
+                model(torch.randn(64, 512)).square().mean().backward()
+            model(torch.randn(64, 512)).square().mean().backward()
+            zero.wait()
+    return zero.plan
+
+
+def test_a_plan_says_what_is_gathered_and_sent_where_a_backward_sends_nothing() -> None:
+    run = ol.run(windows_of_two)
+    plan = run.values[0]
+    gathered = [plan.names[unit] for row in plan.rows for unit in row.gathers]
+    sent = [plan.names[row.use.unit] for row in plan.rows if row.scatters]
+    spans = [s for s in run.timeline.of_step(2).spans if s.rank == 0]
+    labels = [
+        str(s.attributes.get("label")) for s in spans if s.kind == "communication"
+    ]
+    assert gathered == [x[7:] for x in labels if x.startswith("gather ")]
+    assert sent == [x[8:] for x in labels if x.startswith("scatter ")] == [*"3210"]
+    assert str(plan).count("then scatter") == NUM_LAYERS
 
 
 def test_on_demand_nothing_is_gathered_early() -> None:
