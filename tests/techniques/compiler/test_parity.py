@@ -23,7 +23,10 @@ RUNS: dict[tuple[str, int], tuple[list[str], dict[str, Any]]] = {
     ("virtual", 2): ([*NETS], SMALL),
     ("virtual", 3): ([*NETS], LIMITED),
     ("virtual", 4): ([*NETS], {"side_stream": True}),
-    ("gloo", 2): (["mlp", "branches", "mixed dtypes"], SMALL),
+    ("gloo", 1): ([*NETS], SMALL),
+    ("gloo", 2): ([*NETS], SMALL),
+    ("gloo", 3): ([*NETS], LIMITED),
+    ("gloo", 4): ([*NETS], {"side_stream": True}),
 }
 
 
@@ -50,6 +53,9 @@ def test_gradients_are_those_of_one_process(
     # bfloat16 average is rounded once on `virtual`, once a rank here.
     if name in ("graph break", "mixed dtypes"):
         torch.testing.assert_close(found, expected)
+    # Other ranks first, or kernels on other numbers of threads: other sums.
+    elif cluster == "gloo" or name in ("gpt", "convolutions"):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
     else:
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
