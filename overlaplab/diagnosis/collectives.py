@@ -31,6 +31,11 @@ _OF_KIND: Mapping[str, WaitedFor] = {
 }
 
 
+def is_set_up(span: Span) -> bool:
+    """Whether a reducer, or `Zero3`, gave its parameters to the other ranks by it."""
+    return span.attributes.get("label") == "broadcast parameters"
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """One collective on one rank."""

@@ -11,6 +11,7 @@ from statistics import median_low
 from typing import Any
 
 from overlaplab.diagnosis.case import Case, case_of
+from overlaplab.diagnosis.collectives import is_set_up
 from overlaplab.diagnosis.findings import Finding, unexplained
 from overlaplab.diagnosis.page import page
 from overlaplab.diagnosis.record import record
@@ -180,13 +181,14 @@ def _remarks(case: Case) -> Iterator[str]:
     if case.steps and not any(step.knows_launches for step in case.steps):
         yield "No launch records: CPU-bound time is not known."
     spans = [collective.span for collective in case.collectives]
-    set_up = [s for s in spans if s.attributes.get("label") == "broadcast parameters"]
+    set_up = [span for span in spans if is_set_up(span)]
     if set_up and not timeline.steps:
         end_ns = max(span.end_ns for span in set_up)
         yield (
             f"The timeline begins with the set-up of a reducer ({len(set_up)} "
-            f"broadcasts, until {end_ns} ns). For the step alone: "
-            f"timeline.between({end_ns}, timeline.end_ns)."
+            f"broadcasts, until {end_ns} ns), and all of it counts as one step. For "
+            f"steps alone: run each in `with ol.annotate('step'):`; or, if there is "
+            f"one, timeline.between({end_ns}, timeline.end_ns)."
         )
     if timeline.represents > 1:
         yield f"Each rank drawn stands for {timeline.represents}."

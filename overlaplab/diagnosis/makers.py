@@ -15,7 +15,7 @@ from overlaplab.errors import plural
 from overlaplab.timeline import Span, Timeline
 
 UNKNOWN = "unknown"
-_OURS = re.compile(r"\b(BucketedReducer|HookReducer|SerialReducer|ZeroOptimizer)\b")
+_OURS = re.compile(r"\b(BucketedReducer|HookReducer|SerialReducer)\b")
 _BUCKET = re.compile(r"\bbucket (\d+)$")
 
 
@@ -23,7 +23,7 @@ _BUCKET = re.compile(r"\bbucket (\d+)$")
 class Maker:
     """Who launched a step's collectives."""
 
-    # "DistributedDataParallel", "FSDP", a reducer of overlaplab, or "unknown"
+    # "DistributedDataParallel", "FSDP", "Zero3", a reducer of overlaplab, or "unknown"
     name: str
     # how often the trace says so, by what it says
     evidence: Mapping[str, int] = field(default_factory=dict)
@@ -41,7 +41,7 @@ def makers_of(
     for span in timeline.spans:
         for name, what in _named_by(span):
             found.setdefault(name, Counter())[what] += 1
-    for name, what in _bucket_labels(collectives):
+    for name, what in (*_bucket_labels(collectives), *_zero_labels(collectives)):
         found.setdefault(name, Counter())[what] += 1
     ours = [name for name in found if _OURS.fullmatch(name)]
     if ours and "overlaplab's reducer" in found:
@@ -81,3 +81,13 @@ def _bucket_labels(collectives: Sequence[Collective]) -> Iterator[tuple[str, str
         raw = str(collective.span.attributes.get("collective", ""))
         how = "coalesced " if "coalesced" in raw else ""
         yield "overlaplab's reducer", f"{how}collectives labelled 'bucket N'"
+
+
+def _zero_labels(collectives: Sequence[Collective]) -> Iterator[tuple[str, str]]:
+    """`Zero3` labels units that it gathers and scatters, and one all-reduce a step."""
+    labels = [str(c.span.attributes.get("label", "")) for c in collectives]
+    if "who has gradients" not in labels:
+        return
+    for word in (label.partition(" ")[0] for label in labels):
+        if word in ("gather", "scatter"):
+            yield "Zero3", f"collectives labelled '{word} UNIT'"

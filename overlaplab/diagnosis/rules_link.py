@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from overlaplab.diagnosis.case import Case
-from overlaplab.diagnosis.collectives import Collective
+from overlaplab.diagnosis.collectives import Collective, is_set_up
 from overlaplab.diagnosis.findings import REMEDIES, Finding, finding
 from overlaplab.diagnosis.steps import Step
 from overlaplab.diagnosis.wording import count_of, gb_per_s, named
@@ -19,6 +19,13 @@ BUCKET_BYTES = 25 * 2**20  # DDP's default: what the messages could be merged in
 FEWEST_SMALL = 8
 LATENCY_BYTES = 65_536  # a message of less is latency's on any link
 SPREAD = 2  # of sizes, to know what a message costs whatever its size
+# Who may have sent small messages, and the remedy for it; the first one counts.
+_SENT_BY = (
+    ("BucketedReducer", "small-messages, BucketedReducer"),
+    ("DistributedDataParallel", "small-messages, DDP"),
+    ("overlaplab's reducer", "small-messages, a reducer"),
+    ("Zero3", "small-messages, Zero3"),
+)
 
 
 def slow_on_link(case: Case, step: Step) -> Sequence[Collective]:
@@ -83,7 +90,8 @@ def _is_slow(collective: Collective) -> bool:
 def small_messages(
     case: Case, step: Step, collectives: Sequence[Collective]
 ) -> Iterator[Finding]:
-    """More is paid for starting messages than for their bytes."""
+    """More is paid for starting messages than for their bytes; not in a set-up."""
+    collectives = [c for c in collectives if not is_set_up(c.span)]
     sized, small, fixed_ns, spared = _small(collectives)
     if not small:
         return
@@ -94,11 +102,7 @@ def small_messages(
     if not step.worth_reporting(cost_ns):
         return
     largest = max(c.span.bytes for c in small)
-    remedy = REMEDIES["small-messages"]
-    if case.made_by("BucketedReducer"):
-        remedy = REMEDIES["small-messages, BucketedReducer"]
-    elif case.made_by("DistributedDataParallel"):
-        remedy = REMEDIES["small-messages, DDP"]
+    remedies = (REMEDIES[key] for maker, key in _SENT_BY if case.made_by(maker))
     yield finding(
         "small-messages",
         step,
@@ -109,7 +113,7 @@ def small_messages(
             f"{format_bytes(sent)} in buckets of {format_bytes(BUCKET_BYTES)} would be "
             f"{plural(max(1, -(-sent // BUCKET_BYTES)), 'message')}."
         ),
-        remedy=remedy,
+        remedy=next(remedies, REMEDIES["small-messages"]),
         num_small=len(small),
         num_collectives=len(sized),
         largest_small_bytes=largest,

@@ -192,11 +192,13 @@ def _after_backward(
     computed = [spans[i] for i in step.compute]
     computed = [s for s in computed if s.start_ns < step.backward_end_ns]
     own = [c.span.attributes for c in collectives]
+    threads = [s.attributes.get("thread") for s in computed]
+    if own and all(a.get("thread") not in (None, *threads) for a in own):
+        return None  # gloo's own thread runs it: who launched it, and when?
     if any(s.attributes.get("phase") == "backward" for s in computed):
         if all(a.get("phase") != "backward" for a in own):
             return "they lie outside the backward pass"
         return None
-    threads = [s.attributes.get("thread") for s in computed]
     if not threads or threads[0] is None or threads[-1] in (None, threads[0]):
         return None
     if all(a.get("thread") == threads[0] for a in own):

@@ -49,6 +49,20 @@ def test_bucket_labels_alone_name_no_class():
     assert maker.evidence == {"coalesced collectives labelled 'bucket N'": 1}
 
 
+def test_zero3_is_known_by_the_labels_of_its_collectives():
+    sent = [send(5, 9, label="gather blocks.0"), send(9, 12, label="scatter blocks.0")]
+    assert makers(compute(0, 10), *sent) == ["unknown"]  # anybody may say so
+    found = ol.diagnose(
+        timeline(compute(0, 10), *sent, send(12, 13, label="who has gradients"))
+    )
+    (maker,) = found.makers
+    assert maker.name == "Zero3"
+    assert set(maker.evidence) == {
+        "collectives labelled 'gather UNIT'",
+        "collectives labelled 'scatter UNIT'",
+    }
+
+
 def test_a_kernel_called_bucket_is_no_evidence():
     assert makers(compute(0, 10, label="bucket 3"), send(5, 20)) == ["unknown"]
 

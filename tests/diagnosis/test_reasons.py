@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,39 @@ def test_who_uses_a_reducer_is_not_told_to_use_it():
         (small,) = (f for f in found if f.kind == "small-messages")
         assert option in small.remedy and "Reducer," not in small.remedy
         assert small.remedy.startswith("Raise")
+
+
+def test_a_run_says_so_of_its_own_reducer_and_of_zero3():
+    def step(make: Any) -> None:
+        model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(8)))
+        reducer = make(model)
+        with ol.annotate("step"):
+            model(torch.ones(8, 32)).sum().backward()
+            reducer.wait()
+
+    for make, option in ((ol.HookReducer, "bucket_mib"), (ol.Zero3, "units=")):
+        run = ol.run(step, make, hardware="ethernet-100g")
+        found = ol.diagnose(run.timeline).findings
+        (small,) = (f for f in found if f.kind == "small-messages")
+        assert option in small.remedy and "DistributedDataParallel" not in small.remedy
+
+
+def test_messages_of_a_set_up_are_not_called_small():
+    (_, mark, *sent), label = _small("BucketedReducer"), "broadcast parameters"
+    spans = [replace(s, attributes={**s.attributes, "label": label}) for s in sent]
+    found = ol.diagnose(timeline(compute(0, 20, launch=0), mark, *spans))
+    assert "small-messages" not in [f.kind for f in found.findings]
+    (remark,) = (remark for remark in found.remarks if "set-up" in remark)
+    assert "annotate('step')" in remark and "(21 broadcasts, until 120000 ns)" in remark
+
+
+def test_a_message_that_gloos_own_thread_runs_does_not_say_when_it_was_launched():
+    forward = compute(0, 50, thread=1, phase="forward")
+    backward = compute(50, 100, thread=2, phase="backward")
+    for thread, kind in ((1, "launched-late"), (7, "one-bucket")):
+        spans = [forward, backward, send(101, 140, thread=thread)]
+        found = ol.diagnose(timeline(*spans)).findings
+        assert found[0].kind == kind
 
 
 def test_hooks_that_launch_late_are_not_told_to_use_hooks():
