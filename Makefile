@@ -46,6 +46,7 @@ $(STAMP): pyproject.toml constraints.txt
 	    "(Debian and Ubuntu: apt install python3-venv) or name another" \
 	    "interpreter: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing into $(VENV): with torch this takes minutes, and says nothing."
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt \
 	  --editable '.[course,dev]'
 	@touch $@

@@ -216,7 +216,7 @@ def progress_command(folder: Path) -> None:
     FOLDER is `labs` if you do not name one. Reads what your notebooks saved and runs
     nothing, so save them first.
     """
-    from overlaplab.grading.progress import read_progress
+    from overlaplab.grading.progress import next_lab, read_progress
 
     if str(folder) == "labs" and not folder.exists():
         folder = Path()  # already in labs/, as a terminal of JupyterLab is
@@ -226,6 +226,9 @@ def progress_command(folder: Path) -> None:
     solved = sum(len(lab.solved) for lab in labs)
     total = solved + sum(len(lab.left) for lab in labs)
     click.echo(f"{'all labs':28} {solved:2} of {total:2}")
+    if following := next_lab(labs):
+        name = printable(following.notebook.stem)
+        click.echo(f"next: {name}, exercise {following.left[0]}")
 
 
 @main.command(

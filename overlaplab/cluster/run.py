@@ -51,10 +51,12 @@ class Run:
     def __repr__(self) -> str:
         report = self.timeline.report()
         num_ranks = self.timeline.num_ranks * self.timeline.represents
+        num_steps = len(self.timeline.steps)
+        what = "step" if num_steps <= 1 else f"{num_steps} steps"
         parts = [
             self.cluster + (f" ({name})" if (name := self.timeline.hardware) else ""),
             plural(num_ranks, "rank"),
-            f"step {report.step_ns / 1e6:.3f} ms",
+            f"{what} {report.step_ns / 1e6:.3f} ms",
             f"exposed {report.exposed_ns / 1e6:.3f} ms of communication",
             f"{plural(len(self.warnings), 'finding')} in .warnings"
             if self.warnings
@@ -82,6 +84,9 @@ def run(
     are set in each rank, and its `init_process_group` is accepted if it asks for the
     same world. Under `torchrun` every process calls `run`, and each is one rank of
     `cluster="gloo"` or `"nccl"`.
+
+    A run counts as one step, set-up and all; a program of several runs each `with
+    ol.annotate("step"):`, and reports tell them apart.
 
     On the virtual cluster tensors lie in the GPU's memory unless the program says
     otherwise: `device="cpu"`, `.cpu()`, `pin_memory`, or a `DataLoader` that yields

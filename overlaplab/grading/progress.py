@@ -7,7 +7,7 @@ at once, and believes the notebook: `overlaplab grade` runs it and judges anew.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +61,12 @@ def read_progress(folder: Path) -> list[LabProgress]:
             "the folder of your labs: overlaplab progress FOLDER"
         )
     return labs
+
+
+def next_lab(labs: Sequence[LabProgress]) -> LabProgress | None:
+    """The first lab with something left, if none of those that were begun has."""
+    left = [lab for lab in labs if lab.left]
+    return None if any(lab.tried for lab in left) else next(iter(left), None)
 
 
 def _read_lab(path: Path) -> LabProgress | None:

@@ -71,6 +71,15 @@ def test_a_run_shows_its_cluster_ranks_step_exposed_time_and_findings():
     assert "\n" not in text
 
 
+def test_a_run_of_several_steps_says_that_its_time_is_of_all():
+    def two_steps() -> None:
+        for _ in range(2):
+            with ol.annotate("step"):
+                torch.ones(3).add_(1)
+
+    assert ", 2 steps 0." in repr(ol.run(two_steps, world_size=1))
+
+
 def test_a_timeline_survives_pickling():
     timeline = ol.run(torch.ones, 3).timeline
 

@@ -10,7 +10,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from overlaplab.errors import NotebookError
-from overlaplab.grading.progress import LabProgress, read_progress
+from overlaplab.grading.progress import LabProgress, next_lab, read_progress
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,6 +53,16 @@ def test_the_last_verdict_below_the_check_itself_counts(tmp_path: Path) -> None:
     [lab] = read_progress(tmp_path)
     assert (lab.solved, lab.left) == (("91.1",), ("91.2", "91.3", "91.4"))
     assert str(lab).split() == ["91_own", "1", "of", "4", "next:", "91.2"]
+
+
+def test_the_next_lab_is_named_where_none_is_half_done() -> None:
+    whole, new = ("0.1",), ("1.0", "1.1")
+    done = LabProgress(Path("00_start.ipynb"), whole, (), tried=True)
+    begun = LabProgress(Path("01_more.ipynb"), ("1.0",), ("1.1",), tried=True)
+    fresh = LabProgress(Path("02_rest.ipynb"), (), new, tried=False)
+    assert next_lab([done, fresh]) is fresh
+    assert next_lab([done, begun, fresh]) is None  # its own line says what is next
+    assert next_lab([done]) is None
 
 
 def test_a_folder_without_labs_says_what_was_expected(tmp_path: Path) -> None:
