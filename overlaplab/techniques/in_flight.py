@@ -29,7 +29,12 @@ class InFlight:
 
     Args:
         wire: makes the averages; the attribute may be set between steps.
+
+    Attributes:
+        holds_up: a launch may wait for what other ranks have not launched.
     """
+
+    holds_up = False
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire

@@ -134,6 +134,10 @@ class StepwiseReducer:
         self._guard.refuse_destroyed_group()
         if not self._steps.arrivals.is_open:
             self._steps.open()  # it may have to send buckets of the others' plan
+        if self._steps.in_flight.holds_up:
+            # The others' backwards may wait for our buckets, and come here behind them.
+            with torch.no_grad(), contextlib.suppress(Exception):
+                self._steps.arrivals.announce(len(self._steps.arrivals.buckets))
         mine = self._steps.arrivals.next  # buckets that have been sent
         call = f"reducer.abandon() of step {self.num_steps}"
         if self._number > 1:

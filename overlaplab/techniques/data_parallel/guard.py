@@ -95,7 +95,8 @@ class Guard:
         name = self._facts.parameters[same.index(False)].name
         raise RuntimeError(
             f"parameter {name} was changed while step {self._step} was open, "
-            f"before {what}: it was updated with a gradient that is not averaged, and "
-            "ranks differ from here on. Call reducer.wait() between loss.backward() "
-            "and optimizer.step()."
+            f"before {what}: by an update with a gradient that is not averaged, after "
+            "which ranks differ, or by load_state_dict or a cast. Call reducer.wait() "
+            "after loss.backward(), before optimizer.step() and all else that changes "
+            "the model."
         )

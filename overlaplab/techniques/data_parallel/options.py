@@ -56,6 +56,8 @@ class CappedInFlight(InFlight):
     or ValueError where `max_in_flight` is no int, or below 1.
     """
 
+    holds_up = True
+
     def __init__(self, wire: Wire, max_in_flight: int) -> None:
         if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int):
             raise TypeError(f"max_in_flight is {max_in_flight!r}; expected an int")

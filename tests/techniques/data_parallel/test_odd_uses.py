@@ -86,6 +86,34 @@ def test_a_step_that_is_ended_inside_its_backward_is_refused(
     assert found == ((says, [11.5, 11.5]),) * 2
 
 
+def fails_before_most_buckets(most: int | None) -> list[float]:
+    """On rank 0, whose buckets the others' launches wait for if few are in flight."""
+    model = nn.Sequential(*(weight() for _ in range(4)))
+    reduces = BucketedReducer(model, bucket_mib=1e-6, max_in_flight=most)
+    loss = model(batch(0)).sum()
+    if dist.get_rank() == 0:
+        model[2].weight.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss.backward()
+        model[2].weight._backward_hooks.clear()
+    else:
+        loss.backward()
+    reduces.abandon()
+    model.zero_grad()
+    model(batch(1)).sum().backward()
+    reduces.wait()
+    return average(model)
+
+
+@on_both
+@pytest.mark.parametrize("most", [1, 2, None])
+def test_a_rank_that_fails_early_meets_the_others_when_all_abandon(
+    cluster: str, most: int | None
+) -> None:
+    found = values_of(fails_before_most_buckets, most, cluster=cluster)
+    assert found == ([11.5] * 4,) * 2
+
+
 def joins_with_an_update_that_is_none(reducer: str) -> str:
     model = weight()
     join = REDUCERS[reducer](model).join(update=5)  # type: ignore[attr-defined]
