@@ -2,7 +2,7 @@
 # # Who should decide when to send?
 #
 # **Lab 13: communication that a compiler puts in.** A primer of 15 minutes. Core: two sittings of
-# 60 minutes, the first with the primer, and a door after section 4. Extras: 70 more. You need no
+# 60 minutes, the first with the primer, and a door after section 4. Extras: 80 more. You need no
 # GPU.
 #
 # After the core you can
@@ -936,7 +936,68 @@ print(f"the compiler {least:.0f} to {most:.0f} %")
 # pass, limits of memory, fused operators. And a percentage means little unless the text says of
 # which potential.
 #
-# ## 14. What PyTorch ships (4 minutes)
+# ## 14. What only a graph can see (8 minutes)
+#
+# So far both sent the same bytes. Hooks have to: a hook gets a gradient when it is complete. A graph
+# also shows what a gradient is *made of*.
+#
+# Look at the table of an embedding. It has a row for each word, and a batch looks up few of them:
+
+# %% name="words"
+torch.manual_seed(0)
+table = torch.nn.Embedding(32_768, 64)
+tokens = torch.randint(32_768, (2, 1024))  # two sequences
+table(tokens).square().sum().backward()
+used = (table.weight.grad != 0).any(dim=1).sum().item()
+print(f"{used:,} of {len(table.weight):,} rows of the gradient are not zero")
+
+# %% [markdown]
+# An all-reduce sends the whole table, zeros included. And the embedding is the first layer, so its
+# gradient is the last one of the backward pass: nothing is left to hide the message.
+#
+# In the graph the gradient is one operator, `embedding_dense_backward(rows, tokens, ...)`. `rows` has
+# one row per token of the batch, and `tokens` says which row of the table each is added to. Sums may
+# be taken in any place. So each rank can **gather** the rows and tokens of all ranks, and add them up
+# itself. It gets the same average (up to rounding).
+#
+# **Predict.** A table of 32,768 rows of 2,048 bfloat16 numbers (2 bytes each) has 128 MiB. Each rank's
+# batch has 2,048 tokens. How many MiB of rows does a rank send instead?
+
+# %% name="predict-rows" kind="lab-only"
+rows_mib = None
+
+# %% name="predicted-rows" kind="solution-only"
+rows_mib = 8
+
+# %% name="rows" fold=true
+lab.side_by_side("MiB of rows", rows_mib, f"{2048 * 2048 * 2 / 2**20:.0f}")
+print(lab.rows_table())
+
+# %% [markdown]
+# The table is for the GPT of section 13 on eight ranks, with 32,768 words, 768 wide. *MiB* is what a rank
+# receives. (A ring sends and receives an all-reduce nearly twice: first sums, then results.)
+#
+# With more tokens or more ranks, more rows arrive, while the table stays as large as it was. At batch 16
+# the rows would be more, so the pass leaves the table alone. And messages must have equal sizes on all
+# ranks. So you have to say how many tokens the largest batch has (`embedding_rows=`). A smaller one is
+# filled up with zeros.
+#
+# On two GPUs, stored (the model of section 17, one more machine):
+
+# %% name="rows-gpu" fold=true
+print(lab.rows_on_gpus())
+slow, fast = (lab.ms_of_rows()[f"{link}, batch 2"] for link in ("P2P off", "NVLink"))
+for name, found in (("P2P off", slow), ("NVLink", fast)):
+    whole, rows = (
+        found[way] / found["ddp 100 views static"] for way in ("ours", "ours, rows")
+    )
+    print(f"{name}, batch 2: {whole:.2f} of DDP's step, with rows {rows:.2f}")
+
+# %% [markdown]
+# Over the slow link this wins more than all that the compiler did before: when, in which order, how
+# much at a time. The best message is the one that is not sent.
+#
+# ## 15. What PyTorch ships (4 minutes)
 #
 # Every pass of this lab is in PyTorch, too, most of them in **Inductor**, the compiler that
 # `torch.compile` uses by default. The next cell looks them up in the version that you have
@@ -958,7 +1019,7 @@ print(lab.settings_table())
 # move one node at a time, and stop where the peak would grow. The second table says what is on by
 # default: of Inductor's passes, none.
 #
-# ## 15. Training against inference (3 minutes)
+# ## 16. Training against inference (3 minutes)
 #
 # An inference compiler sees no gradients. Its messages are those of layers that are split over
 # ranks, and the next operator reads each of them. A training compiler also sees the backward pass
@@ -980,7 +1041,7 @@ for name in ("forward", "backward"):
 # has time. And the *joint* graph of forward and backward lets it choose what is kept and what is
 # computed again.
 #
-# ## 16. On real GPUs (5 minutes)
+# ## 17. On real GPUs (5 minutes)
 #
 # The virtual cluster is a model. Here is what GPUs did. The numbers are stored; nothing is measured now. A step is
 # forward, backward and averages of a GPT with 738 million parameters in bfloat16, on two GPUs. *Inserted* is this lab's
@@ -1025,9 +1086,9 @@ print(lab.won_table())
 # potential, and lose where the CPU is late. Nothing in this table comes near "85 to 95 %". Where both were measured on one
 # machine, the compiler is ahead of the hooks by 1 to 19 points: the same kernels, sent at nearly the same times.
 #
-# ## 17. Where the model lies (1 minute)
+# ## 18. Where the model lies (1 minute)
 #
-# - Launching is free in sections 1 to 13. In eager mode each message costs CPU time: see the table
+# - Launching is free in sections 1 to 14. In eager mode each message costs CPU time: see the table
 #   above.
 # - The search uses formulas for what each operator and message takes *alone*. Kernels and messages
 #   that run side by side slow one another. Only the prediction of the chosen plan counts that.

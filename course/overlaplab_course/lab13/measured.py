@@ -6,6 +6,8 @@ Medians of four runs, on three machines; the samples lie beside the benchmark, i
 overlaplab/bench/results. "links" is of another machine, of hooks alone, on two links:
 
     python -m overlaplab.bench predict measure --minutes 6 --out predict-2xH200.json
+
+"rows" is of one machine more, on two links; the files say how.
 """
 
 from __future__ import annotations
@@ -67,6 +69,14 @@ def _columns() -> dict[str, Mapping[str, float]]:
 def ms(column: str, way: str) -> float:
     """The median step of one way, by its name in the benchmark."""
     return _columns()[column][way]
+
+
+def ms_of_rows() -> dict[str, Mapping[str, float]]:
+    """Steps of DDP, of inserted messages and of those with rows, by link and batch."""
+    return {
+        f"{case['link']}, batch {case['batch']}": case["ms"]
+        for case in _stored()["rows"]
+    }
 
 
 def gpu_table() -> str:

@@ -1,0 +1,104 @@
+"""An embedding's gradient as a table and as rows: what is sent, and what steps take."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch.fx import Graph
+
+from overlaplab.techniques.compiler import (
+    Lookup,
+    Settings,
+    capture_gradients,
+    compile_inserted,
+    gather_lookups,
+    insert_all_reduces,
+    plan_lookups,
+    simplify,
+)
+from overlaplab_course import stored
+from overlaplab_course.gpts import make_gpt
+from overlaplab_course.lab13.graphs import GROUP
+from overlaplab_course.lab13.measured import ms_of_rows
+from overlaplab_course.lab13.thesis import (
+    BATCHES,
+    LINKS,
+    MAX_STATES,
+    MIB,
+    NUM_RANKS,
+    SEQUENCE,
+    costs_of,
+)
+
+VOCABULARY, WIDTH = 32_768, 768
+# A gathered byte arrives from each other rank; an all-reduce carries one twice.
+_BFLOAT16, _TOKEN = 2, 8
+
+
+@lru_cache(maxsize=2)
+def _step(batch: int) -> tuple[Graph, dict[int, str]]:
+    """A step of a GPT of two layers as one graph, and its gradients."""
+    model = make_gpt(2, vocab_size=VOCABULARY, width=WIDTH, num_heads=12)
+    tokens = torch.zeros(batch, SEQUENCE, dtype=torch.long)
+    graph, gradients = capture_gradients(model, tokens, tokens)
+    return simplify(graph), gradients
+
+
+@lru_cache(maxsize=8)
+def step_ms(link: str, batch: int, by_rows: bool) -> tuple[float, int]:
+    """The predicted step of a GPT of two layers, and how many tables went as rows.
+
+    Args:
+        link: of `LINKS`.
+        batch: sequences of 512 tokens on each of eight ranks.
+        by_rows: whether tables may; then `plan_lookups` decides.
+    """
+    graph, gradients = _step(batch)
+    found: list[Lookup] = []
+    if by_rows:
+        found = plan_lookups(graph, gradients, batch * SEQUENCE, NUM_RANKS)
+        graph = gather_lookups(graph, found, GROUP, NUM_RANKS)
+    own = {lookup.result for lookup in found}
+    others = {p: name for p, name in gradients.items() if p not in own}
+    inserted = insert_all_reduces(graph, others, GROUP)
+    settings = Settings(max_states=MAX_STATES)
+    made = compile_inserted(inserted, costs_of(link), settings)
+    return made.step_ns / 1e6, len(found)
+
+
+def rows_table() -> str:
+    """What a rank receives of the table either way, and the steps."""
+    lines = []
+    whole = 2 * VOCABULARY * WIDTH * _BFLOAT16
+    for batch in BATCHES:
+        tokens = NUM_RANKS * batch * SEQUENCE
+        rows = tokens * (WIDTH * _BFLOAT16 + _TOKEN)
+        for link in LINKS:
+            table_ms, _ = step_ms(link, batch, False)
+            rows_ms, number = step_ms(link, batch, True)
+            lines.append(
+                (
+                    f"{link}, batch {batch}",
+                    *(f"{size / MIB:.1f}" for size in (whole, rows)),
+                    f"{table_ms:.2f}",
+                    f"{rows_ms:.2f}" if number else "the table is less",
+                )
+            )
+    head = ("", "as a table, MiB", "as rows, MiB", "table, ms", "rows, ms")
+    return stored.text_table(head, lines)
+
+
+def rows_on_gpus() -> str:
+    """Stored: DDP, this compiler, and this compiler with rows, on two GPUs."""
+    lines = [
+        (
+            name,
+            *(
+                f"{ms[way]:.1f}"
+                for way in ("ddp 100 views static", "ours", "ours, rows")
+            ),
+        )
+        for name, ms in ms_of_rows().items()
+    ]
+    return stored.text_table(("ms per step", "DDP", "inserted", "with rows"), lines)
