@@ -938,7 +938,7 @@ print(f"the compiler {least:.0f} to {most:.0f} %")
 #
 # ## 14. What only a graph can see (8 minutes)
 #
-# So far both sent the same bytes. Hooks have to: a hook gets a gradient when it is complete. A graph
+# So far hooks and compiler sent the same bytes. Hooks have to: a hook gets a gradient when it is complete. A graph
 # also shows what a gradient is *made of*.
 #
 # Look at the table of an embedding. It has a row for each word, and a batch looks up few of them:
