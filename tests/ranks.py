@@ -8,10 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
+
 from overlaplab.cluster.pool.pool import Outcome, the_pool
 from overlaplab.cluster.virtual import run_virtual
 from overlaplab.program import Finding, find_deadlock, find_findings
 from tests.guards import GUARD_S
+
+CLUSTERS = ("virtual", "gloo")
+
+
+class On(NamedTuple):
+    """Where a test runs."""
+
+    cluster: str
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.cluster}-{self.ranks}"
+
+
+EVERYWHERE = [On(cluster, ranks) for ranks in (2, 3) for cluster in CLUSTERS]
+everywhere = pytest.mark.parametrize("on", EVERYWHERE, ids=str)
 
 
 class Untimed(NamedTuple):
@@ -35,6 +53,11 @@ def run_untimed(
         return Untimed(values, find_findings(program))
     pool = the_pool()
     return pool.run(fn, args, {}, world_size, cluster, GUARD_S, measure=False)
+
+
+def run_on(on: On, fn: Callable[..., Any], *args: Any) -> Untimed | Outcome:
+    """As `run_untimed`."""
+    return run_untimed(fn, *args, cluster=on.cluster, world_size=on.ranks)
 
 
 def values_of(

@@ -30,6 +30,11 @@ def batch(step: int) -> Tensor:
     return torch.full((1, 1), 1.0 + dist.get_rank() + 10 * step)
 
 
+def mean(ranks: int, step: int = 0) -> float:
+    """Of the weight's gradients."""
+    return (1 + ranks) / 2 + 10 * step
+
+
 def average(model: Any) -> Any:
     return [None if p.grad is None else p.grad.item() for p in model.parameters()]
 
@@ -66,15 +71,19 @@ class Stop(nn.Module):
         return found
 
 
+def fails_here(failing: tuple[int, ...] | None) -> bool:
+    return failing is None or dist.get_rank() in failing
+
+
 def backward_that_fails(
-    failing: tuple[int, ...], to_none: bool, abandons: bool, reducer: str
+    failing: tuple[int, ...] | None, to_none: bool, abandons: bool, reducer: str
 ) -> list[float]:
-    """Two weights; step 1 fails between them on some ranks, step 2 is normal."""
+    """Two weights; step 1 fails between them on some ranks or all, step 2 is normal."""
     net = nn.Sequential(weight(), Stop(), weight())
     reduces = REDUCERS[reducer](net)
     for step in range(3):
         net.zero_grad(set_to_none=to_none)
-        net[1].now = dist.get_rank() in failing and step == 1
+        net[1].now = fails_here(failing) and step == 1
         with contextlib.suppress(ZeroDivisionError):
             net(batch(step)).sum().backward()
         if abandons and step == 1:
@@ -85,13 +94,13 @@ def backward_that_fails(
     return average(net)
 
 
-def checkpointed_backward(fails: bool) -> list[float]:
+def checkpointed_backward(failing: tuple[int, ...] | None) -> list[float]:
     """Each weight runs a backward of its own, inside that of the net; two steps."""
     net = nn.Sequential(weight(), Stop(), weight())
     reducer = BucketedReducer(net, bucket_mib=1e-6)
     for step in range(2):
         net.zero_grad()
-        net[1].now = fails and dist.get_rank() == 0
+        net[1].now = fails_here(failing)
         x = batch(step).requires_grad_()
         for layer in net:
             x = checkpoint(layer, x, use_reentrant=True)

@@ -14,106 +14,110 @@ import torch
 
 import overlaplab as ol
 from overlaplab.errors import RankError
-from tests.ranks import run_untimed
+from tests.ranks import EVERYWHERE, On, everywhere, run_on
 from tests.techniques.data_parallel import misuse, refused, windows
+from tests.techniques.data_parallel.misuse import mean
 
-on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
 with_each = pytest.mark.parametrize("reducer", ["serial", "hooks", "bucketed"])
 
 
-def run(fn: Callable[..., Any], *args: Any, cluster: str, ranks: int = 2) -> Any:
-    found = run_untimed(fn, *args, cluster=cluster, world_size=ranks)
+def run(fn: Callable[..., Any], *args: Any, on: On) -> Any:
+    found = run_on(on, fn, *args)
     assert found.warnings == ()
     return list(found.values)
 
 
-def refuses(says: str, fn: Callable[..., Any], *args: Any, cluster: str) -> None:
+def refuses(says: str, fn: Callable[..., Any], *args: Any, on: On) -> None:
     with pytest.raises(RankError, match=says):
-        run_untimed(fn, *args, cluster=cluster)
+        run_on(on, fn, *args)
 
 
-@on_both
+@everywhere
 @with_each
-@pytest.mark.parametrize("ranks", [2, 3])
 def test_a_forward_between_backward_and_wait_changes_nothing(
-    cluster: str, reducer: str, ranks: int
+    on: On, reducer: str
 ) -> None:
-    right = [(1 + ranks) / 2 + 10 * step for step in range(3)]
-    found = run(misuse.extra_forward_on_rank_0, reducer, cluster=cluster, ranks=ranks)
-    assert found == [right] * ranks
+    right = [mean(on.ranks, step) for step in range(3)]
+    found = run(misuse.extra_forward_on_rank_0, reducer, on=on)
+    assert found == [right] * on.ranks
+
+
+ALL, ONE = None, (0,)  # which ranks fail
 
 
 # Where one rank of processes fails alone, the pool waits seconds for the other.
 @pytest.mark.parametrize(
-    ("cluster", "failing", "to_none"),
+    ("on", "failing", "to_none"),
     [
-        (cluster, failing, to_none)
-        for cluster in ("virtual", "gloo")
-        for failing in ((0, 1), (0,))
+        (on, failing, to_none)
+        for on in EVERYWHERE
+        for failing in (ALL, ONE)
         for to_none in (True, False)
-        if (cluster, failing, to_none) != ("gloo", (0,), False)
+        if (on.cluster, failing, to_none) != ("gloo", ONE, False)
     ],
+    ids=str,
 )
 def test_after_a_backward_that_failed_the_next_one_is_refused(
-    cluster: str, to_none: bool, failing: tuple[int, ...]
+    on: On, failing: tuple[int, ...] | None, to_none: bool
 ) -> None:
-    program, says = (
-        misuse.backward_that_fails,
-        r"raised before it ended: 1 of 2 .*abandon",
-    )
-    refuses(says, program, failing, to_none, False, "hooks", cluster=cluster)
+    program = misuse.backward_that_fails
+    says = r"raised before it ended: 1 of 2 .*abandon"
+    refuses(says, program, failing, to_none, False, "hooks", on=on)
 
 
-@on_both
+@everywhere
 @with_each
 @pytest.mark.parametrize("to_none", [True, False])
-@pytest.mark.parametrize("failing", [(0, 1), (0,), (1,)])
+@pytest.mark.parametrize("failing", [ALL, ONE, (1,)])
 def test_ranks_that_abandon_a_step_together_go_on_rightly(
-    cluster: str, reducer: str, to_none: bool, failing: tuple[int, ...]
+    on: On, reducer: str, to_none: bool, failing: tuple[int, ...] | None
 ) -> None:
-    found = run(
-        misuse.backward_that_fails, failing, to_none, True, reducer, cluster=cluster
-    )
-    assert found == [[21.5, 21.5]] * 2
+    found = run(misuse.backward_that_fails, failing, to_none, True, reducer, on=on)
+    assert found == [[mean(on.ranks, 2)] * 2] * on.ranks
 
 
-@on_both
+@everywhere
 @with_each
 def test_an_update_without_a_wait_is_refused_in_the_second_step(
-    cluster: str, reducer: str
+    on: On, reducer: str
 ) -> None:
     says = r"parameter weight was changed while step 0 was open.*reducer\.wait\(\)"
-    refuses(says, misuse.never_waits, reducer, cluster=cluster)
+    refuses(says, misuse.never_waits, reducer, on=on)
 
 
-@on_both
+@everywhere
 @with_each
-def test_an_update_before_the_wait_is_refused(cluster: str, reducer: str) -> None:
+def test_an_update_before_the_wait_is_refused(on: On, reducer: str) -> None:
     says = r"parameter weight was changed while step 0 was open.*reducer\.wait\(\)"
-    refuses(says, misuse.steps_before_it_waits, reducer, cluster=cluster)
+    refuses(says, misuse.steps_before_it_waits, reducer, on=on)
 
 
-@on_both
+@everywhere
 @with_each
 @pytest.mark.parametrize("how", ["to", "data"])
 def test_memory_that_is_swapped_before_the_wait_is_a_change(
-    cluster: str, reducer: str, how: str
+    on: On, reducer: str, how: str
 ) -> None:
     says = r"parameter weight was changed while step 0 was open.*reducer\.wait\(\)"
-    refuses(says, misuse.swaps_memory_before_it_waits, how, reducer, cluster=cluster)
+    refuses(says, misuse.swaps_memory_before_it_waits, how, reducer, on=on)
 
 
-@on_both
-def test_checkpointed_layers_are_averaged(cluster: str) -> None:
-    assert run(misuse.checkpointed_backward, False, cluster=cluster) == [[11.5] * 2] * 2
+@everywhere
+def test_checkpointed_layers_are_averaged(on: On) -> None:
+    assert (
+        run(misuse.checkpointed_backward, (), on=on)
+        == [[mean(on.ranks, 1)] * 2] * on.ranks
+    )
 
 
-def test_a_backward_that_failed_between_checkpointed_layers_is_refused() -> None:
+@everywhere
+def test_a_backward_that_failed_between_checkpointed_layers_is_refused(on: On) -> None:
+    failing = ONE if on.cluster == "virtual" else ALL
     says = r"raised before it ended: 1 of 2 .*abandon"
-    refuses(says, misuse.checkpointed_backward, True, cluster="virtual")
+    refuses(says, misuse.checkpointed_backward, failing, on=on)
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize(
     ("then", "who"),
     [
@@ -123,162 +127,151 @@ def test_a_backward_that_failed_between_checkpointed_layers_is_refused() -> None
     ],
 )
 def test_after_a_micro_batch_that_failed_the_step_is_refused(
-    cluster: str, then: str, who: str
+    on: On, then: str, who: str
 ) -> None:
     says = rf"raised before it ended: 0 of 1 .*{who} cannot go on.*abandon"
-    refuses(says, windows.fails_in_a_window, then, cluster=cluster)
+    refuses(says, windows.fails_in_a_window, then, on=on)
 
 
-@on_both
-def test_whole_steps_may_run_inside_a_backward(cluster: str) -> None:
-    found = run(misuse.trains_inside_a_backward, cluster=cluster)
-    assert found == [[1.5, 11.5]] * 2
+@everywhere
+def test_whole_steps_may_run_inside_a_backward(on: On) -> None:
+    found = run(misuse.trains_inside_a_backward, on=on)
+    assert found == [[mean(on.ranks), mean(on.ranks, 1)]] * on.ranks
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize("what", ["replace", "free", "zero", "clip"])
-def test_a_gradient_that_is_touched_before_the_wait_is_named(
-    cluster: str, what: str
-) -> None:
+def test_a_gradient_that_is_touched_before_the_wait_is_named(on: On, what: str) -> None:
     says = r"weight\.grad was replaced, freed or written .*reducer\.wait\(\) first"
-    refuses(says, misuse.touches, what, "bucketed", cluster=cluster)
+    refuses(says, misuse.touches, what, "bucketed", on=on)
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize("what", ["replace", "clip"])
-def test_what_has_not_been_sent_may_be_touched(cluster: str, what: str) -> None:
-    right = {"replace": 1.5, "clip": 0.5}[what]
-    for (seen,) in run(misuse.touches, what, "serial", cluster=cluster):
+def test_what_has_not_been_sent_may_be_touched(on: On, what: str) -> None:
+    right = {"replace": mean(on.ranks), "clip": 0.5}[what]
+    for (seen,) in run(misuse.touches, what, "serial", on=on):
         assert seen == pytest.approx(right, rel=1e-5)
 
 
-@on_both
-def test_a_gradient_that_was_freed_before_it_was_sent_is_named(cluster: str) -> None:
+@everywhere
+def test_a_gradient_that_was_freed_before_it_was_sent_is_named(on: On) -> None:
     says = r"weight\.grad was replaced, freed or written"
-    refuses(says, misuse.touches, "free", "serial", cluster=cluster)
+    refuses(says, misuse.touches, "free", "serial", on=on)
 
 
-@on_both
-def test_a_rank_without_a_backward_gives_up_a_step_of_the_new_plan(
-    cluster: str,
-) -> None:
-    assert run(misuse.abandons_after_a_cast, cluster=cluster) == [[1.5, 1.5]] * 2
+@everywhere
+def test_a_rank_without_a_backward_gives_up_a_step_of_the_new_plan(on: On) -> None:
+    assert run(misuse.abandons_after_a_cast, on=on) == [[mean(on.ranks)] * 2] * on.ranks
 
 
-@on_both
-def test_a_users_hook_that_steps_and_frees_is_named(cluster: str) -> None:
-    refuses(
-        r"weight.* reducer\.wait\(\)", misuse.touches, "hook", "hooks", cluster=cluster
-    )
+@everywhere
+def test_a_users_hook_that_steps_and_frees_is_named(on: On) -> None:
+    refuses(r"weight.* reducer\.wait\(\)", misuse.touches, "hook", "hooks", on=on)
 
 
-@on_both
-def test_ranks_that_freeze_different_layers_still_average(cluster: str) -> None:
-    assert run(misuse.freeze_differently, cluster=cluster) == [[5.0, 0.5]] * 2
+@everywhere
+def test_ranks_that_freeze_different_layers_still_average(on: On) -> None:
+    # Their inputs are 1, 10 and 100.
+    right = pytest.approx([10 / 3, 101 / 3] if on.ranks == 3 else [5.0, 0.5])
+    assert run(misuse.freeze_differently, on=on) == [right] * on.ranks
 
 
-@on_both
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_what_all_ranks_freeze_leaves_the_plan_and_comes_back(
-    cluster: str, ranks: int
-) -> None:
-    found = run(misuse.freeze_everywhere, cluster=cluster, ranks=ranks)
-    assert found == [[3, 2, 1, 2, 3]] * ranks
+@everywhere
+def test_what_all_ranks_freeze_leaves_the_plan_and_comes_back(on: On) -> None:
+    found = run(misuse.freeze_everywhere, on=on)
+    assert found == [[3, 2, 1, 2, 3]] * on.ranks
 
 
-@on_both
-def test_one_rank_may_freeze_and_unfreeze_between_steps(cluster: str) -> None:
-    # Rank 0 brings 0 for its frozen weight: (0 + 12) / 2, (0 + 22) / 2.
-    found = run(misuse.freeze_and_unfreeze_on_rank_0, cluster=cluster)
-    assert found == [[[1.5, 1.5], [6.0, 11.5], [11.0, 21.5], [31.5, 31.5]]] * 2
+@everywhere
+def test_one_rank_may_freeze_and_unfreeze_between_steps(on: On) -> None:
+    # Rank 0 brings 0 for its frozen weight, in place of 11 and 21.
+    right = [[mean(on.ranks, step)] * 2 for step in range(4)]
+    for step in (1, 2):
+        right[step][0] -= (1 + 10 * step) / on.ranks
+    for seen in run(misuse.freeze_and_unfreeze_on_rank_0, on=on):
+        torch.testing.assert_close(seen, right)
 
 
-@on_both
-def test_a_parameter_that_one_rank_alone_unfreezes_is_named(cluster: str) -> None:
+@everywhere
+def test_a_parameter_that_one_rank_alone_unfreezes_is_named(on: On) -> None:
     says = "parameter 0.weight trains on this rank and is frozen on another"
-    refuses(says, misuse.unfreeze_on_rank_0, cluster=cluster)
+    refuses(says, misuse.unfreeze_on_rank_0, on=on)
 
 
-@on_both
+@everywhere
 @with_each
 @pytest.mark.parametrize("cut_short", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
 def test_micro_batches_accumulate_and_are_sent_once(
-    cluster: str, reducer: str, cut_short: bool, nested: bool
+    on: On, reducer: str, cut_short: bool, nested: bool
 ) -> None:
-    found = run(windows.accumulate, reducer, cut_short, nested, cluster=cluster)
-    assert found == [[5.5]] * 2
+    found = run(windows.accumulate, reducer, cut_short, nested, on=on)
+    assert found == [[{2: 5.5, 3: 7.0}[on.ranks]]] * on.ranks
 
 
-def test_a_window_sends_each_bucket_once() -> None:
-    seen = ol.run(windows.accumulate, "bucketed", False, False, world_size=2)
-    sent = [s for s in seen.timeline.of_rank(0).spans if s.name == "all_reduce"]
-    assert [s.attributes["label"] for s in sent][-1] == "bucket 0"
-    assert sum(s.attributes["label"] == "bucket 0" for s in sent) == 1
-
-
-@on_both
-def test_an_error_leaves_no_sync(cluster: str) -> None:
-    assert run(windows.leaves_no_sync_by_an_error, cluster=cluster) == [[1.5]] * 2
-
-
-@on_both
-@with_each
-def test_waiting_inside_no_sync_is_refused(cluster: str, reducer: str) -> None:
-    refuses("inside no_sync", windows.waits_in_no_sync, reducer, cluster=cluster)
-
-
-@on_both
-@with_each
-def test_waiting_or_abandoning_after_remove_is_refused(
-    cluster: str, reducer: str
-) -> None:
-    says = r"after remove\(\); build a new reducer"
-    refuses(says, misuse.waits_after_remove, reducer, cluster=cluster)
-    refuses(says, misuse.abandons_after_remove, reducer, cluster=cluster)
-
-
-@on_both
-def test_accumulation_makes_no_second_copy(cluster: str) -> None:
-    assert run(windows.accumulates_in_place, cluster=cluster) == [True] * 2
-
-
-@on_both
-def test_micro_batches_may_go_through_another_method(cluster: str) -> None:
-    assert run(misuse.another_method, cluster=cluster) == [[13.0]] * 2
-
-
-@on_both
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_large_halves_do_not_overflow(cluster: str, ranks: int) -> None:
-    for (seen,) in run(misuse.half_precision, cluster=cluster, ranks=ranks):
-        assert seen == pytest.approx(40000, rel=1e-3)
-
-
-@on_both
-def test_a_lazily_conjugated_gradient_is_averaged(cluster: str) -> None:
-    first, second = run(misuse.lazily_conjugated, cluster=cluster)
-    assert first == second == [pytest.approx(1.5)]
-
-
-@on_both
-@pytest.mark.parametrize("first", ["serial", "bucketed"])
-@pytest.mark.parametrize("second", ["serial", "hooks"])
-def test_a_second_reducer_of_any_class_is_refused(
-    cluster: str, first: str, second: str
-) -> None:
-    says = r"parameter weight has a reducer already.*remove\(\)"
-    refuses(says, refused.two_reducers, first, second, cluster=cluster)
-
-
-@on_both
-def test_a_model_wrapped_in_ddp_is_refused(cluster: str) -> None:
-    refuses(
-        r"wrapped in DistributedDataParallel", refused.wrapped_in_ddp, cluster=cluster
+@everywhere
+def test_an_error_leaves_no_sync(on: On) -> None:
+    assert (
+        run(windows.leaves_no_sync_by_an_error, on=on) == [[mean(on.ranks)]] * on.ranks
     )
 
 
-@on_both
+@everywhere
+@with_each
+def test_waiting_inside_no_sync_is_refused(on: On, reducer: str) -> None:
+    refuses("inside no_sync", windows.waits_in_no_sync, reducer, on=on)
+
+
+@everywhere
+@with_each
+def test_waiting_or_abandoning_after_remove_is_refused(on: On, reducer: str) -> None:
+    says = r"after remove\(\); build a new reducer"
+    refuses(says, misuse.waits_after_remove, reducer, on=on)
+    refuses(says, misuse.abandons_after_remove, reducer, on=on)
+
+
+@everywhere
+def test_accumulation_makes_no_second_copy(on: On) -> None:
+    assert run(windows.accumulates_in_place, on=on) == [True] * on.ranks
+
+
+@everywhere
+def test_micro_batches_may_go_through_another_method(on: On) -> None:
+    assert (
+        run(misuse.another_method, on=on)
+        == [[mean(on.ranks) + mean(on.ranks, 1)]] * on.ranks
+    )
+
+
+@everywhere
+def test_large_halves_do_not_overflow(on: On) -> None:
+    for (seen,) in run(misuse.half_precision, on=on):
+        assert seen == pytest.approx(40000, rel=1e-3)
+
+
+@everywhere
+def test_a_lazily_conjugated_gradient_is_averaged(on: On) -> None:
+    found = run(misuse.lazily_conjugated, on=on)
+    assert found == [[pytest.approx(mean(on.ranks))]] * on.ranks
+
+
+@everywhere
+@pytest.mark.parametrize("first", ["serial", "bucketed"])
+@pytest.mark.parametrize("second", ["serial", "hooks"])
+def test_a_second_reducer_of_any_class_is_refused(
+    on: On, first: str, second: str
+) -> None:
+    says = r"parameter weight has a reducer already.*remove\(\)"
+    refuses(says, refused.two_reducers, first, second, on=on)
+
+
+@everywhere
+def test_a_model_wrapped_in_ddp_is_refused(on: On) -> None:
+    refuses(r"wrapped in DistributedDataParallel", refused.wrapped_in_ddp, on=on)
+
+
+@everywhere
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
@@ -287,19 +280,17 @@ def test_a_model_wrapped_in_ddp_is_refused(cluster: str) -> None:
         ("sparse", "buffer table has layout torch.sparse"),
     ],
 )
-def test_a_buffer_that_cannot_be_sent_is_refused(
-    cluster: str, kind: str, says: str
-) -> None:
-    refuses(says, refused.strange_buffer, kind, cluster=cluster)
+def test_a_buffer_that_cannot_be_sent_is_refused(on: On, kind: str, says: str) -> None:
+    refuses(says, refused.strange_buffer, kind, on=on)
 
 
-@on_both
-def test_frozen_float8_is_broadcast(cluster: str) -> None:
-    found = run(misuse.frozen_float8, cluster=cluster)
-    assert found == [[0.0, 0.0, 1.0, 1.0]] * 2
+@everywhere
+def test_frozen_float8_is_broadcast(on: On) -> None:
+    found = run(misuse.frozen_float8, on=on)
+    assert found == [[0.0, 0.0, 1.0, 1.0]] * on.ranks
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize(
     ("fn", "says"),
     [
@@ -309,9 +300,9 @@ def test_frozen_float8_is_broadcast(cluster: str) -> None:
     ],
 )
 def test_a_group_or_wire_that_cannot_be_is_refused(
-    cluster: str, fn: Callable[[], None], says: str
+    on: On, fn: Callable[[], None], says: str
 ) -> None:
-    refuses(says, fn, cluster=cluster)
+    refuses(says, fn, on=on)
 
 
 def test_a_rank_that_abandons_alone_is_named_with_the_call() -> None:
@@ -320,52 +311,47 @@ def test_a_rank_that_abandons_alone_is_named_with_the_call() -> None:
         ol.run(misuse.abandons_on_rank_0)
 
 
-@on_both
-def test_a_bucket_that_nobody_waits_for_names_the_reducer(cluster: str) -> None:
-    found = ol.run(misuse.ends_without_a_wait, cluster=cluster)
-    assert len(found.warnings) == 2
+@everywhere
+def test_a_bucket_that_nobody_waits_for_names_the_reducer(on: On) -> None:
+    found = run_on(on, misuse.ends_without_a_wait)
+    assert len(found.warnings) == on.ranks
     for warning in found.warnings:
         assert "if a reducer launched it, reducer.wait()" in warning.message
 
 
-@on_both
-def test_a_meta_model_is_refused(cluster: str) -> None:
-    refuses("weight is on the meta device", refused.meta_model, cluster=cluster)
+@everywhere
+def test_a_meta_model_is_refused(on: On) -> None:
+    refuses("weight is on the meta device", refused.meta_model, on=on)
 
 
-@on_both
+@everywhere
 @with_each
-def test_a_dropped_model_takes_its_reducer_along(cluster: str, reducer: str) -> None:
-    assert run(misuse.how_many_live, reducer, cluster=cluster) == [(0, 0)] * 2
+def test_a_dropped_model_takes_its_reducer_along(on: On, reducer: str) -> None:
+    assert run(misuse.how_many_live, reducer, on=on) == [(0, 0)] * on.ranks
 
 
-@on_both
-def test_a_model_that_is_dropped_in_an_open_step_goes_too(cluster: str) -> None:
-    assert ol.run(misuse.dropped_while_open, cluster=cluster).values == (0, 0)
+@everywhere
+def test_a_model_that_is_dropped_in_an_open_step_goes_too(on: On) -> None:
+    assert run_on(on, misuse.dropped_while_open).values == (0,) * on.ranks
 
 
-@on_both
-def test_remove_leaves_no_hook(cluster: str) -> None:
-    assert run(misuse.removed_leaves_nothing, cluster=cluster) == [
-        (0, [1.0]),
-        (0, [2.0]),
-    ]
+@everywhere
+def test_remove_leaves_no_hook(on: On) -> None:
+    found = run(misuse.removed_leaves_nothing, on=on)
+    assert found == [(0, [1.0 + rank]) for rank in range(on.ranks)]
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_bfloat16_wire_sums_in_float32(
-    cluster: str, dtype: torch.dtype, ranks: int
-) -> None:
-    for gradients in run(misuse.bfloat16_wire, dtype, cluster=cluster, ranks=ranks):
+def test_a_bfloat16_wire_sums_in_float32(on: On, dtype: torch.dtype) -> None:
+    for gradients in run(misuse.bfloat16_wire, dtype, on=on):
         for i, grad in enumerate(gradients):
-            assert torch.equal(grad, torch.full_like(grad, 2.0**i * (1 + ranks) / 2))
+            assert torch.equal(grad, torch.full_like(grad, 2.0**i * (1 + on.ranks) / 2))
 
 
-@on_both
-def test_buffers_are_broadcast_on_request(cluster: str) -> None:
-    assert run(misuse.buffers_on_request, cluster=cluster) == [5.0] * 2
+@everywhere
+def test_buffers_are_broadcast_on_request(on: On) -> None:
+    assert run(misuse.buffers_on_request, on=on) == [5.0] * on.ranks
 
 
 def large_model(**settings: float) -> tuple[int, int]:
