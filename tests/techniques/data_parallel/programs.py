@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from typing import Any
@@ -62,10 +63,11 @@ def no_backward_on_rank_0() -> dict[str, Any]:
 
 
 def two_backwards_on_one_graph(wait_between: bool) -> float:
-    """A11: local gradients 1 then 2 on rank 0, 3 then 4 on rank 1."""
+    """A11: local gradients 1 then 2 on rank 0, 3 then 4 on rank 1, 5 then 6."""
     model = nn.Linear(1, 1, bias=False)
     reducer = BucketedReducer(model)
-    first, second = ((1.0, 2.0), (3.0, 4.0))[dist.get_rank()]
+    first = 2.0 * dist.get_rank() + 1
+    second = first + 1
     out = model(torch.ones(1, 1))
     out.backward(torch.tensor([[first]]), retain_graph=True)
     if wait_between:
@@ -76,14 +78,14 @@ def two_backwards_on_one_graph(wait_between: bool) -> float:
     return model.weight.grad.item()
 
 
-def two_forwards_and_backwards() -> float:
+def two_forwards_and_backwards(window: bool) -> float:
     """As above with a forward of its own before each backward, one wait at the end."""
     model = nn.Linear(1, 1, bias=False)
     reducer = BucketedReducer(model)
-    first, second = ((1.0, 2.0), (3.0, 4.0))[dist.get_rank()]
-    with reducer.no_sync():
+    first = 2.0 * dist.get_rank() + 1
+    with reducer.no_sync() if window else contextlib.nullcontext():
         model(torch.full((1, 1), first)).sum().backward()
-    model(torch.full((1, 1), second)).sum().backward()
+    model(torch.full((1, 1), first + 1)).sum().backward()
     reducer.wait()
     assert model.weight.grad is not None
     return model.weight.grad.item()
@@ -169,11 +171,11 @@ def accumulated_in_other_dtype() -> dict[str, Any]:
 
 
 def reduce_exactly(dtype: torch.dtype | None) -> float:
-    """Rank gradients 256 and 1: their bfloat16 sum is 256, their float32 sum is not."""
+    """Gradients 256, 1, 1: their bfloat16 sum is 256, their float32 sum is not."""
     model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
     reducer = BucketedReducer(model, reduce_dtype=dtype)
     model.weight.grad = torch.full(
-        (1, 1), (256.0, 1.0)[dist.get_rank()], dtype=torch.bfloat16
+        (1, 1), 1.0 if dist.get_rank() else 256.0, dtype=torch.bfloat16
     )
     reducer.wait()
     return float(model.weight.grad)
@@ -235,11 +237,10 @@ def copy_model() -> tuple[float, list[float]]:
     return model.weight.grad.item(), [net.weight.grad.item() for net in copies]
 
 
-def reducer_after_reducer(remove: bool) -> float:
+def reducer_after_reducer() -> float:
     model = nn.Linear(1, 1, bias=False)
     first = BucketedReducer(model)
-    if remove:
-        first.remove()
+    first.remove()
     second = BucketedReducer(model)
     model(torch.ones(1, 1) * (1 + dist.get_rank())).sum().backward()
     second.wait()
@@ -297,12 +298,17 @@ def order_of_launches(net_name: str) -> list[str]:
     return sent
 
 
+def branch_batch(rank: int) -> Tensor:
+    """Of another branch first on rank 0 than on the others."""
+    batch = random_batch(rank, 0, WIDTH)
+    batch[0, 0] = -1.0 if rank else 1.0
+    return batch
+
+
 def branch_gradients() -> dict[str, Any]:
     model = Branches()
     reducer = BucketedReducer(model, bucket_mib=0.00001)
-    batch = rank_batch()
-    batch[0, 0] = 1.0 if dist.get_rank() == 0 else -1.0
-    model(batch).backward()
+    model(branch_batch(dist.get_rank())).backward()
     reducer.wait()
     return grads(model)
 
@@ -341,9 +347,10 @@ def evaluation_between() -> dict[str, Any]:
 
 
 def in_a_subgroup() -> float:
-    """Ranks 0 and 1 reduce, rank 2 has a group of its own."""
-    groups = [dist.new_group([0, 1]), dist.new_group([2])]
-    group = groups[0] if dist.get_rank() < 2 else groups[1]
+    """The last rank has a group of its own."""
+    last = dist.get_world_size() - 1
+    groups = [dist.new_group(list(range(last))), dist.new_group([last])]
+    group = groups[dist.get_rank() == last]
     model = nn.Linear(1, 1, bias=False)
     reducer = BucketedReducer(model, process_group=group)
     model(torch.full((1, 1), dist.get_rank() + 1.0)).sum().backward()
