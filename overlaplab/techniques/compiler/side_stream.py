@@ -27,6 +27,7 @@ from overlaplab.techniques.compiler.graphs import (
     is_item,
     is_launch,
     is_wait,
+    waits,
 )
 
 # What may run beside computing if a message alone reads it: copies and scalings.
@@ -116,7 +117,7 @@ def check_streams(graph: Graph, plan: StreamPlan) -> None:
             if (need.name in side) == (node.name in side):
                 continue
             if need.name in side:
-                if not (is_launch(need) and (is_wait(node) or is_item(node))):
+                if not (is_launch(need) and _is_over(need, node, place)):
                     raise GraphError(
                         f"{node.name} is on compute and needs {need.name}, which is on "
                         "communication: only a collective's wait brings a value back. "
@@ -131,3 +132,13 @@ def check_streams(graph: Graph, plan: StreamPlan) -> None:
                     f"{need.name}, which is on compute: it would read what is not "
                     "written yet. Add the event."
                 )
+
+
+def _is_over(launch: Node, node: Node, place: dict[str, int]) -> bool:
+    """Whether compute has waited for a collective before `node` runs, or does so there.
+
+    `node` may overwrite what was sent, and so need the launch without its result.
+    """
+    if launch in node.all_input_nodes:
+        return is_wait(node) or is_item(node)
+    return any(place[wait.name] < place[node.name] for wait in waits(launch))

@@ -133,22 +133,7 @@ def random_graph(seed: int, num_operators: int = 12) -> Graph:
 
     for _ in range(num_operators):
         one, other = draw.choice(whole), draw.choice(whole)
-        kind = draw.choice(
-            [
-                "mm",
-                "add",
-                "relu",
-                "t",
-                "t",
-                "detach",
-                "part",
-                "write",
-                "draw",
-                "send",
-                "send",
-                "wait",
-            ]
-        )
+        kind = draw.choice(KINDS)
         if kind == "mm":
             keep(making.call(aten.mm.default, one, other))
         elif kind == "add":
@@ -168,7 +153,7 @@ def random_graph(seed: int, num_operators: int = 12) -> Graph:
         elif kind == "draw":
             keep(making.call(aten.rand_like.default, one))
         elif kind == "send":
-            sent.append(making.launch(one, draw.choice(["sum", "sum", "max"])))
+            sent.append(making.launch(one, draw.choice(["avg", "sum", "max"])))
         elif sent:
             keep(making.wait(sent.pop(draw.randrange(len(sent)))))
     for launch in sent:

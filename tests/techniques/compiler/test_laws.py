@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.fx import Graph
+from torch import nn
+from torch.fx import Graph, GraphModule
 
+import overlaplab as ol
 from overlaplab.hardware import find_hardware
 from overlaplab.techniques.compiler.bucketing import merge, plan_merges
+from overlaplab.techniques.compiler.codegen import generate
 from overlaplab.techniques.compiler.costs import Costs
 from overlaplab.techniques.compiler.decision import decide, plan_decisions
 from overlaplab.techniques.compiler.dependencies import (
     find_dependencies,
     sorted_by,
 )
-from overlaplab.techniques.compiler.graphs import launches, reorder
+from overlaplab.techniques.compiler.graphs import copied, launches, reorder
 from overlaplab.techniques.compiler.placing import peak_in_flight
 from overlaplab.techniques.compiler.scheduling import (
     plan_schedule,
     schedule,
 )
+from overlaplab.techniques.compiler.side_stream import plan_streams
 from overlaplab.techniques.compiler.simplification import simplify
+from tests.ranks import run_untimed
 from tests.techniques.compiler.making import random_graph, run
 
 COSTS = Costs(find_hardware("chalk"), 2)
@@ -88,3 +96,36 @@ def test_no_place_of_a_limited_graph_has_more_in_flight(seed: int, size: int) ->
 
     assert peak_in_flight(graph) <= LIMIT
     assert len(launches(graph)) == len(launches(random_graph(seed, size)))
+
+
+def values_of_both(graph: Graph, has_side: bool) -> tuple[Any, Any]:
+    """What the graph gives and leaves as it stands, and the code of all passes."""
+
+    def ran(run: Any) -> list[Any]:
+        torch.manual_seed(dist.get_rank())
+        inputs = [torch.randn(3, 3, device=ol.device()) for _ in range(3)]
+        results = [*run(list(inputs)), *inputs]
+        return [v if v is None else v.clone() for v in results]
+
+    after = everything(graph)
+    plan = plan_streams(after) if has_side else None
+    code = generate(after, "step", plan).run
+    more = (ol.streams.Stream(),) if has_side else ()
+    module = GraphModule(nn.Module(), copied(graph))
+    return (
+        ran(lambda args: module(*args)),
+        ran(lambda args: code(args, dist.group.WORLD, ol.device(), *more)),
+    )
+
+
+@given(seed=st.integers(0, 10**6), size=st.integers(2, 16), has_side=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_the_code_of_a_random_graph_gives_the_same_values(
+    seed: int, size: int, has_side: bool
+) -> None:
+    """On ranks: averages are made in place, and memory is let go on two streams."""
+    run = run_untimed(values_of_both, random_graph(seed, size), has_side)
+
+    assert run.warnings == ()
+    for expected, found in run.values:
+        torch.testing.assert_close(found, expected, equal_nan=True)

@@ -60,6 +60,16 @@ def test_what_compute_needs_too_stays_on_compute(later: str):
     check_streams(graph, plan_streams(graph))
 
 
+def test_what_was_sent_may_be_overwritten_behind_the_wait():
+    m = Making()
+    x = m.input("x", 4)
+    average = m.reduced(x)
+    written = m.call(aten.mul_.Scalar, x, 2, name="written")
+    graph = m.returning(average, written)
+
+    check_streams(graph, plan_streams(graph))
+
+
 def without_an_event(plan: StreamPlan) -> StreamPlan:
     return replace(plan, crossings=plan.crossings[:1] + plan.crossings[2:])
 
