@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -108,6 +109,7 @@ def _measure_model(
                 if not number:
                     model["not_measured"][way] = "no time was left"
             else:
+                print(f"{name}, round {number + 1}: {way}", file=sys.stderr, flush=True)
                 try:
                     on_all_ranks(measure_way, way, plan, out)
                 except Exception as error:  # what ends a job costs no other's time

@@ -130,7 +130,9 @@ def test_a_way_with_wrong_gradients_is_not_timed(tmp_path: Path) -> None:
     assert row[0] == "ddp" and len(row[1]["samples_ms"]) == 2 * 2
 
 
-def test_a_job_that_ends_costs_no_other_way_its_place(tmp_path: Path) -> None:
+def test_a_job_that_ends_costs_no_other_way_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = replace(PLAN, ways=("ddp", "ours"), batches=(1,), rounds=1)
 
     def ends(fn: Callable[..., Any], way: str, *args: Any) -> None:
@@ -141,6 +143,8 @@ def test_a_job_that_ends_costs_no_other_way_its_place(tmp_path: Path) -> None:
     (model,) = rehearse(plan, tmp_path / "one.json", on_all_ranks=ends)["models"]
     assert model["not_measured"] == {"ddp": "process 0 terminated"}
     assert list(model["cases"][0]["variants"]) == ["ours"]
+    said = [x for x in capsys.readouterr().err.splitlines() if "round" in x]
+    assert said == ["tiny, round 1: ddp", "tiny, round 1: ours"]
 
 
 def test_what_no_time_was_left_for_is_said(tmp_path: Path) -> None:
