@@ -9,7 +9,7 @@ import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any
 
 import torch
@@ -59,7 +59,8 @@ class ModelFacts:
         ValueError: nothing to train; wrapped in DistributedDataParallel; a parameter
             or buffer that cannot be sent (sparse, lazy, meta, overlapping, int16, on
             a device that the group cannot reach).
-        MismatchError: ranks differ in names, shapes, dtypes or what is frozen.
+        MismatchError: ranks differ in names, shapes, dtypes or what is frozen; or in
+            buffers.
     """
 
     def __init__(self, model: nn.Module, group: Group) -> None:
@@ -76,13 +77,18 @@ class ModelFacts:
         self._group = group
         strides = [_dense_stride(p) for _, p in named]
         rows = [_row_major(p.shape) for _, p in named]
-        if not self._agree(named, strides):  # row-major is possible everywhere
-            strides = rows
+        self.tensors = [parameter for _, parameter in named]
+        facts = [
+            f"{name} {tuple(p.shape)} {p.dtype} "
+            f"{'trains' if p.requires_grad else 'frozen'}"
+            for name, p in named
+        ]
+        if not self._agree(facts + self._buffer_rows(), strides):
+            strides = rows  # row-major is possible everywhere
         self.parameters = tuple(
             ParameterInfo(i, name, parameter, strides[i], strides[i] == rows[i])
             for i, (name, parameter) in enumerate(named)
         )
-        self.tensors = [parameter for _, parameter in named]
         self._look_around()
 
     def trains(self) -> list[bool]:
@@ -167,35 +173,44 @@ class ModelFacts:
         """Every parameter and child module."""
         return chain.from_iterable(map(_values, self._tables))
 
-    def _agree(
-        self, named: list[tuple[str, nn.Parameter]], strides: list[tuple[int, ...]]
-    ) -> bool:
-        """Whether ranks have equal memory orders; raises where more differs."""
-        first = named[0][1]
+    def check_buffers(self) -> None:
+        """Raise MismatchError if those of other ranks differ by now. Collective."""
+        self._agree(self._buffer_rows(), [])
+
+    def _buffer_rows(self) -> list[str]:
+        named = self._model.named_buffers()
+        return [
+            f"buffer {name} {tuple(b.shape)} {b.dtype}"
+            for name, b in named
+            if b.numel()
+        ]
+
+    def _agree(self, rows: list[str], strides: list[tuple[int, ...]]) -> bool:
+        """Whether ranks have equal memory orders; raises if they have other rows."""
+        first = self.tensors[0]
         if is_fake(first):
             return True  # no values to compare; all ranks run this same code
-        facts = [
-            f"{name} {tuple(p.shape)} {p.dtype} "
-            f"{'trains' if p.requires_grad else 'frozen'}"
-            for name, p in named
-        ]
-        what, layout = _digest(facts), _digest(map(str, strides))
+        what, layout = _digest(rows), _digest(map(str, strides))
         # One MAX finds the largest of each and, by the negatives, the smallest.
         largest = torch.tensor([what, -what, layout, -layout]).to(first.device)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
         top, bottom, top_layout, bottom_layout = largest.tolist()
         if top != -bottom:
-            self._explain_mismatch(facts)
+            self._explain_mismatch(rows)
         return bool(top_layout == -bottom_layout)
 
-    def _explain_mismatch(self, facts: list[str]) -> None:
+    def _explain_mismatch(self, mine: list[str]) -> None:
         everyone: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(everyone, facts, group=self._group)
-        longest = max(len(rows) for rows in everyone)
-        padded = [[*rows, *["-"] * (longest - len(rows))] for rows in everyone]
-        for i, column in enumerate(zip(*padded, strict=True)):
+        dist.all_gather_object(everyone, mine, group=self._group)
+        columns = zip_longest(*everyone, fillvalue="-")
+        for i, column in enumerate(columns):
             if len(set(column)) > 1:
                 rows = "\n".join(f"  rank {r}: {text}" for r, text in enumerate(column))
+                if all(text.startswith(("buffer ", "-")) for text in column):
+                    raise MismatchError(
+                        f"the ranks' models differ in their buffers:\n{rows}\nRegister "
+                        "the same buffers on every rank."
+                    )
                 raise MismatchError(
                     f"the ranks' models differ at parameter {i}:\n{rows}\nBuild the "
                     "same model on every rank, then the reducer."

@@ -114,7 +114,14 @@ class StepwiseReducer:
             yield
 
     def broadcast_buffers(self) -> None:
-        """Give the first rank's buffers (running means) to all. Collective; blocks."""
+        """Give the first rank's buffers (running means) to all. Collective; blocks.
+
+        Raises:
+            MismatchError: ranks have other buffers by now.
+            RuntimeError: inside `join()`; the process group was destroyed.
+        """
+        self._guard.refuse_destroyed_group()
+        self._facts.check_buffers()
         self._facts.broadcast(parameters=False)
 
     def abandon(self) -> None:

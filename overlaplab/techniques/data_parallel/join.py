@@ -79,7 +79,7 @@ class JoinableReducer(StepwiseReducer, Joinable):
 
         Raises:
             RuntimeError: opened inside `no_sync()` or another join of the group; left
-                while a step is open.
+                while a step is open; the process group was destroyed.
             TypeError: `update` is no function.
 
         Example:
@@ -95,6 +95,7 @@ class JoinableReducer(StepwiseReducer, Joinable):
                 f"update is {update!r}; expected a function without arguments, such as "
                 "optimizer.step, or None"
             )
+        self._guard.refuse_destroyed_group()
         if enable and self.join_process_group in _joining:
             raise RuntimeError(
                 "join() inside another reducer.join() of the group: an ended rank "

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from overlaplab.errors import MismatchError
 from overlaplab.techniques.data_parallel import (
     AllReduce,
     BFloat16Wire,
@@ -28,7 +29,7 @@ each_reducer = pytest.mark.parametrize("reducer", REDUCERS)
 
 
 def told(what: Callable[[], Any]) -> str:
-    with pytest.raises((TypeError, ValueError, RuntimeError)) as error:
+    with pytest.raises((TypeError, ValueError, RuntimeError, MismatchError)) as error:
         what()
     return str(error.value)
 
@@ -180,3 +181,49 @@ def scripted() -> list[float]:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_a_scripted_module_is_averaged(cluster: str) -> None:
     assert values_of(scripted, cluster=cluster) == ([11.5, 11.5],) * 2
+
+
+BUFFERS = {
+    "shape": lambda: torch.ones(2 + dist.get_rank()),
+    "dtype": lambda: torch.ones(2, dtype=torch.int32 if dist.get_rank() else None),
+    "missing": lambda: torch.ones(0 if dist.get_rank() else 2),
+}
+
+
+def buffers_that_differ(how: str, later: bool) -> str:
+    """At construction, or by when they are broadcast."""
+    model = Buffers(torch.ones(2))
+    if not later:
+        model.table = BUFFERS[how]()
+        return told(lambda: BucketedReducer(model))
+    reducer = BucketedReducer(model)
+    model.table = BUFFERS[how]()
+    return told(reducer.broadcast_buffers)
+
+
+@on_both
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("how", BUFFERS)
+def test_buffers_that_differ_between_ranks_are_named_on_every_rank(
+    cluster: str, how: str, later: bool
+) -> None:
+    """Else gloo moves bytes from one dtype to another, or a rank waits for ever."""
+    (text,) = set(values_of(buffers_that_differ, how, later, cluster=cluster))
+
+    assert "differ in their buffers:\n  rank 0: buffer table (2,) torch.float32" in text
+    assert text.endswith("Register the same buffers on every rank.")
+
+
+def uses_a_destroyed_group(how: str) -> str:
+    reducer = BucketedReducer(weight())
+    dist.destroy_process_group()
+    dist.init_process_group()
+    calls = {"join": reducer.join().__enter__, "buffers": reducer.broadcast_buffers}
+    return told(calls[how])
+
+
+@on_both
+@pytest.mark.parametrize("how", ["join", "buffers"])
+def test_what_needs_a_group_says_that_it_was_destroyed(cluster: str, how: str) -> None:
+    (text,) = set(values_of(uses_a_destroyed_group, how, cluster=cluster))
+    assert text.startswith("the reducer's process group has been destroyed")
