@@ -8,6 +8,7 @@ heart, by SGD with momentum, once with averages in time and once late.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
 import torch
@@ -75,6 +76,7 @@ def table(found: Curves) -> str:
 def main() -> None:
     from overlaplab.cluster.run import run
 
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help, or an error
     print(table(run(curves, world_size=2, cluster="gloo", timeout_s=600).values[0]))
 
 

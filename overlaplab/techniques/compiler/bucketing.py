@@ -70,7 +70,7 @@ class Merge:
         number = len(self.launches)
         made = f"{count(number, 'tensor')} of {dtype}, {size_text(self.bytes)}"
         if self.delay_ns:
-            made += f", within {time_text(self.delay_ns)}"
+            made += f", ready within {time_text(self.delay_ns)}"
         why = "" if self.closed_by == "the end" else f", closed by {self.closed_by}"
         return f"{made}, {operation} on group {group}{why}"
 

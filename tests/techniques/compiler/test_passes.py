@@ -214,6 +214,7 @@ def test_a_bucket_is_closed_when_its_first_gradient_has_waited_long_enough():
         ("all_reduce_dw1",),
     ]
     assert [b.delay_ns for b in merges] == [4_000, 0]
+    assert ", ready within 4 us, all_reduce on" in merges[0].what
 
 
 def test_a_reader_between_two_members_moves_behind_the_bucket():  # E06

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from overlaplab.bench import late_losses
 from tests.ranks import values_of
 
@@ -24,3 +26,11 @@ def test_late_gradients_want_a_smaller_learning_rate() -> None:
     assert fastest < faster < in_time
     assert stalls > begin - 0.5 * (begin - faster)
     assert diverges > begin
+
+
+@pytest.mark.parametrize(("asked", "code"), [("--help", 0), ("--rates", 2)])
+def test_what_it_prints_is_told_and_not_trained_for(monkeypatch, asked, code) -> None:
+    monkeypatch.setattr("sys.argv", ["late_losses", asked])
+    with pytest.raises(SystemExit) as caught:
+        late_losses.main()
+    assert caught.value.code == code
