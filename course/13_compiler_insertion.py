@@ -60,8 +60,8 @@ serial = nine_operators()
 print(show(serial))
 
 # %% [markdown]
-# In a graph a collective is *two* nodes. The **launch** (`>>`) hands the message over. The **wait** (`<<`)
-# gives a result that may be read. Here each wait stands right behind its launch, as in code
+# In a graph a collective is *two* nodes. The **launch** (`>>`) hands the message over (`avg`: it is
+# averaged; `0`: the name of the group of ranks). The **wait** (`<<`) gives a result that may be read. Here each wait stands right behind its launch, as in code
 # that calls `dist.all_reduce(grad)` without `async_op`.
 #
 # Everything here is in slow motion. A product takes 2 ms. A message takes 5 ms: 1 ms of latency

@@ -26,7 +26,8 @@ print(show(graph))
 # %% [markdown]
 # `capture_step` ran the function once, on tensors without values, and wrote down each operator.
 # The function is not needed any more: no `@`, no call of a module is left, only the operators that
-# PyTorch runs in the end (`mm`, `relu`), and names for what they give.
+# PyTorch runs in the end (`mm`, `relu`), and names for what they give. Inputs got a number: `x` is
+# `x_1`.
 #
 # A line is a **node**. These are its parts:
 
