@@ -93,7 +93,7 @@ class Arrivals:
             return
         self._writers[bucket][self._stream_key()] = None
         if bucket < self.next:
-            refuse_late(self._parameters[index].name, bucket)
+            refuse_late(self._parameters[index], bucket)
         awaited = self._awaited
         if index in awaited[bucket]:
             awaited[bucket].remove(index)

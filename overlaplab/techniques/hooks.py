@@ -214,11 +214,17 @@ def _outermost_function() -> Any:
     return None if found is None else found.f_locals["self"]
 
 
-def refuse_late(name: str, bucket: int) -> None:
-    """A gradient came after its bucket had been sent, from a second backward."""
+def refuse_late(info: ParameterInfo, bucket: int) -> None:
+    """A gradient came after its bucket had been sent, mostly from a second backward."""
+    if not info.parameter.requires_grad:
+        raise RuntimeError(
+            f"{info.name} was frozen between a forward and its backward: the gradient "
+            f"came all the same, after bucket {bucket}, which it belongs to, had been "
+            "sent without it. Freeze before the forward."
+        )
     raise RuntimeError(
-        f"{name} got a second gradient in one step, after bucket {bucket}, which it "
-        "belongs to, had been sent. Call reducer.wait() after each backward; or run "
+        f"{info.name} got a second gradient in one step, after bucket {bucket}, which "
+        "it belongs to, had been sent. Call reducer.wait() after each backward; or run "
         "all backwards of a step but the last inside reducer.no_sync(); with "
         "activation checkpointing pass use_reentrant=False."
     )

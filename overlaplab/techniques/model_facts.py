@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -57,8 +58,8 @@ class ModelFacts:
     Raises:
         TypeError: `model` is no module.
         ValueError: nothing to train; wrapped in DistributedDataParallel; a parameter
-            or buffer that cannot be sent (sparse, lazy, meta, overlapping, int16, on
-            a device that the group cannot reach).
+            or buffer that is a DTensor or cannot be sent (sparse, lazy, meta,
+            overlapping, int16, on a device that the group cannot reach).
         MismatchError: ranks differ in names, shapes, dtypes or what is frozen; or in
             buffers.
     """
@@ -245,6 +246,12 @@ def _as_moved(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if _is_float8(tensor) else as_real(tensor)
 
 
+def _is_spread(tensor: Tensor) -> bool:
+    """Whether it is a DTensor. That takes a second to load; who made one has."""
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(tensor, loaded.DTensor)
+
+
 def _is_float8(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.dtype.itemsize == 1
 
@@ -262,12 +269,13 @@ def _refuse_model(model: object) -> None:
         raise TypeError(
             f"model is a {type(model).__name__}; expected a torch.nn.Module"
         )
-    if isinstance(model, DistributedDataParallel):
-        raise ValueError(
-            "model is wrapped in DistributedDataParallel, which averages gradients "
-            "itself. Give the reducer the module inside (model.module), or use DDP."
-        )
     for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise ValueError(
+                f"{f'module {name}' if name else 'model'} is wrapped in "
+                "DistributedDataParallel, which averages gradients itself. Take the "
+                "module inside (its .module), or use DDP alone."
+            )
         if getattr(module, "sparse", False) and isinstance(
             module, nn.Embedding | nn.EmbeddingBag
         ):
@@ -290,6 +298,12 @@ _NOT_SENT = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 def _refuse_tensor(name: str, tensor: Tensor, backend: str) -> None:
     kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
     what = f"{kind} {name}"
+    if _is_spread(tensor):
+        raise ValueError(
+            f"{what} is a DTensor: what made it one (fully_shard, parallelize_module) "
+            "spreads it over the ranks and takes care of its gradient. Use one of the "
+            "two."
+        )
     if tensor.is_meta and not is_fake(tensor):
         raise ValueError(
             f"{what} is on the meta device: it has no values to agree on. Materialise "

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from overlaplab.errors import MismatchError
 from overlaplab.techniques.data_parallel import (
@@ -115,6 +116,27 @@ def test_a_rank_that_fails_early_meets_the_others_when_all_abandon(
     assert found == ([11.5] * 4,) * 2
 
 
+def freezes_behind_the_forward() -> tuple[str, list[float]]:
+    model = nn.Sequential(weight(), weight())
+    reducer = BucketedReducer(model, bucket_mib=1e-6)
+    loss = model(batch(0)).sum()
+    model[0].requires_grad_(False)
+    text = told(loss.backward)
+    model[0].requires_grad_(True)
+    reducer.abandon()
+    model.zero_grad()
+    model(batch(1)).sum().backward()
+    reducer.wait()
+    return text, average(model)
+
+
+@on_both
+def test_what_was_frozen_behind_its_forward_is_named(cluster: str) -> None:
+    for text, averages in values_of(freezes_behind_the_forward, cluster=cluster):
+        assert text.startswith("0.weight was frozen between a forward and its backward")
+        assert averages == [11.5, 11.5]
+
+
 def joins_with_an_update_that_is_none(reducer: str) -> str:
     model = weight()
     join = REDUCERS[reducer](model).join(update=5)  # type: ignore[attr-defined]
@@ -144,7 +166,20 @@ def quantized() -> None:
     with_a_buffer(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8))
 
 
+def sharded() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    fully_shard(model)
+    BucketedReducer(model)
+
+
+def ddp_inside() -> None:
+    inner = nn.parallel.DistributedDataParallel(weight())
+    BucketedReducer(nn.Sequential(weight(), inner))
+
+
 REFUSED: dict[str, Callable[[], object]] = {
+    "parameter 0.weight is a DTensor": sharded,
+    "module 1 is wrapped in DistributedDataParallel": ddp_inside,
     "buffer table is nested": nested,
     "buffer table is quantized": quantized,
     "bucket_mib is 1e+308; expected a finite": lambda: BucketedReducer(
