@@ -69,6 +69,11 @@ def values_of(
     return run_untimed(fn, *args, cluster=cluster, world_size=world_size).values
 
 
+def values_on(on: On, fn: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
+    """As `values_of`."""
+    return values_of(fn, *args, cluster=on.cluster, world_size=on.ranks)
+
+
 def run_here(
     fn: Callable[..., Any],
     *args: Any,

@@ -11,11 +11,9 @@ import torch
 
 import overlaplab as ol
 from overlaplab.errors import RankError
-from tests.guards import GUARD_S
-from tests.ranks import run_untimed
+from tests.ranks import EVERYWHERE, On, everywhere, run_on
 from tests.techniques.data_parallel import uneven
-
-on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
+from tests.techniques.data_parallel.misuse import mean
 
 # Batches of each rank, reducer, micro-batches a step, divide_by_initial_world_size.
 CASES: dict[int, list[tuple[tuple[int, ...], str, int, bool]]] = {
@@ -42,88 +40,80 @@ CASES: dict[int, list[tuple[tuple[int, ...], str, int, bool]]] = {
         ((3, 1, 2), "bfloat16 wire", 2, True),
     ],
 }
-GRID = [
-    (cluster, ranks, case)
-    for cluster in ("virtual", "gloo")
-    for ranks, cases in CASES.items()
-    for case in range(len(cases))
-]
+GRID = [(on, case) for on in EVERYWHERE for case in range(len(CASES[on.ranks]))]
 
 
-def run(fn: Callable[..., Any], *args: Any, cluster: str, ranks: int = 2) -> Any:
-    found = run_untimed(fn, *args, cluster=cluster, world_size=ranks)
+NUMBERS = {2: (1, 3), 3: (2, 0, 1)}  # of batches, by rank
+
+
+def run(fn: Callable[..., Any], *args: Any, on: On) -> Any:
+    found = run_on(on, fn, *args)
     assert found.warnings == ()
     return list(found.values)
 
 
 @cache
-def run_of_all(cluster: str, ranks: int) -> Any:
-    return run(uneven.train_all, CASES[ranks], cluster=cluster, ranks=ranks)
+def run_of_all(on: On) -> Any:
+    return run(uneven.train_all, CASES[on.ranks], on=on)
 
 
 def assert_states(got: Any, want: Any, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(dict(got), dict(want), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("cluster", "ranks", "case"), GRID)
+@pytest.mark.parametrize(("on", "case"), GRID, ids=str)
 def test_every_rank_ends_with_the_parameters_and_buffers_of_the_last(
-    cluster: str, ranks: int, case: int
+    on: On, case: int
 ) -> None:
-    numbers, kind, size, by_initial = CASES[ranks][case]
+    numbers, kind, size, by_initial = CASES[on.ranks][case]
     want, num_steps = uneven.expected(numbers, size, by_initial)
     # One process sums in another order; bfloat16 keeps 8 bits.
     tolerance = 2e-2 if kind == "bfloat16 wire" else 1e-5
-    for results in run_of_all(cluster, ranks):
+    for results in run_of_all(on):
         state, steps = results[case]
         assert steps == num_steps
         assert_states(state, want, tolerance)
 
 
-@on_both
-@pytest.mark.parametrize("numbers", [(1, 3), (2, 0, 1)])
+@everywhere
 def test_ended_ranks_that_update_keep_the_optimizers_state_for_the_next_epoch(
-    cluster: str, numbers: tuple[int, ...]
+    on: On,
 ) -> None:
-    found = run(
-        uneven.epochs_with_adamw, numbers, True, cluster=cluster, ranks=len(numbers)
-    )
+    numbers = NUMBERS[on.ranks]
+    found = run(uneven.epochs_with_adamw, numbers, True, on=on)
     want, _ = uneven.expected(numbers, make_optimizer=uneven.adamw, num_epochs=2)
     for state in found:
         assert_states(state, want)
 
 
-@on_both
-@pytest.mark.parametrize("numbers", [(1, 3), (2, 0, 1)])
-def test_torchs_join_of_a_reducer_and_a_sharded_optimizer(
-    cluster: str, numbers: tuple[int, ...]
-) -> None:
-    found = run(
-        uneven.with_a_sharded_optimizer, numbers, cluster=cluster, ranks=len(numbers)
-    )
+@everywhere
+def test_torchs_join_of_a_reducer_and_a_sharded_optimizer(on: On) -> None:
+    numbers = NUMBERS[on.ranks]
+    found = run(uneven.with_a_sharded_optimizer, numbers, on=on)
     want, _ = uneven.expected(numbers, make_optimizer=uneven.adamw)
     for state in found:
         assert_states(state, want)
 
 
-@on_both
-def test_a_group_joins_by_itself(cluster: str) -> None:
-    # (1 + 2) / 2, then twice 2 / 2; rank 0 stays where it is.
-    found = run(uneven.in_a_subgroup, cluster=cluster, ranks=3)
-    assert found == [[0.0], [3.5], [3.5]]
+@everywhere
+def test_a_group_joins_by_itself(on: On) -> None:
+    # (1 + 2) / 2, then twice 2 / 2, or rank 1 alone; rank 0 stays where it is.
+    right = {2: [[0.0], [1.0]], 3: [[0.0], [3.5], [3.5]]}[on.ranks]
+    assert run(uneven.in_a_subgroup, on=on) == right
 
 
-@on_both
-def test_an_ended_rank_keeps_its_own_gradients_out_of_the_others_steps(
-    cluster: str,
-) -> None:
-    # Both ranks: (1 + 2) / 2; then rank 1 alone, divided by two: 1.
-    found = run(uneven.own_gradients, True, cluster=cluster)
-    assert found == [(1.5, 1.5), (1.0, 1.5)]
-    found = run(uneven.own_gradients, False, cluster=cluster)
-    assert found == [(None, 1.5), (None, 1.5)]
+@everywhere
+def test_an_ended_rank_keeps_its_own_gradients_out_of_the_others_steps(on: On) -> None:
+    # All ranks, 1 to `on.ranks`; then all but rank 0, whose share is 1.
+    together = mean(on.ranks)
+    without = pytest.approx(together - 1 / on.ranks)
+    found = run(uneven.own_gradients, True, on=on)
+    assert found == [(together, together)] + [(without, together)] * (on.ranks - 1)
+    found = run(uneven.own_gradients, False, on=on)
+    assert found == [(None, together)] * on.ranks
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize(
     ("how", "says"),
     [
@@ -134,29 +124,26 @@ def test_an_ended_rank_keeps_its_own_gradients_out_of_the_others_steps(
         ("throw", "exhausted"),
     ],
 )
-def test_what_would_leave_ranks_apart_is_refused(
-    cluster: str, how: str, says: str
-) -> None:
+def test_what_would_leave_ranks_apart_is_refused(on: On, how: str, says: str) -> None:
     with pytest.raises(RankError, match=says):
-        ol.run(uneven.breaks, how, cluster=cluster, timeout_s=GUARD_S)
+        run_on(on, uneven.breaks, how)
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize(
     ("how", "says"),
     [("nested", r"join\(\) inside another"), ("Join", "not the first in Join")],
 )
-def test_two_reducers_in_one_join_are_refused(
-    cluster: str, how: str, says: str
-) -> None:
+def test_two_reducers_in_one_join_are_refused(on: On, how: str, says: str) -> None:
     # The wrong order of messages went unseen where shapes were equal.
     with pytest.raises(RankError, match=says):
-        run(uneven.joins_two, how, cluster=cluster)
+        run_on(on, uneven.joins_two, how)
 
 
-@on_both
-def test_a_block_that_an_error_left_leaves_the_reducer_as_it_was(cluster: str) -> None:
-    assert run(uneven.goes_on_after_an_error, cluster=cluster) == [[1.5]] * 2
+@everywhere
+def test_a_block_that_an_error_left_leaves_the_reducer_as_it_was(on: On) -> None:
+    right = [mean(on.ranks)]
+    assert run(uneven.goes_on_after_an_error, on=on) == [right] * on.ranks
 
 
 def test_a_join_that_is_not_enabled_asks_nothing() -> None:

@@ -16,16 +16,11 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from overlaplab.errors import MismatchError
-from overlaplab.techniques.data_parallel import (
-    AllReduce,
-    BFloat16Wire,
-    BucketedReducer,
-)
-from tests.ranks import values_of
-from tests.techniques.data_parallel.misuse import Buffers, average, batch, weight
+from overlaplab.techniques.data_parallel import AllReduce, BFloat16Wire, BucketedReducer
+from tests.ranks import On, everywhere, values_on
+from tests.techniques.data_parallel.misuse import Buffers, average, batch, mean, weight
 from tests.techniques.data_parallel.training import REDUCERS
 
-on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
 each_reducer = pytest.mark.parametrize("reducer", REDUCERS)
 
 
@@ -46,12 +41,10 @@ def copies(reducer: str) -> list[str]:
     ]
 
 
-@on_both
+@everywhere
 @each_reducer
-def test_a_copy_of_a_reducer_is_refused_with_what_to_copy(
-    cluster: str, reducer: str
-) -> None:
-    for texts in values_of(copies, reducer, cluster=cluster):
+def test_a_copy_of_a_reducer_is_refused_with_what_to_copy(on: On, reducer: str) -> None:
+    for texts in values_on(on, copies, reducer):
         (text,) = set(texts)
         assert "Reducer cannot be copied or pickled" in text
         assert "Copy the model without it, and build another reducer" in text
@@ -73,19 +66,19 @@ def ends_the_step_in_a_hook(how: str, reducer: str) -> tuple[str, list[float]]:
     return text, average(model)
 
 
-@on_both
+@everywhere
 @each_reducer
 @pytest.mark.parametrize("how", ["wait", "abandon"])
 def test_a_step_that_is_ended_inside_its_backward_is_refused(
-    cluster: str, how: str, reducer: str
+    on: On, how: str, reducer: str
 ) -> None:
-    found = values_of(ends_the_step_in_a_hook, how, reducer, cluster=cluster)
+    found = values_on(on, ends_the_step_in_a_hook, how, reducer)
 
     says = (
         f"reducer.{how}() inside the backward pass, in a hook: gradients may be still "
         "to come. Call it after loss.backward() has returned."
     )
-    assert found == ((says, [11.5, 11.5]),) * 2
+    assert found == ((says, [mean(on.ranks, 1)] * 2),) * on.ranks
 
 
 def fails_before_most_buckets(most: int | None) -> list[float]:
@@ -107,13 +100,44 @@ def fails_before_most_buckets(most: int | None) -> list[float]:
     return average(model)
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize("most", [1, 2, None])
 def test_a_rank_that_fails_early_meets_the_others_when_all_abandon(
-    cluster: str, most: int | None
+    on: On, most: int | None
 ) -> None:
-    found = values_of(fails_before_most_buckets, most, cluster=cluster)
-    assert found == ([11.5] * 4,) * 2
+    found = values_on(on, fails_before_most_buckets, most)
+    assert found == ([mean(on.ranks, 1)] * 4,) * on.ranks
+
+
+def a_sparse_gradient(reducer: str) -> tuple[str, list[float]]:
+    """Of a function, which no module told of; then a dense step."""
+    model = nn.Linear(1, 3, bias=False)
+    reduces = REDUCERS[reducer](model)
+
+    def step(sparse: bool) -> None:
+        rows = torch.tensor([0, 1 + dist.get_rank() % 2])
+        nn.functional.embedding(rows, model.weight, sparse=sparse).sum().backward()
+        reduces.wait()
+
+    text = told(partial(step, True))
+    reduces.abandon()
+    model.zero_grad()
+    step(False)
+    assert model.weight.grad is not None
+    return text, model.weight.grad.flatten().tolist()
+
+
+@everywhere
+@each_reducer
+def test_a_sparse_gradient_is_refused_by_its_parameters_name(
+    on: On, reducer: str
+) -> None:
+    odd = on.ranks // 2 / on.ranks
+    right = pytest.approx([1, 1 - odd, odd])
+    for text, grad in values_on(on, a_sparse_gradient, reducer):
+        assert text.startswith("the gradient of weight has layout torch.sparse_coo")
+        assert "Use sparse=False" in text
+        assert grad == right
 
 
 def freezes_behind_the_forward() -> tuple[str, list[float]]:
@@ -130,11 +154,11 @@ def freezes_behind_the_forward() -> tuple[str, list[float]]:
     return text, average(model)
 
 
-@on_both
-def test_what_was_frozen_behind_its_forward_is_named(cluster: str) -> None:
-    for text, averages in values_of(freezes_behind_the_forward, cluster=cluster):
+@everywhere
+def test_what_was_frozen_behind_its_forward_is_named(on: On) -> None:
+    for text, averages in values_on(on, freezes_behind_the_forward):
         assert text.startswith("0.weight was frozen between a forward and its backward")
-        assert averages == [11.5, 11.5]
+        assert averages == [mean(on.ranks, 1)] * 2
 
 
 def joins_with_an_update_that_is_none(reducer: str) -> str:
@@ -143,14 +167,12 @@ def joins_with_an_update_that_is_none(reducer: str) -> str:
     return told(join.__enter__)
 
 
-@on_both
+@everywhere
 @each_reducer
 def test_an_update_that_cannot_be_called_is_refused_on_every_rank(
-    cluster: str, reducer: str
+    on: On, reducer: str
 ) -> None:
-    (text,) = set(
-        values_of(joins_with_an_update_that_is_none, reducer, cluster=cluster)
-    )
+    (text,) = set(values_on(on, joins_with_an_update_that_is_none, reducer))
     assert text.startswith("update is 5; expected a function without arguments")
 
 
@@ -195,9 +217,9 @@ def all_refused() -> list[str]:
     return [told(what) for what in REFUSED.values()]
 
 
-@on_both
-def test_what_cannot_be_is_refused_by_name(cluster: str) -> None:
-    for texts in values_of(all_refused, cluster=cluster, world_size=1):
+@everywhere
+def test_what_cannot_be_is_refused_by_name(on: On) -> None:
+    for texts in values_on(on, all_refused):
         for text, says in zip(texts, REFUSED, strict=True):
             assert says in text
 
@@ -212,10 +234,10 @@ def scripted() -> list[float]:
     return average(model)
 
 
-@on_both
+@everywhere
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_a_scripted_module_is_averaged(cluster: str) -> None:
-    assert values_of(scripted, cluster=cluster) == ([11.5, 11.5],) * 2
+def test_a_scripted_module_is_averaged(on: On) -> None:
+    assert values_on(on, scripted) == ([mean(on.ranks, 1)] * 2,) * on.ranks
 
 
 BUFFERS = {
@@ -236,14 +258,14 @@ def buffers_that_differ(how: str, later: bool) -> str:
     return told(reducer.broadcast_buffers)
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("how", BUFFERS)
 def test_buffers_that_differ_between_ranks_are_named_on_every_rank(
-    cluster: str, how: str, later: bool
+    on: On, how: str, later: bool
 ) -> None:
     """Else gloo moves bytes from one dtype to another, or a rank waits for ever."""
-    (text,) = set(values_of(buffers_that_differ, how, later, cluster=cluster))
+    (text,) = set(values_on(on, buffers_that_differ, how, later))
 
     assert "differ in their buffers:\n  rank 0: buffer table (2,) torch.float32" in text
     assert text.endswith("Register the same buffers on every rank.")
@@ -257,8 +279,8 @@ def uses_a_destroyed_group(how: str) -> str:
     return told(calls[how])
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize("how", ["join", "buffers"])
-def test_what_needs_a_group_says_that_it_was_destroyed(cluster: str, how: str) -> None:
-    (text,) = set(values_of(uses_a_destroyed_group, how, cluster=cluster))
+def test_what_needs_a_group_says_that_it_was_destroyed(on: On, how: str) -> None:
+    (text,) = set(values_on(on, uses_a_destroyed_group, how))
     assert text.startswith("the reducer's process group has been destroyed")

@@ -28,6 +28,9 @@ GRID = [
         (2, "hooks", True, TRAPS),
         (2, "capped", True, TRAPS),
         (3, "bucketed", True, ALL),
+        (3, "serial", True, TRAPS),
+        (3, "hooks", True, TRAPS),
+        (3, "capped", True, TRAPS),
         (4, "bucketed", False, ALL if cluster == "virtual" else TRAPS),
     )
     for net in nets

@@ -17,10 +17,8 @@ from torch import Tensor
 
 from overlaplab import RankError
 from overlaplab.techniques.data_parallel import AllReduce, BucketedReducer
-from tests.ranks import values_of
+from tests.ranks import On, everywhere, values_on
 from tests.techniques.data_parallel.misuse import batch, weight
-
-on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
 
 
 class NeverLaunches(AllReduce):
@@ -44,11 +42,11 @@ def changes_a_weight_between_two_waits() -> None:
     reducer.wait()
 
 
-@on_both
-def test_a_second_wait_does_not_open_the_step_again(cluster: str) -> None:
+@everywhere
+def test_a_second_wait_does_not_open_the_step_again(on: On) -> None:
     """It would take the weight as it is now for that of the step's beginning."""
     with pytest.raises(RankError, match="weight was changed while step 0 was open"):
-        values_of(changes_a_weight_between_two_waits, cluster=cluster)
+        values_on(on, changes_a_weight_between_two_waits)
 
 
 class NeverFinishes(AllReduce):
@@ -84,13 +82,11 @@ def lets_go_of_what_travels(how: str) -> tuple[bool, bool]:
     return all(ref() is not None for ref in wire.given), model() is not None
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize("how", ["forgotten", "removed", "dropped"])
-def test_what_nobody_waited_for_outlives_its_step(cluster: str, how: str) -> None:
+def test_what_nobody_waited_for_outlives_its_step(on: On, how: str) -> None:
     """Threads of the backend may still write it; the model need not stay for that."""
-    assert (
-        values_of(lets_go_of_what_travels, how, cluster=cluster) == ((True, False),) * 2
-    )
+    assert values_on(on, lets_go_of_what_travels, how) == ((True, False),) * on.ranks
 
 
 def abandons_on_a_destroyed_group(opened: bool) -> None:
@@ -103,13 +99,11 @@ def abandons_on_a_destroyed_group(opened: bool) -> None:
     reducer.abandon()
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_step_cannot_be_given_up_on_a_destroyed_group(
-    cluster: str, opened: bool
-) -> None:
+def test_a_step_cannot_be_given_up_on_a_destroyed_group(on: On, opened: bool) -> None:
     with pytest.raises(RankError, match=r"group has been destroyed.*build a new"):
-        values_of(abandons_on_a_destroyed_group, opened, cluster=cluster)
+        values_on(on, abandons_on_a_destroyed_group, opened)
 
 
 def removed_in_mid_step() -> list[int]:
@@ -123,6 +117,6 @@ def removed_in_mid_step() -> list[int]:
     return [before, reducer.num_steps]
 
 
-@on_both
-def test_to_remove_a_reducer_ends_no_step(cluster: str) -> None:
-    assert values_of(removed_in_mid_step, cluster=cluster) == ([1, 1],) * 2
+@everywhere
+def test_to_remove_a_reducer_ends_no_step(on: On) -> None:
+    assert values_on(on, removed_in_mid_step) == ([1, 1],) * on.ranks

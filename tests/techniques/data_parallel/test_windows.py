@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import overlaplab as ol
 from overlaplab.techniques.data_parallel import AllReduce, BucketedReducer
-from tests.guards import GUARD_S
+from tests.ranks import On, everywhere, run_on
 
 NUM_LAYERS, WIDTH = 4, 64
 LAYER_BYTES = 4 * WIDTH**2
@@ -51,17 +51,20 @@ def train(num_micro: int, cut_short: bool = False) -> tuple[list[int], int]:
     return wire.sizes, len(reducer.plan)
 
 
-@pytest.mark.parametrize("cluster", ["virtual", "gloo"])
+@everywhere
 @pytest.mark.parametrize("cut_short", [False, True])
-def test_each_bucket_is_sent_once_in_each_window(cluster: str, cut_short: bool) -> None:
-    found = ol.run(train, NUM_MICRO, cut_short, cluster=cluster, timeout_s=GUARD_S)
+def test_each_bucket_is_sent_once_in_each_window(on: On, cut_short: bool) -> None:
+    found = run_on(on, train, NUM_MICRO, cut_short)
     # Two layers a bucket; the last one brings the flags.
-    assert found.values == (([2, 3, 2, 3], 2),) * 2
+    assert tuple(found.values) == (([2, 3, 2, 3], 2),) * on.ranks
     assert found.warnings == ()
 
 
-def test_the_timeline_has_them_once_too_and_behind_the_last_micro_batch() -> None:
-    spans = ol.run(train, NUM_MICRO).timeline.of_rank(0).spans
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_timeline_has_them_once_too_and_behind_the_last_micro_batch(
+    ranks: int,
+) -> None:
+    spans = ol.run(train, NUM_MICRO, world_size=ranks).timeline.of_rank(0).spans
     collectives = [s for s in spans if s.kind == "communication"]
     sent = [s for s in collectives if s.attributes["label"].startswith("bucket")]
     assert [s.attributes["label"] for s in sent] == ["bucket 0", "bucket 1"] * 2

@@ -14,13 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import overlaplab as ol
 from overlaplab.errors import RankError
 from overlaplab.techniques.data_parallel import AllReduce, BucketedReducer
-from tests.guards import GUARD_S
-from tests.techniques.data_parallel.misuse import average, batch, weight
+from tests.ranks import On, everywhere, run_on
+from tests.techniques.data_parallel.misuse import average, batch, mean, weight
 
-on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
 EACH_ALONE_MIB = 1e-6  # a bucket for each parameter
 
 
@@ -61,13 +59,13 @@ def launch_fails(call: int) -> list[float]:
     return average(net)
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize("call", [0, 1, 2])
 def test_a_bucket_whose_launch_failed_is_sent_when_ranks_abandon(
-    cluster: str, call: int
+    on: On, call: int
 ) -> None:
-    run = ol.run(launch_fails, call, world_size=2, cluster=cluster, timeout_s=GUARD_S)
-    assert run.values == ([11.5] * 3,) * 2
+    run = run_on(on, launch_fails, call)
+    assert tuple(run.values) == ([mean(on.ranks, 1)] * 3,) * on.ranks
 
 
 def remove_fails() -> bool:
@@ -79,10 +77,10 @@ def remove_fails() -> bool:
     return not net.weight._post_accumulate_grad_hooks
 
 
-@on_both
-def test_a_reducer_whose_wire_fails_is_removed_all_the_same(cluster: str) -> None:
-    run = ol.run(remove_fails, world_size=2, cluster=cluster, timeout_s=GUARD_S)
-    assert run.values == (True, True)
+@everywhere
+def test_a_reducer_whose_wire_fails_is_removed_all_the_same(on: On) -> None:
+    run = run_on(on, remove_fails)
+    assert tuple(run.values) == (True,) * on.ranks
 
 
 def finish_fails() -> list[float]:
@@ -96,12 +94,12 @@ def finish_fails() -> list[float]:
     return average(net)
 
 
-@on_both
+@everywhere
 def test_a_bucket_that_the_wire_could_not_finish_is_not_taken_for_an_average(
-    cluster: str,
+    on: On,
 ) -> None:
-    run = ol.run(finish_fails, world_size=2, cluster=cluster, timeout_s=GUARD_S)
-    assert run.values == ([1.5],) * 2
+    run = run_on(on, finish_fails)
+    assert tuple(run.values) == ([mean(on.ranks)],) * on.ranks
 
 
 class WatchingWire(AllReduce):
@@ -130,18 +128,16 @@ def living_copies(max_in_flight: int | None) -> list[int]:
     return wire.living
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize(
     ("max_in_flight", "living"),
     [(None, [1, 2, 3, 4]), (1, [1, 1, 1, 1]), (2, [1, 2, 2, 2])],
 )
 def test_no_more_copies_live_than_buckets_are_in_flight(
-    cluster: str, max_in_flight: int | None, living: list[int]
+    on: On, max_in_flight: int | None, living: list[int]
 ) -> None:
-    run = ol.run(
-        living_copies, max_in_flight, world_size=2, cluster=cluster, timeout_s=GUARD_S
-    )
-    assert run.values == (living,) * 2 and run.warnings == ()
+    run = run_on(on, living_copies, max_in_flight)
+    assert tuple(run.values) == (living,) * on.ranks and run.warnings == ()
 
 
 def writes_what_is_finished() -> None:
@@ -157,14 +153,10 @@ def writes_what_is_finished() -> None:
     reducer.wait()
 
 
-@on_both
-def test_a_gradient_that_is_touched_after_its_bucket_finished_is_named(
-    cluster: str,
-) -> None:
+@everywhere
+def test_a_gradient_that_is_touched_after_its_bucket_finished_is_named(on: On) -> None:
     with pytest.raises(RankError, match=r"2\.weight\.grad was replaced, freed or writ"):
-        ol.run(
-            writes_what_is_finished, world_size=2, cluster=cluster, timeout_s=GUARD_S
-        )
+        run_on(on, writes_what_is_finished)
 
 
 class Turned(nn.Module):
@@ -195,15 +187,14 @@ def lazily_negated(shape: tuple[int, ...]) -> tuple[bool, list[float]]:
     return lazy, average(net)
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_lazily_negated_gradient_keeps_its_sign_on_other_ranks(
-    cluster: str, shape: tuple[int, ...]
+    on: On, shape: tuple[int, ...]
 ) -> None:
-    run = ol.run(
-        lazily_negated, shape, world_size=2, cluster=cluster, timeout_s=GUARD_S
-    )
-    assert run.values == ((True, [0.5, 1.5]), (False, [0.5, 1.5]))
+    run = run_on(on, lazily_negated, shape)
+    right = pytest.approx([1 / on.ranks, mean(on.ranks)])
+    assert tuple(run.values) == tuple((rank == 0, right) for rank in range(on.ranks))
     assert run.warnings == ()
 
 
@@ -217,7 +208,10 @@ def expanded() -> list[float]:
     return [p.grad.sum().item() for p in net.parameters()]
 
 
-@on_both
-def test_a_gradient_that_its_average_replaces_was_not_touched(cluster: str) -> None:
-    run = ol.run(expanded, world_size=2, cluster=cluster, timeout_s=GUARD_S)
-    assert run.values == ([6.0, 6.0],) * 2 and run.warnings == ()
+@everywhere
+def test_a_gradient_that_its_average_replaces_was_not_touched(on: On) -> None:
+    run = run_on(on, expanded)
+    assert (
+        tuple(run.values) == ([4 * mean(on.ranks)] * 2,) * on.ranks
+        and run.warnings == ()
+    )
