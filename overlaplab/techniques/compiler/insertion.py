@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from overlaplab.techniques.compiler.checks import check_same
@@ -70,10 +71,10 @@ def insert_all_reduces(graph: Graph, gradients: Mapping[int, str], group: str) -
 
 
 def check_positions(graph: Graph, gradients: Mapping[int, str]) -> None:
-    """Refuse gradients that a graph does not return.
+    """Refuse gradients that a graph does not return, and sparse ones.
 
     Raises:
-        TypeError: `graph` is none, or `gradients` no names by position.
+        TypeError: `graph` is none, `gradients` no names by position, or one is sparse.
         ValueError: a position is not there.
     """
     check_graph(graph)
@@ -82,12 +83,21 @@ def check_positions(graph: Graph, gradients: Mapping[int, str]) -> None:
             f"gradients is {gradients!r}; expected names by position, such as "
             "{1: 'layer.weight'}"
         )
-    number = len(returned(graph))
+    results = returned(graph)
+    number = len(results)
     for position, name in gradients.items():
         if position not in range(number):
             raise ValueError(
                 f"gradients has {name} at {position!r}, and the graph returns {number} "
                 f"values; expected a position from 0 to {number - 1}"
+            )
+        gradient = results[position]
+        layout = gradient.meta["val"].layout if isinstance(gradient, Node) else None
+        if layout not in (None, torch.strided):
+            raise TypeError(
+                f"the gradient of {name} has layout {layout}; only dense gradients are "
+                "averaged. Use sparse=False in its module, and to send of a table what "
+                "was looked up, backend(embedding_rows=...)."
             )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from functools import cache
 from typing import Any
 
@@ -154,6 +156,93 @@ def test_nothing_races_and_everything_is_waited_for(world_size: int) -> None:
     assert run_of("virtual", world_size).warnings == ()
 
 
+class Odd(nn.Module):
+    """A table and a layer; `look_up` says how the table is read."""
+
+    def __init__(self, look_up: str = "once", **settings: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.look_up = look_up
+        self.table = nn.Embedding(WORDS, WIDTH, **settings)
+        self.other = nn.Embedding(WORDS, WIDTH)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        if look_up == "tied":
+            self.other.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        with torch.autocast(tokens.device.type, enabled=self.look_up == "autocast"):
+            x = self.table(tokens)
+            if self.look_up == "break":
+                torch._dynamo.graph_break()
+            if self.look_up == "tied":
+                x = x * self.other(tokens)
+            if self.look_up in ("twice", "break"):
+                x = x * self.table(tokens * 3 % WORDS)
+            return torch.tanh(self.layer(x)).float().square().sum()
+
+
+# Settings of the net, the sizes of both ranks' tokens, and whose rows are sent.
+ODD: dict[str, tuple[dict[str, Any], list[tuple[int, ...]], list[str]]] = {
+    "nothing is looked up on a rank": ({}, [(0,), (5,)], ["table"]),
+    "one token": ({}, [(), (2, 1, 3)], ["table"]),
+    "int32": ({}, [(3, 5), (3, 5)], ["table"]),
+    "two backwards": ({}, [(3, 5), (3, 5)], ["table"]),
+    "padding": ({"padding_idx": -1}, [(3, 5), (3, 5)], ["table"]),
+    **{
+        look_up: ({"look_up": look_up}, [(3, 5), (3, 5)], sent)
+        for look_up, sent in {
+            "tied": [],
+            "twice": [],
+            "break": ["table"],  # each fragment sends what it looked up
+            "autocast": ["table"],
+        }.items()
+    },
+}
+
+
+def odd_batches(name: str, rank: int) -> list[Tensor]:
+    dtype = torch.int32 if name == "int32" else torch.int64
+    seeds = (rank, rank + 9) if name == "two backwards" else (rank,)
+    return [tokens_of(seed, ODD[name][1][rank]).to(dtype) for seed in seeds]
+
+
+def odd_steps(has_side: bool) -> dict[str, Any]:
+    config = importlib.import_module("torch._dynamo.config")  # else it is pickled
+    config.recompile_limit = 64  # each net has the same code
+    found = {}
+    for number, (name, (settings, _, _)) in enumerate(ODD.items()):
+        model = Odd(**settings)
+        made = backend(
+            hardware="chalk",
+            embedding_rows=15,
+            side_stream=has_side,
+            max_states=500 + number,  # a backend of its own
+        )
+        compiled = torch.compile(model, backend=made)
+        for tokens in odd_batches(name, dist.get_rank()):
+            compiled(tokens.to(ol.device())).backward()
+        sent = "\n".join(show(c.inserted) for c in made.compilations)
+        rows = sorted(set(re.findall(r">>\s+gather_rows_(\w+)_weight", sent)))
+        found[name] = gradients_of(model), rows
+    return found
+
+
+@pytest.mark.parametrize(("cluster", "has_side"), [("virtual", True), ("gloo", False)])
+def test_odd_batches_and_tables_end_where_one_process_does(
+    cluster: str, has_side: bool
+) -> None:
+    one, other = run_untimed(odd_steps, has_side, cluster=cluster).values
+    for name, (settings, _, sent) in ODD.items():
+        torch.testing.assert_close(other[name][0], one[name][0], rtol=0, atol=0)
+        model = Odd(**settings)
+        for tokens in [*odd_batches(name, 0), *odd_batches(name, 1)]:
+            model(tokens).backward()
+        expected = {n: grad / 2 for n, grad in gradients_of(model).items()}
+        loose = {"rtol": 0.02, "atol": 0.01} if name == "autocast" else {}
+        torch.testing.assert_close(one[name][0], expected, **loose)
+        assert (name, one[name][1]) == (name, sent)
+
+
 def backward_of(model: nn.Module, *size: int) -> Fragment:
     (found,) = (f for f in capture(model, tokens_of(0, size)) if f.is_backward)
     return found
@@ -271,6 +360,19 @@ def test_a_larger_batch_is_refused_before_it_is_sent(cluster: str) -> None:
     with pytest.raises(RankError, match=expected) as caught:
         values_of(too_many, cluster=cluster)
     assert "nothing was sent" in str(caught.value)
+
+
+def sparse_table() -> None:
+    table = nn.Embedding(WORDS, WIDTH, sparse=True)
+    compiled = torch.compile(table, backend=backend(hardware="chalk"))
+    compiled(tokens_of(0, (2, 3)).to(ol.device())).sum().backward()
+
+
+@pytest.mark.parametrize("cluster", ["virtual", "gloo"])
+def test_a_sparse_gradient_is_refused_by_its_name(cluster: str) -> None:
+    expected = r"gradient of weight has layout torch\.sparse_coo.*embedding_rows="
+    with pytest.raises(RankError, match=expected):
+        values_of(sparse_table, cluster=cluster)
 
 
 def test_a_table_that_is_summed_from_other_rows_is_refused(
