@@ -30,6 +30,9 @@ class BucketedReducer(JoinableReducer):
     in `GradScaler.unscale_`. Gradients of `torch.autograd.grad` never reach a hook and
     are not averaged.
 
+    Several reducers: build them, and run their backwards and waits, in one order on all
+    ranks. A message has no name: of two with equal shapes, one is taken for the other.
+
     After Li et al., PyTorch Distributed (VLDB 2020); without its flat buffers.
 
     Args:
@@ -76,7 +79,8 @@ class BucketedReducer(JoinableReducer):
         Raises:
             RuntimeError: a backward of the step raised; a parameter was written while
                 the step was open, or a gradient was freed, or replaced or written
-                after it had been sent; called inside `no_sync()` or after `remove()`.
+                after it had been sent; called in a hook, inside `no_sync()` or after
+            `remove()`.
                 The step stays open until every rank calls `abandon()`. Or: a parameter
                 trains here and is frozen elsewhere; the ranks where it is frozen have
                 ended the step, so that it cannot be given up any more.
