@@ -25,7 +25,6 @@ from overlaplab_course.lab13.measured import (
     NAMES,
     gpu_table,
     ms,
-    ms_of_rows,
     won_table,
 )
 from overlaplab_course.lab13.moves import COSTS, link, run_graph, timed
@@ -38,7 +37,11 @@ from overlaplab_course.lab13.ordering import (
     names_of,
 )
 from overlaplab_course.lab13.plans import merged, plan_graph, sent_bytes
-from overlaplab_course.lab13.rows import rows_on_gpus, rows_table
+from overlaplab_course.lab13.rows import (
+    last_operators,
+    rows_on_gpus,
+    rows_table,
+)
 from overlaplab_course.lab13.shipped import passes_table, settings_table
 from overlaplab_course.lab13.thesis import spread, thesis_table
 from overlaplab_course.lab13.two_streams import cut

@@ -15,6 +15,7 @@ from overlaplab.techniques.compiler import (
     gather_lookups,
     insert_all_reduces,
     plan_lookups,
+    show,
     simplify,
 )
 from overlaplab_course import stored
@@ -32,7 +33,6 @@ from overlaplab_course.lab13.thesis import (
 )
 
 VOCABULARY, WIDTH = 32_768, 768
-# A gathered byte arrives from each other rank; an all-reduce carries one twice.
 _BFLOAT16, _TOKEN = 2, 8
 
 
@@ -68,12 +68,12 @@ def step_ms(link: str, batch: int, by_rows: bool) -> tuple[float, int]:
 
 
 def rows_table() -> str:
-    """What a rank receives of the table either way, and the steps."""
+    """What a rank receives of the table either way, on a ring, and the steps."""
     lines = []
-    whole = 2 * VOCABULARY * WIDTH * _BFLOAT16
+    others = NUM_RANKS - 1
+    whole = 2 * others * VOCABULARY * WIDTH * _BFLOAT16 / NUM_RANKS
     for batch in BATCHES:
-        tokens = NUM_RANKS * batch * SEQUENCE
-        rows = tokens * (WIDTH * _BFLOAT16 + _TOKEN)
+        rows = others * batch * SEQUENCE * (WIDTH * _BFLOAT16 + _TOKEN)
         for link in LINKS:
             table_ms, _ = step_ms(link, batch, False)
             rows_ms, number = step_ms(link, batch, True)
@@ -82,7 +82,7 @@ def rows_table() -> str:
                     f"{link}, batch {batch}",
                     *(f"{size / MIB:.1f}" for size in (whole, rows)),
                     f"{table_ms:.2f}",
-                    f"{rows_ms:.2f}" if number else "the table is less",
+                    f"{rows_ms:.2f}" if number else "stays a table",
                 )
             )
     head = ("", "as a table, MiB", "as rows, MiB", "table, ms", "rows, ms")
@@ -91,14 +91,18 @@ def rows_table() -> str:
 
 def rows_on_gpus() -> str:
     """Stored: DDP, this compiler, and this compiler with rows, on two GPUs."""
-    lines = [
-        (
-            name,
-            *(
-                f"{ms[way]:.1f}"
-                for way in ("ddp 100 views static", "ours", "ours, rows")
-            ),
+    lines = []
+    for name, ms in ms_of_rows().items():
+        ddp, whole, rows = (
+            ms[way] for way in ("ddp 100 views static", "ours", "ours, rows")
         )
-        for name, ms in ms_of_rows().items()
-    ]
-    return stored.text_table(("ms per step", "DDP", "inserted", "with rows"), lines)
+        shares = f"{whole / ddp:.2f}", f"{rows / ddp:.2f}"
+        lines.append((name, *(f"{each:.1f}" for each in (ddp, whole, rows)), *shares))
+    head = ("ms per step", "DDP", "inserted", "with rows", "inserted / DDP")
+    return stored.text_table((*head, "with rows / DDP"), lines)
+
+
+def last_operators(number: int = 4) -> str:
+    """Of the step of the GPT, and what they give."""
+    graph, _ = _step(BATCHES[0])
+    return "\n".join(show(graph).split("\n")[-number - 1 : -1])

@@ -1,16 +1,14 @@
-"""The pass that sends of an embedding's gradient what it is made of.
+"""The pass that sends an embedding's gradient as rows instead of as a whole table.
 
 The gradient of a table has a row for each word, and all are zero but those that the
-batch looked up. An average sends the whole table. Here every rank gathers what each of
-them would have summed into its own: a row for each token, and which row of the table
-that is. Each then sums all of them, and so has the average. For a table of 32,768 words
-and 2,048 tokens on each of two ranks that is one sixteenth of the bytes.
+batch looked up. An average sends them all. Here each rank gathers from every rank one
+row for each token, and which row of the table it belongs to, and adds them up itself.
+For 32,768 words and 2,048 tokens on each of two ranks that is a sixteenth of the bytes.
 
-It needs a graph: a hook gets the table's gradient when the rows are summed already. And
-it needs a bound on the tokens, as ranks must send equal sizes whatever their batches.
-
-Sparse gradients (`nn.Embedding(sparse=True)`) send the same, and make every optimizer
-deal with them.
+It needs a graph: a hook on the parameter sees the gradient when the rows are added up
+already. And it needs a bound on the tokens, as ranks must send equal sizes whatever
+their batches. `nn.Embedding(sparse=True)` needs neither, but every optimizer must take
+its sparse gradients, and Adam refuses them.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ class Lookup:
     Args:
         result: its position in what the graph returns.
         name: of the parameter.
-        tokens: position among the inputs of what was looked up.
+        tokens: position of the graph's input that holds the tokens.
         rows: how many each rank sends; fewer tokens are filled up with zeros.
     """
 
@@ -80,11 +78,12 @@ class Lookup:
 def plan_lookups(
     graph: Graph, gradients: Mapping[int, str], rows: int, num_ranks: int
 ) -> list[Lookup]:
-    """Of the gradients of a backward graph, those to send as rows.
+    """Pick the gradients that are cheaper to send as rows.
 
-    That is where rows are fewer bytes than the average of the table, which sends and
-    receives nearly twice its size. It must be a table's gradient alone: of weights that
-    a head shares, or that are scaled by how often a word comes, the whole is sent.
+    That is where rows are fewer bytes than a ring's all-reduce of the table, which
+    carries it nearly twice. The table is averaged whole if a head shares it, if
+    `scale_grad_by_freq` is set, if something else reads the gradient, or if its tokens
+    are no input of the graph.
 
     Args:
         graph: a backward pass.
@@ -93,7 +92,8 @@ def plan_lookups(
         num_ranks: of the group.
 
     Raises:
-        ValueError, TypeError: see `check_positions`; `rows` is no positive number.
+        ValueError, TypeError: see `check_positions`; `rows` or `num_ranks` is no
+            positive whole number.
     """
     check_positions(graph, gradients)
     for what, value in (("rows", rows), ("num_ranks", num_ranks)):
@@ -129,7 +129,8 @@ def gather_lookups(
 ) -> Graph:
     """Gather the rows of embeddings' gradients, and sum them on every rank.
 
-    Nothing overlaps yet, as in `insert_all_reduces`, which is for the other gradients.
+    The gathers are waited for at once: later passes move them. `insert_all_reduces` is
+    for the other gradients.
 
     Args:
         graph: a backward pass.
@@ -175,7 +176,7 @@ def _gathered(
     place = _last_input(value.graph) if value.op == "placeholder" else value
     like = value.meta["val"]
     for number, (target, constants, shape) in enumerate(steps, 1):
-        # However it was made: ranks compare the names of what they send.
+        # The same name, padded or not, since ranks compare names of what they send.
         name = f"sent_{own}" if number == len(steps) else own
         like = like.new_empty(shape)
         place = value = add_behind(place, target, (value, *constants), name, like)
@@ -188,7 +189,7 @@ def _gathered(
 def _sent(
     rows: Node, tokens: Node, num_rows: int, num_ranks: int
 ) -> Iterator[list[_Step]]:
-    """What is done to both before they are sent.
+    """The operators that prepare rows and tokens for sending.
 
     Rows are divided before they are summed, as NCCL does, so that float16 stays finite.
     """
@@ -201,6 +202,7 @@ def _sent(
         if divides:
             steps.append((_DIVIDE, (num_ranks,), (number, *shape)))
         if not isinstance(number, int) or number != num_rows:
+            # The number may be a symbol: pad by all of them, then cut.
             steps.append((_PAD, (padding, 0), (number + num_rows, *shape)))
             steps.append((_FIRST, (0, 0, num_rows), (num_rows, *shape)))
         yield steps

@@ -1,9 +1,9 @@
 """Gradients that no compiled backward averaged are refused, not added.
 
-Dynamo leaves out what it cannot trace: a whole function, for a graph break in a loop;
-what is disabled; all, if it is switched off. That code then runs as it is, and Dynamo
-says nothing. Nor does a model that is called without its compiled wrapper. A backend
-is not asked about any of it, so parameters themselves look at what reaches them.
+Dynamo silently skips code that it cannot trace: a function with a graph break in a
+loop, what is disabled, everything if it is switched off. A model that is called without
+its compiled wrapper is as silent. A backend never sees that code, so a hook on each
+parameter checks what arrives there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class NotAveragedError(OverlaplabError):
-    """A backward was to add to `.grad` what ranks did not average."""
+    """A backward was about to add a gradient to `.grad` that ranks did not average."""
 
 
 def watch(model: Module) -> Module:
@@ -33,10 +33,9 @@ def watch(model: Module) -> Module:
 
         model = torch.compile(ol.compiler.watch(model), backend=ol.compiler.backend())
 
-    It costs three short calls of Python a parameter in each backward, less than one of
-    its operators. Where two compiled graphs give to a parameter in one backward, a
-    third part from elsewhere is not told from theirs. What `torch.autograd.grad`
-    returns is not looked at.
+    It costs three short calls of Python per parameter in each backward. If two compiled
+    graphs contribute to one parameter in one backward, a third contribution that is no
+    average goes unnoticed. What `torch.autograd.grad` returns is not looked at.
 
     Args:
         model: each parameter that it has now is watched, also if it is frozen. A
@@ -59,7 +58,7 @@ def watch(model: Module) -> Module:
 
 
 class _Watch:
-    """A parameter's hook; knows what our backwards gave to it in the one that runs."""
+    """The hook of one parameter; remembers what compiled code gave it in a backward."""
 
     exist = False  # in this process; who watches nothing pays nothing
 
@@ -67,7 +66,7 @@ class _Watch:
         _Watch.exist = True
         self._name = name
         self._backward, self._num_given = -1, 0
-        self.given: Tensor | None = None  # the only one, until it arrives
+        self.given: Tensor | None = None  # the average, if there is just one
 
     def give(self, gradient: Tensor, backward: int) -> None:
         """An average is on its way to the parameter."""
@@ -77,9 +76,9 @@ class _Watch:
         self.given = gradient if self._num_given == 1 else None
 
     def __call__(self, gradient: Tensor | None) -> None:
-        """All has arrived; a single gradient as it was given, several as their sum.
+        """Called with the whole gradient; if it is the very tensor that we gave, good.
 
-        It is not held any longer: else autograd would copy it into `.grad`.
+        It is let go here, or autograd would copy it into `.grad` and not take it over.
         """
         given, self.given = self.given, None
         if gradient is given:
@@ -95,8 +94,8 @@ def noting(run: Run, positions: Iterable[int], forward: Graph) -> Run:
     Args:
         run: its code; AOTAutograd calls it in the backward of its own function.
         positions: of parameters' gradients, averaged, in what `run` returns.
-        forward: whose inputs that function had: `run` returns something for each, and
-            autograd knows the tensors among them.
+        forward: its graph. `run` returns a result for each of its inputs, and autograd
+            has edges for the tensors among them alone, so these are counted.
     """
     inputs = [node for node in forward.nodes if node.op == "placeholder"]
     edges = [(place, sum(map(_is_tensor, inputs[:place]))) for place in positions]
@@ -114,7 +113,7 @@ def noting(run: Run, positions: Iterable[int], forward: Graph) -> Run:
                 watches.append(watch)
 
         def ended() -> None:
-            for watch in watches:  # which a backward with `inputs` may not have reached
+            for watch in watches:  # backward(inputs=...) may not have reached them
                 watch.given = None
 
         engine: Any = torch.autograd.Variable._execution_engine
@@ -139,7 +138,7 @@ def _watch_of(parameter: Any) -> _Watch | None:
 def _put_first(parameter: nn.Parameter, watch: _Watch) -> None:
     """Before hooks that change a gradient."""
     trains = parameter.requires_grad
-    parameter.requires_grad_()  # torch puts no hook on what is frozen, but keeps it
+    parameter.requires_grad_()  # no hook can be put on what is frozen, but stays there
     parameter.register_hook(watch)  # type: ignore[no-untyped-call]
     hooks: Any = parameter._backward_hooks
     others = {key: hook for key, hook in hooks.items() if hook is not watch}
