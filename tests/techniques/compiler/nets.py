@@ -118,6 +118,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "mlp": (TOY_NETS["mlp"].make_model, _toy),
     "gpt": (Gpt, _vectors),
     "convolutions": (Convolutions, _images),
+    "tied": (TOY_NETS["tied"].make_model, _toy),
     "dropout": (Dropping, _vectors),
     "branches": (Odd, _vectors),
     "frozen": (TOY_NETS["frozen"].make_model, _toy),
