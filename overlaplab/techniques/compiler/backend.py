@@ -120,7 +120,9 @@ class Backend:
         """What was decided for each backward graph, and why.
 
         A parameter that is used in two fragments, which a graph break leaves, is sent
-        by each.
+        by each. Of each of `compilations`, `graphs()` gives the graph before and after
+        all passes as text; `undecided` and `predicted` are both timelines, which
+        `view.draw_many` draws.
 
         Raises:
             ValueError: no backward ran yet, so none was compiled.

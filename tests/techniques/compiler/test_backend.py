@@ -73,6 +73,7 @@ def steps() -> dict[str, Any]:
     found["explained"] = made.explain()
     found["num compiled"] = len(made.compilations)
     found["source"] = made.compilations[0].code.source
+    found["graphs"] = made.compilations[0].graphs()
     return found
 
 
@@ -141,6 +142,16 @@ def test_the_explanation_has_buckets_decisions_and_both_predictions(
         "with a message per tensor, each waited for at once: 8.639 us, 7.917 us exposed"
     )
     assert step == "forward and backward: 8.513 us"
+
+
+def test_both_graphs_are_printed(run: ol.Run) -> None:
+    before, after = run.values[0]["graphs"].split("\n\nbecomes\n\n")
+
+    def marks(graph: str) -> list[str]:
+        return re.findall(r"^ *(>>|<<)", graph, re.MULTILINE)
+
+    assert marks(before) == [">>", "<<"] * 3
+    assert marks(after) == [">>"] * 3 + ["<<"] * 3
 
 
 def test_gradients_are_averaged_in_their_own_memory(run: ol.Run) -> None:
