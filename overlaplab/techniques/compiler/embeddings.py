@@ -9,6 +9,10 @@ It needs a graph: a hook on the parameter sees the gradient when the rows are ad
 already. And it needs a bound on the tokens, as ranks must send equal sizes whatever
 their batches. `nn.Embedding(sparse=True)` needs neither, but every optimizer must take
 its sparse gradients, and Adam refuses them.
+
+Rows are added up in the table's dtype. A CPU adds them one by one, so that in bfloat16
+the gradient of a frequent word is coarser than an average of tables: for 20 words and
+600 random rows on each of four ranks it was 1.2 % off, an average 0.7 %.
 """
 
 from __future__ import annotations
