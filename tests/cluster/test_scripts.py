@@ -11,6 +11,7 @@ import torch.distributed as dist
 import overlaplab as ol
 from tests.cluster import training_script
 from tests.guards import GUARD_S
+from tests.ranks import everywhere, values_on
 
 on_both = pytest.mark.parametrize("cluster", ["virtual", "gloo"])
 
@@ -98,28 +99,26 @@ def test_a_training_script_runs_unchanged_and_gives_the_same_everywhere(tmp_path
     assert f"(1, {gloo[1][1]}" in ended.stdout, ended.stderr
 
 
-AGREEING = [
-    {},
-    {"backend": None},
-    {"backend": "gloo", "init_method": "env://"},
-    {"backend": dist.Backend.GLOO, "world_size": 2},
-    {"backend": "cpu:gloo,cuda:nccl"},
-    {"init_method": "tcp://127.0.0.1:1", "world_size": 2, "rank": None},
-]
-
-
 def initialises_again():
-    for arguments in AGREEING:
+    size = dist.get_world_size()
+    for arguments in (
+        {},
+        {"backend": None},
+        {"backend": "gloo", "init_method": "env://"},
+        {"backend": dist.Backend.GLOO, "world_size": size},
+        {"backend": "cpu:gloo,cuda:nccl"},
+        {"init_method": "tcp://127.0.0.1:1", "world_size": size, "rank": None},
+    ):
         dist.init_process_group(**arguments)
-    dist.init_process_group("gloo", "env://", None, 2, dist.get_rank())
+    dist.init_process_group("gloo", "env://", None, size, dist.get_rank())
     total = torch.ones(1)
     dist.all_reduce(total)
     return total.item()
 
 
-@on_both
-def test_a_second_initialisation_that_agrees_is_accepted(cluster):
-    assert run(initialises_again, cluster=cluster) == (2, 2)
+@everywhere
+def test_a_second_initialisation_that_agrees_is_accepted(on):
+    assert values_on(on, initialises_again) == (on.ranks,) * on.ranks
 
 
 DISAGREEING = [
@@ -155,18 +154,24 @@ def destroys(number):
             dist.init_process_group("gloo")
         total = torch.full((1,), 1.0 + dist.get_rank() + count)
         dist.all_reduce(total)
-        dist.all_reduce(total, group=dist.new_group([0, 1]))
+        pair = dist.new_group([0, 1])
+        if dist.get_rank() < 2:
+            dist.all_reduce(total, group=pair)
         seen.append(total.item())
         dist.destroy_process_group()
     return seen
 
 
-@on_both
+@everywhere
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_world_may_be_destroyed_and_initialised_again(cluster, number):
-    found = run(destroys, number, cluster=cluster)
-    assert found == ([6.0, 10.0, 14.0][:number],) * 2
-    assert run(initialises_again, cluster=cluster) == (2, 2)  # the next run is whole
+def test_a_world_may_be_destroyed_and_initialised_again(on, number):
+    # Summed over the ranks, and again by ranks 0 and 1.
+    sums = [sum(1.0 + rank + n for rank in range(on.ranks)) for n in range(number)]
+    both, alone = [2 * total for total in sums], sums
+    right = [both if rank < 2 else alone for rank in range(on.ranks)]
+    assert list(values_on(on, destroys, number)) == right
+    # The next run is whole.
+    assert values_on(on, initialises_again) == (on.ranks,) * on.ranks
 
 
 def destroys_twice():
