@@ -5,12 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
 import torch.distributed as dist
 
 from overlaplab.techniques import groups
 from tests.guards import GUARD_S
-from tests.ranks import values_of
+from tests.ranks import On, everywhere, values_on
 
 
 def said_and_numbered() -> tuple[bool, int]:
@@ -22,10 +21,10 @@ def said_and_numbered() -> tuple[bool, int]:
     return said, groups.number_in(world)
 
 
-@pytest.mark.parametrize("cluster", ["virtual", "gloo"])
-def test_a_run_hears_and_counts_nothing_of_the_one_before(cluster: str) -> None:
+@everywhere
+def test_a_run_hears_and_counts_nothing_of_the_one_before(on: On) -> None:
     for _ in range(2):
-        assert values_of(said_and_numbered, cluster=cluster) == ((False, 1),) * 2
+        assert values_on(on, said_and_numbered) == ((False, 1),) * on.ranks
 
 
 WORLDS = """
