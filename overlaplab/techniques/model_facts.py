@@ -163,6 +163,8 @@ class ModelFacts:
                 work.wait()
                 if sent is not tensor:
                     tensor.copy_(sent)
+                elif not tensor.is_inference():  # autograd hears of a copy alone
+                    torch.autograd.graph.increment_version(tensor)
 
     def _look_around(self) -> None:
         modules = list(self._model.modules())

@@ -346,6 +346,33 @@ def evaluation_between() -> dict[str, Any]:
     return grads(model)
 
 
+class ScaledByABuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(1, 1, bias=False)
+        self.register_buffer("b", torch.ones(1))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return (self.lin(z) * self.b).sum()
+
+
+def buffers_between_two_forwards(between: bool) -> float:
+    """A14: each rank has set the buffer to 1 + rank; two forwards, one backward."""
+    model = ScaledByABuffer()
+    reducer = BucketedReducer(model)
+    model.b.fill_(1.0 + dist.get_rank())
+    if not between:
+        reducer.broadcast_buffers()
+    x = torch.full((1, 1), 1.0 + dist.get_rank())
+    loss = model(x)
+    if between:
+        reducer.broadcast_buffers()
+    (loss + model(x)).backward()
+    reducer.wait()
+    assert model.lin.weight.grad is not None
+    return model.lin.weight.grad.item()
+
+
 def in_a_subgroup() -> float:
     """The last rank has a group of its own."""
     last = dist.get_world_size() - 1

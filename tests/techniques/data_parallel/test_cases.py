@@ -282,6 +282,19 @@ def test_an_evaluation_between_backward_and_wait_is_harmless(on: On) -> None:
 
 
 @everywhere
+def test_buffers_broadcast_before_two_forwards_leave_one_backward_right(on: On) -> None:
+    right = 2 * mean(on.ranks)  # both forwards with rank 0's buffer, which is 1
+    found = run(programs.buffers_between_two_forwards, False, on=on)
+    assert found == [right] * on.ranks
+
+
+@everywhere
+def test_buffers_broadcast_between_forward_and_backward_are_noticed(on: On) -> None:
+    with pytest.raises(RankError, match="modified by an inplace operation"):
+        run(programs.buffers_between_two_forwards, True, on=on)
+
+
+@everywhere
 def test_a_group_averages_over_its_own_ranks(on: On) -> None:
     right = {2: [1.0, 2.0], 3: [1.5, 1.5, 3.0]}[on.ranks]
     assert run(programs.in_a_subgroup, on=on) == right
