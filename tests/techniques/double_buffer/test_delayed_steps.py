@@ -301,7 +301,7 @@ def test_ranks_that_load_other_states_are_refused(names: Any, says: str) -> None
 
 
 PROGRAMS: list[tuple[Any, ...]] = [
-    (misuse.checkpointed_backward, False),
+    (misuse.checkpointed_backward, ()),
     (misuse.trains_inside_a_backward,),
     (misuse.freeze_differently,),
     (misuse.freeze_and_unfreeze_on_rank_0,),
@@ -312,7 +312,7 @@ PROGRAMS: list[tuple[Any, ...]] = [
     (misuse.abandons_after_a_cast,),
     (misuse.bfloat16_wire, torch.float32),
     (programs.no_backward_on_rank_0,),
-    (programs.two_forwards_and_backwards,),
+    (programs.two_forwards_and_backwards, True),
     (programs.create_graph,),
     (programs.unfreeze_what_was_frozen_at_construction,),
     (programs.strange_strides,),
