@@ -61,8 +61,8 @@ print(show(serial))
 
 # %% [markdown]
 # In a graph a collective is *two* nodes. The **launch** (`>>`) hands the message over (`avg`: it is
-# averaged; `0`: the name of the group of ranks). The **wait** (`<<`) gives a result that may be read. Here each wait stands right behind its launch, as in code
-# that calls `dist.all_reduce(grad)` without `async_op`.
+# averaged; `0`: the name of the group of ranks). The **wait** (`<<`) gives a result that may be read.
+# Here each wait stands right behind its launch, as in code that calls `dist.all_reduce(grad)` without `async_op`.
 #
 # Everything here is in slow motion. A product takes 2 ms. A message takes 5 ms: 1 ms of latency
 # and 4 ms on the wire. Both ranks do the same at the same time, so only one is drawn.
@@ -999,8 +999,8 @@ print(lab.rows_on_gpus())
 
 # %% [markdown]
 # Over the slow link, at batch 2, the compiler's step is as long as DDP's, and rows take 6 ms off it. At batch 8
-# the compiler had won 2 ms over DDP by its order and its sizes, and rows take off another 3. Over NVLink they
-# take off half a millisecond. An order can only hide messages behind computing. Fewer bytes need no hiding.
+# it is 2 ms shorter than DDP's, and rows take off another 3. Over NVLink they take off about half a
+# millisecond. An order can only hide messages behind computing. Fewer bytes need no hiding.
 #
 # ## 15. What PyTorch ships (4 minutes)
 #

@@ -21,12 +21,7 @@ from overlaplab_course.lab13.lists import (
     table_of,
     wrong_of,
 )
-from overlaplab_course.lab13.measured import (
-    NAMES,
-    gpu_table,
-    ms,
-    won_table,
-)
+from overlaplab_course.lab13.measured import NAMES, gpu_table, ms, won_table
 from overlaplab_course.lab13.moves import COSTS, link, run_graph, timed
 from overlaplab_course.lab13.ordering import (
     CASES,
@@ -37,11 +32,7 @@ from overlaplab_course.lab13.ordering import (
     names_of,
 )
 from overlaplab_course.lab13.plans import merged, plan_graph, sent_bytes
-from overlaplab_course.lab13.rows import (
-    last_operators,
-    rows_on_gpus,
-    rows_table,
-)
+from overlaplab_course.lab13.rows import last_operators, rows_on_gpus, rows_table
 from overlaplab_course.lab13.shipped import passes_table, settings_table
 from overlaplab_course.lab13.thesis import spread, thesis_table
 from overlaplab_course.lab13.two_streams import cut

@@ -8,13 +8,10 @@ import torch
 from torch.fx import Graph
 
 from overlaplab.techniques.compiler import (
-    Lookup,
     Settings,
     capture_gradients,
     compile_inserted,
-    gather_lookups,
-    insert_all_reduces,
-    plan_lookups,
+    insert_averages,
     show,
     simplify,
 )
@@ -55,13 +52,8 @@ def step_ms(link: str, batch: int, by_rows: bool) -> tuple[float, int]:
         by_rows: whether tables may; then `plan_lookups` decides.
     """
     graph, gradients = _step(batch)
-    found: list[Lookup] = []
-    if by_rows:
-        found = plan_lookups(graph, gradients, batch * SEQUENCE, NUM_RANKS)
-        graph = gather_lookups(graph, found, GROUP, NUM_RANKS)
-    own = {lookup.result for lookup in found}
-    others = {p: name for p, name in gradients.items() if p not in own}
-    inserted = insert_all_reduces(graph, others, GROUP)
+    rows = batch * SEQUENCE if by_rows else None
+    inserted, found = insert_averages(graph, gradients, GROUP, NUM_RANKS, rows)
     settings = Settings(max_states=MAX_STATES)
     made = compile_inserted(inserted, costs_of(link), settings)
     return made.step_ns / 1e6, len(found)

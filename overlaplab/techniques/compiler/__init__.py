@@ -45,6 +45,7 @@ from overlaplab.techniques.compiler.dependencies import (
 from overlaplab.techniques.compiler.embeddings import (
     Lookup,
     gather_lookups,
+    insert_averages,
     plan_lookups,
 )
 from overlaplab.techniques.compiler.example import nine_operators
@@ -114,6 +115,7 @@ __all__ = [
     "generate",
     "graph_pass",
     "insert_all_reduces",
+    "insert_averages",
     "insert_shards",
     "merge",
     "nine_operators",

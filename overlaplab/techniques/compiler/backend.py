@@ -42,13 +42,8 @@ from overlaplab.techniques.compiler.compilation import (
     compile_inserted,
 )
 from overlaplab.techniques.compiler.costs import Costs
-from overlaplab.techniques.compiler.embeddings import (
-    Lookup,
-    gather_lookups,
-    plan_lookups,
-)
+from overlaplab.techniques.compiler.embeddings import Lookup, insert_averages
 from overlaplab.techniques.compiler.fusing import FusedCosts
-from overlaplab.techniques.compiler.insertion import insert_all_reduces
 from overlaplab.techniques.compiler.lowering import lower
 from overlaplab.techniques.compiler.runtime import side_stream_of
 from overlaplab.techniques.compiler.simplification import simplify
@@ -140,8 +135,8 @@ class Backend:
             name = "backward" if fragment.is_backward else "forward"
             code = generate(fragment.graph, name).run
             return lambda args: code(args, None, streams.device())
-        lookups = self._lookups(fragment)
-        agreed = self._agreeing(fragment, lookups)
+        inserted, lookups = self._inserted(fragment)
+        agreed = self._agreeing(inserted, fragment.forward)
 
         def backward(args: list[Any]) -> Any:
             for lookup in lookups:
@@ -157,26 +152,24 @@ class Backend:
 
     def _ordered(self, fragment: Fragment) -> Graph:
         """What Inductor is given. Each rank compiles for itself, and asks here."""
-        return self._agreeing(fragment)(resolve_group(self._group), ()).graph
+        inserted, _ = self._inserted(fragment)
+        agreed = self._agreeing(inserted, fragment.forward)
+        return agreed(resolve_group(self._group), ()).graph
 
-    def _lookups(self, fragment: Fragment) -> list[Lookup]:
-        """Which gradients are sent as rows."""
-        rows = self._settings.embedding_rows
-        if rows is None:
-            return []
-        graph = simplify(fragment.graph)
-        return plan_lookups(graph, fragment.gradients, rows, self._world_size)
+    def _inserted(self, fragment: Fragment) -> tuple[Graph, list[Lookup]]:
+        """A backward graph that sends, and what it sends as rows."""
+        return insert_averages(
+            simplify(fragment.graph),
+            fragment.gradients,
+            self._group,
+            self._world_size,
+            self._settings.embedding_rows,
+        )
 
     def _agreeing(
-        self, fragment: Fragment, lookups: Sequence[Lookup] = ()
+        self, inserted: Graph, forward: Graph | None
     ) -> Callable[[dist.ProcessGroup, Sequence[Any]], Compilation]:
         """A backward graph as the ranks of a group agree to send; see `agree`."""
-        graph = simplify(fragment.graph)
-        if lookups:
-            graph = gather_lookups(graph, lookups, self._group, self._world_size)
-        own = {lookup.result for lookup in lookups}
-        others = {p: n for p, n in fragment.gradients.items() if p not in own}
-        inserted = insert_all_reduces(graph, others, self._group)
         wanted = wanted_text(self._settings, inserted)
         known: dict[Sending, Compilation] = {}
 
@@ -184,7 +177,7 @@ class Backend:
             if sending is None:  # it is free, so as before
                 sending = next(iter(known), None)
             if sending is None or sending not in known:
-                made = self._keep(inserted, sending, fragment.forward)
+                made = self._keep(inserted, sending, forward)
                 sending = made.sending
                 known[sending] = made
             return known[sending]

@@ -33,7 +33,11 @@ from overlaplab.techniques.compiler.graphs import (
     output_of,
     returned,
 )
-from overlaplab.techniques.compiler.insertion import check_positions, identifier
+from overlaplab.techniques.compiler.insertion import (
+    check_positions,
+    identifier,
+    insert_all_reduces,
+)
 from overlaplab.techniques.compiler.meaning import Meaning, Numbers, Value, meaning
 
 _TABLE = torch.ops.aten.embedding_dense_backward.default
@@ -77,6 +81,35 @@ class Lookup:
                 f"embedding_rows is {self.rows:,}: nothing was sent. Give every rank "
                 f"backend(embedding_rows=...) of the largest batch, {number:,} or more."
             )
+
+
+def insert_averages(
+    graph: Graph,
+    gradients: Mapping[int, str],
+    group: str,
+    num_ranks: int,
+    rows: int | None = None,
+) -> tuple[Graph, list[Lookup]]:
+    """As `insert_all_reduces`, with rows for the tables of which they are less.
+
+    Args:
+        graph, gradients, group: see `insert_all_reduces`.
+        num_ranks: of the group.
+        rows: tokens of a rank's batch, at most; None: all is averaged whole.
+
+    Returns:
+        A new graph, in which gradients are averages; and what is sent as rows.
+
+    Raises:
+        GraphError, ValueError, TypeError: see `insert_all_reduces`, `plan_lookups`.
+    """
+    found: list[Lookup] = []
+    if rows is not None:
+        found = plan_lookups(graph, gradients, rows, num_ranks)
+        graph = gather_lookups(graph, found, group, num_ranks)
+    own = {lookup.result for lookup in found}
+    others = {p: name for p, name in gradients.items() if p not in own}
+    return insert_all_reduces(graph, others, group), found
 
 
 def plan_lookups(

@@ -133,8 +133,8 @@ class StepwiseReducer:
 
         Raises:
             RuntimeError: inside `join()` or a backward (in a hook), or after
-                `remove()`; a rank does not come;
-                the process group was destroyed, and ranks can meet no more.
+                `remove()`; a rank does not come; the process group was destroyed, and
+                ranks can meet no more.
         """
         self._guard.refuse_removed("reducer.abandon()")
         self._guard.refuse_inside_backward("reducer.abandon()", self._steps.arrivals)

@@ -80,9 +80,8 @@ class BucketedReducer(JoinableReducer):
             RuntimeError: a backward of the step raised; a parameter was written while
                 the step was open, or a gradient was freed, or replaced or written
                 after it had been sent; called in a hook, inside `no_sync()` or after
-            `remove()`.
-                The step stays open until every rank calls `abandon()`. Or: a parameter
-                trains here and is frozen elsewhere; the ranks where it is frozen have
-                ended the step, so that it cannot be given up any more.
+                `remove()`. The step stays open until every rank calls `abandon()`.
+                Or: a parameter trains here and is frozen elsewhere; the ranks where it
+                is frozen have ended the step, so that it cannot be given up any more.
         """
         self._steps.wait()
